@@ -1,0 +1,136 @@
+"""Every error that leaves the package, by what the reader must do about it.
+
+DecentralError                          exit code
+├── ConfigError          fix the call     10   a manifest, an argument, a spelling
+│   ├── UsageError                         2   a command line that cannot be meant
+│   │   └── InviteError                    2   an invite that is cut short or not ours
+│   ├── ManifestMismatch                  11   peers that do not agree on the run or on the model
+│   ├── NotAdmitted                       12   the swarm refused this peer
+│   ├── NoPeersError                      20   nobody there, and the caller asked to require peers
+│   ├── VersionError                      21   this library or a peer's is too old
+│   ├── DataError                         30   no corpus, or one too small
+│   ├── DeviceError                       40   no such device, or out of its memory
+│   ├── DiskError                         50   full, read-only, or every checkpoint damaged
+│   └── NonFiniteError                    40   NaN or Inf where a tensor goes to the swarm
+├── PayloadError         drop the peer     1   bytes of a peer that break a rule
+├── TransportError       go on             1   a stream or a daemon that failed
+│   ├── ListenError                        1   the address cannot be listened on
+│   ├── PeerUnreachable                    1   no path to that peer now
+│   └── StreamClosed                       1   the other side ended early
+└── RoundFailed          go on             1   no commit; state is as before the round
+
+Messages are one line: the call with its values; the rule; the way out.
+"""
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "DecentralError",
+    "DeviceError",
+    "DiskError",
+    "InviteError",
+    "ListenError",
+    "ManifestMismatch",
+    "NoPeersError",
+    "NonFiniteError",
+    "NotAdmitted",
+    "PayloadError",
+    "PeerUnreachable",
+    "RoundFailed",
+    "StreamClosed",
+    "TransportError",
+    "UsageError",
+    "VersionError",
+]
+
+
+class DecentralError(Exception):
+    """Anything this package raises on purpose; ``exit_code`` is what a command ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(DecentralError):
+    """The call or the manifest cannot work as written; nothing was changed."""
+
+    exit_code = 10
+
+
+class UsageError(ConfigError):
+    """The command line cannot be meant as written."""
+
+    exit_code = 2
+
+
+class InviteError(UsageError):
+    """The invite is cut short, altered, or not one of ours."""
+
+
+class ManifestMismatch(ConfigError):
+    """Two peers do not mean the same run: their manifests or models differ."""
+
+    exit_code = 11
+
+
+class NotAdmitted(ConfigError):
+    """The swarm refused this peer."""
+
+    exit_code = 12
+
+
+class NoPeersError(ConfigError):
+    """Nobody was reachable and the caller asked to require peers."""
+
+    exit_code = 20
+
+
+class VersionError(ConfigError):
+    """This library, or the peer's, is too old to take part."""
+
+    exit_code = 21
+
+
+class DataError(ConfigError):
+    """The corpus is missing, unreadable or too small."""
+
+    exit_code = 30
+
+
+class DeviceError(ConfigError):
+    """The device is not there or ran out of memory."""
+
+    exit_code = 40
+
+
+class NonFiniteError(DeviceError):
+    """A tensor that was to be shared holds NaN or Inf."""
+
+
+class DiskError(ConfigError):
+    """The disk is full, read-only, or holds only damaged checkpoints."""
+
+    exit_code = 50
+
+
+class PayloadError(DecentralError):
+    """A peer's bytes break a rule: drop them and their sender; nothing was applied."""
+
+
+class TransportError(DecentralError):
+    """A stream or a daemon failed; the round or the retry above decides what follows."""
+
+
+class ListenError(TransportError):
+    """The address cannot be listened on."""
+
+
+class PeerUnreachable(TransportError):
+    """There is no path to that peer now."""
+
+
+class StreamClosed(TransportError):
+    """The other side ended the stream before all bytes came."""
+
+
+class RoundFailed(DecentralError):
+    """No commit was reached; every tensor and every debt is as before the round."""
