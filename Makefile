@@ -1,0 +1,38 @@
+# make demo | make test | make lint: each builds .venv first when it is missing or out of date.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+ARGS ?=
+
+.PHONY: demo test lint format constraints clean
+
+demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
+	$(BIN)/decentral demo $(ARGS)
+
+test: $(STAMP)  ## every test: make test ARGS="tests/cli -x"
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch comes first and alone: what depends on it must not pull another build of it.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+constraints: $(STAMP)  ## write down what is installed now, without local build tags
+	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip list --format=freeze --exclude pip --exclude decentral \
+	  | sed 's/+[a-z0-9.]*$$//' | sort -f; } > constraints.new && mv constraints.new constraints.txt
+
+clean:
+	rm -rf .venv demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
