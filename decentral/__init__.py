@@ -1,0 +1,95 @@
+"""Train one model together over ordinary internet links.
+
+    with decentral.join("run.toml", model, optimizer, accelerator=accelerator) as peer:
+        ...  # your loop, unchanged
+
+Every public name is listed in ``__all__``; each is imported when it is first asked for, so that
+``import decentral`` costs nothing and loads no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from decentral.compressors import Compressor, describe_compressors, parse_compressor
+    from decentral.errors import (
+        ConfigError,
+        DataError,
+        DecentralError,
+        DeviceError,
+        DiskError,
+        InviteError,
+        ManifestMismatch,
+        NoPeersError,
+        NotAdmitted,
+        PayloadError,
+        RoundFailed,
+        TransportError,
+        VersionError,
+    )
+    from decentral.manifest import Manifest
+    from decentral.optimizers import OuterOptimizer, describe_optimizers, make_outer
+    from decentral.peer import Peer, fetch_manifest, join
+
+    __version__: str
+
+__all__ = [
+    "Compressor",
+    "ConfigError",
+    "DataError",
+    "DecentralError",
+    "DeviceError",
+    "DiskError",
+    "InviteError",
+    "Manifest",
+    "ManifestMismatch",
+    "NoPeersError",
+    "NotAdmitted",
+    "OuterOptimizer",
+    "PayloadError",
+    "Peer",
+    "RoundFailed",
+    "TransportError",
+    "VersionError",
+    "__version__",
+    "describe_compressors",
+    "describe_optimizers",
+    "fetch_manifest",
+    "join",
+    "make_outer",
+    "parse_compressor",
+]
+
+_HOMES = {
+    "decentral.peer": ("Peer", "fetch_manifest", "join"),
+    "decentral.manifest": ("Manifest",),
+    "decentral.compressors": ("Compressor", "describe_compressors", "parse_compressor"),
+    "decentral.optimizers": ("OuterOptimizer", "describe_optimizers", "make_outer"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:  # PEP 562: the value may be any public object
+    """Import a public name when it is first used, and keep it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'decentral' has no attribute {name!r}")
+    if name == "__version__":
+        value: object = _installed_version()
+    else:
+        value = getattr(import_module(_HOME.get(name, "decentral.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def _installed_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # 0.05 s: not for every start
+
+    try:
+        return version("decentral")
+    except PackageNotFoundError:  # a checkout on the path that was never installed
+        return "0+unknown"
+
+
+def __dir__() -> list[str]:
+    """Everything public, imported or not."""
+    return sorted({*globals(), *__all__})
