@@ -1,0 +1,73 @@
+"""The one sentence that says whether a peer is healthy and useful. A pure function of its status."""
+
+from decentral.observe.status import Status
+
+_LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
+
+
+def health_sentence(status: Status) -> str:
+    """Say in one line how the peer is, and when something is wrong what to do."""
+    if status.problem:
+        return f"attention: {status.problem}"
+    special = {"looking": _looking, "syncing": _syncing, "waiting": _waiting, "paused": _paused}
+    if status.state in special:
+        return special[status.state](status)
+    if status.state == "leaving":
+        return f"leaving: finishing round {status.round}, then saying goodbye"
+    if status.state == "done":
+        return f"done: {status.round} rounds, {in_units(status.bytes_sent)} sent, {_useful(status)}"
+    return _training(status)
+
+
+def _looking(status: Status) -> str:
+    return (
+        f"looking: nobody reachable yet, training on alone (inner step {status.inner_steps}); "
+        "share the invite line, or ask decentral doctor"
+    )
+
+
+def _syncing(status: Status) -> str:
+    return f"syncing: fetching and checking the model of round {status.round}; training starts right after"
+
+
+def _waiting(status: Status) -> str:
+    names = [short_name(name) for name in status.waiting_for]
+    whom = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"waiting: round {status.round} needs {whom or 'the other peers'}; training goes on after it"
+
+
+def _paused(status: Status) -> str:
+    return (
+        f"paused: your updates are kept, round {status.round} goes on without you; decentral resume continues"
+    )
+
+
+def _training(status: Status) -> str:
+    word = "healthy"
+    if status.rounds_seen >= 4 and status.rounds_contributed < _LATE_SHARE * status.rounds_seen:
+        word = "late"
+    parts = [f"{word}: round {status.round}", _useful(status)]
+    if status.rounds_contributed:
+        parts.append(f"{in_units(status.bytes_per_round)} sent per round")
+    if status.next_sync_seconds is not None:
+        parts.append(f"next sync in {status.next_sync_seconds:.0f} s")
+    return ", ".join(parts)
+
+
+def _useful(status: Status) -> str:
+    if not status.rounds_seen:
+        return "no round has ended yet"
+    return f"you contributed to {status.rounds_contributed} of the last {status.rounds_seen}"
+
+
+def in_units(nbytes: float) -> str:
+    """Bytes for people: ``0.2 MB``; decimal units, as links are sold."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if nbytes >= 0.1 * size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / 1e3:.1f} kB"
+
+
+def short_name(peer: str) -> str:
+    """The end of a libp2p name: all of them start alike."""
+    return peer if len(peer) <= 8 else "…" + peer[-6:]

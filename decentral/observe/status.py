@@ -1,0 +1,118 @@
+"""``status.json``: what the peer that runs in a directory is doing now.
+
+The running peer replaces the file atomically about once a second; anyone may read it. The process is named
+by its pid and its creation time together, because pids are reused.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from decentral.errors import DiskError, UsageError
+from decentral.observe.jsonlines import plain
+
+STATUS_FILE = "status.json"
+STATUS_VERSION = 1
+STATES = ("looking", "syncing", "training", "waiting", "paused", "leaving", "done")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """One peer at one moment. Times in seconds, rates in bytes per second, counts since the peer started."""
+
+    state: str = "looking"  # one of STATES
+    peer: str = ""  # libp2p name, 12D3KooW...
+    run: str = ""  # name of the run
+    run_id: str = ""  # hex digest of the manifest
+    algorithm: str = ""
+    round: int = 0  # next round to take part in
+    rounds: int | None = None  # rounds the run has; None: no end
+    epoch: int = 0
+    inner_steps: int = 0
+    members: tuple[Mapping[str, Any], ...] = ()  # peer, state, round, path... of everyone in the epoch
+    waiting_for: tuple[str, ...] = ()  # names of the peers a blocked training loop waits for
+    rounds_seen: int = 0  # rounds that ended since this peer is a member, at most the last 100
+    rounds_contributed: int = 0  # those of them that carry this peer's update
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bytes_per_round: float = 0.0  # sent, mean of the recent rounds
+    sent_per_second: float = 0.0
+    received_per_second: float = 0.0
+    next_sync_seconds: float | None = None  # None: not known yet
+    loss: float | None = None
+    anchor_digest: str = ""
+    invite: str = ""
+    addresses: tuple[str, ...] = ()
+    problem: str = ""  # one sentence when something is wrong, empty when nothing is
+    health: str = ""  # the sentence of health.py
+    pid: int = 0
+    process_created: float = 0.0  # seconds since the epoch
+    updated: float = 0.0  # seconds since the epoch
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "Status":
+        """Take the fields that are known and leave the others at their defaults."""
+        known = {f.name for f in fields(cls)}
+        taken = {key: value for key, value in values.items() if key in known}
+        for key in ("members", "waiting_for", "addresses"):
+            if key in taken:
+                taken[key] = tuple(taken[key] or ())
+        return cls(**taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that cannot be confused with a later one of the same number."""
+
+    pid: int = field(default_factory=os.getpid)
+    created: float = field(default_factory=lambda: psutil.Process().create_time())
+
+    def is_alive(self) -> bool:
+        """Tell whether this very process still runs (a zombie does not)."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.created) < 1.0
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+
+def write_status(directory: Path, status: Status, process: Process) -> None:
+    """Replace ``status.json`` in one step, so that a reader never sees half of it."""
+    stamped = replace(status, pid=process.pid, process_created=process.created, updated=time.time())
+    text = json.dumps({"version": STATUS_VERSION, **plain(asdict(stamped))}, indent=1)
+    temporary = directory / f".{STATUS_FILE}.{process.pid}"
+    try:
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(directory / STATUS_FILE)
+    except OSError as error:
+        raise DiskError(
+            f"{directory}: status cannot be written ({error.strerror}); free some space"
+        ) from error
+
+
+def read_status(directory: Path) -> Status:
+    """Read what the peer in ``directory`` last said of itself; ``UsageError`` when none ever ran there."""
+    path = directory / STATUS_FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Status.from_mapping(values)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{directory}: no peer has run here; name the directory it was started with by --out"
+        ) from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path}: not readable ({error}); the peer replaces it while it runs, ask again"
+        ) from error
+
+
+def is_running(status: Status) -> bool:
+    """Tell whether the process that wrote this status still lives."""
+    return Process(status.pid, status.process_created).is_alive()
