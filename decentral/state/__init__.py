@@ -1,0 +1,7 @@
+"""What a peer keeps: checkpoints on its own disk, the log of commits, snapshots, the exported model.
+
+``durable`` the fsync protocol · ``tensor_file`` safetensors with a hash per tensor · ``checkpoint`` save
+and load the newest valid one · ``optimizer_state`` torch state as tensors and JSON · ``journal`` the log of
+commits · ``snapshot`` and ``assembler`` hand the anchor to a joiner · ``export`` a model folder. No pickle
+anywhere.
+"""

@@ -1,0 +1,184 @@
+"""A snapshot of the anchor: an immutable copy, cut into content-addressed chunks that any donor can serve.
+
+The tensors, in the layout's order, form one row of little-endian float32 bytes; chunk ``i`` is its i-th 256
+KiB. The index lists the chunks' hashes and carries a small JSON document (round, record hash, digests). A
+joiner computes the layout from its own model: the number of chunks and every size come from there, never
+from the wire.
+
+Index on the wire, little-endian: magic "DCSN", version u16, zero u16, layout digest 32, number of chunks
+u32, length of the JSON u32, JSON (canonical), then the hashes, 32 bytes each. Nothing follows.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError, PayloadError
+from decentral.parameters import Schema
+from decentral.state.tensor_file import tensor_bytes
+
+CHUNK_NBYTES = 256 * 2**10
+HASH_NBYTES = 32
+MAX_META_NBYTES = 64 * 2**10
+_HEAD = struct.Struct("<4sHH32sII")
+_MAGIC, _VERSION = b"DCSN", 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and element counts of a snapshot's tensors, in order: each side computes its own."""
+
+    entries: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
+        """Layout of these tensors, by sorted name."""
+        return cls(tuple((name, tensors[name].numel()) for name in sorted(tensors)))
+
+    @classmethod
+    def from_schema(cls, schema: Schema, outer_names: tuple[str, ...] = ()) -> "Layout":
+        """``anchor/F`` for each fragment F, ``outer/F/NAME`` as long for each outer state tensor."""
+        sizes = {anchor_name(f.index): f.numel for f in schema.fragments}
+        sizes |= {outer_name(f.index, name): f.numel for f in schema.fragments for name in outer_names}
+        return cls(tuple(sorted(sizes.items())))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as float32."""
+        return 4 * sum(numel for _, numel in self.entries)
+
+    @cached_property
+    def num_chunks(self) -> int:
+        """Chunks of at most 256 KiB."""
+        return math.ceil(self.nbytes / CHUNK_NBYTES)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Blake2b-256 of the canonical spelling."""
+        return blake2b(json.dumps(self.entries).encode(), digest_size=HASH_NBYTES).digest()
+
+    def chunk_nbytes(self, number: int) -> int:
+        """Exact size of chunk ``number``; only the last one is short."""
+        return min(CHUNK_NBYTES, self.nbytes - number * CHUNK_NBYTES)
+
+
+def anchor_name(fragment: int) -> str:
+    """Name of a fragment's anchor in snapshots and checkpoints."""
+    return f"anchor/{fragment}"
+
+
+def outer_name(fragment: int, name: str) -> str:
+    """Name of one tensor of a fragment's outer optimizer state."""
+    return f"outer/{fragment}/{name}"
+
+
+@dataclass(frozen=True)
+class SnapshotIndex:
+    """The document and the hash of every chunk; as long as layout and document say, to the byte."""
+
+    layout: Layout
+    meta: dict[str, Any]  # JSON; the reader checks what it uses
+    hashes: tuple[bytes, ...]
+
+    def to_bytes(self) -> bytes:
+        """Canonical bytes; equal snapshots have equal ones."""
+        meta = _canonical(self.meta)
+        head = _HEAD.pack(_MAGIC, _VERSION, 0, self.layout.digest, len(self.hashes), len(meta))
+        return head + meta + b"".join(self.hashes)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Blake2b-256 of the bytes: names the snapshot."""
+        return blake2b(self.to_bytes(), digest_size=HASH_NBYTES).digest()
+
+    @classmethod
+    def max_nbytes(cls, layout: Layout) -> int:
+        """The longest index a donor may send for this layout: the bound to read with."""
+        return _HEAD.size + MAX_META_NBYTES + HASH_NBYTES * layout.num_chunks
+
+    @classmethod
+    def from_bytes(cls, data: bytes, layout: Layout) -> "SnapshotIndex":
+        """Parse a donor's bytes against the local layout. Raises PayloadError naming what is wrong."""
+        if len(data) < _HEAD.size:
+            raise PayloadError(f"snapshot index of {len(data)} bytes: the head alone has {_HEAD.size}")
+        magic, version, zero, digest, num_chunks, meta_nbytes = _HEAD.unpack_from(data)
+        _check(magic == _MAGIC and version == _VERSION and zero == 0, "not an index of this version")
+        _check(digest == layout.digest, "it is of another model or outer optimizer than the local one")
+        _check(num_chunks == layout.num_chunks, f"{num_chunks} chunks, the model needs {layout.num_chunks}")
+        _check(meta_nbytes <= MAX_META_NBYTES, f"a document of {meta_nbytes} bytes is too long")
+        hashes_at = _HEAD.size + meta_nbytes
+        _check(len(data) == hashes_at + HASH_NBYTES * num_chunks, f"it is {len(data)} bytes long")
+        hashes = tuple(data[at : at + HASH_NBYTES] for at in range(hashes_at, len(data), HASH_NBYTES))
+        return cls(layout, _parse_meta(data[_HEAD.size : hashes_at]), hashes)
+
+
+class Snapshot:
+    """An immutable copy, made at once: training may change the tensors while donors serve the chunks."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
+        """Copy and hash (about 1 GB/s). ``tensors``: float32, any shape, else ConfigError."""
+        wrong = [name for name, tensor in tensors.items() if tensor.dtype != torch.float32]
+        if wrong:
+            raise ConfigError(
+                f"snapshot tensor {wrong[0]} is {tensors[wrong[0]].dtype}: only float32 is shared"
+            )
+        layout = Layout.of(tensors)
+        self._row = bytearray(layout.nbytes)
+        at = 0
+        for name, _ in layout.entries:
+            data = tensor_bytes(tensors[name])
+            self._row[at : at + data.nbytes] = data
+            at += data.nbytes
+        hashes = tuple(chunk_hash(self._view(number, layout)) for number in range(layout.num_chunks))
+        self.index = SnapshotIndex(layout, _parse_meta(_canonical(meta)), hashes)
+
+    def chunk(self, number: int) -> bytes:
+        """Bytes of chunk ``number``. Raises PayloadError when there is none: a peer asked for it."""
+        if not 0 <= number < len(self.index.hashes):
+            raise PayloadError(f"chunk {number} asked for, the snapshot has {len(self.index.hashes)}")
+        return bytes(self._view(number, self.index.layout))
+
+    def _view(self, number: int, layout: Layout) -> memoryview:
+        begin = number * CHUNK_NBYTES
+        return memoryview(self._row)[begin : begin + layout.chunk_nbytes(number)]
+
+
+def chunk_hash(data: bytes | memoryview) -> bytes:
+    """The name of a chunk: blake2b-256 of its bytes."""
+    return blake2b(data, digest_size=HASH_NBYTES).digest()
+
+
+def _canonical(meta: dict[str, Any]) -> bytes:
+    try:
+        text = json.dumps(meta, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"snapshot meta is no JSON document ({error})") from error
+    if not isinstance(meta, dict) or len(text) > MAX_META_NBYTES:
+        raise ConfigError(f"snapshot meta of {len(text)} bytes: must be a dict of at most {MAX_META_NBYTES}")
+    return text
+
+
+def _parse_meta(text: bytes) -> dict[str, Any]:
+    """A peer wrote this. One spelling per document, so equal documents have equal hashes."""
+    try:
+        meta = json.loads(text)
+        canonical = _canonical(meta)
+    except (ValueError, RecursionError, ConfigError) as error:  # deep nesting exhausts the parser's stack
+        raise PayloadError(
+            f"snapshot document is no JSON object ({type(error).__name__}); drop the donor"
+        ) from error
+    _check(canonical == text, "its document is not in canonical form")
+    return dict(meta)
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise PayloadError(f"snapshot index refused: {what}; drop the donor")

@@ -1,0 +1,107 @@
+"""Text as one row of bytes: the standard library's own source, or what ``--data`` names.
+
+Nothing is downloaded: every Python carries about 12 MB of its own source, real text written by many hands.
+The last part of the row is held out for evaluation; batches are drawn from the rest only.
+"""
+
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from decentral.errors import DataError
+
+STDLIB_MAX_NBYTES = 16 * 2**20  # enough for any demo; tests included, CPython 3.11 has 31 MB
+STDLIB_WANTED_NBYTES = 8 * 10**6  # below this the test folders are read too
+DATA_MAX_NBYTES = 2**30  # the corpus lives in memory
+MIN_NBYTES = 64 * 2**10  # less than this is no corpus: windows would repeat within one round
+TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Bytes to train on and bytes to evaluate on; both uint8, one-dimensional, never overlapping."""
+
+    train: Tensor  # uint8 (N,)
+    held_out: Tensor  # uint8 (M,)
+    source: str  # for the screen: "the Python 3.11 standard library" or the path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both parts together."""
+        return self.train.numel() + self.held_out.numel()
+
+
+def load_corpus(data: Path | str | None = None, *, held_out: float = 0.05) -> Corpus:
+    """Read the corpus; the same files give the same bytes on every machine.
+
+    Args:
+        data: a file, a folder (all its text files, by sorted relative path), or None for the standard
+        library. held_out: fraction of the bytes, at the end, that is kept for evaluation; 0 < held_out <=
+        0.5.
+
+    Raises:
+        DataError: nothing there, unreadable, too small, or too large.
+
+    """
+    if not 0 < held_out <= 0.5:
+        raise DataError(f"held_out={held_out}: must be in (0, 0.5], for example 0.05")
+    text, source = _standard_library() if data is None else _from_path(Path(data))
+    if len(text) < MIN_NBYTES:
+        raise DataError(
+            f"{source} holds {len(text)} bytes of text, at least {MIN_NBYTES} are needed; "
+            "name a larger file or folder with --data"
+        )
+    row = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    cut = row.numel() - int(row.numel() * held_out)
+    return Corpus(row[:cut], row[cut:], source)
+
+
+def _standard_library() -> tuple[bytes, str]:
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [file for file in _sorted_files(root) if file.suffix == ".py"]
+    without_tests = [file for file in files if not TEST_FOLDERS & set(file.relative_to(root).parts[:-1])]
+    nbytes = sum(file.stat().st_size for file in without_tests)
+    chosen = without_tests if nbytes >= STDLIB_WANTED_NBYTES else files
+    text = b"".join(_read_until(STDLIB_MAX_NBYTES, chosen))[:STDLIB_MAX_NBYTES]
+    if len(text) < MIN_NBYTES:  # a Python shipped as a zip or as byte code
+        raise DataError(f"this Python keeps no source in {root}; name a text file or folder with --data")
+    return text, f"the Python {sysconfig.get_python_version()} standard library"
+
+
+def _from_path(path: Path) -> tuple[bytes, str]:
+    try:
+        files = _sorted_files(path) if path.is_dir() else [path]
+        nbytes = sum(file.stat().st_size for file in files)
+        if nbytes > DATA_MAX_NBYTES:
+            raise DataError(f"--data {path} holds {nbytes} bytes, at most {DATA_MAX_NBYTES} fit; name a part")
+        texts = [file.read_bytes() for file in files]
+    except OSError as error:
+        raise DataError(
+            f"--data {path} cannot be read ({error.strerror}); name one that this user can read"
+        ) from error
+    return b"".join(text for text in texts if b"\0" not in text[:8192]), f"--data {path}"
+
+
+def _sorted_files(root: Path) -> list[Path]:
+    """Regular files below ``root`` by relative path; hidden ones, links and foreign packages left out."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in FOREIGN_FOLDERS and not name.startswith(".")]
+        files = (Path(folder, name) for name in names if not name.startswith("."))
+        found += [file for file in files if file.is_file() and not file.is_symlink()]
+    return sorted(found, key=lambda file: file.relative_to(root).parts)
+
+
+def _read_until(nbytes: int, files: Iterable[Path]) -> Iterator[bytes]:
+    for file in files:
+        if nbytes <= 0:
+            return
+        text = file.read_bytes()
+        nbytes -= len(text)
+        yield text
