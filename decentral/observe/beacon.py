@@ -1,0 +1,74 @@
+"""A thread that tells the directory and the screen how the peer is, and hears what commands ask of it.
+
+Once per period: read the status, write ``status.json``, show it, take the requests. It never touches the
+model, so a training step is never slowed by a slow disk; a full disk is said on the screen and does not end
+the training.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from decentral.errors import DiskError
+from decentral.observe.health import health_sentence
+from decentral.observe.requests import drop_requests, take_requests
+from decentral.observe.status import Process, Status, write_status
+from decentral.observe.terminal import Display
+
+
+class Beacon:
+    """Publish ``read()`` every ``period`` seconds until closed; give each request to ``on_request``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        read: Callable[[], Status],
+        on_request: Callable[[str], None],
+        *,
+        display: Display,
+        period: float = 1.0,
+    ) -> None:
+        self._directory = directory
+        self._read = read
+        self._on_request = on_request
+        self._display = display
+        self._period = period
+        self._process = Process()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
+        self._disk_problem = ""
+
+    def __enter__(self) -> Self:
+        drop_requests(self._directory)  # they were meant for an earlier process
+        self.publish()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.publish()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period):
+            for request in take_requests(self._directory):
+                self._on_request(request)
+            self.publish()
+
+    def publish(self) -> None:
+        """Write and show the status now."""
+        status = self._read()
+        if self._disk_problem and not status.problem:
+            status = replace(status, problem=self._disk_problem)
+        status = replace(status, health=health_sentence(status))
+        try:
+            write_status(self._directory, status, self._process)
+            self._disk_problem = ""
+        except DiskError as error:
+            self._disk_problem = str(error)
+        self._display.show(status)

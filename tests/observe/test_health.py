@@ -1,0 +1,68 @@
+import pytest
+
+from decentral.observe.health import health_sentence, in_units, short_name
+from decentral.observe.status import STATES, Status
+
+A, B, C, D = (f"12D3KooW{letter * 6}" for letter in "ABCD")
+
+
+def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
+    status = Status(
+        state="training",
+        round=41,
+        rounds_seen=41,
+        rounds_contributed=40,
+        bytes_per_round=200_000,
+        next_sync_seconds=12.2,
+    )
+    assert health_sentence(status) == (
+        "healthy: round 41, you contributed to 40 of the last 41, 0.2 MB sent per round, next sync in 12 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (
+            Status(state="looking", inner_steps=7),
+            "looking: nobody reachable yet, training on alone (inner step 7)",
+        ),
+        (Status(state="training"), "healthy: round 0, no round has ended yet"),
+        (Status(state="syncing", round=9), "syncing: fetching and checking the model of round 9"),
+        (Status(state="waiting", round=3, waiting_for=(A, B)), "waiting: round 3 needs …AAAAAA, …BBBBBB;"),
+        (Status(state="waiting", waiting_for=(A, B, C, D)), "needs …AAAAAA, …BBBBBB, …CCCCCC and 1 more;"),
+        (Status(state="waiting"), "needs the other peers;"),
+        (Status(state="paused", round=5), "paused: your updates are kept, round 5 goes on without you"),
+        (Status(state="leaving", round=5), "leaving: finishing round 5"),
+        (Status(state="done", round=5, bytes_sent=1_500_000), "done: 5 rounds, 1.5 MB sent"),
+        (
+            Status(state="training", rounds_seen=10, rounds_contributed=4),
+            "late: round 0, you contributed to 4 of",
+        ),
+        (Status(state="training", problem="the disk is full"), "attention: the disk is full"),
+    ],
+)
+def test_each_state_has_its_sentence(status: Status, sentence: str) -> None:
+    assert sentence in health_sentence(status)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_sentence_is_always_one_line(state: str) -> None:
+    sentence = health_sentence(Status(state=state))
+    assert sentence
+    assert "\n" not in sentence
+
+
+def test_bytes_are_told_in_the_unit_that_reads_best() -> None:
+    assert [in_units(n) for n in (0, 900, 120_000, 5.25e6, 2e9)] == [
+        "0.0 kB",
+        "0.9 kB",
+        "0.1 MB",
+        "5.2 MB",
+        "2.0 GB",
+    ]
+
+
+def test_a_name_is_shortened_to_the_end_that_differs() -> None:
+    assert short_name(A) == "…AAAAAA"
+    assert short_name("peer-1") == "peer-1"

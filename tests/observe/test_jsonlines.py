@@ -1,0 +1,87 @@
+import json
+import math
+import threading
+from pathlib import Path
+
+import pytest
+
+from decentral.errors import DiskError
+from decentral.observe.jsonlines import MAX_LINE_NBYTES, JsonLines, read_json_lines, to_line
+
+
+def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "x.jsonl")
+    for i in range(5):
+        lines.append({"i": i, "name": "ä"})
+    lines.close()
+    assert [row["i"] for row in read_json_lines(tmp_path / "x.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_a_torn_last_line_is_passed_over_and_the_next_line_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"i":0}\n{"i":1,"text":"ha')
+    lines = JsonLines(path)
+    lines.append({"i": 2})
+    lines.close()
+    assert [row["i"] for row in read_json_lines(path)] == [0, 2]
+
+
+def test_lines_of_many_threads_never_mix(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "x.jsonl")
+
+    def write(worker: int) -> None:
+        for i in range(200):
+            lines.append({"worker": worker, "i": i, "pad": "x" * (i % 50)})
+
+    threads = [threading.Thread(target=write, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines.close()
+    rows = list(read_json_lines(tmp_path / "x.jsonl"))
+    assert len(rows) == 800
+    for worker in range(4):
+        assert [row["i"] for row in rows if row["worker"] == worker] == list(range(200))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": "x" * 10**6},
+        {"many": [f"item {i}" * 20 for i in range(10**4)]},
+        {f"key{i}": "y" * 400 for i in range(500)},
+        {"deep": {"deeper": {f"k{i}": "z" * 5000 for i in range(300)}}},
+    ],
+)
+def test_a_line_is_bounded_and_still_json_that_says_it_was_cut(row: dict[str, object]) -> None:
+    line = to_line({"event": "e", **row})
+    assert len(line) <= MAX_LINE_NBYTES
+    assert json.loads(line)["truncated"] is True
+    assert json.loads(line)["event"] == "e"
+
+
+def test_values_without_json_become_the_nearest_plain_ones() -> None:
+    row = json.loads(
+        to_line({"digest": b"\x01\xff", "nan": math.nan, "path": Path("a/b"), "set": {3}, "t": (1, 2.5)})
+    )
+    assert row == {"digest": "01ff", "nan": None, "path": "a/b", "set": [3], "t": [1, 2.5]}
+
+
+def test_an_append_after_close_is_ignored(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "x.jsonl")
+    lines.close()
+    lines.append({"late": True})
+    assert list(read_json_lines(tmp_path / "x.jsonl")) == []
+
+
+def test_an_unwritable_place_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"cannot be written \(Is a directory\); choose another --out"):
+        JsonLines(tmp_path)
+
+
+def test_a_full_disk_is_said_as_such() -> None:
+    lines = JsonLines(Path("/dev/full"))
+    with pytest.raises(DiskError, match=r"No space left on device.*free some space"):
+        lines.append({"i": 1})
+    lines.close()

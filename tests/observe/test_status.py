@@ -1,0 +1,96 @@
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from decentral.errors import DiskError, UsageError
+from decentral.observe.requests import REQUESTS, ask, drop_requests, take_requests
+from decentral.observe.status import STATUS_FILE, Process, Status, is_running, read_status, write_status
+
+
+def test_a_status_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    status = Status(
+        state="training", round=4, members=({"peer": "a", "round": 4},), waiting_for=("b",), loss=1.5
+    )
+    write_status(tmp_path, status, Process())
+    read = read_status(tmp_path)
+    assert (read.state, read.round, read.members, read.waiting_for, read.loss) == (
+        "training",
+        4,
+        ({"peer": "a", "round": 4},),
+        ("b",),
+        1.5,
+    )
+    assert is_running(read)
+    assert [path.name for path in tmp_path.iterdir()] == [STATUS_FILE]
+
+
+def test_a_reader_never_sees_half_a_status(tmp_path: Path) -> None:
+    stop = threading.Event()
+    write_status(tmp_path, Status(), Process())
+
+    def write() -> None:
+        for round_ in range(300):
+            write_status(
+                tmp_path, Status(round=round_, problem="x" * (round_ * 7 % 900)), Process(pid=1, created=0.0)
+            )
+        stop.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not stop.is_set():
+        assert read_status(tmp_path).state == "looking"
+    writer.join()
+
+
+def test_a_process_that_ended_is_not_running_even_when_its_number_is_used_again(tmp_path: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    assert not Process(pid=int(child.stdout), created=0.0).is_alive()
+    mine = Process()
+    assert mine.is_alive()
+    assert not Process(pid=mine.pid, created=mine.created - 100).is_alive()
+
+
+def test_unknown_fields_of_a_newer_writer_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / STATUS_FILE).write_text(json.dumps({"version": 2, "round": 3, "colour": "green"}))
+    assert read_status(tmp_path).round == 3
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{", '{"members": 3}'])
+def test_a_damaged_status_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / STATUS_FILE).write_text(text)
+    with pytest.raises(UsageError, match="not readable"):
+        read_status(tmp_path)
+
+
+def test_a_directory_where_nobody_ran_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no peer has run here; name the directory.*--out"):
+        read_status(tmp_path)
+
+
+def test_a_status_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="status cannot be written"):
+        write_status(tmp_path / "absent", Status(), Process())
+
+
+def test_each_request_is_taken_once_and_leave_comes_first(tmp_path: Path) -> None:
+    for request in reversed(REQUESTS):
+        ask(tmp_path, request)
+    assert take_requests(tmp_path) == ("leave", "pause", "resume")
+    assert take_requests(tmp_path) == ()
+
+
+def test_requests_can_be_dropped(tmp_path: Path) -> None:
+    ask(tmp_path, "pause")
+    drop_requests(tmp_path)
+    assert take_requests(tmp_path) == ()
+
+
+def test_an_unknown_request_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one of leave, pause, resume"):
+        ask(tmp_path, "explode")

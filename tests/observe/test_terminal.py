@@ -1,0 +1,112 @@
+import io
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from decentral.observe.beacon import Beacon
+from decentral.observe.requests import ask
+from decentral.observe.status import Status, read_status
+from decentral.observe.terminal import LiveDisplay, PlainDisplay, open_display, render
+
+STOP = "Ctrl-C, or decentral leave --out here"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_plain_display_writes_one_line_per_round_and_first_how_to_stop() -> None:
+    stream, clock = io.StringIO(), Clock()
+    display = PlainDisplay(stream, stop=STOP, monotonic=clock)
+    for round_ in (0, 0, 0, 1, 1, 2):
+        display.show(Status(state="training", round=round_))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == f"to stop: {STOP}"
+    assert [line.split(",")[0] for line in lines[1:]] == [f"healthy: round {i}" for i in range(3)]
+
+
+def test_a_plain_display_is_never_silent_for_long() -> None:
+    stream, clock = io.StringIO(), Clock()
+    display = PlainDisplay(stream, stop=STOP, monotonic=clock)
+    display.show(Status(state="looking"))
+    clock.now = 31.0
+    display.show(Status(state="looking"))
+    assert stream.getvalue().count("looking: nobody reachable") == 2
+
+
+def test_a_file_gets_plain_lines_and_no_escape_codes() -> None:
+    stream = io.StringIO()
+    display = open_display(stream, stop=STOP)
+    display.show(Status(state="training"))
+    display.close()
+    assert isinstance(display, PlainDisplay)
+    assert "\x1b" not in stream.getvalue()
+
+
+def live_text(console: Console) -> str:
+    display = LiveDisplay(console, stop=STOP)
+    members = tuple({"peer": f"12D3KooW{i:06}", "state": "training", "round": 3} for i in range(20))
+    display.show(Status(state="training", round=3, members=members, peer="12D3KooW000001", loss=2.5))
+    display.close()
+    stream = console.file
+    assert isinstance(stream, io.StringIO)
+    return stream.getvalue()
+
+
+def test_a_terminal_gets_the_sentence_the_numbers_the_members_and_how_to_stop() -> None:
+    text = live_text(Console(file=io.StringIO(), force_terminal=True, width=120))
+    for part in ("healthy: round 3", "2.5000", "…000001 (you)", "and 8 more", f"to stop: {STOP}"):
+        assert part in text
+
+
+def test_no_color_leaves_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in live_text(Console(file=io.StringIO(), force_terminal=True, width=120))
+    monkeypatch.delenv("NO_COLOR")
+    coloured = Console(file=io.StringIO(), force_terminal=True, width=120, color_system="standard")
+    assert "\x1b[32m" in live_text(coloured)
+
+
+def test_how_to_stop_is_the_last_line_of_the_live_view() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(render(Status(state="paused"), STOP))
+    assert console.file.getvalue().rstrip().splitlines()[-1] == f"to stop: {STOP}"  # type: ignore[attr-defined]
+
+
+def test_the_beacon_publishes_hears_requests_and_leaves_a_last_word(tmp_path: Path) -> None:
+    heard, status = [], Status(state="training", round=1)
+    paused = threading.Event()
+
+    def on_request(request: str) -> None:
+        heard.append(request)
+        paused.set()
+
+    ask(tmp_path, "leave")  # meant for an earlier process: must not reach this one
+    display = PlainDisplay(io.StringIO(), stop=STOP)
+    with Beacon(tmp_path, lambda: status, on_request, display=display, period=0.01):
+        assert read_status(tmp_path).health.startswith("healthy: round 1")
+        ask(tmp_path, "pause")
+        assert paused.wait(10)
+        status = replace(status, state="done")
+    assert heard == ["pause"]
+    assert read_status(tmp_path).state == "done"
+
+
+def test_a_full_disk_is_said_and_does_not_end_the_beacon(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    beacon = Beacon(gone, lambda: Status(state="training"), print, display=PlainDisplay(stream, stop=STOP))
+    beacon.publish()
+    (gone / "status.json").unlink()
+    gone.rmdir()
+    beacon.publish()
+    beacon.publish()
+    assert "attention: " in stream.getvalue()
+    assert "status cannot be written" in stream.getvalue()
