@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from decentral.errors import ConfigError, DiskError
-from decentral.state.durable import TEMPORARY, disk_errors, sync_folder, write_new_file
+from decentral.state.durable import TEMPORARY, disk_errors, make_folder, sync_folder, write_new_file
 from decentral.state.tensor_file import DamagedFile, read_tensor_file, write_tensor_file
 
 FORMAT = 1
@@ -57,13 +57,12 @@ def save(directory: Path, name: str, tensors: Mapping[str, Tensor], meta: Json) 
         raise ConfigError(f"checkpoint name {name!r}: must be a plain file name without a leading dot")
     _document(meta, {})  # refuse before anything is written
     with disk_errors(f"writing checkpoint {name} to {directory}"):
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         _sweep(directory)
         kept = _folders(directory)
         sequence = int(kept[-1].name[:8]) + 1 if kept else 0
         final = directory / f"{sequence:08d}-{name}"
         _write(directory / f"{TEMPORARY}{final.name}", final, tensors, meta)
-        sync_folder(directory)
     _prune([*kept, final])
     return final
 
@@ -104,6 +103,8 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Json]:
     try:
         stored = json.loads(text)
         whole = stored["document"]
+        if whole["format"] != FORMAT:
+            raise DamagedFile(f"{META}: format {whole['format']!r}, this version reads {FORMAT}")
         if text != _document(whole["meta"], whole["hashes"]):  # one spelling: any flipped byte shows
             raise DamagedFile(f"{META}: its hash does not match")
     except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
@@ -118,8 +119,10 @@ def _write(temporary: Path, final: Path, tensors: Mapping[str, Tensor], meta: Js
         write_new_file(temporary / META, [_document(meta, hashes)])
         sync_folder(temporary)
         os.rename(temporary, final)
-    except BaseException:  # also a Ctrl-C: nothing half-written stays
+        sync_folder(final.parent)
+    except BaseException:  # also a Ctrl-C: nothing half-written or half-promised stays
         shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(final, ignore_errors=True)
         raise
 
 

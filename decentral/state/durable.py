@@ -46,6 +46,15 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def make_folder(path: Path) -> None:
+    """Create ``path`` and its parents where missing, durably: a name is lost unless its folder is synced."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    os.mkdir(path)
+    sync_folder(path.parent)
+
+
 def sync_folder(path: Path) -> None:
     """Make the names in ``path`` durable."""
     if os.name == "nt":  # Windows cannot open folders; NTFS journals names itself

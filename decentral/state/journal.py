@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from decentral.errors import ConfigError, DiskError
-from decentral.state.durable import disk_errors, replace_file, sync_folder, write_all
+from decentral.state.durable import disk_errors, make_folder, replace_file, sync_folder, write_all
 
 MAX_ENTRY_NBYTES = 2**20  # a record of 1024 peers with its votes stays below 512 KiB
 _LENGTH = struct.Struct("<I")
@@ -39,7 +39,7 @@ class Journal:
             raise ConfigError(f"Journal(keep={keep}): must be at least 1")
         self.path, self.keep = path, keep
         with disk_errors(f"opening journal {path}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
             try:
                 self._recover(path.read_bytes())
@@ -138,7 +138,7 @@ class AcceptorFile:
     def write(self, body: bytes) -> None:
         """Replace the blob; durable when this returns. Raises DiskError with the old one still in place."""
         with disk_errors(f"writing {self.path}"):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             replace_file(self.path, [_entry(body)])
 
 

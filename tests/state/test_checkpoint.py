@@ -1,0 +1,237 @@
+import errno
+import json
+import os
+import resource
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from decentral.errors import ConfigError, DiskError
+from decentral.state.checkpoint import META, TENSORS, load_newest, save
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(
+        left[k].dtype == right[k].dtype and torch.equal(left[k], right[k]) for k in left
+    )
+
+
+def rounds_in(directory):
+    found = load_newest(directory)
+    return None if found is None else found.meta["round"]
+
+
+def refusal_of(action):
+    try:
+        action()
+    except DiskError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture
+def two_checkpoints(tmp_path, tensors_of):
+    for number in (1, 2):
+        save(tmp_path / "checkpoints", f"round-{number}", tensors_of(number), {"round": number})
+    return tmp_path / "checkpoints"
+
+
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path, tensors_of):
+    meta = {"round": 7, "lr": 0.1, "nested": [{"a": None}, "ü", -0.0, 2**60]}
+    path = save(tmp_path / "c", "round-7", tensors_of(7), meta)
+    found = load_newest(tmp_path / "c")
+    assert same(found.tensors, tensors_of(7))
+    assert (found.meta, found.path, found.passed_over) == (meta, path, ())
+
+
+def test_safetensors_itself_reads_our_tensor_file(two_checkpoints, tensors_of):
+    assert same(load_file(load_newest(two_checkpoints).path / TENSORS), tensors_of(2))
+
+
+def test_tensors_that_share_memory_or_are_not_contiguous_are_stored(tmp_path):
+    row = torch.arange(6.0)
+    save(tmp_path, "views", {"a": row[:4], "b": row[2:], "c": row.view(2, 3).T}, {})
+    found = load_newest(tmp_path).tensors
+    assert same(found, {"a": row[:4], "b": row[2:], "c": row.view(2, 3).T})
+    found["a"][0] = 99  # a copy of its own, not a map of the file
+    assert load_newest(tmp_path).tensors["a"][0] == 0
+
+
+def test_nothing_stored_is_none_and_not_an_error(tmp_path):
+    assert load_newest(tmp_path / "never") is None
+    assert load_newest(tmp_path) is None
+
+
+def test_the_last_three_are_kept(tmp_path, tensors_of):
+    for number in range(5):
+        save(tmp_path, f"round-{number}", tensors_of(number), {"round": number})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "00000002-round-2",
+        "00000003-round-3",
+        "00000004-round-4",
+    ]
+
+
+def test_what_a_crash_left_half_written_is_swept_away(two_checkpoints, tensors_of):
+    shutil.copytree(load_newest(two_checkpoints).path, two_checkpoints / ".tmp-00000002-round-3")
+    assert rounds_in(two_checkpoints) == 2
+    save(two_checkpoints, "round-3", tensors_of(3), {"round": 3})
+    assert not list(two_checkpoints.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("name", [TENSORS, META])
+def test_every_truncation_is_passed_over_for_the_next_valid_one(two_checkpoints, name):
+    file = load_newest(two_checkpoints).path / name
+    whole = file.read_bytes()
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        found = load_newest(two_checkpoints)
+        assert found.meta["round"] == 1, f"{length} of {len(whole)} bytes were taken for a checkpoint"
+        ((passed, reason),) = found.passed_over
+        assert passed == "00000001-round-2"
+        assert name in reason
+
+
+@pytest.mark.parametrize("name", [TENSORS, META])
+@pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
+def test_every_flipped_byte_is_passed_over_for_the_next_valid_one(two_checkpoints, name, flip):
+    file = load_newest(two_checkpoints).path / name
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :])
+        assert rounds_in(two_checkpoints) == 1, f"flipping byte {place} by {flip:#x} went unseen"
+
+
+@pytest.mark.parametrize("extra", [b"\0", b"\n", b"x" * 1000])
+@pytest.mark.parametrize("name", [TENSORS, META])
+def test_bytes_added_at_the_end_are_noticed(two_checkpoints, name, extra):
+    file = load_newest(two_checkpoints).path / name
+    file.write_bytes(file.read_bytes() + extra)
+    assert rounds_in(two_checkpoints) == 1
+
+
+@pytest.mark.parametrize("name", [TENSORS, META])
+def test_a_file_that_is_missing_or_is_a_folder_is_passed_over(two_checkpoints, name):
+    file = load_newest(two_checkpoints).path / name
+    file.unlink()
+    assert rounds_in(two_checkpoints) == 1
+    file.mkdir()
+    assert rounds_in(two_checkpoints) == 1
+
+
+def test_files_of_two_valid_checkpoints_do_not_mix(two_checkpoints):
+    older, newer = sorted(two_checkpoints.iterdir())
+    shutil.copy(older / TENSORS, newer / TENSORS)
+    assert rounds_in(two_checkpoints) == 1
+
+
+def test_a_document_of_a_later_version_says_so(two_checkpoints):
+    file = load_newest(two_checkpoints).path / META
+    file.write_text(file.read_text().replace('"format":1', '"format":2'))
+    assert "format 2" in load_newest(two_checkpoints).passed_over[0][1]
+
+
+def test_a_document_nested_too_deep_is_passed_over(two_checkpoints):
+    (load_newest(two_checkpoints).path / META).write_text('{"document":' + "[" * 100_000)
+    assert rounds_in(two_checkpoints) == 1
+
+
+def test_when_all_are_damaged_one_line_says_what_to_do(two_checkpoints):
+    for folder in two_checkpoints.iterdir():
+        (folder / META).write_text("{}")
+    with pytest.raises(
+        DiskError, match=r"all 2 checkpoints in .* are damaged .*restore one from a copy"
+    ) as caught:
+        load_newest(two_checkpoints)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meta"),
+    [("", {}), ("../up", {}), (".hidden", {}), ("a", {"x": float("nan")}), ("a", {"x": b"bytes"})],
+)
+def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path, name, meta):
+    with pytest.raises(ConfigError):
+        save(tmp_path / "c", name, {}, meta)
+    assert not (tmp_path / "c").exists()
+
+
+def test_no_crash_leaves_a_torn_checkpoint_or_loses_a_finished_one(tmp_path, tensors_of, record_disk):
+    disk = record_disk()
+    finished = [disk.mark()]
+    for number in range(1, 6):  # the last two also drop an old one
+        save(disk.root / "checkpoints", f"round-{number}", tensors_of(number), {"round": number})
+        finished.append(disk.mark())
+    record_disk.stop()
+    seen = set()
+    for done, left in disk.crash_states(tmp_path):
+        safe = sum(done >= mark for mark in finished) - 1
+        found = load_newest(left / "checkpoints")
+        number = 0 if found is None else found.meta["round"]
+        assert number in (safe, safe + 1), f"after operation {done} ({disk.history[done][0]}): round {number}"
+        assert found is None or (same(found.tensors, tensors_of(number)) and not found.passed_over)
+        seen.add(number)
+        shutil.rmtree(left)
+    assert seen == {0, 1, 2, 3, 4, 5}
+
+
+def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path, tensors_of, record_disk):
+    disk = record_disk(honour_fsync=False)
+    save(disk.root / "checkpoints", "round-1", tensors_of(1), {"round": 1})
+    done_at = disk.mark()
+    record_disk.stop()
+    torn, lost = 0, 0
+    for done, left in disk.crash_states(tmp_path):
+        try:
+            found = load_newest(left / "checkpoints")
+            lost += done == done_at and found is None
+        except DiskError:
+            torn += 1
+    assert torn
+    assert lost
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS])
+def test_whichever_call_the_disk_refuses_the_state_is_as_before(
+    two_checkpoints, tensors_of, fail_nth_call, error
+):
+    nth = 0
+    while True:
+        nth += 1
+        calls = fail_nth_call(nth, error)
+        refusal = refusal_of(lambda: save(two_checkpoints, "round-3", tensors_of(3), {"round": 3}))
+        if refusal is None:
+            break
+        assert os.strerror(error) in refusal
+        assert "\n" not in refusal
+        assert rounds_in(two_checkpoints) == 2
+        assert len(list(two_checkpoints.iterdir())) == 2
+    assert calls() < nth  # every call of a save was refused once
+    assert nth > 8
+    assert rounds_in(two_checkpoints) == 3
+
+
+def test_a_file_size_limit_of_the_system_is_one_line_and_changes_nothing(two_checkpoints):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(DiskError, match=r"writing checkpoint big .*free space or fix the permissions"):
+            save(two_checkpoints, "big", {"x": torch.zeros(2**19)}, {"round": 3})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert rounds_in(two_checkpoints) == 2
+    assert not list(two_checkpoints.glob(".tmp-*"))
+
+
+def test_a_directory_that_cannot_be_made_is_a_disk_error(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DiskError, match="writing checkpoint a to"):
+        save(tmp_path / "file" / "checkpoints", "a", {}, {})
+
+
+def test_the_meta_file_is_json_that_a_person_can_read(two_checkpoints):
+    stored = json.loads((load_newest(two_checkpoints).path / META).read_text())
+    assert stored["document"]["meta"] == {"round": 2}
+    assert set(stored["document"]["hashes"]) == {"", "anchor/0", "half", "step", "empty"}

@@ -1,0 +1,192 @@
+import errno
+import os
+import shutil
+
+import pytest
+
+from decentral.errors import ConfigError, DiskError
+from decentral.state.journal import HEAD_NBYTES, MAX_ENTRY_NBYTES, AcceptorFile, Journal
+
+BODIES = [b"first", b"", b"third" * 7]
+
+
+def entries_in(path, **options):
+    with Journal(path, **options) as journal:
+        return list(journal.entries), journal.dropped_nbytes
+
+
+@pytest.fixture
+def journal_path(tmp_path):
+    with Journal(tmp_path / "run" / "journal") as journal:
+        for body in BODIES:
+            journal.append(body)
+    return tmp_path / "run" / "journal"
+
+
+def test_what_was_appended_is_there_after_a_restart(journal_path):
+    assert entries_in(journal_path) == (BODIES, 0)
+
+
+def test_every_truncation_keeps_the_whole_entries_before_it(journal_path):
+    whole = journal_path.read_bytes()
+    ends = [sum(HEAD_NBYTES + len(body) for body in BODIES[:n]) for n in range(4)]
+    for length in range(len(whole) + 1):
+        journal_path.write_bytes(whole[:length])
+        count = sum(length >= end for end in ends) - 1
+        assert entries_in(journal_path) == (BODIES[:count], length - ends[count])
+        assert journal_path.stat().st_size == ends[count], "the torn tail must be cut off"
+
+
+def test_every_flipped_byte_ends_the_journal_before_its_entry(journal_path):
+    whole = journal_path.read_bytes()
+    ends = [sum(HEAD_NBYTES + len(body) for body in BODIES[:n]) for n in range(4)]
+    for place in range(len(whole)):
+        for flip in (0x01, 0x80, 0xFF):
+            journal_path.write_bytes(whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :])
+            count = sum(place >= end for end in ends) - 1
+            assert entries_in(journal_path)[0] == BODIES[:count]
+
+
+def test_appending_after_a_torn_tail_goes_on_from_the_last_whole_entry(journal_path):
+    with journal_path.open("ab") as file:
+        file.write(b"\x05\0\0\0torn")
+    with Journal(journal_path) as journal:
+        assert journal.dropped_nbytes == 8
+        journal.append(b"next")
+    assert entries_in(journal_path) == ([*BODIES, b"next"], 0)
+
+
+def test_only_the_last_entries_are_kept_and_the_file_stays_bounded(tmp_path):
+    path, largest = tmp_path / "journal", 0
+    with Journal(path, keep=4) as journal:
+        for number in range(50):
+            journal.append(b"%03d" % number)
+            assert list(journal.entries) == [b"%03d" % n for n in range(max(0, number - 3), number + 1)]
+            largest = max(largest, path.stat().st_size)
+    assert largest <= 8 * (HEAD_NBYTES + 3)
+    assert entries_in(path, keep=4) == ([b"046", b"047", b"048", b"049"], 0)
+
+
+def test_no_crash_loses_an_entry_whose_append_returned(tmp_path, record_disk):
+    disk = record_disk()
+    written = [f"entry {number}".encode() for number in range(7)]
+    finished = []
+    with Journal(disk.root / "run" / "journal", keep=2) as journal:  # rewritten once on the way
+        for body in written:
+            journal.append(body)
+            finished.append(disk.mark())
+    record_disk.stop()
+    for done, left in disk.crash_states(tmp_path):
+        safe = sum(done >= mark for mark in finished)
+        found, _ = entries_in(left / "run" / "journal", keep=2)
+        last = written.index(found[-1]) + 1 if found else 0
+        assert last in (safe, safe + 1), f"after operation {done} ({disk.history[done][0]})"
+        assert found == written[max(0, last - 2) : last]
+        shutil.rmtree(left)
+
+
+def test_the_same_enumeration_catches_a_journal_without_fsync(tmp_path, record_disk):
+    disk = record_disk(honour_fsync=False)
+    with Journal(disk.root / "journal") as journal:
+        journal.append(b"acknowledged")
+    done_at = disk.mark()
+    record_disk.stop()
+    left = [path for done, path in disk.crash_states(tmp_path) if done == done_at]
+    assert any(entries_in(path / "journal")[0] == [] for path in left)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_a_refused_append_changes_nothing(journal_path, monkeypatch, error):
+    journal = Journal(journal_path)
+    real = os.write
+
+    def half_then_full(descriptor, data):
+        if len(data) > 10:
+            return real(descriptor, data[:10])
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half_then_full)
+        with pytest.raises(DiskError, match="writing journal"):
+            journal.append(b"does not fit" * 3)
+    assert list(journal.entries) == BODIES
+    journal.append(b"fits")
+    journal.close()
+    assert entries_in(journal_path) == ([*BODIES, b"fits"], 0)
+
+
+def test_a_full_disk_at_the_rewrite_loses_nothing(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "journal", keep=2)
+    real = os.replace
+
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    for number in range(6):
+        journal.append(b"%d" % number)
+    monkeypatch.setattr(os, "replace", real)
+    journal.append(b"6")
+    journal.close()
+    assert entries_in(tmp_path / "journal", keep=2) == ([b"5", b"6"], 0)
+
+
+def test_a_journal_that_cannot_be_opened_is_one_line(tmp_path):
+    (tmp_path / "journal").mkdir()
+    with pytest.raises(DiskError, match="opening journal"):
+        Journal(tmp_path / "journal")
+
+
+def test_limits_of_a_journal_are_checked(tmp_path):
+    with pytest.raises(ConfigError, match="keep=0"):
+        Journal(tmp_path / "journal", keep=0)
+    with Journal(tmp_path / "journal") as journal, pytest.raises(ConfigError, match="at most"):
+        journal.append(bytes(MAX_ENTRY_NBYTES + 1))
+
+
+def test_an_acceptor_never_written_is_none(tmp_path):
+    assert AcceptorFile(tmp_path / "acceptor").read() is None
+
+
+def test_an_acceptor_holds_what_was_written_last(tmp_path):
+    file = AcceptorFile(tmp_path / "run" / "acceptor")
+    for body in (b"one", b"", b"three" * 100):
+        file.write(body)
+        assert AcceptorFile(file.path).read() == body
+
+
+def test_a_damaged_acceptor_is_an_error_and_never_forgotten(tmp_path):
+    file = AcceptorFile(tmp_path / "acceptor")
+    file.write(b"promised 3")
+    whole = file.path.read_bytes()
+    damaged = [whole[:length] for length in range(len(whole))] + [whole + b"x", whole + whole]
+    damaged += [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in range(len(whole))]
+    for data in damaged:
+        file.path.write_bytes(data)
+        with pytest.raises(DiskError, match="could vote twice"):
+            file.read()
+
+
+def test_no_crash_tears_an_acceptor_or_loses_a_promise_that_was_answered(tmp_path, record_disk):
+    disk = record_disk()
+    file, finished = AcceptorFile(disk.root / "acceptor"), [disk.mark()]
+    bodies = [None, b"promised 1", b"promised 2, much longer", b"3"]
+    for body in bodies[1:]:
+        file.write(body)
+        finished.append(disk.mark())
+    record_disk.stop()
+    for done, left in disk.crash_states(tmp_path):
+        safe = sum(done >= mark for mark in finished) - 1
+        assert AcceptorFile(left / "acceptor").read() in bodies[safe : safe + 2]
+        shutil.rmtree(left)
+
+
+def test_a_refused_promise_leaves_the_old_one(tmp_path, fail_nth_call):
+    file = AcceptorFile(tmp_path / "acceptor")
+    file.write(b"old")
+    for nth in range(1, 5):  # open, write, fsync, replace
+        fail_nth_call(nth, errno.ENOSPC)
+        with pytest.raises(DiskError, match="No space left"):
+            file.write(b"new")
+        assert file.read() == b"old"
+        assert not list(tmp_path.glob(".tmp-*"))
