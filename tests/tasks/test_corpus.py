@@ -1,0 +1,105 @@
+import sysconfig
+
+import pytest
+import torch
+
+from decentral.errors import DataError
+from decentral.tasks import corpus as corpus_module
+from decentral.tasks.corpus import MIN_NBYTES, load_corpus
+
+
+def as_bytes(tensor):
+    return bytes(tensor.tolist())
+
+
+def test_the_standard_library_is_a_corpus_on_every_machine():
+    corpus = load_corpus()
+    assert 8_000_000 <= corpus.nbytes <= 16 * 2**20
+    assert corpus.held_out.numel() == int(corpus.nbytes * 0.05)
+    assert "standard library" in corpus.source
+    again = load_corpus()
+    assert torch.equal(corpus.train, again.train)
+    assert torch.equal(corpus.held_out, again.held_out)
+
+
+def test_test_folders_are_read_when_the_rest_is_small(tmp_path, monkeypatch):
+    for name, text in [
+        ("a.py", b"a" * MIN_NBYTES),
+        ("test/b.py", b"b" * 9),
+        ("site-packages/c.py", b"c"),
+        ("d.txt", b"d"),
+    ]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    corpus = load_corpus()
+    assert as_bytes(torch.cat([corpus.train, corpus.held_out])) == b"a" * MIN_NBYTES + b"b" * 9
+    monkeypatch.setattr(corpus_module, "STDLIB_WANTED_NBYTES", MIN_NBYTES)
+    assert load_corpus().nbytes == MIN_NBYTES
+    monkeypatch.setattr(corpus_module, "STDLIB_MAX_NBYTES", MIN_NBYTES + 4)
+    monkeypatch.setattr(corpus_module, "STDLIB_WANTED_NBYTES", 2 * MIN_NBYTES)
+    assert load_corpus().nbytes == MIN_NBYTES + 4
+
+
+def test_a_python_without_source_asks_for_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match=r"keeps no source in .*--data") as caught:
+        load_corpus()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_split_at_its_end_and_nothing_is_lost(tmp_path):
+    text = bytes(n % 256 for n in range(MIN_NBYTES))
+    (tmp_path / "text").write_bytes(text)
+    corpus = load_corpus(tmp_path / "text", held_out=0.25)
+    assert as_bytes(corpus.train) + as_bytes(corpus.held_out) == text
+    assert corpus.held_out.numel() == MIN_NBYTES // 4
+    assert corpus.train.dtype == torch.uint8
+
+
+def test_a_folder_is_its_text_files_in_sorted_order(tmp_path):
+    files = {
+        "b.txt": b"b" * MIN_NBYTES,
+        "a/z.txt": b"z",
+        "a.txt": b"a",
+        "a/binary": b"\0PNG",
+        ".hidden": b"h",
+        ".git/config": b"g",
+        "__pycache__/x.pyc": b"p",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text)
+    (tmp_path / "link").symlink_to(tmp_path / "b.txt")
+    corpus = load_corpus(str(tmp_path))
+    assert as_bytes(torch.cat([corpus.train, corpus.held_out])) == b"z" + b"a" + b"b" * MIN_NBYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("missing", "cannot be read .No such file"),
+        ("small", "holds 5 bytes of text, at least"),
+        ("empty", "holds 0 bytes"),
+    ],
+)
+def test_what_is_no_corpus_is_one_line(tmp_path, name, match):
+    (tmp_path / "small").write_bytes(b"short")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=match) as caught:
+        load_corpus(tmp_path / name)
+    assert "\n" not in str(caught.value)
+    assert "--data" in str(caught.value)
+
+
+def test_a_corpus_larger_than_memory_allows_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**31)  # sparse
+    with pytest.raises(DataError, match="name a part"):
+        load_corpus(tmp_path / "huge")
+
+
+@pytest.mark.parametrize("held_out", [0, -0.1, 0.6, float("nan")])
+def test_a_held_out_fraction_must_make_sense(held_out):
+    with pytest.raises(DataError, match="held_out"):
+        load_corpus(held_out=held_out)
