@@ -1,0 +1,152 @@
+"""What every transport promises: streams to a peer id, with back-pressure and three errors.
+
+The laws, the same on every transport and tested on all of them:
+
+- bytes arrive in order and whole, or ``receive_exactly`` raises StreamClosed;
+- ``send`` returns once the bytes are on their way, and waits while the other side does not read;
+- what was sent before ``aclose`` still arrives; what was in flight when a peer died may not;
+- ``open`` and ``connect`` raise PeerUnreachable, never anything else, and never hang;
+- ``Stream.peer`` is proven by the transport's handshake, not claimed by the other side;
+- a stream a handler returns from is closed; a handler's error ends its stream and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+from decentral.errors import ConfigError, DecentralError
+from decentral.transport.budget import Budget
+from decentral.wire.keys import PeerId, peer_name
+
+_MAX_COUNTED_PEERS = 4096  # identities cost nothing to make, so the table of counts must end somewhere
+
+logger = logging.getLogger("decentral.transport")
+
+
+class Stream(Protocol):
+    """Bytes both ways between this peer and one other, until either closes."""
+
+    @property
+    def peer(self) -> PeerId:
+        """The other side, authenticated."""
+        ...
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send all of ``data``. StreamClosed when the other side is gone."""
+        ...
+
+    async def receive_exactly(self, nbytes: int) -> bytes:
+        """The next ``nbytes``; the caller bounds them. StreamClosed when fewer come before the end."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close; what was sent still arrives. Closing twice is no error."""
+        ...
+
+
+Handler = Callable[[Stream], Awaitable[None]]
+
+
+class Transport(Protocol):
+    """This peer's way to the others; an asynchronous context manager that runs while it is entered."""
+
+    @property
+    def peer(self) -> PeerId:
+        """This peer."""
+        ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes sent and received so far."""
+        ...
+
+    @property
+    def budget(self) -> Budget:
+        """What the other peers hold of this process."""
+        ...
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        """Answer streams of ``protocol`` by ``handler``. Before entering; ConfigError afterwards or twice."""
+        ...
+
+    async def open(self, peer: PeerId, protocol: str) -> Stream:
+        """A new stream to ``peer``. PeerUnreachable when there is no path or nobody serves the protocol."""
+        ...
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Dial ``peer`` at its addresses, so that ``open`` finds it. PeerUnreachable when none answers."""
+        ...
+
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs ending in ``/p2p/<name>`` that others may dial, best first."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None: ...
+
+
+@dataclass(slots=True)
+class Count:
+    """Bytes sent and received."""
+
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Payload bytes that crossed the transport, length prefixes included, encryption and TCP headers not."""
+
+    total: Count = field(default_factory=Count)
+    peers: dict[PeerId, Count] = field(default_factory=dict)  # the first 4,096 met; ``total`` has all
+
+    def add(self, peer: PeerId, *, sent: int = 0, received: int = 0) -> None:
+        """Book bytes exchanged with ``peer``."""
+        for count in (self.total, self._of(peer)):
+            count.sent += sent
+            count.received += received
+
+    def of(self, peer: PeerId) -> Count:
+        """A copy of what was exchanged with ``peer``."""
+        count = self.peers.get(peer, Count())
+        return Count(count.sent, count.received)
+
+    def _of(self, peer: PeerId) -> Count:
+        if peer not in self.peers and len(self.peers) >= _MAX_COUNTED_PEERS:
+            return Count()
+        return self.peers.setdefault(peer, Count())
+
+
+async def attend(stream: Stream, protocol: str, handler: Handler) -> None:
+    """Run a handler on an inbound stream and close it; breaking a rule costs the peer this stream only."""
+    try:
+        await handler(stream)
+    except DecentralError as error:
+        logger.debug("%s from %s: %s", protocol, peer_name(stream.peer), error)
+    except Exception:
+        # A peer may have found a bug of ours. Say so with the traceback; the other peers' streams go on.
+        logger.exception("handler of %s failed on a stream from %s", protocol, peer_name(stream.peer))
+    finally:
+        await stream.aclose()
+
+
+class Services:
+    """The protocols a transport answers, fixed once it has started."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+        self.fixed = False
+
+    def add(self, protocol: str, handler: Handler) -> None:
+        """Answer ``protocol`` by ``handler``; ConfigError when it is taken or the transport has started."""
+        if self.fixed or protocol in self.handlers:
+            rule = "its transport has started" if self.fixed else "it is served already"
+            raise ConfigError(f"serve({protocol!r}): {rule}; serve each protocol once, before entering")
+        self.handlers[protocol] = handler
