@@ -1,0 +1,1 @@
+"""Who sends which bytes to whom: gather, reduce, pair."""

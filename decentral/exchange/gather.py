@@ -1,0 +1,50 @@
+"""Every frame to every peer: right for sparse frames.
+
+A contributor pushes its frame to each member; whoever misses one asks any holder. Sent per peer and round:
+``(N-1) * frame``; received the same. Grows with N: groups bound it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+
+from decentral.errors import PayloadError, TransportError
+from decentral.transport import Transport
+from decentral.transport.requests import notify, request
+from decentral.wire.keys import PeerId
+
+PUSH = "/decentral/frame/1"
+FETCH = "/decentral/fetch/1"
+HEADROOM = 1 << 12  # bytes a request may be larger than the frame it carries
+
+
+async def push(transport: Transport, peers: Sequence[PeerId], data: bytes, timeout: float) -> list[PeerId]:
+    """Send one frame to every peer at once; returns those that could not be reached."""
+    failed: list[PeerId] = []
+
+    async def one(peer: PeerId) -> None:
+        try:
+            await notify(transport, peer, PUSH, data, timeout=timeout)
+        except TransportError:
+            failed.append(peer)
+
+    async with anyio.create_task_group() as group:
+        for peer in peers:
+            group.start_soon(one, peer)
+    return failed
+
+
+async def fetch(
+    transport: Transport, holders: Sequence[PeerId], frame: bytes, limit: int, timeout: float
+) -> bytes | None:
+    """Ask one holder after another for a frame; None when nobody has it. ``limit`` bounds the answer's bytes."""
+    for peer in holders:
+        try:
+            data = await request(transport, peer, FETCH, frame, limit=limit, timeout=timeout)
+        except (TransportError, PayloadError):
+            continue
+        if data:
+            return data
+    return None

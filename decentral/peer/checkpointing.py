@@ -1,0 +1,58 @@
+"""What one peer writes down so that a restart goes on as if nothing had happened.
+
+Anchor, outer state and debt (the replica); live model, inner optimizer, scheduler and random generators (the training
+side); inner steps, gossip step and age of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decentral.errors import PayloadError
+from decentral.peer.live_model import LiveModel
+from decentral.peer.vault import Resumed, Vault
+from decentral.rounds.chain import Head
+from decentral.state.optimizer_state import flatten, random_state, set_random_state, unflatten
+
+
+class Checkpointer:
+    """Writes and restores the training side together with the replica."""
+
+    def __init__(self, vault: Vault, optimizer: torch.optim.Optimizer, scheduler: Any | None) -> None:  # Any: see join
+        self._vault, self._optimizer, self._scheduler = vault, optimizer, scheduler
+
+    def save(self, head: Head, replica: Mapping[str, Tensor], model: LiveModel, memory: Mapping[str, Any]) -> None:
+        """Write one checkpoint. Raises DiskError; earlier checkpoints are as before."""
+        tree = {
+            "optimizer": self._optimizer.state_dict(),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "random": random_state(),
+        }
+        tensors, document = flatten(tree, "training")
+        live = {live_name(f): model.read(f) for f in range(len(model.schema.fragments))}
+        meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
+        self._vault.save(head, {**replica, **live, **tensors}, meta)
+
+    def restore(self, found: Resumed, model: LiveModel) -> dict[str, Any]:
+        """Put the training side back; returns ``memory`` as it was saved. Raises PayloadError for another model."""
+        if found.meta.get("schema") != model.schema.digest.hex():
+            raise PayloadError(
+                "the checkpoint is of another model; build the same one, or choose another run directory"
+            )
+        for fragment in range(len(model.schema.fragments)):
+            model.write(fragment, found.tensors[live_name(fragment)])
+        tree = unflatten(found.meta["training"], found.tensors)
+        self._optimizer.load_state_dict(tree["optimizer"])
+        if self._scheduler is not None and tree["scheduler"] is not None:
+            self._scheduler.load_state_dict(tree["scheduler"])
+        set_random_state(tree["random"])
+        return dict(found.meta)
+
+
+def live_name(fragment: int) -> str:
+    """Name of a fragment of the live model in a checkpoint."""
+    return f"live/{fragment}"

@@ -1,0 +1,69 @@
+"""From an invite to the manifest it names: the one thing a newcomer must have before it can build the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+
+from decentral.errors import DiskError, ManifestMismatch, NoPeersError, PayloadError, TransportError
+from decentral.manifest import Manifest, load_manifest
+from decentral.peer.node import RETRY, ask_hello
+from decentral.swarm.directory import Directory
+from decentral.swarm.identity import Identity
+from decentral.swarm.invite import Invite
+from decentral.transport.daemon import DaemonTransport
+
+MANIFEST_FILE = "run.toml"
+
+
+def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout: float | None) -> Manifest:
+    """The manifest, from ``out`` when it was fetched before, else from any peer the invite leads to."""
+    kept = out / MANIFEST_FILE
+    if kept.exists():
+        manifest = load_manifest(kept)
+        if manifest.digest != invite.run:
+            raise ManifestMismatch(
+                f"{kept} is of run {manifest.run_id}, the invite of {invite.run.hex()[:12]}; choose another --out"
+            )
+        return manifest
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskError(f"{out}: cannot be made ({error.strerror}); choose another --out") from error
+    manifest = anyio.run(_fetch, invite, out, listen, join_timeout)
+    try:
+        kept.write_text(manifest.to_toml(), encoding="utf-8")
+    except OSError as error:
+        raise DiskError(f"{kept}: cannot be written ({error.strerror}); free some space") from error
+    return manifest
+
+
+async def _fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout: float | None) -> Manifest:
+    identity = Identity.load_or_create(out / "identity.key")
+    transport = DaemonTransport(identity, **({} if listen is None else {"listen": tuple(listen)}))
+    directory = Directory(transport, identity.signer, invite.run, ttl=15.0)
+    async with transport, anyio.create_task_group() as group:
+        group.start_soon(directory.run)
+        directory.add_bootstrap(invite.addresses)
+        with anyio.move_on_after(join_timeout if join_timeout is not None else float("inf")):
+            manifest = await _first_answer(invite, transport, directory)
+            group.cancel_scope.cancel()
+            return manifest
+    raise NoPeersError(
+        f"no peer of run {invite.run.hex()[:12]} answered within {join_timeout:g} s; ask whoever invited you for a fresh "
+        "invite, or look with: decentral doctor INVITE"
+    )
+
+
+async def _first_answer(invite: Invite, transport: DaemonTransport, directory: Directory) -> Manifest:
+    while True:
+        for peer in list(directory.live()):
+            try:
+                hello = await ask_hello(transport, peer)
+            except (TransportError, PayloadError):
+                continue
+            if hello.manifest.digest == invite.run:
+                return hello.manifest
+        await anyio.sleep(RETRY)

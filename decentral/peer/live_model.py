@@ -1,0 +1,74 @@
+"""The model that is being trained, as fragments, on every process of one peer.
+
+Rank 0 talks to the swarm; the other ranks of an accelerate world hold the same parameters and receive, at every
+step boundary, one small tensor that says what changed, and the fragments that did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decentral.parameters import Schema, gather, scatter, schema_of
+
+# Shape suffix: N = elements of one fragment, flat float32, on the CPU.
+
+
+class LiveModel:
+    """Reads and writes fragments of a model; knows the other ranks through accelerate."""
+
+    def __init__(
+        self, model: nn.Module, num_fragments: int, accelerator: Any | None
+    ) -> None:  # Any: accelerate is untyped
+        self.accelerator = accelerator
+        bare = model if accelerator is None else accelerator.unwrap_model(model)
+        self.schema: Schema = schema_of(bare, num_fragments)
+        self._parameters = dict(bare.named_parameters())
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process talks to the swarm."""
+        return self.accelerator is None or bool(self.accelerator.is_main_process)
+
+    @property
+    def world_size(self) -> int:
+        """Processes of this peer."""
+        return 1 if self.accelerator is None else int(self.accelerator.num_processes)
+
+    def read(self, fragment: int) -> Tensor:
+        """A copy of one fragment."""
+        return gather(self._parameters, self.schema.fragments[fragment])
+
+    def read_all(self) -> list[Tensor]:
+        """A copy of every fragment."""
+        return [self.read(f) for f in range(len(self.schema.fragments))]
+
+    def write(self, fragment: int, flat_N: Tensor) -> None:
+        """Overwrite one fragment in place; optimizer state and gradients are not touched."""
+        scatter(flat_N, self.schema.fragments[fragment], self._parameters)
+
+    def share(self, changed: Iterable[int], done: bool) -> bool:
+        """Bring every rank in step: broadcast the changed fragments and whether the run is done.
+
+        Every rank calls it at every step boundary; returns whether the run is done.
+        """
+        if self.world_size == 1:
+            return done
+        from accelerate.utils import broadcast
+
+        assert self.accelerator is not None
+        device = self.accelerator.device
+        flags = torch.zeros(1 + len(self.schema.fragments), dtype=torch.int64, device=device)
+        if self.is_main:
+            flags[0] = int(done)
+            for fragment in changed:
+                flags[1 + fragment] = 1
+        flags = broadcast(flags, from_process=0).cpu()
+        for fragment in torch.nonzero(flags[1:]).flatten().tolist():
+            flat_N = broadcast(self.read(fragment).to(device), from_process=0)
+            if not self.is_main:
+                self.write(fragment, flat_N.cpu())
+        return bool(flags[0])

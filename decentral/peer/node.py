@@ -1,0 +1,290 @@
+"""One peer's swarm side, put together: chain, frames, directory, catch-up, gossip. No thread, no torch.nn.
+
+Runs on any transport and any anyio backend, so that tests drive real nodes in memory under virtual time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import anyio
+import anyio.abc
+from torch import Tensor
+
+from decentral.compressors import parse_compressor
+from decentral.errors import ManifestMismatch, NoPeersError, PayloadError, TransportError, VersionError
+from decentral.exchange.codec import Codec
+from decentral.exchange.offload import Offload, in_thread
+from decentral.exchange.partition import partition
+from decentral.manifest import Manifest, differences, parse_manifest
+from decentral.optimizers import DiLoCo, NoLoCo, OuterOptimizer, make_outer, outer_learning_rate
+from decentral.parameters import Schema
+from decentral.rounds.acceptor import Acceptor
+from decentral.rounds.catchup import CatchUp
+from decentral.rounds.chain import Head
+from decentral.rounds.deadline import Deadline
+from decentral.rounds.driver import Advance, Driver, Ledger
+from decentral.rounds.gossip import Gossip
+from decentral.rounds.inbox import Inbox
+from decentral.rounds.machine import Terms
+from decentral.rounds.replica import Replica
+from decentral.swarm.directory import Directory
+from decentral.transport import Transport
+from decentral.transport.requests import request, serve_requests
+from decentral.wire.keys import PeerId, Signer, peer_name
+
+HELLO = "/decentral/hello/1"
+HELLO_LIMIT = 1 << 24  # bytes: manifest plus the schema of a model with 100,000 parameters
+HELLO_TIMEOUT = 15.0  # s
+RETRY = 0.5  # s between looks for a peer that answers
+WIRE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a peer begins: its model, and what it remembers or whom it was invited by."""
+
+    manifest: Manifest
+    schema: Schema
+    anchors: Sequence[Tensor]  # the model as it is now, fragment by fragment, flat float32
+    founder: bool  # starts the run's chain
+    bootstrap: tuple[str, ...] = ()
+    head: Head | None = None  # resumed from a checkpoint
+    acceptor: Acceptor | None = None
+    age: float = 0.0  # s the run has lasted already
+    gossip_step: int = 0
+    folder: Path | None = None  # for the chunks of a snapshot that is being fetched
+    require_peers: int = 0  # members to wait for before training
+    join_timeout: float | None = None  # s to wait for them, or for anybody
+
+
+class Node:
+    """One peer. ``run`` it in a task; ``ready`` is set once its chain has a head and training may begin."""
+
+    def __init__(
+        self,
+        start: Start,
+        *,
+        signer: Signer,
+        transport: Transport,
+        ledger: Ledger,
+        on_advance: Callable[[Advance], None],
+        on_event: Callable[[str, dict[str, object]], None],
+        offload: Offload = in_thread,
+    ) -> None:
+        manifest = start.manifest
+        self.start, self.manifest, self.transport, self.signer = start, manifest, transport, signer
+        self.on_event = on_event
+        self.directory = Directory(transport, signer, manifest.digest, ttl=manifest.swarm.lease)
+        self.replica = make_replica(manifest, start.schema, start.anchors)
+        inbox = Inbox(start.schema, self.replica.codec, self.replica.merge_codec, offload)
+        head = start.head or Head.genesis(manifest.digest, start.schema.digest, self.replica.digest, signer.peer)
+        self.driver = Driver(
+            signer=signer,
+            head=head,
+            terms=make_terms(manifest, self.replica),
+            replica=self.replica,
+            inbox=inbox,
+            transport=transport,
+            directory=self.directory,
+            ledger=ledger,
+            on_advance=on_advance,
+            on_event=on_event,
+            lease=manifest.swarm.lease,
+            shrink_after=manifest.swarm.shrink_after,
+            acceptor=start.acceptor,
+            offload=offload,
+        )
+        self.catch_up = CatchUp(self.driver, transport, self.directory, start.folder)
+        self.gossip: Gossip | None = None
+        if isinstance(self.replica.outer, NoLoCo):
+            deadline = Deadline(manifest.swarm.deadline_floor, manifest.swarm.deadline_ceiling)
+            self.gossip = Gossip(self.driver, deadline, start.gossip_step)
+            gossip = self.gossip
+            self.catch_up.gossip_step = lambda: gossip.step
+        self.state = "looking"
+        self.ready = anyio.Event()
+        self._began = 0.0
+        serve_requests(transport, HELLO, self._on_hello, limit=64)
+
+    @property
+    def age(self) -> float:
+        """Seconds since the run began, wherever that was."""
+        return anyio.current_time() - self._began
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Take part until cancelled. Raises ManifestMismatch, VersionError or NoPeersError while joining."""
+        self._began = anyio.current_time() - self.start.age
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.directory.run)
+            self.directory.add_bootstrap(self.start.bootstrap)
+            if not self.start.founder and self.start.head is None:
+                await self._join()
+            await group.start(self.driver.run)
+            group.start_soon(self.catch_up.run)
+            group.start_soon(self._announce_forever)
+            if self.start.require_peers:
+                await self._wait_for_members()
+            self.ready.set()
+            task_status.started()
+
+    async def leave(self) -> None:
+        """Say goodbye, so that nobody waits for this peer."""
+        self.state = "leaving"
+        await self.driver.goodbye()
+        await self.directory.goodbye()
+
+    # ---- joining ----
+
+    async def _join(self) -> None:
+        """Find a peer that answers, compare the terms, take its snapshot. Looks on for as long as nobody is there."""
+        with anyio.fail_after(self.start.join_timeout) if self.start.join_timeout else anyio.CancelScope():
+            try:
+                await self._look_until_synced()
+            except TimeoutError:
+                raise NoPeersError(
+                    f"nobody answered within {self.start.join_timeout:g} s; check the invite, or that a peer of the run "
+                    "is up, with: decentral doctor INVITE"
+                ) from None
+
+    async def _look_until_synced(self) -> None:
+        while True:
+            for peer in list(self.directory.live()):
+                try:
+                    await self._sync_with(peer)
+                    return
+                except (TransportError, PayloadError) as error:
+                    self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
+            self.state = "looking"
+            await anyio.sleep(RETRY)
+
+    async def _sync_with(self, peer: PeerId) -> None:
+        hello = await ask_hello(self.transport, peer)
+        check_terms(self.manifest, self.start.schema, hello)
+        self.state = "syncing"
+        self._began = anyio.current_time() - hello.age
+        fetched = await self.catch_up.fetch_snapshot(peer)
+        self.replica.load(fetched.tensors)
+        self.driver.begin_at(fetched.head)
+        if self.gossip is not None:
+            self.gossip.step = fetched.gossip_step
+        self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
+
+    async def _wait_for_members(self) -> None:
+        wanted = self.start.require_peers
+        with anyio.move_on_after(self.start.join_timeout or float("inf")):
+            while len(self.driver.head.members) < wanted or not self.driver.is_member:
+                self.state = "waiting"
+                await anyio.sleep(0.1)
+            return
+        raise NoPeersError(
+            f"{len(self.driver.head.members)} of {wanted} required peers after {self.start.join_timeout:g} s; "
+            "start the others, or ask for fewer with --require-peers"
+        )
+
+    # ---- being there ----
+
+    async def _announce_forever(self) -> None:
+        """Keep the lease in step with the chain, and the clock of a run that ends by time."""
+        minutes = self.manifest.run.minutes
+        while True:
+            head = self.driver.head
+            self.directory.update(epoch=head.epoch, round=head.round, digest=head.hash)
+            self.driver.machine.time_is_up = minutes is not None and self.age >= 60 * minutes
+            if self.state in ("looking", "syncing", "waiting") and self.ready.is_set():
+                self.state = "training"
+            await anyio.sleep(0.25)
+
+    async def _on_hello(self, peer: PeerId, data: bytes) -> bytes:
+        answer = {
+            "wire": WIRE_VERSION,
+            "version": version("decentral"),
+            "manifest": self.manifest.to_toml(),
+            "schema": self.start.schema.to_json(),
+            "age": round(self.age, 1),
+        }
+        return json.dumps(answer).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a peer says of its run before anything else is exchanged."""
+
+    version: str
+    manifest: Manifest
+    schema: Schema
+    age: float  # s
+
+
+async def ask_hello(transport: Transport, peer: PeerId) -> Hello:
+    """Ask a peer for the terms of its run. Raises VersionError, PayloadError, TransportError."""
+    data = await request(transport, peer, HELLO, b"", limit=HELLO_LIMIT, timeout=HELLO_TIMEOUT)
+    try:
+        found = json.loads(data)
+        wire, theirs = int(found["wire"]), str(found["version"])[:32]
+        text, schema, age = str(found["manifest"]), str(found["schema"]), float(found["age"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PayloadError(f"greeting that does not parse ({error!r}); use another peer") from None
+    if wire != WIRE_VERSION:
+        raise VersionError(
+            f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
+            f"{version('decentral')}); install the same version: pip install decentral=={theirs}"
+        )
+    return Hello(theirs, parse_manifest(text), Schema.from_json(schema), age if 0 <= age < 1e9 else 0.0)
+
+
+def check_terms(manifest: Manifest, schema: Schema, hello: Hello) -> None:
+    """Raise ManifestMismatch with a readable difference unless both mean the same run and the same model."""
+    if hello.manifest.digest != manifest.digest:
+        terms = "; ".join(differences(manifest, hello.manifest)[:4])
+        raise ManifestMismatch(f"the peer's run has other terms: {terms}; join with an invite of this very run")
+    if hello.schema.digest != schema.digest:
+        found = schema.describe_difference(hello.schema)
+        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+        raise ManifestMismatch(
+            f"the model differs from the run's: {'; '.join(found[:3])}{more}; build the model that the manifest describes"
+        )
+
+
+def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) -> Replica:
+    """Anchor, outer optimizer and codec as the manifest says."""
+    outer = manifest.outer
+    given = {"lr": outer.learning_rate, "momentum": outer.momentum, "alpha": outer.alpha}
+    given |= {"beta": outer.beta, "gamma": outer.gamma}
+    made = make_outer(outer.method, {name: value for name, value in given.items() if value is not None})
+    codec = Codec(parse_compressor(manifest.compressor.chain), manifest.compressor.error_feedback)
+    by_peers = outer.learning_rate is None and isinstance(made, DiLoCo)
+    return Replica(
+        schema,
+        anchors,
+        made,
+        codec,
+        Codec(parse_compressor("none"), None),
+        _lr_by_peers if by_peers else None,
+    )
+
+
+def _lr_by_peers(outer: OuterOptimizer, num_peers: int) -> OuterOptimizer:
+    """DiLoCo's outer learning rate for as many contributors as this very commit names: the same on every peer."""
+    assert isinstance(outer, DiLoCo)
+    return replace(outer, lr=outer_learning_rate(num_peers))
+
+
+def make_terms(manifest: Manifest, replica: Replica) -> Terms:
+    """What the round machine needs of the manifest."""
+    swarm, fragments = manifest.swarm, manifest.outer.fragments
+    gossips = manifest.exchange.kind == "pair"
+    reduces = manifest.exchange.kind == "reduce"
+    return Terms(
+        num_fragments=fragments,
+        rounds=fragments if gossips else manifest.run.rounds,  # gossip commits only the merge at the end
+        min_peers=swarm.min_peers,
+        floor=swarm.deadline_floor,
+        ceiling=swarm.deadline_ceiling,
+        patience=max(2.0, swarm.deadline_floor),
+        partition=(lambda f, owners: partition(replica.numel(f), owners)) if reduces else None,
+    )

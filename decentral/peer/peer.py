@@ -1,0 +1,496 @@
+"""join(): hooks the inner optimizer and runs rounds beside the training loop.
+
+    with decentral.join("run.toml", model, optimizer, accelerator=accelerator) as peer:
+        for batch in loader: ...  # your loop, unchanged; stop when peer.done
+
+Every H-th ``optimizer.step`` offers a round. With ``overlap = 0`` the step returns once the round is committed (or
+passed by); otherwise training goes on and the commit is merged at a later step boundary. The inner optimizer's
+state is never touched.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from decentral.errors import ConfigError, DecentralError
+from decentral.manifest import Manifest, load_manifest
+from decentral.observe.events import EventLog
+from decentral.observe.status import Status
+from decentral.peer.checkpointing import Checkpointer
+from decentral.peer.live_model import LiveModel
+from decentral.peer.node import Node, Start
+from decentral.peer.reporting import Reporter
+from decentral.peer.rhythm import Rhythm
+from decentral.peer.swarm_thread import SwarmThread
+from decentral.peer.vault import Vault
+from decentral.rounds.contribution import Contribution
+from decentral.rounds.driver import Advance
+from decentral.swarm.identity import Identity
+from decentral.swarm.invite import Invite
+from decentral.transport import Transport
+from decentral.transport.daemon import DaemonTransport
+from decentral.wire.frames import Kind
+
+Observer = Callable[[dict[str, Any]], None]
+
+
+def join(
+    run: str | Path | Manifest,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    accelerator: Any | None = None,  # Any: accelerate is untyped
+    out: str | Path | None = None,
+    listen: Sequence[str] | None = None,
+    scheduler: Any | None = None,  # Any: torch's schedulers share no public base with state_dict
+    require_peers: int = 0,
+    join_timeout: float | None = None,
+    observer: Observer | None = None,
+    identity_path: str | Path | None = None,
+    checkpoint_every: int = 10,
+    tokens_per_step: int = 0,
+    transport: Transport | None = None,
+) -> Peer:
+    """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
+
+    Args:
+        run: path of a ``run.toml``, a loaded Manifest, or an invite line.
+        model: as it is trained; wrapped by accelerate or not.
+        optimizer: the inner optimizer; its ``step`` is hooked, its state never touched.
+        out: run directory; ``decentral-NAME`` when not given. A checkpoint of this run found there is resumed.
+        listen: multiaddrs; all interfaces, any port, when not given.
+        scheduler: saved and resumed with the checkpoint.
+        require_peers: wait until this many members are there; NoPeersError after ``join_timeout`` seconds.
+        observer: called with every event, on whatever thread it happens.
+        checkpoint_every: commits between two checkpoints.
+        tokens_per_step: training tokens behind one inner step, told to the swarm.
+        transport: for tests and simulations; the daemon transport when not given.
+
+    Raises ConfigError and its kin when the terms cannot work; nothing is started then.
+
+    """
+    manifest, invite, out_path = _terms(run, out)
+    return Peer(
+        manifest=manifest,
+        invite=invite,
+        model=LiveModel(model, manifest.outer.fragments, accelerator),
+        optimizer=getattr(optimizer, "optimizer", optimizer),  # accelerate's wrapper has no step hooks
+        scheduler=getattr(scheduler, "scheduler", scheduler),
+        out=out_path,
+        listen=listen,
+        require_peers=require_peers,
+        join_timeout=join_timeout,
+        observer=observer,
+        identity_path=Path(identity_path) if identity_path is not None else out_path / "identity.key",
+        checkpoint_every=checkpoint_every,
+        tokens_per_step=tokens_per_step,
+        transport=transport,
+    )
+
+
+class Peer:
+    """One participant of a run, while its ``with`` block lasts."""
+
+    def __init__(
+        self,
+        *,
+        manifest: Manifest,
+        invite: Invite | None,
+        model: LiveModel,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any | None,
+        out: Path,
+        listen: Sequence[str] | None,
+        require_peers: int,
+        join_timeout: float | None,
+        observer: Observer | None,
+        identity_path: Path,
+        checkpoint_every: int,
+        tokens_per_step: int,
+        transport: Transport | None,
+    ) -> None:
+        self.manifest, self.out = manifest, out
+        self.inner_steps = 0
+        self.done = False
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._invited_by, self._listen, self._identity_path = invite, listen, identity_path
+        self._require_peers, self._join_timeout = require_peers, join_timeout
+        self._observer, self._checkpoint_every = observer, checkpoint_every
+        self._tokens_per_step, self._transport = tokens_per_step, transport
+        self._paused = False
+        self._leaving = False
+        self._swarm: SwarmThread | None = None
+        self._gossips = manifest.exchange.kind == "pair"
+        self._sent_gossip_steps = 0
+
+    # ---- what a training loop uses ----
+
+    @property
+    def round(self) -> int:
+        """Outer steps that this peer's anchor has behind it."""
+        if self._swarm is None:
+            return 0
+        node = self._swarm.node
+        return node.gossip.step if node.gossip is not None else node.driver.head.outer_step
+
+    @property
+    def invite(self) -> str:
+        """The line that lets others join; empty on processes that do not talk to the swarm."""
+        if self._swarm is None:
+            return ""
+        return str(Invite(self.manifest.digest, self._swarm.transport.addresses()[:8], None))
+
+    @property
+    def anchor_digest(self) -> str:
+        """Digest of the newest committed anchor, in hex: equal on all peers of a synchronous run."""
+        return self._swarm.node.replica.digest.hex() if self._swarm is not None else ""
+
+    def anchor(self) -> list[Tensor]:
+        """The newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
+        return list(self._swarm.node.replica.anchors) if self._swarm is not None else self._model.read_all()
+
+    def log(self, **metrics: float | Tensor) -> None:
+        """Remember a training metric, such as ``loss``, for the status and the observer."""
+        if self._swarm is not None:
+            self._reporter.metrics({name: float(value) for name, value in metrics.items()})
+
+    def status(self) -> Status:
+        """What this peer is doing now."""
+        return self._reporter.status(self)
+
+    def leave(self) -> None:
+        """End at the next step boundary: ``done`` becomes true."""
+        self._leaving = True
+
+    def pause(self) -> None:
+        """Train on without contributing until ``resume``."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Contribute again."""
+        self._paused = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether contributions are held back."""
+        return self._paused
+
+    # ---- beginning and end ----
+
+    def __enter__(self) -> Self:
+        if self._model.is_main:
+            self._begin()
+        self._model.share(range(len(self._model.schema.fragments)), False)
+        self._hook = self._optimizer.register_step_post_hook(self._after_inner_step)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hook.remove()
+        if self._swarm is None:
+            return
+        try:
+            if kind is None or kind is KeyboardInterrupt:
+                self._save()
+        finally:
+            self._swarm.stop(politely=True)
+            self._vault.close()
+            self._events.close()
+
+    def _begin(self) -> None:
+        """Resume or start, find the swarm, and stand at a verified anchor."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        identity = Identity.load_or_create(self._identity_path)
+        self._events = EventLog(self.out)
+        self._vault = Vault(self.out)
+        self._reporter = Reporter(self._emit)
+        self._checkpointer = Checkpointer(self._vault, self._optimizer, self._scheduler)
+        start, named = self._resumed_or_fresh()
+        transport = self._transport or DaemonTransport(
+            identity, **({} if self._listen is None else {"listen": tuple(self._listen)})
+        )
+
+        def make_node(on_advance: Callable[[Advance], None]) -> Node:
+            node = Node(
+                start,
+                signer=identity.signer,
+                transport=transport,
+                ledger=self._vault.ledger(),
+                on_advance=on_advance,
+                on_event=self._emit,
+            )
+            if start.head is not None:
+                node.replica.load(self._resumed_tensors)
+                head, self._named_in_journal = self._vault.replay(start.head, node.replica, node.driver.me)
+                node.driver.begin_at(head, start.acceptor)
+            return node
+
+        self._named_in_journal = False
+        self._swarm = SwarmThread(transport, make_node)
+        try:
+            self._swarm.start()
+        except BaseException:
+            self._swarm.stop(politely=False)
+            self._vault.close()
+            self._events.close()
+            raise
+        self._stand_at_anchor(resumed=start.head is not None)
+        self._emit("joined", {"invite": self.invite, "round": self.round})
+
+    def _resumed_or_fresh(self) -> tuple[Start, bool]:
+        found = self._vault.load(self.manifest.digest)
+        common: dict[str, Any] = {
+            "manifest": self.manifest,
+            "schema": self._model.schema,
+            "anchors": self._model.read_all(),
+            "bootstrap": self._invited_by.addresses if self._invited_by is not None else (),
+            "folder": self.out / "download",
+            "require_peers": self._require_peers,
+            "join_timeout": self._join_timeout,
+        }
+        if found is None:
+            return Start(founder=self._invited_by is None, **common), False
+        for name, why in found.passed_over:
+            self._emit("checkpoint_passed_over", {"name": name, "why": why})
+        self._resumed_tensors = found.tensors
+        memory = self._checkpointer.restore(found, self._model)
+        self.inner_steps = int(memory["inner_steps"])
+        start = Start(
+            founder=False,
+            head=found.head,
+            acceptor=found.acceptor,
+            age=float(memory["age"]),
+            gossip_step=int(memory["gossip_step"]),
+            **common,
+        )
+        return start, True
+
+    def _stand_at_anchor(self, *, resumed: bool) -> None:
+        """Bring the live model to the anchor: whole when joining, by what the journal added when resuming."""
+        node = self.swarm.node
+        outer, inner = self.manifest.outer, self.manifest.inner
+        head = node.driver.head
+        self._rhythm = Rhythm(inner.steps // outer.fragments, outer.overlap, self._alpha(), head.hash)
+        if not resumed or self._named_in_journal:
+            for fragment, anchor_N in enumerate(node.replica.anchors):
+                self._model.write(fragment, anchor_N)
+        elif resumed:
+            for fragment, anchor_N in enumerate(node.replica.anchors):
+                live_N = self._model.read(fragment)
+                self._model.write(fragment, live_N + (anchor_N - self._resumed_tensors[f"anchor/{fragment}"]))
+
+    def _alpha(self) -> float | None:
+        """Streaming DiLoCo mixes; every other method carries its progress on. NoLoCo's alpha is its momentum."""
+        return self.manifest.outer.alpha if self.manifest.outer.method == "streaming" else None
+
+    @property
+    def swarm(self) -> SwarmThread:
+        """The swarm side; only the main process has one."""
+        assert self._swarm is not None
+        return self._swarm
+
+    # ---- every inner step ----
+
+    def _after_inner_step(self, *_: object) -> None:
+        """Runs inside ``optimizer.step`` on every process of the peer."""
+        self.inner_steps += 1
+        changed: set[int] = set()
+        if self._model.is_main:
+            self._rhythm.stepped()
+            self._reporter.stepped()
+            changed = self._gossip_boundary() if self._gossips else self._boundary()
+            if not self.swarm.alive and not self.done:
+                raise DecentralError("the swarm's thread ended; see events.jsonl, then start again in the same folder")
+        ended = self.done or self._leaving
+        self.done = self._model.share(changed, ended)
+
+    def _boundary(self) -> set[int]:
+        """Merge what has come, contribute when due, wait when the algorithm waits."""
+        changed = self._merge_all(block_until=None)
+        if self._rhythm.due and not self._paused and not self.done:
+            if self._contribute() and self._rhythm.overlap == 0:
+                began = time.monotonic()
+                self._reporter.waits(True)
+                changed |= self._merge_all(block_until=began + self._patience())
+                self._reporter.waits(False)
+        self._checkpoint_if_due(changed)
+        return changed
+
+    def _patience(self) -> float:
+        """How long a round may hold the training thread: its ceiling, and as long again for the vote."""
+        return 2 * self.manifest.swarm.deadline_ceiling
+
+    def _contribute(self) -> bool:
+        """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now."""
+        node = self.swarm.node
+        head = node.driver.head
+        if head.anchor is None or head.hash != self._rhythm.seen or not node.driver.is_member:
+            return False
+        fragment = head.fragment(self.manifest.outer.fragments)
+        local_N = self._model.read(fragment)
+        steps = self._rhythm.since
+        contribution = Contribution(
+            fragment=fragment,
+            based_on=head.hash,
+            local_N=local_N,
+            gradient_N=node.replica.anchors[fragment] - local_N,
+            steps=steps,
+            tokens=steps * self._tokens_per_step,
+        )
+        self._rhythm.sent()
+        taken = self.swarm.begin(node.driver.contribute, contribution)
+        if self._rhythm.overlap == 0 and not taken.result():
+            self._rhythm.withdrawn()
+            return False
+        taken.add_done_callback(lambda future: self._withdraw_if_refused(future))
+        return True
+
+    def _withdraw_if_refused(self, future: Any) -> None:
+        if future.cancelled() or future.exception() is not None or not future.result():
+            self._rhythm.withdrawn()
+
+    def _merge_all(self, block_until: float | None) -> set[int]:
+        """Merge every advance whose time has come; wait for our own contribution's fate until ``block_until``."""
+        changed: set[int] = set()
+        while True:
+            self._take_advances(block_until)
+            while (advance := self._rhythm.mergeable()) is not None:
+                if self._rhythm.merge(advance, self._model):
+                    changed.add(advance.fragment)
+                self._note(advance)
+            in_flight = self._rhythm.sent_at is not None and not self.done
+            if block_until is None or not in_flight or time.monotonic() >= block_until or self._leaving:
+                return changed
+
+    def _take_advances(self, block_until: float | None) -> None:
+        advances = self.swarm.advances
+        if block_until is not None and self.swarm.alive:
+            try:
+                self._rhythm.waiting.append(advances.get(timeout=0.2))
+            except queue.Empty:
+                return
+        while not advances.empty():
+            self._rhythm.waiting.append(advances.get())
+
+    def _note(self, advance: Advance) -> None:
+        """Events of a merged commit; the end of the run."""
+        record = advance.record
+        if record is None:
+            return
+        self._reporter.round_ended(advance)
+        if record.final and not self._gossips:
+            self.done = True
+
+    # ---- gossip ----
+
+    def _gossip_boundary(self) -> set[int]:
+        """Every H steps one gossip step; after the last one, the merge of all replicas."""
+        changed = self._merge_all(block_until=None)
+        if not self._rhythm.due or self._paused or self.done:
+            return changed
+        node = self.swarm.node
+        assert node.gossip is not None
+        fragment = node.gossip.step % self.manifest.outer.fragments
+        local_N = self._model.read(fragment)
+        steps, tokens = self._rhythm.since, self._rhythm.since * self._tokens_per_step
+        self._reporter.waits(True)
+        swapped = self.swarm.call(node.gossip.exchange, fragment, local_N, steps, tokens)
+        self._reporter.waits(False)
+        self._model.write(fragment, swapped.after_N)
+        self._rhythm.since = 0
+        self._reporter.swapped(swapped)
+        if node.gossip.step >= self.manifest.run.rounds or node.driver.machine.time_is_up:
+            self._merge_replicas()
+            return set(range(len(self._model.schema.fragments)))
+        self._checkpoint_if_due({fragment})
+        return changed | {fragment}
+
+    def _merge_replicas(self) -> None:
+        """The end of a gossip run: one full average, agreed on like any other round."""
+        node = self.swarm.node
+        while not node.driver.head.final and not self._leaving:
+            self.swarm.call(self._offer_merge, node)
+            self._take_advances(time.monotonic() + 1.0)
+            while (advance := self._rhythm.mergeable()) is not None:
+                self._reporter.round_ended(advance) if advance.record is not None else None
+        for fragment, anchor_N in enumerate(node.replica.anchors):
+            self._model.write(fragment, anchor_N)
+        self.done = True
+
+    async def _offer_merge(self, node: Node) -> None:
+        head = node.driver.head
+        if node.driver.pending is not None or head.final:
+            return
+        fragment = head.fragment(self.manifest.outer.fragments)
+        slow_N = node.replica.anchors[fragment]
+        encoded = node.replica.merge_codec.encode(slow_N, None, node.replica.shapes(fragment))
+        offered = Contribution(fragment, head.hash, slow_N, slow_N, 0, 0, kind=Kind.MERGE, encoded=encoded)
+        await node.driver.contribute(offered)
+
+    # ---- durability and reports ----
+
+    def _checkpoint_if_due(self, changed: set[int]) -> None:
+        if changed and self._rhythm.num_merged % self._checkpoint_every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        """Write a checkpoint when live model and chain are in step; a commit that is just arriving waits for the next."""
+        node = self.swarm.node
+        head, shared, own, step, age = self.swarm.call(_consistent_state, node)
+        if head.anchor is None or (head.hash != self._rhythm.seen and not self._gossips):
+            return
+        memory = {"inner_steps": self.inner_steps, "gossip_step": step, "age": age}
+        self._checkpointer.save(head, {**shared, **own}, self._model, memory)
+
+    def _emit(self, event: str, fields: dict[str, object]) -> None:
+        self._events(event, **fields)
+        if self._observer is not None:
+            self._observer({"event": event, **fields})
+
+
+async def _consistent_state(node: Node) -> tuple[Any, dict[str, Tensor], dict[str, Tensor], int, float]:
+    """Head and tensors of one moment: read on the loop, where nothing else can change them meanwhile."""
+    step = node.gossip.step if node.gossip is not None else 0
+    replica = node.replica
+    return node.driver.head, replica.shared_tensors(), replica.own_tensors(), step, node.age
+
+
+def _terms(run: str | Path | Manifest, out: str | Path | None) -> tuple[Manifest, Invite | None, Path]:
+    """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first."""
+    if isinstance(run, Manifest):
+        return run, None, _out(out, run)
+    if isinstance(run, str) and Invite.looks_like(run):
+        invite = Invite.parse(run)
+        folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
+        return fetch_manifest(run, folder), invite, folder
+    if not str(run).endswith(".toml"):
+        raise ConfigError(
+            f"join({str(run)[:60]!r}): neither a .toml manifest nor an invite; copy the whole invite line"
+        )
+    manifest = load_manifest(Path(run))
+    return manifest, None, _out(out, manifest)
+
+
+def _out(out: str | Path | None, manifest: Manifest) -> Path:
+    return Path(out) if out is not None else Path(f"decentral-{manifest.run.name}")
+
+
+def fetch_manifest(
+    invite: str, out: str | Path, *, listen: Sequence[str] | None = None, join_timeout: float | None = None
+) -> Manifest:
+    """The manifest of the run that ``invite`` names, from any of its peers; kept as ``run.toml`` in ``out``.
+
+    Looks until a peer answers, or ``join_timeout`` seconds. Raises NoPeersError, InviteError, ManifestMismatch.
+    """
+    from decentral.peer.invitation import fetch
+
+    return fetch(Invite.parse(invite), Path(out), listen, join_timeout)

@@ -1,0 +1,171 @@
+"""What a peer says of itself: counts rounds, bytes and waiting, and makes the status out of them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from decentral.observe.status import Status
+from decentral.rounds.chain import moves_anchor
+from decentral.rounds.driver import Advance
+from decentral.rounds.gossip import Swapped
+from decentral.wire.keys import peer_name
+
+if TYPE_CHECKING:
+    from decentral.peer.peer import Peer
+
+SEEN = 100  # rounds over which "you contributed to 40 of the last 41" is counted
+RATE_WINDOW = 10.0  # s over which bytes per second are measured
+
+
+class Reporter:
+    """Counters of one peer; written by the training thread, read by whoever asks for the status."""
+
+    def __init__(self, emit: Callable[[str, dict[str, object]], None]) -> None:
+        self._emit = emit
+        self._outcomes: deque[bool] = deque(maxlen=SEEN)
+        self._traffic: deque[tuple[float, int, int]] = deque(maxlen=256)
+        self._sent_at_round: deque[int] = deque(maxlen=SEEN)
+        self._waiting = False
+        self._loss: float | None = None
+        self._round_began = time.monotonic()
+        self._round_seconds: float | None = None
+        self.waited = 0.0  # s the training thread stood still for the swarm
+        self._wait_began = 0.0
+        self.num_steps = 0
+
+    def stepped(self) -> None:
+        """One inner step was made."""
+        self.num_steps += 1
+
+    def metrics(self, values: dict[str, float]) -> None:
+        """Values the training loop logged."""
+        self._loss = values.get("loss", self._loss)
+        self._emit("metrics", dict(values))
+
+    def waits(self, waiting: bool) -> None:
+        """The training thread begins or ends to wait for the swarm."""
+        now = time.monotonic()
+        if waiting:
+            self._wait_began = now
+        elif self._waiting:
+            self.waited += now - self._wait_began
+        self._waiting = waiting
+
+    def round_ended(self, advance: Advance) -> None:
+        """A commit was merged, or changed the membership."""
+        record = advance.record
+        assert record is not None
+        fields: dict[str, object] = {
+            "round": record.round,
+            "epoch": record.epoch,
+            "outer_step": record.outer_step + moves_anchor(record),
+            "fragment": record.fragment,
+            "contributors": [peer_name(ref.peer) for ref in (record.contributors or record.frames)],
+            "members": [peer_name(peer) for peer in record.next_members],
+            "contributed": advance.contribution is not None,
+            "final": record.final,
+        }
+        self._emit("commit" if moves_anchor(record) else "membership", fields)
+        if moves_anchor(record):
+            self._ended(advance.contribution is not None)
+
+    def swapped(self, outcome: Swapped) -> None:
+        """A gossip step was taken."""
+        partner = None if outcome.partner is None else peer_name(outcome.partner)
+        fields: dict[str, object] = {
+            "step": outcome.step,
+            "partner": partner,
+            "disagreement": outcome.disagreement,
+        }
+        self._emit("pair", fields)
+        self._ended(outcome.partner is not None)
+
+    def _ended(self, contributed: bool) -> None:
+        now = time.monotonic()
+        self._outcomes.append(contributed)
+        self._round_seconds = now - self._round_began
+        self._round_began = now
+
+    def status(self, peer: Peer) -> Status:
+        """The status of a peer that talks to the swarm."""
+        swarm = peer.swarm
+        node, traffic = swarm.node, swarm.transport.traffic
+        sent, received = traffic.total.sent, traffic.total.received
+        up, down = self._rates(sent, received)
+        rounds = max(1, len(self._outcomes))
+        head = node.driver.head
+        return Status(
+            state=self._state(peer),
+            peer=peer_name(node.driver.me),
+            run=peer.manifest.run.name,
+            run_id=peer.manifest.digest.hex(),
+            algorithm=peer.manifest.outer.method,
+            round=peer.round,
+            rounds=peer.manifest.run.rounds,
+            epoch=head.epoch,
+            inner_steps=peer.inner_steps,
+            members=tuple(self._member(peer, member) for member in head.members),
+            waiting_for=self._awaited(peer) if self._waiting else (),
+            rounds_seen=len(self._outcomes),
+            rounds_contributed=sum(self._outcomes),
+            bytes_sent=sent,
+            bytes_received=received,
+            bytes_per_round=sent / rounds,
+            sent_per_second=up,
+            received_per_second=down,
+            next_sync_seconds=self._next_sync(),
+            loss=self._loss,
+            anchor_digest=peer.anchor_digest,
+            invite=peer.invite,
+            addresses=swarm.transport.addresses(),
+        )
+
+    def _state(self, peer: Peer) -> str:
+        node = peer.swarm.node
+        if peer.done:
+            return "done"
+        if node.state in ("leaving", "syncing"):
+            return node.state
+        if peer.paused:
+            return "paused"
+        if self._waiting:
+            return "waiting"
+        alone = not node.directory.live()
+        return "looking" if alone else "training"
+
+    def _member(self, peer: Peer, member: bytes) -> dict[str, object]:
+        node = peer.swarm.node
+        lease = node.directory.live().get(member)
+        here = member == node.driver.me
+        count = peer.swarm.transport.traffic.of(member)
+        return {
+            "peer": peer_name(member),
+            "self": here,
+            "live": here or lease is not None,
+            "round": node.driver.head.round if here else (lease.round if lease is not None else None),
+            "bytes_sent": count.sent,
+            "bytes_received": count.received,
+        }
+
+    def _awaited(self, peer: Peer) -> tuple[str, ...]:
+        machine = peer.swarm.node.driver.machine
+        offered = set(machine.round.offers)
+        absent = [p for p in machine.head.members if p not in offered and machine.presence.present(p)]
+        return tuple(peer_name(p) for p in absent)
+
+    def _rates(self, sent: int, received: int) -> tuple[float, float]:
+        now = time.monotonic()
+        self._traffic.append((now, sent, received))
+        while len(self._traffic) > 2 and now - self._traffic[0][0] > RATE_WINDOW:
+            self._traffic.popleft()
+        then, sent_then, received_then = self._traffic[0]
+        elapsed = max(now - then, 1e-3)
+        return (sent - sent_then) / elapsed, (received - received_then) / elapsed
+
+    def _next_sync(self) -> float | None:
+        if self._round_seconds is None:
+            return None
+        return max(0.0, self._round_began + self._round_seconds - time.monotonic())

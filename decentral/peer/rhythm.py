@@ -1,0 +1,77 @@
+"""When a peer contributes, waits and merges: the training side of a round, without a swarm.
+
+Counts inner steps. Every ``H / P`` of them one fragment is due; what a commit brings is merged at a step boundary,
+our own contribution ``overlap`` steps after it was sent, everybody else's at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from decentral.optimizers.merge import merge
+from decentral.peer.live_model import LiveModel
+from decentral.rounds.chain import Digest
+from decentral.rounds.driver import Advance
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """Step counters of one peer and the advances it has not merged yet."""
+
+    interval: int  # inner steps between two contributions: H / number of fragments
+    overlap: int  # tau: inner steps between sending a contribution and merging the commit that names it
+    alpha: float | None  # weight of the local parameters at a merge; None: carry on from the anchor
+    seen: Digest  # hash of the newest record that is merged into the live model
+    since: int = 0  # inner steps that no commit accounts for
+    sent_at: int | None = None  # value of ``since`` when the contribution in flight was taken
+    num_merged: int = 0
+
+    def __post_init__(self) -> None:
+        self.waiting: deque[Advance] = deque()
+
+    @property
+    def due(self) -> bool:
+        """Whether enough inner steps were made for a contribution, and none is in flight."""
+        return self.sent_at is None and self.since >= self.interval and not self.waiting
+
+    def stepped(self) -> None:
+        """One inner step was made."""
+        self.since += 1
+
+    def sent(self) -> None:
+        """A contribution was taken from the live model just now."""
+        self.sent_at = self.since
+
+    def withdrawn(self) -> None:
+        """The contribution in flight will not be named by any commit."""
+        self.sent_at = None
+
+    def mergeable(self) -> Advance | None:
+        """The oldest advance if its time has come, taken off the queue."""
+        if not self.waiting:
+            return None
+        named = self.waiting[0].contribution is not None
+        early = named and self.sent_at is not None and self.since - self.sent_at < self.overlap
+        return None if early else self.waiting.popleft()
+
+    def merge(self, advance: Advance, model: LiveModel) -> bool:
+        """Bring one commit into the live model; returns whether parameters changed."""
+        self.seen = advance.head
+        if advance.before_N is None or advance.after_N is None:
+            return False
+        live_N = model.read(advance.fragment)
+        model.write(advance.fragment, self._merged(advance, live_N, advance.before_N, advance.after_N))
+        self.num_merged += 1
+        return True
+
+    def _merged(self, advance: Advance, live_N: Tensor, before_N: Tensor, after_N: Tensor) -> Tensor:
+        mine = advance.contribution
+        if mine is None:  # passed by: our progress stays, measured from the new anchor
+            self.sent_at = None
+            return merge(live_N, before_N, after_N, None)
+        self.since -= self.sent_at if self.sent_at is not None else 0
+        self.sent_at = None
+        return merge(live_N, mine.local_N, after_N, self.alpha)

@@ -1,0 +1,124 @@
+"""What a peer must not lose: its journal of commits with their frames, its vote, its checkpoints.
+
+A commit is durable, frames first, before it is applied; a checkpoint makes the frames before it unnecessary. After
+a crash the newest valid checkpoint is loaded and the journal replayed on top, to the very bits of the last commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from decentral.errors import DecentralError, PayloadError
+from decentral.rounds.acceptor import Acceptor
+from decentral.rounds.chain import Head, check_succession, moves_anchor
+from decentral.rounds.driver import Ledger
+from decentral.rounds.replica import Replica
+from decentral.state.checkpoint import load_newest, save
+from decentral.state.durable import disk_errors, replace_file
+from decentral.state.journal import AcceptorFile, Journal
+from decentral.wire.frames import HEADER_NBYTES, Frame, parse
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import Commit, decode, encode
+
+KEPT_CHECKPOINTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A checkpoint, and what the journal added to it."""
+
+    head: Head
+    acceptor: Acceptor | None
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+    passed_over: tuple[tuple[str, str], ...]
+
+
+class Vault:
+    """The durable side of one run directory."""
+
+    def __init__(self, out: Path) -> None:
+        self.checkpoints = out / "checkpoints"
+        self.frames = out / "frames"
+        self.journal = Journal(out / "journal")
+        self.acceptor = AcceptorFile(out / "acceptor")
+        self._saved_rounds: list[int] = []
+
+    def ledger(self) -> Ledger:
+        """What the driver writes through."""
+        return Ledger(self.append, self.acceptor.write)
+
+    def append(self, commit: Commit, frames: Sequence[bytes]) -> None:
+        """Make a commit durable: frames first, so that a commit in the journal can always be replayed."""
+        with disk_errors(f"writing frames to {self.frames}"):
+            self.frames.mkdir(parents=True, exist_ok=True)
+            for ref, data in zip(commit.record.frames, frames, strict=True):
+                replace_file(self._frame_path(commit.record.round, ref.frame), [data])
+        self.journal.append(encode(commit))
+
+    def save(self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Write a checkpoint and drop the frames that every kept checkpoint has behind it."""
+        save(self.checkpoints, f"round-{head.round:06d}", tensors, {**meta, "head": head.to_dict()})
+        self._saved_rounds = [*self._saved_rounds, head.round][-KEPT_CHECKPOINTS:]
+        if len(self._saved_rounds) == KEPT_CHECKPOINTS:
+            self._drop_frames(min(self._saved_rounds))
+
+    def load(self, run: bytes) -> Resumed | None:
+        """The newest valid checkpoint of this run, or None. Raises DiskError when all are damaged."""
+        found = load_newest(self.checkpoints)
+        if found is None:
+            return None
+        head = Head.from_dict(found.meta["head"])
+        if head.run != run:
+            raise DecentralError(
+                f"{self.checkpoints} holds another run ({head.run.hex()[:12]}); choose another --out for this one"
+            )
+        blob = self.acceptor.read()
+        acceptor = None if blob is None else Acceptor.from_bytes(blob)
+        self._saved_rounds = [head.round]
+        return Resumed(head, acceptor, found.tensors, found.meta, found.passed_over)
+
+    def replay(self, head: Head, replica: Replica, me: PeerId) -> tuple[Head, bool]:
+        """Apply the journalled commits after ``head``; returns the new head and whether one named ``me``."""
+        named = False
+        for body in self.journal.entries:
+            commit = decode(body)
+            assert isinstance(commit, Commit)
+            record = commit.record
+            if record.round != head.round + 1:
+                continue
+            try:
+                check_succession(head, record)
+                frames = {ref.frame: self._read_frame(record.round, ref.frame) for ref in record.frames}
+            except (PayloadError, OSError):
+                break  # another branch, or frames of a round before a re-sync: the swarm has the rest
+            if moves_anchor(record):
+                replica.install(replica.outer_step(record, frames))
+            named |= me in {ref.peer for ref in (record.contributors or record.frames)}
+            anchor = replica.digest if moves_anchor(record) else record.base
+            head = replace(head.extended(record), anchor=anchor)
+        return head, named
+
+    def close(self) -> None:
+        """Give the files back."""
+        self.journal.close()
+
+    def _frame_path(self, round_: int, frame: bytes) -> Path:
+        return self.frames / f"{round_:012d}-{frame.hex()[:32]}"
+
+    def _read_frame(self, round_: int, frame: bytes) -> Frame:
+        data = self._frame_path(round_, frame).read_bytes()
+        found = parse(data, lambda header: len(data) - HEADER_NBYTES)
+        if found.hash != frame:
+            raise PayloadError(f"stored frame of round {round_} is damaged; the swarm has it")
+        return found
+
+    def _drop_frames(self, upto: int) -> None:
+        for path in self.frames.glob("*-*"):
+            if int(path.name.split("-")[0]) <= upto:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""The chain of commits: who may vote, who leads, what the next record must look like.
+
+Every record names its predecessor's hash, so two peers with the same head hash have applied the same frames in
+the same order. Nothing here costs a byte on the wire.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from decentral.errors import PayloadError
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import MAX_PEERS, Commit, Record, verify_certificate
+
+Digest = bytes
+
+NOTHING: Digest = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a peer's chain stands. ``anchor`` is None while the newest record is still being applied."""
+
+    run: Digest
+    epoch: int  # number of the membership below
+    round: int  # height of the newest record; 0 is the genesis
+    outer_step: int  # records so far that moved the anchor
+    hash: Digest  # of the newest record
+    anchor: Digest | None  # digest of the anchor after it
+    members: tuple[PeerId, ...]  # who votes on the next record, sorted
+    newcomers: frozenset[PeerId] = frozenset()  # came in since the anchor last moved: half a phase behind
+    final: bool = False
+
+    @classmethod
+    def genesis(cls, run: Digest, schema: Digest, anchor: Digest, founder: PeerId) -> Head:
+        """The chain of a run that nobody has joined yet."""
+        seed = hashlib.blake2b(b"genesis" + run + schema + anchor + founder, digest_size=32).digest()
+        return cls(run, 0, 0, 0, seed, anchor, (founder,))
+
+    def extended(self, record: Record) -> Head:
+        """The head after ``record``; the anchor's digest follows once the record is applied.
+
+        Raises PayloadError when the record does not continue this chain.
+        """
+        check_succession(self, record)
+        joined = set(record.next_members) - set(self.members)
+        moved = moves_anchor(record)
+        return replace(
+            self,
+            epoch=record.epoch + (record.next_members != self.members),
+            round=record.round,
+            outer_step=record.outer_step + moved,
+            hash=record.hash,
+            anchor=None if moved else self.anchor,
+            members=record.next_members,
+            newcomers=frozenset() if moved or not self.outer_step else self.newcomers | joined,
+            final=record.final,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, for checkpoints and snapshots. Raises no error; the anchor must be known."""
+        assert self.anchor is not None
+        return {
+            "run": self.run.hex(),
+            "epoch": self.epoch,
+            "round": self.round,
+            "outer_step": self.outer_step,
+            "hash": self.hash.hex(),
+            "anchor": self.anchor.hex(),
+            "members": [peer.hex() for peer in self.members],
+            "newcomers": sorted(peer.hex() for peer in self.newcomers),
+            "final": self.final,
+        }
+
+    @classmethod
+    def from_dict(cls, found: object) -> Head:
+        """Read ``to_dict`` back. Raises PayloadError: the bytes may come from a peer."""
+        try:
+            assert isinstance(found, dict)
+            digests = [bytes.fromhex(found[key]) for key in ("run", "hash", "anchor")]
+            members = tuple(bytes.fromhex(peer) for peer in found["members"])
+            newcomers = frozenset(bytes.fromhex(peer) for peer in found["newcomers"])
+            numbers = [int(found[key]) for key in ("epoch", "round", "outer_step")]
+            final = bool(found["final"])
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            raise PayloadError(f"head of the chain: {error!r} where JSON of ours was due; drop it") from None
+        sound = all(len(d) == 32 for d in (*digests, *members)) and 0 < len(members) <= MAX_PEERS
+        if not sound or any(not 0 <= n < 2**63 for n in numbers) or list(members) != sorted(set(members)):
+            raise PayloadError("head of the chain: digests, members or numbers out of bounds; drop it")
+        run, hash_, anchor = digests
+        return cls(run, *numbers, hash_, anchor, members, newcomers, final)
+
+    def fragment(self, num_fragments: int) -> int:
+        """The fragment that the next anchor-moving record carries."""
+        return self.outer_step % num_fragments
+
+
+def moves_anchor(record: Record) -> bool:
+    """Whether the record carries frames; the others only change the membership."""
+    return bool(record.frames)
+
+
+def check_succession(head: Head, record: Record) -> None:
+    """Raise PayloadError unless ``record`` is the one that may follow ``head``."""
+    wanted = (head.run, head.epoch, head.round + 1, head.outer_step, head.hash, head.members)
+    found = (record.run, record.epoch, record.round, record.outer_step, record.previous, record.members)
+    if wanted != found:
+        raise PayloadError(
+            f"record of round {record.round}, epoch {record.epoch} does not follow round {head.round}, "
+            f"epoch {head.epoch}: another predecessor, membership or step; fetch the chain from its sender"
+        )
+    if head.anchor is not None and record.base != head.anchor:
+        raise PayloadError(
+            f"record of round {record.round} starts from anchor {record.base.hex()[:12]}, ours is "
+            f"{head.anchor.hex()[:12]}: one of us diverged; re-sync from a snapshot"
+        )
+    if not record.next_members:
+        raise PayloadError(f"record of round {record.round} leaves no member; drop it and its sender")
+
+
+def leaders(head: Head) -> list[PeerId]:
+    """The members in the order in which they lead the next round's ballots.
+
+    Rendezvous hashing over (run, round): every round another leader, and no message is needed to agree on it.
+    """
+    salt = head.run + (head.round + 1).to_bytes(8, "little")
+    return sorted(head.members, key=lambda peer: hashlib.blake2b(salt + peer, digest_size=16).digest())
+
+
+def electorate(members: Sequence[PeerId], gone: Collection[PeerId]) -> tuple[PeerId, ...]:
+    """Who votes: everybody, or the remaining ones once those gone for good leave no majority."""
+    left = tuple(peer for peer in members if peer not in gone)
+    return tuple(members) if 2 * len(left) > len(members) else left
+
+
+def majority(voters: Sequence[PeerId]) -> int:
+    """The number of votes that any two quorums of ``voters`` cannot both have without sharing a peer."""
+    return len(voters) // 2 + 1
+
+
+def voters_on(record: Record) -> tuple[PeerId, ...]:
+    """Whose votes count for ``record``: the epoch, or those who stay when the record drops half of it or more."""
+    return electorate(record.members, set(record.members) - set(record.next_members))
+
+
+def check_certified(commit: Commit) -> None:
+    """Raise PayloadError unless a majority of those whose votes count signed the record."""
+    voters = voters_on(commit.record)
+    verify_certificate(commit, voters, majority(voters))

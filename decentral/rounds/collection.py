@@ -1,0 +1,91 @@
+"""What one peer has seen of the round in progress: offers, frames held, who is there, whether to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection as Group
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from decentral.rounds.chain import Digest, Head
+from decentral.rounds.deadline import Deadline
+from decentral.wire.frames import Header, Kind
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import FrameRef, Offer, Record
+
+
+@dataclass(slots=True)
+class Presence:
+    """Who can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
+
+    me: PeerId
+    expired: frozenset[PeerId] = frozenset()  # lease ran out
+    gone: frozenset[PeerId] = frozenset()  # lease ran out long enough ago to give the peer up
+    leaving: set[PeerId] = field(default_factory=set)  # said goodbye
+    unreachable: set[PeerId] = field(default_factory=set)  # the last send failed
+
+    def present(self, peer: PeerId) -> bool:
+        """Whether a message to ``peer`` may be expected to arrive and be answered."""
+        away = peer in self.expired or peer in self.leaving or peer in self.unreachable
+        return peer == self.me or not away
+
+    def heard(self, peer: PeerId) -> None:
+        """``peer`` just spoke, so the last failed send says nothing any more."""
+        self.unreachable.discard(peer)
+
+
+class Collection:
+    """Offers and frames of one round."""
+
+    def __init__(self, opened: float) -> None:
+        self.opened = opened
+        self.offers: dict[PeerId, Offer] = {}
+        self.first_offer: float | None = None
+        self.missing_since: dict[Digest, float] = {}
+
+    def add(self, peer: PeerId, offer: Offer, now: float) -> bool:
+        """Take the first offer of a peer; an equivocating second one is ignored."""
+        if peer in self.offers:
+            return False
+        self.offers[peer] = offer
+        self.first_offer = now if self.first_offer is None else self.first_offer
+        return True
+
+    def usable(self, head: Head, held: Group[Digest], reduce: bool) -> list[PeerId]:
+        """The members whose offers start from our anchor and whose frames are here, in peer order."""
+        return [
+            peer
+            for peer in head.members
+            if (offer := self.offers.get(peer)) is not None
+            and offer.base == head.anchor
+            and (reduce or offer.frame in held)
+        ]
+
+    def ready(self, usable: Sequence[PeerId], head: Head, presence: Presence, deadline: Deadline, now: float) -> bool:
+        """All who are there have offered, or the deadline is over and waiting longer helps nobody."""
+        if not usable or self.first_offer is None:
+            return False
+        waited_for = [peer for peer in head.members if presence.present(peer)]
+        late = [peer for peer in waited_for if peer not in usable and peer not in head.newcomers]
+        if not late:
+            return True
+        if now >= self.first_offer + deadline.ceiling:
+            return True
+        return now >= deadline.at(self.opened, self.first_offer) and 2 * len(usable) >= len(waited_for)
+
+
+def references(peers: Iterable[PeerId], offers: dict[PeerId, Offer]) -> tuple[FrameRef, ...]:
+    """The offers of ``peers`` as a record names them, in peer order."""
+    return tuple(
+        FrameRef(peer, offers[peer].frame, 0, offers[peer].steps, offers[peer].tokens) for peer in sorted(peers)
+    )
+
+
+def fits(header: Header, ref: FrameRef, record: Record) -> bool:
+    """Whether a held frame is the one the record means: every field that changes its meaning is compared."""
+    kind = Kind.RESULT if record.contributors else header.kind
+    return (
+        (header.kind, header.sender, header.round, header.epoch) == (kind, ref.peer, record.round, record.epoch)
+        and (header.fragment, header.base, header.part) == (record.fragment, record.base, ref.part)
+        and header.kind in (Kind.CONTRIBUTION, Kind.RESULT, Kind.MERGE)
+        and (header.kind != Kind.RESULT or header.plan == record.plan)
+    )

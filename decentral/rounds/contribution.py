@@ -1,0 +1,109 @@
+"""This peer's part in the round in progress: what it measured, what it sends, what it will owe."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from decentral.exchange.codec import Encoded, range_shapes
+from decentral.rounds.chain import Head
+from decentral.rounds.replica import Replica
+from decentral.wire.frames import Frame, Header, Kind, seal
+from decentral.wire.keys import PeerId, Signer
+from decentral.wire.messages import Offer, Plan, Record
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+@dataclass(slots=True)
+class Contribution:
+    """The pseudo-gradient of ``steps`` inner steps on one fragment, offered until a commit names it or passes it by."""
+
+    fragment: int
+    based_on: bytes  # hash of the chain's head whose anchor the gradient was measured from
+    local_N: Tensor  # the parameters it was measured at
+    gradient_N: Tensor  # anchor - local
+    steps: int
+    tokens: int
+    kind: Kind = Kind.CONTRIBUTION  # or MERGE: the parameters themselves, at the end of a gossip run
+    encoded: Encoded | None = None  # gather: made once, sealed anew when a round ends without moving the anchor
+    slices: dict[int, dict[int, Encoded]] = field(default_factory=dict)  # reduce: plan number -> part -> slice
+
+    def commitment(self) -> bytes:
+        """What a reduce offer names instead of a frame."""
+        return hashlib.blake2b(self.gradient_N.numpy().tobytes(), digest_size=32).digest()
+
+    def debt_after(self, record: Record) -> Tensor | None:
+        """The debt to book with ``record``, which names this contribution."""
+        if self.encoded is not None:
+            return self.encoded.debt_N
+        slices = self.slices.get(record.plan, {})
+        debts = [slices[part].debt_N for part in range(len(record.partition)) if part in slices]
+        kept = [debt for debt in debts if debt is not None]
+        return torch.cat(kept) if kept and len(kept) == len(record.partition) else None
+
+    def frame(self, head: Head, signer: Signer) -> Frame:
+        """The frame for the round after ``head``."""
+        assert self.encoded is not None
+        header = header_after(head, self.kind, self.fragment, signer.peer, steps=self.steps, tokens=self.tokens)
+        return seal(header, self.encoded.body, signer)
+
+    def offer(self, head: Head, frame: bytes, nbytes: int) -> Offer:
+        """The offer for the round after ``head``."""
+        assert head.anchor is not None
+        return Offer(head.epoch, head.round + 1, self.fragment, head.anchor, frame, nbytes, self.steps, self.tokens)
+
+    def slice_frames(self, plan: Plan, head: Head, replica: Replica, signer: Signer) -> list[Frame]:
+        """One frame per partition of ``plan``, in partition order."""
+        made = {
+            part: replica.encode_range(self.fragment, self.gradient_N, start, stop)
+            for part, (_, start, stop) in enumerate(plan.partition)
+        }
+        self.slices[plan.number] = made
+        parts = len(plan.partition)
+        return [
+            seal(
+                header_after(head, Kind.SLICE, self.fragment, signer.peer, part, parts, plan.number),
+                made[part].body,
+                signer,
+            )
+            for part in range(parts)
+        ]
+
+
+def header_after(
+    head: Head,
+    kind: Kind,
+    fragment: int,
+    sender: PeerId,
+    part: int = 0,
+    parts: int = 1,
+    plan: int = 0,
+    steps: int = 0,
+    tokens: int = 0,
+) -> Header:
+    """The header of a frame for the round after ``head``."""
+    assert head.anchor is not None
+    return Header(
+        kind=kind,
+        run=head.run,
+        epoch=head.epoch,
+        round=head.round + 1,
+        fragment=fragment,
+        part=part,
+        parts=parts,
+        plan=plan,
+        base=head.anchor,
+        sender=sender,
+        steps=steps,
+        tokens=tokens,
+    )
+
+
+def range_of(record_or_plan: Record | Plan, part: int) -> tuple[tuple[int, ...], ...]:
+    """The shapes of one partition."""
+    _, start, stop = record_or_plan.partition[part]
+    return tuple(range_shapes(start, stop))

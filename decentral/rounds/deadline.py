@@ -1,0 +1,43 @@
+"""When to stop waiting for late peers: learned from how late they have been.
+
+No timeout for a user to guess: the deadline is ``median + max(floor, k * MAD)`` of the seconds that offers took
+after their round opened. ``floor`` is the least slack, ``ceiling`` the longest wait after the first offer; both
+come from the manifest. Nothing crosses the wire for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+WINDOW = 64  # offers remembered; about a dozen rounds of a small swarm
+SPREAD = 6.0  # MADs of slack: 6 MAD is about 4 sigma for a normal spread, so a false alarm a day, not an hour
+ENOUGH = 4  # offers before the history is trusted
+
+
+class Deadline:
+    """The adaptive deadline of one peer; every peer keeps its own, from what it saw itself."""
+
+    def __init__(self, floor: float, ceiling: float) -> None:
+        self.floor = floor  # s
+        self.ceiling = ceiling  # s
+        self._delays: deque[float] = deque(maxlen=WINDOW)
+
+    def observe(self, delay: float) -> None:
+        """Remember that an offer came ``delay`` seconds after its round opened."""
+        self._delays.append(max(0.0, delay))
+
+    @property
+    def typical(self) -> float | None:
+        """Median seconds from the opening of a round to an offer, or None before there is a history."""
+        return statistics.median(self._delays) if len(self._delays) >= ENOUGH else None
+
+    def at(self, opened: float, first_offer: float) -> float:
+        """The moment to go on without those whose offer is missing; never before ``first_offer + floor``."""
+        latest = first_offer + self.ceiling
+        median = self.typical
+        if median is None:
+            return latest
+        spread = statistics.median(abs(delay - median) for delay in self._delays)
+        learned = opened + median + max(self.floor, SPREAD * spread)
+        return min(latest, max(learned, first_offer + self.floor))

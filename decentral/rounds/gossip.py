@@ -1,0 +1,218 @@
+"""Gossip steps of NoLoCo: two peers swap frames, and both apply the pair's mean, or neither does.
+
+Two-phase: each pushes its frame (pseudo-gradient and slow weights); the peer with the smaller id asks the other
+to commit, and the answer is remembered, so that a lost answer is asked for again and says the same. A peer whose
+partner does not come takes its step alone. The mean of the two slow weights is conserved up to float rounding.
+Sent per step: two bodies to one peer, whatever the size of the swarm.
+
+Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
+arXiv:2506.10911; sign of the pseudo-gradient as in the authors' code.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import anyio
+import torch
+from torch import Tensor
+
+from decentral.errors import PayloadError, TransportError
+from decentral.exchange import gather
+from decentral.exchange.codec import Encoded
+from decentral.optimizers import NoLoCo
+from decentral.rounds.chain import NOTHING, Head
+from decentral.rounds.deadline import Deadline
+from decentral.rounds.driver import Driver
+from decentral.rounds.pairing import partner_of
+from decentral.transport.requests import request, serve_requests
+from decentral.wire.frames import Frame, Header, Kind, seal
+from decentral.wire.keys import PeerId
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+PAIR = "/decentral/pair/1"
+TIMEOUT = 10.0  # s for the answer to a commit
+REMEMBERED = 256  # gossip steps whose outcome is kept for a partner that asks again
+AHEAD = 8  # gossip steps a partner's frame may be ahead of ours
+_COMMIT = struct.Struct("<Q32s32s")  # step, my frame, your frame
+YES, NO, WAIT = b"\x01", b"\x00", b"\x02"
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """The outcome of one gossip step on one fragment."""
+
+    step: int
+    before_N: Tensor
+    after_N: Tensor
+    partner: PeerId | None  # None: taken alone
+    disagreement: float | None  # rms of (ours - theirs) over rms of ours
+
+
+@dataclass(slots=True)
+class _Swap:
+    """The step this peer is in."""
+
+    step: int
+    frame: Frame
+    partner: PeerId
+
+
+class Gossip:
+    """This peer's gossip steps; membership comes from the driver's chain."""
+
+    def __init__(self, driver: Driver, deadline: Deadline, step: int = 0) -> None:
+        assert isinstance(driver.replica.outer, NoLoCo)
+        self.driver, self.deadline, self.step = driver, deadline, step
+        self.outer: NoLoCo = driver.replica.outer
+        self._current: _Swap | None = None
+        self._outcomes: dict[int, tuple[bytes, bytes]] = {}  # step -> (partner's frame, YES or NO)
+        self._frames: dict[tuple[PeerId, int], tuple[Frame, Tensor]] = {}
+        self._changed = anyio.Event()
+        driver.on_swap = self._on_swap
+        serve_requests(driver.transport, PAIR, self._on_commit, limit=_COMMIT.size)
+
+    async def exchange(self, fragment: int, local_N: Tensor, steps: int, tokens: int) -> Swapped:
+        """One gossip step: swap with this step's partner if it comes in time, else step alone."""
+        driver, head, step = self.driver, self.driver.head, self.step
+        slow_N = driver.replica.anchors[fragment]
+        delta_N = local_N - slow_N  # NoLoCo's sign: fast minus slow
+        shapes = tuple(driver.replica.shapes(fragment)) * 2
+        encoded: Encoded = await driver.offload(driver.replica.codec.encode, torch.cat([delta_N, slow_N]), None, shapes)
+        sent_N = driver.replica.codec.decode(encoded.body, shapes)
+        theirs = None
+        partner = partner_of(head.run, step, head.members, driver.me) if driver.is_member else None
+        if partner is not None and driver.machine.presence.present(partner):
+            frame = seal(self._header(head, fragment, steps, tokens), encoded.body, driver.signer)
+            theirs = await self._swap(_Swap(step, frame, partner))
+        return self._apply(fragment, step, partner if theirs is not None else None, sent_N, theirs, delta_N)
+
+    # ---- the swap ----
+
+    async def _swap(self, swap: _Swap) -> Tensor | None:
+        """The partner's decoded frame once both have committed, else None."""
+        self._current = swap
+        began = anyio.current_time()
+        try:
+            await gather.push(self.driver.transport, (swap.partner,), swap.frame.to_bytes(), self.deadline.ceiling)
+            with anyio.move_on_after(self.deadline.at(began, began) - began):
+                outcome = await self._lead(swap) if self.driver.me < swap.partner else await self._follow(swap)
+                self.deadline.observe(anyio.current_time() - began)
+                return outcome
+            return await self._too_late(swap)
+        finally:
+            self._current = None
+            self._forget(swap.step)
+
+    async def _lead(self, swap: _Swap) -> Tensor | None:
+        frame, decoded = await self._partner_frame(swap)
+        return decoded if await self._ask(swap, frame) else None
+
+    async def _follow(self, swap: _Swap) -> Tensor | None:
+        while swap.step not in self._outcomes:
+            await self._changed.wait()
+        frame_hash, answer = self._outcomes[swap.step]
+        held = self._frames.get((swap.partner, swap.step))
+        return held[1] if answer == YES and held is not None and held[0].hash == frame_hash else None
+
+    async def _too_late(self, swap: _Swap) -> Tensor | None:
+        """The follower closes the step, so that a late commit is answered NO; the leader's answer decides for it."""
+        if self.driver.me > swap.partner:
+            if swap.step not in self._outcomes:
+                self._outcomes[swap.step] = (NOTHING, NO)
+            return await self._follow(swap)
+        return None
+
+    async def _ask(self, swap: _Swap, theirs: Frame) -> bool:
+        """Ask the follower to commit until it answers or is gone: only it knows whether it did."""
+        body = _COMMIT.pack(swap.step, swap.frame.hash, theirs.hash)
+        with anyio.CancelScope(shield=True):  # once asked, the deadline must not leave the pair half applied
+            while True:
+                try:
+                    answer = await request(self.driver.transport, swap.partner, PAIR, body, limit=1, timeout=TIMEOUT)
+                    if answer != WAIT:
+                        return answer == YES
+                except TransportError:
+                    if not self.driver.machine.presence.present(swap.partner):
+                        return False
+                except PayloadError:
+                    return False
+                if swap.partner in self.driver.machine.presence.expired:
+                    return False
+                await anyio.sleep(0.5)
+
+    async def _partner_frame(self, swap: _Swap) -> tuple[Frame, Tensor]:
+        while (found := self._frames.get((swap.partner, swap.step))) is None:
+            await self._changed.wait()
+        return found
+
+    # ---- receiving ----
+
+    def _on_swap(self, frame: Frame, decoded: Tensor) -> None:
+        header = frame.header
+        if header.sender not in self.driver.head.members:
+            raise PayloadError("swap of a peer that is no member; drop it")
+        if not self.step <= header.round <= self.step + AHEAD or header.base != NOTHING:
+            return  # a partner of a step that is over here: its commit is answered NO
+        self._frames.setdefault((header.sender, header.round), (frame, decoded))
+        self._wake()
+
+    async def _on_commit(self, peer: PeerId, data: bytes) -> bytes:
+        if len(data) != _COMMIT.size:
+            raise PayloadError(f"pair commit of {len(data)} bytes, want {_COMMIT.size}; drop it")
+        step, theirs, ours = _COMMIT.unpack(data)
+        if step in self._outcomes:
+            frame, answer = self._outcomes[step]
+            return answer if frame == theirs else NO
+        current = self._current
+        if step > self.step or (current is None and step == self.step):
+            return WAIT  # not there yet
+        if current is None or current.step != step or current.partner != peer or current.frame.hash != ours:
+            return NO
+        held = self._frames.get((peer, step))
+        if held is None or held[0].hash != theirs:
+            return WAIT  # its frame is still on the way
+        self._outcomes[step] = (theirs, YES)
+        self._wake()
+        return YES
+
+    # ---- the step ----
+
+    def _apply(
+        self,
+        fragment: int,
+        step: int,
+        partner: PeerId | None,
+        sent_N: Tensor,
+        theirs_N: Tensor | None,
+        delta_N: Tensor,
+    ) -> Swapped:
+        replica = self.driver.replica
+        slow_N, n = replica.anchors[fragment], delta_N.numel()
+        mine, mean, disagreement = sent_N, sent_N, None
+        if theirs_N is not None:
+            mean = (mine + theirs_N) * 0.5  # addition of two commutes bit for bit: both sides get the same mean
+            gap, size = (mine[n:] - theirs_N[n:]).norm(), mine[n:].norm()
+            disagreement = float(gap / size) if size > 0 else 0.0
+        mean_delta_N = mean[:n] if theirs_N is not None else delta_N
+        after_N, state = self.outer.pair_step(slow_N, mean_delta_N, mine[n:], mean[n:], replica.states[fragment])
+        replica.anchors[fragment], replica.states[fragment] = after_N, state
+        replica.refresh(fragment)
+        self.step += 1
+        return Swapped(step, slow_N, after_N, partner, disagreement)
+
+    def _header(self, head: Head, fragment: int, steps: int, tokens: int) -> Header:
+        return Header(
+            kind=Kind.SWAP, run=head.run, epoch=head.epoch, round=self.step, fragment=fragment, part=0, parts=1,
+            plan=0, base=NOTHING, sender=self.driver.me, steps=steps, tokens=tokens,
+        )  # fmt: skip
+
+    def _forget(self, step: int) -> None:
+        self._frames = {key: held for key, held in self._frames.items() if key[1] > step}
+        self._outcomes = {s: outcome for s, outcome in self._outcomes.items() if s > step - REMEMBERED}
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

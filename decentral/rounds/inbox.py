@@ -1,0 +1,101 @@
+"""Checks every frame before anything else looks at it: right run, round, size, signature, finite values.
+
+Sizes come from the local schema and the plan, never from the wire. A frame that fails raises PayloadError and
+leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+from torch import Tensor
+
+from decentral.errors import PayloadError
+from decentral.exchange.codec import Codec, Shapes, range_shapes
+from decentral.exchange.offload import Offload, in_thread
+from decentral.parameters import Schema
+from decentral.rounds.chain import Head
+from decentral.wire.frames import Frame, Header, Kind, parse
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import Plan, Record
+
+AHEAD = 2  # rounds a frame may be ahead of us: its sender may have seen a commit that we have not
+
+
+class PlanUnknown(PayloadError):
+    """A slice or result came before the plan that says how large it is."""
+
+
+class Inbox:
+    """Frames in, checked; knows the plans of the round in progress."""
+
+    def __init__(self, schema: Schema, codec: Codec, merge_codec: Codec, offload: Offload = in_thread) -> None:
+        self._offload = offload
+        self.schema, self.codec, self.merge_codec = schema, codec, merge_codec
+        self.plans: dict[tuple[int, int], tuple[tuple[PeerId, int, int], ...]] = {}  # (round, plan) -> partition
+        self._plan_came = anyio.Event()
+
+    def expect(self, plan_or_record: Plan | Record) -> None:
+        """Learn the partition of a plan, so that its slices and results can be sized."""
+        number = plan_or_record.number if isinstance(plan_or_record, Plan) else plan_or_record.plan
+        self.plans[(plan_or_record.round, number)] = plan_or_record.partition
+        self._plan_came.set()
+        self._plan_came = anyio.Event()
+
+    def forget_before(self, round_: int) -> None:
+        """Drop the plans of rounds before ``round_``."""
+        self.plans = {key: plan for key, plan in self.plans.items() if key[0] >= round_}
+
+    async def take(self, data: bytes, head: Callable[[], Head], patience: float) -> tuple[Frame, Tensor]:
+        """The checked frame and its decoded tensor. Waits up to ``patience`` seconds for the plan of a slice."""
+        with anyio.move_on_after(patience):
+            while True:
+                came = self._plan_came
+                try:
+                    return await self._offload(self._check, data, head())
+                except PlanUnknown:
+                    await came.wait()
+        raise PlanUnknown("slice or result of a plan that never came; drop it")
+
+    def shapes_of(self, header: Header) -> Shapes:
+        """The shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""
+        if header.fragment >= len(self.schema.fragments):
+            raise PayloadError(f"frame for fragment {header.fragment} of {len(self.schema.fragments)}; drop it")
+        shapes = self.schema.fragments[header.fragment].shapes
+        if header.kind in (Kind.CONTRIBUTION, Kind.MERGE):
+            return shapes
+        if header.kind == Kind.SWAP:
+            return tuple(shapes) * 2
+        partition = self.plans.get((header.round, header.plan))
+        if partition is None:
+            raise PlanUnknown(f"frame of plan {header.plan} in round {header.round}, which is not known here")
+        if header.part >= len(partition):
+            raise PayloadError(f"frame for part {header.part} of {len(partition)}; drop it")
+        owner, start, stop = partition[header.part]
+        if header.kind == Kind.RESULT and header.sender != owner:
+            raise PayloadError(f"result of part {header.part} by a peer that does not own it; drop it")
+        return range_shapes(start, stop)
+
+    def codec_of(self, header: Header) -> Codec:
+        """Parameters merge uncompressed; everything else travels as the manifest says."""
+        return self.merge_codec if header.kind == Kind.MERGE else self.codec
+
+    def limit(self) -> int:
+        """The largest body that can be valid, over all fragments and kinds."""
+        return max(
+            max(self.codec.body_nbytes(tuple(f.shapes) * 2), self.merge_codec.body_nbytes(f.shapes))
+            for f in self.schema.fragments
+        )
+
+    def _check(self, data: bytes, head: Head) -> tuple[Frame, Tensor]:
+        frame = parse(data, lambda header: self._expected_nbytes(header, head))
+        codec = self.codec_of(frame.header)
+        return frame, codec.decode(frame.body, self.shapes_of(frame.header))
+
+    def _expected_nbytes(self, header: Header, head: Head) -> int:
+        if header.run != head.run:
+            raise PayloadError(f"frame of run {header.run.hex()[:12]}, this is {head.run.hex()[:12]}; drop it")
+        if header.kind != Kind.SWAP and not head.round < header.round <= head.round + AHEAD:
+            raise PayloadError(f"frame of round {header.round} while round {head.round + 1} is open; drop it")
+        return self.codec_of(header).body_nbytes(self.shapes_of(header))

@@ -1,0 +1,79 @@
+"""The leader's side of one ballot: promises, the plan of a reduce, the proposal, the votes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from decentral.rounds.acceptor import Acceptor
+from decentral.rounds.chain import electorate, majority, voters_on
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import Certificate, Commit, FrameRef, Plan, Promise, Proposal, Record
+
+Partition = tuple[tuple[PeerId, int, int], ...]
+
+PLANS_PER_BALLOT = 1 << 16
+
+
+@dataclass(slots=True)
+class Planned:
+    """The plan of a reduce that is being carried out, and who let it down."""
+
+    plan: Plan
+    since: float
+    blamed: set[PeerId] = field(default_factory=set)
+
+    def failed(self, absent: Collection[PeerId], patience: float, now: float) -> bool:
+        """Whether somebody the plan needs is away, was blamed by an owner, or took too long."""
+        needed = {ref.peer for ref in self.plan.contributors} | {owner for owner, _, _ in self.plan.partition}
+        attempt = self.plan.number % PLANS_PER_BALLOT
+        late = now >= self.since + patience * 2.0 ** min(attempt, 6)
+        return bool(needed & (set(absent) | self.blamed)) or late
+
+
+@dataclass(slots=True)
+class Leading:
+    """One ballot led by this peer."""
+
+    ballot: int
+    promises: dict[PeerId, Promise] = field(default_factory=dict)
+    planned: Planned | None = None
+    proposal: Proposal | None = None
+    votes: dict[PeerId, bytes] = field(default_factory=dict)
+    sent_at: float = 0.0
+
+    def prepared(self, members: Sequence[PeerId], gone: Collection[PeerId]) -> bool:
+        """Whether a quorum promised; ballot 0 has one proposer only and needs no promise."""
+        voters = electorate(members, gone)
+        return self.ballot == 0 or len(self.promises.keys() & set(voters)) >= majority(voters)
+
+    def bound_value(self, own: Acceptor) -> Record | None:
+        """The record that an earlier quorum may have accepted, which this ballot must carry on."""
+        heard = [(p.accepted_ballot, p.accepted) for p in self.promises.values()]
+        heard.append((own.accepted_ballot, own.accepted))
+        return max(heard, key=lambda pair: pair[0])[1]
+
+    def next_plan_number(self) -> int:
+        """Numbers rise within a ballot and over ballots, so results of an old plan are never mixed in."""
+        if self.planned is None:
+            return self.ballot * PLANS_PER_BALLOT
+        return self.planned.plan.number + 1
+
+    def elected(self) -> Commit | None:
+        """The commit, once a majority of those who vote has signed."""
+        if self.proposal is None:
+            return None
+        voters = voters_on(self.proposal.record)
+        votes = tuple(sorted((peer, sig) for peer, sig in self.votes.items() if peer in voters))
+        if len(votes) < majority(voters):
+            return None
+        return Commit(self.proposal.record, Certificate(self.ballot, votes))
+
+
+def results_of(plan: Plan, held: dict[tuple[int, int], FrameRef]) -> tuple[FrameRef, ...] | None:
+    """The owners' result frames of ``plan`` if every partition is here, in record order."""
+    refs = [held.get((plan.number, part)) for part in range(len(plan.partition))]
+    found = [ref for ref in refs if ref is not None]
+    if len(found) < len(refs):
+        return None
+    return tuple(sorted(found, key=lambda ref: (ref.peer, ref.part)))

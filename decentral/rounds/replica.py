@@ -1,0 +1,175 @@
+"""The state every peer holds alike: anchor, outer optimizer state, and this peer's own debt.
+
+Tensors are replaced, never written to: whoever holds a reference (a snapshot being served, a checkpoint being
+written, a round being encoded) has an immutable copy for free. Everything lives in float32 on the CPU, so that
+the same commit gives the same bits on every peer, whatever it trains on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decentral.errors import PayloadError
+from decentral.exchange.codec import Codec, Encoded, Shapes, range_shapes
+from decentral.exchange.reduce import assembled
+from decentral.optimizers import NoLoCo, OuterOptimizer
+from decentral.optimizers.aggregate import mean_pseudo_gradient
+from decentral.parameters import Schema, combined_digest, digest
+from decentral.state.snapshot import anchor_name, outer_name
+from decentral.wire.frames import Frame, Kind
+from decentral.wire.messages import Record
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """The result of one commit, not yet installed."""
+
+    fragment: int
+    before_N: Tensor
+    after_N: Tensor
+    state: dict[str, Tensor]
+    digest: bytes  # of after_N
+
+
+class Replica:
+    """Anchor and outer state of one peer, fragment by fragment."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        anchors: Sequence[Tensor],
+        outer: OuterOptimizer | NoLoCo,
+        codec: Codec,
+        merge_codec: Codec,
+        tuned: Callable[[OuterOptimizer, int], OuterOptimizer] | None = None,
+    ) -> None:
+        self.tuned = tuned  # the outer optimizer for a number of contributors, when the manifest leaves it open
+
+        self.schema, self.outer, self.codec, self.merge_codec = schema, outer, codec, merge_codec
+        self.anchors: list[Tensor] = list(anchors)
+        self.states: list[dict[str, Tensor]] = [outer.init(anchor) for anchor in self.anchors]
+        self.debts: list[Tensor | None] = [None] * len(self.anchors)
+        self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
+
+    @property
+    def digest(self) -> bytes:
+        """The anchor's digest over all fragments."""
+        return combined_digest(self.digests)
+
+    def shapes(self, fragment: int) -> Shapes:
+        """Shapes of a fragment's parameters."""
+        return self.schema.fragments[fragment].shapes
+
+    def numel(self, fragment: int) -> int:
+        """Elements of a fragment."""
+        return self.schema.fragments[fragment].numel
+
+    def encode(self, fragment: int, gradient_N: Tensor) -> Encoded:
+        """The body of a gather frame and the debt to book with its commit."""
+        return self.codec.encode(gradient_N, self.debts[fragment], self.shapes(fragment))
+
+    def encode_range(self, fragment: int, gradient_N: Tensor, start: int, stop: int) -> Encoded:
+        """The body of one slice of a reduce and its share of the debt."""
+        debt_N = self.debts[fragment]
+        part = None if debt_N is None else debt_N[start:stop]
+        return self.codec.encode(gradient_N[start:stop], part, range_shapes(start, stop))
+
+    def outer_step(self, record: Record, frames: Mapping[bytes, Frame]) -> OuterStep:
+        """What ``record`` makes of this replica. Pure: install it once the record is durable.
+
+        Raises PayloadError when a frame does not decode; frames are checked when they arrive, so that is a bug or
+        a damaged disk, and nothing has changed.
+        """
+        f = record.fragment
+        if any(frames[ref.frame].header.kind == Kind.MERGE for ref in record.frames):
+            return self._merge(record, frames)
+        bodies = [frames[ref.frame].body for ref in record.frames]
+        mean_N = self._reduced(record, bodies) if record.contributors else self._gathered(record, bodies)
+        assert not isinstance(self.outer, NoLoCo), "a gossip run commits merges only"
+        contributors = len(record.contributors or record.frames)
+        outer = self.outer if self.tuned is None else self.tuned(self.outer, contributors)
+        after_N, state = outer.step(self.anchors[f], mean_N, self.states[f])
+        return OuterStep(f, self.anchors[f], after_N, state, digest(after_N))
+
+    def install(self, step: OuterStep) -> None:
+        """Make an outer step this replica's state."""
+        self.anchors[step.fragment] = step.after_N
+        self.states[step.fragment] = step.state
+        self.digests[step.fragment] = step.digest
+
+    def refresh(self, fragment: int) -> None:
+        """Recompute a fragment's digest after a gossip step replaced its anchor."""
+        self.digests[fragment] = digest(self.anchors[fragment])
+
+    def _merge(self, record: Record, frames: Mapping[bytes, Frame]) -> OuterStep:
+        """The one full average at the end of a gossip run.
+
+        Source: "On the Surprising Effectiveness of a Single Global Merging in Decentralized Learning", 2025,
+        arXiv:2507.06542.
+        """
+        f = record.fragment
+        shapes = self.shapes(f)
+        decoded = [(ref.peer, self.merge_codec.decode(frames[ref.frame].body, shapes), 1.0) for ref in record.frames]
+        after_N = mean_pseudo_gradient(decoded)
+        return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N))
+
+    def _gathered(self, record: Record, bodies: Sequence[bytes]) -> Tensor:
+        shapes = self.shapes(record.fragment)
+        decoded = [self.codec.decode(data, shapes) for data in bodies]
+        return mean_pseudo_gradient([(ref.peer, t, 1.0) for ref, t in zip(record.frames, decoded, strict=True)])
+
+    def _reduced(self, record: Record, bodies: Sequence[bytes]) -> Tensor:
+        parts = {}
+        for ref, data in zip(record.frames, bodies, strict=True):
+            _, start, stop = record.partition[ref.part]
+            parts[ref.part] = self.codec.decode(data, range_shapes(start, stop))
+        if len(parts) != len(record.partition):
+            raise PayloadError(
+                f"round {record.round} names {len(parts)} of {len(record.partition)} partitions; drop it"
+            )
+        return assembled(record.partition, parts, torch.empty(self.numel(record.fragment)))
+
+    # ---- what a checkpoint or a snapshot holds ----
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Anchor and outer state: what every peer holds alike."""
+        named = {anchor_name(f): anchor for f, anchor in enumerate(self.anchors)}
+        for f, state in enumerate(self.states):
+            named |= {outer_name(f, key): tensor for key, tensor in state.items()}
+        return named
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """The debt: this peer's alone."""
+        return {debt_name(f): debt for f, debt in enumerate(self.debts) if debt is not None}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over ``shared_tensors`` and, when they are there, ``own_tensors``; all or nothing.
+
+        Raises PayloadError when a tensor is missing or has another size.
+        """
+        anchors = [self._wanted(tensors, anchor_name(f), a) for f, a in enumerate(self.anchors)]
+        states = [
+            {key: self._wanted(tensors, outer_name(f, key), t) for key, t in state.items()}
+            for f, state in enumerate(self.states)
+        ]
+        debts = [tensors.get(debt_name(f)) for f in range(len(anchors))]
+        self.anchors, self.states, self.debts = anchors, states, debts
+        self.digests = [digest(anchor) for anchor in anchors]
+
+    @staticmethod
+    def _wanted(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+        found = tensors.get(name)
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            raise PayloadError(f"state lacks {name} of shape {tuple(like.shape)}; use another donor or checkpoint")
+        return found
+
+
+def debt_name(fragment: int) -> str:
+    """Name of a fragment's debt in a checkpoint; debts are never in a snapshot."""
+    return f"debt/{fragment}"

@@ -1,0 +1,182 @@
+"""Real nodes on the memory transport under virtual time, with trainers that pull towards a target each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+import torch
+import trio
+import trio.testing
+
+from decentral.exchange.offload import inline
+from decentral.manifest import Manifest, preset_manifest
+from decentral.parameters import Schema, schema_of
+from decentral.peer.node import Node, Start
+from decentral.rounds.contribution import Contribution
+from decentral.rounds.driver import Advance, Ledger
+from decentral.transport.memory import MemoryNetwork
+from decentral.wire.keys import Signer
+
+STEP = 1.0  # s of virtual time for the inner steps of one round
+
+
+def signer_of(number: int) -> Signer:
+    seed = hashlib.blake2b(b"node" + number.to_bytes(4, "little"), digest_size=32).digest()
+    return Signer(seed)
+
+
+def small_schema(fragments: int = 1) -> Schema:
+    model = torch.nn.Module()
+    model.emb = torch.nn.Parameter(torch.zeros(70, 64))
+    model.layers = torch.nn.ModuleList([torch.nn.Linear(64, 67) for _ in range(4)])
+    return schema_of(model, fragments)
+
+
+class Member:
+    """A node with a trainer: every STEP seconds it contributes a pull towards its own target."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        self.lab, self.number, self.signer = lab, number, signer_of(number)
+        self.transport = lab.network.transport(self.signer)
+        self.digests: dict[int, str] = {}
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.log: list[Any] = []
+        self.advances: list[Advance] = []
+        anchors = [torch.zeros(fragment.numel) for fragment in lab.schema.fragments]
+        start = Start(
+            manifest=lab.manifest,
+            schema=lab.schema,
+            anchors=anchors,
+            founder=founder,
+            bootstrap=lab.bootstrap(),
+        )
+        self.node = Node(
+            start,
+            signer=self.signer,
+            transport=self.transport,
+            ledger=Ledger(lambda commit, frames: self.log.append(commit), lambda blob: None),
+            on_advance=self._on_advance,
+            on_event=lambda event, fields: self.events.append((event, fields)),
+            offload=inline,
+        )
+        self.scope = trio.CancelScope()
+        self.steps = 0
+        self.idle = False
+
+    def _on_advance(self, advance: Advance) -> None:
+        self.advances.append(advance)
+        if advance.record is not None:
+            self.digests[advance.record.round] = self.node.replica.digest.hex()
+
+    async def live(self) -> None:
+        with self.scope:
+            async with self.transport, anyio.create_task_group() as group:
+                await group.start(self.node.run)
+                await self._train()
+
+    async def _train(self) -> None:
+        driver = self.node.driver
+        while True:
+            await anyio.sleep(STEP)
+            head = driver.head
+            if self.idle or head.anchor is None or head.final or driver.pending is not None or not driver.is_member:
+                continue
+            self.steps += 1
+            fragment = head.fragment(self.lab.manifest.outer.fragments)
+            anchor = self.node.replica.anchors[fragment]
+            local = anchor + 0.3 * (self.target(fragment) - anchor)
+            await driver.contribute(Contribution(fragment, head.hash, local, anchor - local, 1, 1))
+
+    def target(self, fragment: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * self.number + fragment)
+        return torch.randn(self.lab.schema.fragments[fragment].numel, generator=generator)
+
+    @property
+    def rounds(self) -> int:
+        return self.node.driver.head.outer_step
+
+    def kill(self) -> None:
+        self.lab.network.kill(self.signer.peer)
+        self.scope.cancel()
+
+
+class Lab:
+    """A swarm in memory."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.schema = small_schema(manifest.outer.fragments)
+        self.network = MemoryNetwork(latency=0.02)
+        self.members: list[Member] = []
+        self.nursery: trio.Nursery | None = None
+
+    def bootstrap(self) -> tuple[str, ...]:
+        return tuple(address for member in self.members[:1] for address in member.transport.addresses())
+
+    def add(self) -> Member:
+        member = Member(self, len(self.members), founder=not self.members)
+        self.members.append(member)
+        assert self.nursery is not None
+        self.nursery.start_soon(member.live)
+        return member
+
+    def alive(self) -> list[Member]:
+        return [member for member in self.members if not member.scope.cancel_called]
+
+    async def until(self, holds: Callable[[], bool], limit: float = 300.0) -> None:
+        with trio.fail_after(limit):
+            while not holds():
+                await trio.sleep(0.1)
+
+    async def all_members(self) -> None:
+        await self.until(lambda: all(len(m.node.driver.head.members) == len(self.alive()) for m in self.alive()))
+
+    async def rounds(self, count: int) -> None:
+        goal = max(member.rounds for member in self.alive()) + count
+        await self.until(lambda: all(member.rounds >= goal for member in self.alive()))
+
+    def check_equal(self) -> None:
+        """Peers that applied the same round hold the same bits."""
+        seen: dict[int, str] = {}
+        for member in self.members:
+            for round_, digest in member.digests.items():
+                assert seen.setdefault(round_, digest) == digest, f"round {round_} differs between peers"
+
+
+def small_terms(preset: str, **swarm: Any) -> Manifest:
+    manifest = preset_manifest(preset)
+    limits = {
+        "deadline_floor": 1.0,
+        "deadline_ceiling": 8.0,
+        "lease": 3.0,
+        "shrink_after": 6.0,
+        "min_peers": 1,
+        **swarm,
+    }
+    update = {"swarm": manifest.swarm.model_copy(update=limits)}
+    update["run"] = manifest.run.model_copy(update={"rounds": 1000, "salt": "test", "seed": 0})
+    return manifest.model_copy(update=update)
+
+
+@pytest.fixture
+def run_lab() -> Callable[..., None]:
+    def run(manifest: Manifest, script: Callable[[Lab], Awaitable[None]]) -> None:
+        async def main() -> None:
+            lab = Lab(manifest)
+            async with trio.open_nursery() as nursery:
+                lab.nursery = nursery
+                await script(lab)
+                nursery.cancel_scope.cancel()
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    return run
+
+
+@pytest.fixture
+def terms() -> Callable[..., Manifest]:
+    return small_terms

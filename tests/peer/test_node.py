@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+SYNCHRONOUS = ["diloco", "streaming", "sparseloco"]
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_four_peers_hold_the_same_bits_after_every_round(run_lab, terms, preset):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(6)
+        lab.check_equal()
+        assert all(len(member.digests) >= 6 for member in lab.members)
+
+    run_lab(terms(preset), script)
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_the_anchor_moves_towards_the_mean_of_the_targets(run_lab, terms, preset):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        mean = sum(member.target(0) for member in lab.members) / 3
+        before = lab.members[0].node.replica.anchors[0].sub(mean).norm()
+        await lab.rounds(12)
+        assert lab.members[0].node.replica.anchors[0].sub(mean).norm() < 0.9 * before
+
+    run_lab(terms(preset), script)
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_survivors_of_a_kill_agree_and_go_on_and_drop_the_dead(run_lab, terms, preset):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.members[2].kill()
+        await lab.rounds(4)
+        await lab.all_members()
+        lab.check_equal()
+
+    run_lab(terms(preset), script)
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_a_late_joiner_is_bit_equal_and_contributes(run_lab, terms, preset):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(3)
+        joiner = lab.add()
+        await lab.all_members()
+        await lab.rounds(4)
+        lab.check_equal()
+        assert joiner.node.driver.contributed >= 2
+        assert len(joiner.digests) >= 4
+
+    run_lab(terms(preset), script)
+
+
+def test_two_peers_and_one_dies_the_other_goes_on(run_lab, terms):
+    async def script(lab):
+        lab.add()
+        lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.members[0].kill()
+        await lab.rounds(3)
+        assert len(lab.alive()[0].node.driver.head.members) == 1
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_peer_that_was_cut_off_catches_up_by_replaying_frames(run_lab, terms):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        away = lab.members[3]
+        others = [member.signer.peer for member in lab.members[:3]]
+        for peer in others:
+            lab.network.cut(away.signer.peer, peer)
+        goal = max(member.rounds for member in lab.members) + 3
+        await lab.until(lambda: all(member.rounds >= goal for member in lab.members[:3]))
+        assert away.rounds < goal
+        for peer in others:
+            lab.network.heal(away.signer.peer, peer)
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.check_equal()
+        assert not any(event == "resynced" for event, _ in away.events), "frames were there to replay"
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_the_debt_is_booked_with_the_commit_and_not_before(run_lab, terms):
+    async def script(lab):
+        member = lab.add()
+        await lab.all_members()
+        await lab.until(lambda: member.node.driver.pending is not None or member.rounds > 0)
+        await lab.rounds(1)
+        advance = next(a for a in member.advances if a.contribution is not None)
+        sent = member.node.replica.codec.decode(advance.contribution.encoded.body, member.node.replica.shapes(0))
+        total = sent + advance.contribution.encoded.debt_N
+        torch.testing.assert_close(total, advance.contribution.gradient_N)
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_run_ends_for_all_with_the_same_last_record(run_lab, terms):
+    manifest = terms("diloco")
+    manifest = manifest.model_copy(update={"run": manifest.run.model_copy(update={"rounds": 3})})
+
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(member.node.driver.head.final for member in lab.members))
+        assert len({member.node.driver.head.hash for member in lab.members}) == 1
+
+    run_lab(manifest, script)
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_equal_seeds_give_equal_chains(run_lab, terms, preset):
+    digests = []
+
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(3)
+        digests.append({r: d for r, d in lab.members[0].digests.items()})
+
+    for _ in range(2):
+        run_lab(terms(preset), script)
+    shared = set(digests[0]) & set(digests[1])
+    assert len(shared) >= 3
+    assert all(digests[0][r] == digests[1][r] for r in shared)

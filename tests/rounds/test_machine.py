@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import pytest
+
+from decentral.errors import PayloadError
+from decentral.rounds import chain
+from decentral.wire import messages as m
+
+
+def finish_round(swarm, count: int = 1, limit: float = 200.0) -> bool:
+    """Let every living member offer until each has ``count`` more outer steps."""
+    goal = {peer: swarm.rounds_done(peer) + count for peer in swarm.alive()}
+
+    def done() -> bool:
+        if all(swarm.rounds_done(peer) >= goal[peer] for peer in swarm.alive()):
+            return True
+        swarm.offer_all()
+        return False
+
+    return swarm.run(done, limit)
+
+
+@pytest.mark.parametrize("reduce", [False, True], ids=["gather", "reduce"])
+@pytest.mark.parametrize("num_peers", [1, 2, 3, 4, 7])
+def test_all_offers_are_named_and_all_peers_commit_the_same_record(make_swarm, num_peers, reduce):
+    swarm = make_swarm(num_peers, reduce=reduce)
+    assert finish_round(swarm, 5)
+    swarm.check_agreement()
+    assert sorted(swarm.named(swarm.members[0])) == sorted(swarm.members)
+
+
+def test_each_round_is_led_by_the_peer_that_the_hash_chooses(make_swarm):
+    swarm = make_swarm(4)
+    leaders = set()
+    for _ in range(30):
+        leaders.add(chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[0])
+        assert finish_round(swarm)
+    assert leaders == set(swarm.members)
+
+
+@pytest.mark.parametrize("reduce", [False, True], ids=["gather", "reduce"])
+@pytest.mark.parametrize("who", ["leader", "contributor"])
+def test_a_kill_before_any_delivery_leaves_the_survivors_agreed_and_going(make_swarm, who, reduce):
+    """Every message of a round is a phase: the victim dies right before the n-th delivery, for every n."""
+    n, last = 0, 1
+    while n < last:
+        swarm = make_swarm(4, reduce=reduce, seed=n)
+        order = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+        victim = order[0] if who == "leader" else order[-1]
+        swarm.on_delivery = lambda count, n=n, swarm=swarm, victim=victim: (
+            swarm.kill(victim) if count == n + 1 else None
+        )
+        assert finish_round(swarm), f"hang after a kill before delivery {n}"
+        last = max(last, swarm.delivered)
+        if victim in swarm.alive():
+            break
+        swarm.lose_leases(gone=False)
+        assert finish_round(swarm, 3), f"no further round after a kill before delivery {n}"
+        swarm.check_agreement()
+        assert victim not in swarm.hosts[swarm.alive()[0]].machine.head.members
+        n += 1
+    assert n > 10, "the enumeration ended before it covered a round"
+
+
+@pytest.mark.parametrize("who", ["leader", "contributor"])
+def test_a_peer_restarted_from_its_disk_never_votes_twice_and_comes_back_into_step(make_swarm, who):
+    for n in range(40):
+        swarm = make_swarm(3, seed=n)
+        order = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+        victim = order[0] if who == "leader" else order[-1]
+
+        def crash(count: int, n: int = n, swarm=swarm, victim=victim) -> None:
+            if count == n + 1:
+                swarm.kill(victim)
+            elif count == n + 4:
+                swarm.restart(victim)
+
+        swarm.on_delivery = crash
+        assert finish_round(swarm, 3), f"hang after a restart at delivery {n}"
+        swarm.check_agreement()
+
+
+@pytest.mark.parametrize("loss", [0.1, 0.3])
+@pytest.mark.parametrize("seed", range(15))
+def test_lost_messages_cost_time_and_nothing_else(make_swarm, seed, loss):
+    swarm = make_swarm(4, seed=seed)
+    swarm.lose = lambda a, b, message: swarm.random.random() < loss
+    assert finish_round(swarm, 4, limit=2000)
+    swarm.check_agreement()
+
+
+def test_every_message_delivered_twice_changes_nothing(make_swarm):
+    swarm = make_swarm(4, seed=3)
+    original = swarm.deliver_one
+
+    def twice() -> None:
+        if swarm.queue and swarm.random.random() < 0.5:
+            swarm.queue.append(swarm.random.choice(swarm.queue))
+        original()
+
+    swarm.deliver_one = twice
+    assert finish_round(swarm, 5)
+    swarm.check_agreement()
+
+
+def test_a_minority_does_not_commit_and_follows_the_majority_when_healed(make_swarm):
+    swarm = make_swarm(5)
+    minority = set(swarm.members[:2])
+    swarm.lose = lambda a, b, message: (a in minority) != (b in minority)
+    for peer in swarm.members:
+        others = frozenset(p for p in swarm.members if (p in minority) != (peer in minority))
+        swarm.hosts[peer].machine.liveness(others, frozenset(), swarm.now)
+    swarm.run(lambda: swarm.offer_all() or all(swarm.rounds_done(p) >= 2 for p in swarm.members[2:]))
+    assert all(swarm.rounds_done(peer) == 0 for peer in minority)
+    swarm.lose = lambda a, b, message: False
+    for peer in swarm.members:
+        swarm.hosts[peer].machine.liveness(frozenset(), frozenset(), swarm.now)
+    for peer in minority:
+        swarm.hosts[peer].machine.round.offers.clear()
+        swarm._do(peer, swarm.hosts[peer].machine.receive(swarm.members[-1], m.Behind(99), swarm.now))
+    assert swarm.run(lambda: all(swarm.rounds_done(p) >= 2 for p in swarm.members))
+    swarm.check_agreement()
+
+
+def test_two_peers_and_one_dies_the_other_goes_on_once_it_is_given_up(make_swarm):
+    swarm = make_swarm(2)
+    assert finish_round(swarm, 2)
+    victim = swarm.members[0]
+    swarm.kill(victim)
+    swarm.lose_leases(gone=False)
+    assert not finish_round(swarm, 1, limit=30), "half of an epoch is no majority"
+    swarm.lose_leases(gone=True)
+    assert finish_round(swarm, 3)
+    assert swarm.hosts[swarm.members[1]].machine.head.members == (swarm.members[1],)
+
+
+@pytest.mark.parametrize("n", range(25))
+def test_the_survivor_of_two_goes_on_whatever_was_voted_when_the_other_died(make_swarm, n):
+    swarm = make_swarm(2, seed=n)
+    victim = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[n % 2]
+    swarm.on_delivery = lambda count: swarm.kill(victim) if count == n // 2 + 1 else None
+    swarm.run(lambda: swarm.offer_all() or victim not in swarm.alive(), limit=20)
+    swarm.kill(victim)
+    swarm.lose_leases(gone=True)
+    assert finish_round(swarm, 2)
+
+
+def test_a_late_peer_is_passed_by_after_the_deadline_and_named_again_when_it_is_back(make_swarm):
+    swarm = make_swarm(4)
+    assert finish_round(swarm, 3)
+    late = swarm.members[2]
+    others = [peer for peer in swarm.members if peer != late]
+    goal = swarm.rounds_done(late) + 1
+    swarm.run(lambda: [swarm.offer(p) for p in others] and all(swarm.rounds_done(p) >= goal for p in others))
+    assert swarm.named(others[0]) == sorted(others)
+    assert finish_round(swarm, 2)
+    assert late in swarm.named(others[0])
+
+
+def test_a_joiner_is_admitted_between_rounds_at_once(make_swarm):
+    swarm = make_swarm(4)
+    joiner = swarm.members[3]
+    for host in swarm.hosts.values():
+        host.machine.restart(
+            chain.Head(*_genesis_fields(swarm), tuple(p for p in swarm.members if p != joiner)), swarm.now
+        )
+    request = m.JoinRequest(0, swarm.genesis().hash)
+    for peer in swarm.members[:3]:
+        swarm._do(peer, swarm.hosts[peer].machine.receive(joiner, request, swarm.now))
+    assert swarm.run(lambda: all(joiner in host.machine.head.members for host in swarm.hosts.values()), limit=10)
+    assert swarm.hosts[joiner].machine.head.outer_step == 0
+    assert finish_round(swarm, 2)
+    assert joiner in swarm.named(joiner)
+
+
+def _genesis_fields(swarm):
+    head = swarm.genesis()
+    return head.run, head.epoch, head.round, head.outer_step, head.hash, head.anchor
+
+
+def test_goodbye_takes_a_peer_out_with_the_next_record(make_swarm):
+    swarm = make_swarm(3)
+    leaver = swarm.members[1]
+    for peer in swarm.alive():
+        if peer != leaver:
+            swarm._do(peer, swarm.hosts[peer].machine.receive(leaver, m.Goodbye(), swarm.now))
+    swarm.kill(leaver)
+    assert finish_round(swarm, 2)
+    assert leaver not in swarm.hosts[swarm.members[0]].machine.head.members
+
+
+def test_below_min_peers_nothing_is_committed(make_swarm):
+    swarm = make_swarm(2, min_peers=3)
+    assert not finish_round(swarm, 1, limit=60)
+
+
+def test_the_last_round_says_so_and_nothing_follows_it(make_swarm):
+    swarm = make_swarm(3, rounds=2)
+    assert finish_round(swarm, 2)
+    assert all(host.machine.head.final for host in swarm.hosts.values())
+    assert not finish_round(swarm, 1, limit=30)
+
+
+def test_time_is_up_ends_the_run_with_the_next_commit(make_swarm):
+    swarm = make_swarm(3)
+    for host in swarm.hosts.values():
+        host.machine.time_is_up = True
+    assert finish_round(swarm, 1)
+    assert swarm.hosts[swarm.members[0]].machine.head.final
+
+
+def test_a_vote_with_anothers_signature_is_refused(make_swarm):
+    swarm = make_swarm(3)
+    leader = chain.leaders(swarm.genesis())[0]
+    a, b = (peer for peer in swarm.members if peer != leader)
+    swarm.offer_all()
+    machine = swarm.hosts[leader].machine
+    swarm.run(lambda: machine.leading is not None and machine.leading.proposal is not None)
+    record = machine.leading.proposal.record
+    signer = next(s for s in swarm.signers if s.peer == a)
+    text = m.vote_text(record.run, record.epoch, record.round, 0, record.hash)
+    with pytest.raises(PayloadError, match="not signed by its sender"):
+        machine.receive(b, m.Vote(record.epoch, record.round, 0, record.hash, signer.sign(text)), swarm.now)
+
+
+def test_a_commit_without_a_majority_of_signatures_is_refused(make_swarm):
+    swarm = make_swarm(4)
+    assert finish_round(swarm, 1)
+    commit = swarm.hosts[swarm.members[0]].disk.log[0]
+    thin = m.Commit(commit.record, m.Certificate(commit.certificate.ballot, commit.certificate.votes[:2]))
+    fresh = make_swarm(4).hosts[swarm.members[0]].machine
+    with pytest.raises(PayloadError):
+        fresh.receive(swarm.members[1], thin, 0.0)
+    assert fresh.decided is None
+
+
+def test_a_record_on_another_branch_asks_for_the_chain_instead_of_being_applied(make_swarm):
+    swarm = make_swarm(3)
+    assert finish_round(swarm, 1)
+    peer, other = swarm.members[0], swarm.members[1]
+    head = swarm.hosts[peer].machine.head
+    swarm.hosts[peer].machine.restart(
+        chain.Head(head.run, head.epoch, head.round, head.outer_step, bytes(32), head.anchor, head.members),
+        swarm.now,
+    )
+    swarm.hosts[peer].disk.log.clear()
+    finish = swarm.rounds_done(other) + 1
+    swarm.run(lambda: [swarm.offer(p) for p in swarm.members[1:]] and swarm.rounds_done(other) >= finish, limit=60)
+    swarm.run(lambda: bool(swarm.hosts[peer].caught_up_with), limit=20)
+    assert swarm.hosts[peer].caught_up_with
+    assert swarm.hosts[peer].disk.log == []
