@@ -1,0 +1,1 @@
+"""Bytes of peers: keys and signatures, frames, control messages. Hostile until checked; no sockets here."""

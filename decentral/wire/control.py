@@ -1,0 +1,98 @@
+"""Small messages around a round: offers, plans, who is missing, joining and leaving, gossip pairs.
+
+Crosses the wire: 0 to 100 bytes each, a plan 80 per contributor and 48 per range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decentral.wire.codecs import U32, U64, Hash
+from decentral.wire.records import FrameRefs, Partition, Peers, broken_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Its sender has a contribution to the round, and this is its frame."""
+
+    epoch: U64
+    round: U64
+    fragment: U32
+    base: Hash  # digest of the anchor it starts from
+    frame: Hash
+    nbytes: U64  # of the frame
+    steps: U32
+    tokens: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who reduces what in this round: every owner averages exactly these contributors."""
+
+    epoch: U64
+    round: U64
+    ballot: U32
+    number: U32
+    contributors: FrameRefs
+    partition: Partition
+
+    def check(self) -> str | None:
+        """The rule across fields that this plan breaks."""
+        if not self.partition or not self.contributors:
+            return "a plan without contributors or without a partition"
+        return broken_ranges(self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An owner tells the leader whose slices of the plan never came."""
+
+    epoch: U64
+    round: U64
+    plan: U32
+    peers: Peers
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """Its sender stands at this round with this anchor and asks to be a member."""
+
+    round: U64
+    digest: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """Its sender leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The receiver is behind: the sender stands at ``round`` and can give the commits up to it."""
+
+    round: U64
+
+
+@dataclass(frozen=True, slots=True)
+class PairOffer:
+    """Gossip: its sender is ready to swap this frame in outer step ``step``."""
+
+    step: U64
+    frame: Hash
+    nbytes: U64  # of the frame
+
+
+@dataclass(frozen=True, slots=True)
+class PairCommit:
+    """Gossip: its sender holds both frames and will apply them; ``mine`` is the sender's own."""
+
+    step: U64
+    mine: Hash
+    yours: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class PairAbort:
+    """Gossip: nothing of outer step ``step`` is applied."""
+
+    step: U64

@@ -1,0 +1,166 @@
+"""A frame: one peer's signed bytes for one round: a fixed header, then a body of known size.
+
+Crosses the wire: ``HEADER_NBYTES`` bytes, then the body. No length field: the local schema says how long
+the body of a header must be, so a peer cannot make this one allocate. The header holds the body's hash,
+and the signature covers the header, so one signature check covers everything and every value has one
+encoding.
+
+Layout, little-endian: magic "DCFR", version u16, kind u16, run 32, epoch u64, round u64, fragment u32,
+part u32, parts u32, plan u32, base 32, sender 32, steps u32, zero u32, tokens u64, body hash 32
+(blake2b-256), signature 64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from enum import IntEnum
+from functools import cached_property
+
+from decentral.errors import PayloadError
+from decentral.wire.keys import DIGEST_NBYTES, SIGNATURE_NBYTES, Digest, PeerId, Signer, verify
+
+MAGIC = b"DCFR"
+VERSION = 1
+
+_FIELDS = struct.Struct("<4sHH32sQQIIII32s32sIIQ")
+_SIGNED_NBYTES = _FIELDS.size + DIGEST_NBYTES
+HEADER_NBYTES = _SIGNED_NBYTES + SIGNATURE_NBYTES
+
+
+class Kind(IntEnum):
+    """What a frame's body is."""
+
+    CONTRIBUTION = 1  # a peer's compressed pseudo-gradient of a fragment
+    SLICE = 2  # the part of a contribution that one owner reduces
+    RESULT = 3  # an owner's mean over its part
+    SWAP = 4  # a gossip pair's exchange
+    MERGE = 5  # parameters of a peer that trained on alone
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the body is and what it belongs to; all of it is signed."""
+
+    kind: Kind
+    run: Digest
+    epoch: int
+    round: int
+    fragment: int
+    part: int  # index below ``parts``; 0 of 1 for a whole fragment
+    parts: int
+    plan: int  # number of the reduce plan, 0 when there is none
+    base: Digest  # anchor that the body starts from
+    sender: PeerId
+    steps: int  # inner steps behind the body
+    tokens: int  # training tokens behind the body
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Made by ``seal`` or ``parse``, so always whole and signed."""
+
+    header: Header
+    body: bytes
+    signature: bytes
+
+    @cached_property
+    def _signed(self) -> bytes:
+        return _pack(self.header, self.body)
+
+    @cached_property
+    def hash(self) -> Digest:
+        """blake2b-256 over every byte of the frame: what offers and records call it by."""
+        state = hashlib.blake2b(self._signed, digest_size=DIGEST_NBYTES)
+        state.update(self.signature)
+        state.update(self.body)
+        return state.digest()
+
+    @property
+    def nbytes(self) -> int:
+        """Size on the wire."""
+        return HEADER_NBYTES + len(self.body)
+
+    def to_bytes(self) -> bytes:
+        """The frame as it crosses the wire."""
+        return b"".join((self._signed, self.signature, self.body))
+
+
+def seal(header: Header, body: bytes, signer: Signer) -> Frame:
+    """Sign ``body`` under ``header``, whose sender must be the signer.
+
+    Raises PayloadError when a field does not fit its place.
+    """
+    if header.sender != signer.peer:
+        raise PayloadError("seal: header.sender is not the signer; a frame is signed by who it is from")
+    _check_fields(header)
+    return Frame(header, bytes(body), signer.sign(_pack(header, body)))
+
+
+def parse(data: bytes | memoryview, expected_nbytes: Callable[[Header], int]) -> Frame:
+    """Read and check one frame: nothing of ``data`` is trusted before its signature holds.
+
+    ``expected_nbytes`` gives the exact size of the body that belongs to a header, from the local schema; it
+    may raise PayloadError itself for a header that belongs to nothing here. Cheap checks come first.
+    """
+    header = parse_header(data)
+    size = expected_nbytes(header)
+    if len(data) - HEADER_NBYTES != size:
+        found = len(data) - HEADER_NBYTES
+        raise _bad(f"body of {found} bytes, the schema says {size} for this {header.kind.name}")
+    body, signed = bytes(data[HEADER_NBYTES:]), bytes(data[:_SIGNED_NBYTES])
+    if _digest(body) != signed[_FIELDS.size :]:
+        raise _bad("the body does not have the hash that its header names")
+    signature = bytes(data[_SIGNED_NBYTES:HEADER_NBYTES])
+    if not verify(header.sender, signature, signed):
+        raise _bad("not signed by the sender it names")
+    frame = Frame(header, body, signature)
+    frame.__dict__["_signed"] = signed  # the cached property's place: spares hashing the body a second time
+    return frame
+
+
+def parse_header(data: bytes | memoryview) -> Header:
+    """The header at the start of ``data``, its fields checked and its signature not yet."""
+    if len(data) < HEADER_NBYTES:
+        raise _bad(f"{len(data)} bytes, a header alone takes {HEADER_NBYTES}")
+    magic, version, kind, *fields = _FIELDS.unpack_from(data)
+    if magic != MAGIC:
+        raise _bad(f"magic {magic!r}, want {MAGIC!r}")
+    if version != VERSION:
+        raise _bad(f"version {version}, this library reads {VERSION}: one of the two is too old")
+    if kind not in Kind.__members__.values():
+        raise _bad(f"unknown kind {kind}")
+    run, epoch, round_, fragment, part, parts, plan, base, sender, steps, zero, tokens = fields
+    if zero:
+        raise _bad("reserved bytes are not zero")
+    header = Header(Kind(kind), run, epoch, round_, fragment, part, parts, plan, base, sender, steps, tokens)
+    if part >= parts:
+        raise _bad(f"part {part} of {parts}")
+    return header
+
+
+def _pack(header: Header, body: bytes) -> bytes:
+    kind, *fields, steps, tokens = astuple(header)
+    return _FIELDS.pack(MAGIC, VERSION, kind, *fields, steps, 0, tokens) + _digest(body)
+
+
+def _check_fields(header: Header) -> None:
+    """What struct would silently pad or cut, or refuse with an error of its own."""
+    if {len(header.run), len(header.base), len(header.sender)} != {DIGEST_NBYTES}:
+        raise PayloadError("seal: run, base and sender are 32 bytes each")
+    short = (header.fragment, header.part, header.parts, header.plan, header.steps)
+    long = (header.epoch, header.round, header.tokens)
+    if not all(0 <= n < 2**32 for n in short) or not all(0 <= n < 2**64 for n in long):
+        raise PayloadError(f"seal: a number of {header} does not fit its u32, or u64 (epoch, round, tokens)")
+    if header.part >= header.parts:
+        raise PayloadError(f"seal: part {header.part} of {header.parts}; parts are counted from 0")
+
+
+def _digest(body: bytes) -> Digest:
+    return hashlib.blake2b(body, digest_size=DIGEST_NBYTES).digest()
+
+
+def _bad(what: str) -> PayloadError:
+    return PayloadError(f"frame refused: {what}; drop it and its sender")

@@ -1,0 +1,125 @@
+"""Every control message, and its bytes: a type byte, a version byte, then the fields that its class
+declares.
+
+Bounded by ``MAX_MESSAGE_NBYTES`` before anything is read. One encoding per value: decoding and encoding
+again gives the same bytes. Raises PayloadError and nothing else.
+"""
+
+from __future__ import annotations
+
+from decentral.errors import PayloadError
+from decentral.wire.control import (
+    Behind,
+    Goodbye,
+    JoinRequest,
+    Missing,
+    Offer,
+    PairAbort,
+    PairCommit,
+    PairOffer,
+    Plan,
+)
+from decentral.wire.layout import from_bytes, to_bytes
+from decentral.wire.lease import Lease, seal_lease
+from decentral.wire.records import MAX_PEERS, FrameRef, Record, decode_record, encode_record
+from decentral.wire.votes import (
+    Certificate,
+    Commit,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+    verify_certificate,
+    vote_text,
+)
+
+__all__ = [
+    "MAX_MESSAGE_NBYTES",
+    "MAX_PEERS",
+    "Behind",
+    "Certificate",
+    "Commit",
+    "FrameRef",
+    "Goodbye",
+    "JoinRequest",
+    "Lease",
+    "Message",
+    "Missing",
+    "Offer",
+    "PairAbort",
+    "PairCommit",
+    "PairOffer",
+    "Plan",
+    "Prepare",
+    "Promise",
+    "Proposal",
+    "Record",
+    "Vote",
+    "decode",
+    "decode_record",
+    "encode",
+    "encode_record",
+    "seal_lease",
+    "verify_certificate",
+    "vote_text",
+]
+
+VERSION = 1
+MAX_MESSAGE_NBYTES = 512 * 1024  # a commit with every list full takes 377 kB
+
+Message = (
+    Offer
+    | Plan
+    | Missing
+    | Proposal
+    | Vote
+    | Prepare
+    | Promise
+    | Commit
+    | JoinRequest
+    | Goodbye
+    | Behind
+    | PairOffer
+    | PairCommit
+    | PairAbort
+    | Lease
+)
+
+# Numbers are for ever: a message that goes away leaves its number unused.
+_TYPES: dict[int, type[Message]] = {
+    1: Offer,
+    2: Plan,
+    3: Missing,
+    4: Proposal,
+    5: Vote,
+    6: Prepare,
+    7: Promise,
+    8: Commit,
+    9: JoinRequest,
+    10: Goodbye,
+    11: Behind,
+    12: PairOffer,
+    13: PairCommit,
+    14: PairAbort,
+    15: Lease,
+}
+_CODES = {type_: code for code, type_ in _TYPES.items()}
+
+
+def encode(message: Message) -> bytes:
+    """The message's one encoding. Raises PayloadError for a message that breaks a rule of its fields."""
+    return bytes((_CODES[type(message)], VERSION)) + to_bytes(message)
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """The message encoded by exactly ``data``; a lease's signature is checked. Raises PayloadError."""
+    if not 2 <= len(data) <= MAX_MESSAGE_NBYTES:
+        raise PayloadError(f"message of {len(data)} bytes, want 2 to {MAX_MESSAGE_NBYTES}; drop it and its sender")
+    code, version = data[0], data[1]
+    type_ = _TYPES.get(code)
+    if type_ is None:
+        raise PayloadError(f"message of unknown type {code}; drop it and its sender")
+    if version != VERSION:
+        what = f"{type_.__name__} in version {version}, this library reads {VERSION}"
+        raise PayloadError(f"{what}: one of the two is too old; update it")
+    return from_bytes(type_, bytes(data[2:]))
