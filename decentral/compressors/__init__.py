@@ -1,0 +1,33 @@
+"""Tensor -> parts -> tensor. Pure, one method per file; error feedback is a wrapper.
+
+One folder, one seam: `Compressor`. `parse_compressor` reads a spelling from a manifest, ``str()`` writes it.
+"""
+
+from decentral.compressors.base import Compressor, PartSpec, Payload, Sparsifier
+from decentral.compressors.chain import Chain
+from decentral.compressors.e3m0 import E3M0
+from decentral.compressors.feedback import compress_with_debt
+from decentral.compressors.half import BFloat16, Float16
+from decentral.compressors.int8 import Int8
+from decentral.compressors.none import Uncompressed
+from decentral.compressors.registry import describe_compressors, parse_compressor
+from decentral.compressors.signmag2 import SignMag2
+from decentral.compressors.topk import TopK
+
+__all__ = [
+    "E3M0",
+    "BFloat16",
+    "Chain",
+    "Compressor",
+    "Float16",
+    "Int8",
+    "PartSpec",
+    "Payload",
+    "SignMag2",
+    "Sparsifier",
+    "TopK",
+    "Uncompressed",
+    "compress_with_debt",
+    "describe_compressors",
+    "parse_compressor",
+]

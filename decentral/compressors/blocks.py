@@ -1,0 +1,43 @@
+"""Runs of consecutive values that share one scale, and scales short enough to multiply exactly.
+
+A scale has 8 significant bits (it fits bfloat16), so ``code * scale`` with an 8-bit code is exact in float32:
+every device decodes the same bits, fused multiply-add or not, and ``tensor - decoded`` loses nothing to rounding.
+Rounding the scale up costs less than 1/128 of its size.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["LARGEST_SCALE", "num_blocks", "positive", "short_scale", "spread", "to_blocks"]
+
+LARGEST_SCALE = torch.finfo(torch.bfloat16).max  # 3.39e38; float32 ends at 3.40e38
+_LONG_BITS = 0xFFFF  # the mantissa bits float32 has and bfloat16 has not
+
+
+def num_blocks(numel: int, block: int) -> int:
+    """Blocks that cover ``numel`` values, the last one possibly short."""
+    return -(-numel // block)
+
+
+def to_blocks(flat_N: Tensor, block: int) -> Tensor:
+    """The values as rows (num_blocks, block), the last row filled up with zeros."""
+    missing = -flat_N.numel() % block
+    if missing:
+        flat_N = torch.nn.functional.pad(flat_N, (0, missing))
+    return flat_N.reshape(-1, block)
+
+
+def spread(scale_B: Tensor, flat_N: Tensor, block: int) -> Tensor:
+    """``flat_N`` with each block multiplied by its float32 scale."""
+    return (to_blocks(flat_N, block) * scale_B[:, None]).flatten()[: flat_N.numel()]
+
+
+def short_scale(size_B: Tensor, largest: float = LARGEST_SCALE) -> Tensor:
+    """Sizes >= 0 rounded up to 8 significant bits, float32, at most ``largest``."""
+    bits_B = (size_B.view(torch.int32) + _LONG_BITS) & ~_LONG_BITS
+    return bits_B.view(torch.float32).clamp(max=largest)
+
+
+def positive(scale_B: Tensor) -> Tensor:
+    """Scales to divide by: 1 for a block of zeros."""
+    return torch.where(scale_B > 0, scale_B, torch.ones_like(scale_B))

@@ -1,0 +1,66 @@
+"""``sparsifier >> quantiser``: which entries are kept, then how their values are sent.
+
+Parts: the sparsifier's index parts, then the quantiser's parts of every matrix of kept values. A matrix has one row
+per chunk, so a quantiser that works by rows (signmag2) has its scales per chunk, and one that works by blocks
+(int8, e3m0) blocks the kept values of neighbouring chunks together.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from decentral.compressors.base import (
+    About,
+    Compressor,
+    Method,
+    PartSpec,
+    Payload,
+    Shape,
+    Sparsifier,
+    check_parts,
+)
+from decentral.errors import ConfigError
+
+__all__ = ["Chain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Method):
+    """Keep what ``sparsifier`` selects and send its values through ``quantiser``."""
+
+    name: ClassVar[str] = ">>"
+    about: ClassVar[About] = About("index parts, then the quantiser's parts", True, "composition")
+    sparsifier: Sparsifier
+    quantiser: Compressor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sparsifier, Sparsifier):
+            raise ConfigError(f"{self}: the left side of >> must be a sparsifier; use topk(k=64, chunk=4096) there")
+        if isinstance(self.quantiser, Sparsifier | Chain) or not isinstance(self.quantiser, Compressor):
+            raise ConfigError(f"{self}: the right side of >> must quantise values; use signmag2, int8 or fp16 there")
+
+    def __str__(self) -> str:
+        return f"{self.sparsifier} >> {self.quantiser}"
+
+    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Index parts, then the value parts of every region."""
+        values = [spec for rows in self.sparsifier.value_shapes(shape) for spec in self.quantiser.layout(rows)]
+        return (*self.sparsifier.index_layout(shape), *values)
+
+    def compress(self, tensor: Tensor) -> Payload:
+        """Select, then quantise what was selected."""
+        index, values = self.sparsifier.select(tensor)
+        parts = [part for rows in values for part in self.quantiser.compress(rows).parts]
+        return Payload(tuple(tensor.shape), (*index, *parts))
+
+    def decompress(self, payload: Payload) -> Tensor:
+        """Values first, then their places."""
+        check_parts(self, payload, self.layout(payload.shape))
+        start = len(self.sparsifier.index_layout(payload.shape))
+        index, values = payload.parts[:start], []
+        for rows in self.sparsifier.value_shapes(payload.shape):
+            stop = start + len(self.quantiser.layout(rows))
+            values.append(self.quantiser.decompress(Payload(rows, payload.parts[start:stop])))
+            start = stop
+        return self.sparsifier.place(payload.shape, index, tuple(values))

@@ -1,0 +1,80 @@
+"""4-bit codes: a sign, 3 exponent bits, no mantissa, and one scale per block of values.
+
+Parts: codes uint8 (ceil(N/2),), two in a byte, first in the low nibble; scales bfloat16 (B,).
+4 + 16/block bits per value. Code 0 is zero, code c in 1..7 is scale * 2**(c-7), bit 3 is the sign; "minus zero"
+(code 8) is not used. scale = largest magnitude of the block, rounded up to 8 significant bits. Rounding is to the
+nearest level (linearly: 0.75 * 2**e goes up), so a value above scale/128 is off by at most a half of itself.
+
+Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512, which leaves
+scale, block and rounding open; those three are ours.
+"""
+# Shape suffixes: N = values, B = blocks, L = values in a block.
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.blocks import num_blocks, positive, short_scale, spread, to_blocks
+from decentral.compressors.packing import pack, packed_nbytes, unpack
+from decentral.errors import ConfigError
+
+__all__ = ["E3M0"]
+
+_LEVELS = [0.0, *(2.0**-place for place in range(6, -1, -1))]
+_MINUS = 8  # the sign bit; alone it would be a second spelling of zero
+
+
+@dataclass(frozen=True, slots=True)
+class E3M0(Method):
+    """Blockwise 4-bit powers of two; ``block`` values share a scale."""
+
+    name: ClassVar[str] = "e3m0"
+    about: ClassVar[About] = About(
+        layout="codes 4 bits (N), scales bfloat16 (N/block)",
+        biased=True,
+        source='Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512',
+    )
+    block: int = 256
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise ConfigError(f"e3m0(block={self.block}): a block has at least 1 value; 256 is usual")
+
+    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Codes, then scales."""
+        numel = math.prod(shape)
+        return (
+            PartSpec(torch.uint8, (packed_nbytes(numel, 4),)),
+            PartSpec(torch.bfloat16, (num_blocks(numel, self.block),)),
+        )
+
+    def compress(self, tensor: Tensor) -> Payload:
+        """Round every value to the nearest of 15 levels of its block."""
+        value_BL = to_blocks(check_input(tensor).flatten(), self.block)
+        scale_B = short_scale(value_BL.abs().amax(dim=1))
+        size_BL = value_BL.abs() / positive(scale_B)[:, None]
+        code_N = _nearest(size_BL, value_BL < 0).flatten()[: tensor.numel()]
+        return Payload(tuple(tensor.shape), (pack(code_N, 4), scale_B.to(torch.bfloat16)))
+
+    def decompress(self, payload: Payload) -> Tensor:
+        """level * scale."""
+        check_parts(self, payload, self.layout(payload.shape))
+        packed, scale_B = payload.parts
+        require(((scale_B >= 0) & torch.isfinite(scale_B)).all(), self, "a scale is not in [0, Inf)")
+        code_N = unpack(packed, 4, math.prod(payload.shape), self)
+        require((code_N != _MINUS).all(), self, "code 8, minus zero, is not used")
+        level_16 = torch.tensor([*_LEVELS, *(-level for level in _LEVELS)], device=code_N.device)
+        level_N = level_16.index_select(0, code_N.int())
+        return spread(scale_B.float(), level_N, self.block).reshape(payload.shape)
+
+
+def _nearest(size_BL: Tensor, negative_BL: Tensor) -> Tensor:
+    """Codes of sizes in [0, 1]: float32's own exponent field does the logarithm."""
+    exponent_BL = (size_BL * (4 / 3)).view(torch.int32) >> 23  # 127 for [0.75, 1.5), one less per halving
+    code_BL = (exponent_BL - 120).clamp_(1, 7).to(torch.uint8)
+    code_BL |= negative_BL.to(torch.uint8) << 3
+    return torch.where(size_BL >= 2.0**-7, code_BL, torch.zeros_like(code_BL))  # halfway between 0 and 2**-6

@@ -1,0 +1,39 @@
+"""Send everything as it is.
+
+Parts: the values, float32 (N,). 32 bits per value, exact.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+
+__all__ = ["Uncompressed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Uncompressed(Method):
+    """The identity: what DiLoCo's paper sends (Douillard et al., 2023, arXiv:2311.08105)."""
+
+    name: ClassVar[str] = "none"
+    about: ClassVar[About] = About(
+        layout="values float32 (N)", biased=False, source='Douillard et al., "DiLoCo", 2023, arXiv:2311.08105'
+    )
+
+    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """One float32 part of N values."""
+        return (PartSpec(torch.float32, (math.prod(shape),)),)
+
+    def compress(self, tensor: Tensor) -> Payload:
+        """A copy, so that a payload never changes under its reader."""
+        return Payload(tuple(tensor.shape), (check_input(tensor).flatten().clone(),))
+
+    def decompress(self, payload: Payload) -> Tensor:
+        """The same bits in the same shape."""
+        check_parts(self, payload, self.layout(payload.shape))
+        require(torch.isfinite(payload.parts[0]).all(), self, "every value must be finite")
+        return payload.parts[0].clone().reshape(payload.shape)

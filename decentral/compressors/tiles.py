@@ -1,0 +1,79 @@
+"""Cut a tensor of any shape into chunks of neighbouring values, and put it together again.
+
+A matrix is cut into square tiles (64x64 for chunks of 4096), any other tensor into runs of its flattened values.
+What is left over at the borders makes smaller chunks, so a tensor has at most four regions of equal chunks:
+inside, right edge, bottom edge, corner. Each region is handled as one matrix (chunks, values per chunk).
+
+Source: DeMo's tiling (Peng et al., "DeMo", 2024, arXiv:2411.19870), without its search for divisors: a prime
+dimension would make tiles one value wide.
+"""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Region", "as_matrix", "cut", "paste", "regions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A rectangle of a matrix, cut into equal tiles."""
+
+    top: int
+    left: int
+    tile_rows: int  # tiles from top to bottom
+    tile_columns: int
+    height: int  # of one tile
+    width: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Tiles in the region."""
+        return self.tile_rows * self.tile_columns
+
+    @property
+    def length(self) -> int:
+        """Values in one tile."""
+        return self.height * self.width
+
+
+def regions(shape: tuple[int, ...], chunk: int) -> tuple[Region, ...]:
+    """The regions of a tensor of this shape, without empty ones; ``chunk`` is a square number."""
+    side = math.isqrt(chunk)
+    height, width = (side, side) if len(shape) == 2 else (1, chunk)
+    rows, columns = shape if len(shape) == 2 else (1, math.prod(shape))
+    return tuple(
+        Region(top, left, tile_rows, tile_columns, tile_height, tile_width)
+        for top, tile_rows, tile_height in _spans(rows, height)
+        for left, tile_columns, tile_width in _spans(columns, width)
+    )
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """The matrix that regions refer to: the tensor itself, or one row of all its values."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(1, -1)
+
+
+def cut(matrix: Tensor, region: Region) -> Tensor:
+    """A region's chunks, (num_chunks, length); a copy unless chunks are runs."""
+    return _tiles(matrix, region).permute(0, 2, 1, 3).reshape(region.num_chunks, region.length)
+
+
+def paste(matrix: Tensor, region: Region, chunks: Tensor) -> None:
+    """Write a region's chunks back, in place."""
+    tiles = chunks.view(region.tile_rows, region.tile_columns, region.height, region.width)
+    _tiles(matrix, region).copy_(tiles.permute(0, 2, 1, 3))
+
+
+def _tiles(matrix: Tensor, region: Region) -> Tensor:
+    """A view (tile row, row in tile, tile column, column in tile) of the region."""
+    rows, columns = region.tile_rows * region.height, region.tile_columns * region.width
+    part = matrix[region.top : region.top + rows, region.left : region.left + columns]
+    return part.view(region.tile_rows, region.height, region.tile_columns, region.width)  # splits only: never a copy
+
+
+def _spans(size: int, tile: int) -> list[tuple[int, int, int]]:
+    """(start, number of tiles, tile size) for the whole tiles of a dimension, then for the rest."""
+    whole, rest = divmod(size, tile)
+    return [span for span in ((0, whole, tile), (whole * tile, 1, rest)) if span[1] and span[2]]

@@ -1,0 +1,51 @@
+"""What an outer optimizer is: a pure function of the anchor, one averaged pseudo-gradient and explicit state.
+
+One sign everywhere: pseudo-gradient = anchor - local, a descent direction; an outer step subtracts it. (NoLoCo's
+own equations use local - anchor; `noloco` turns it over at its door.) Nothing is mutated, all results are new
+tensors, and every operation is elementwise IEEE arithmetic without fused multiply-add: ``a + b * c`` is written as a
+product and a sum, because ``add(alpha=...)`` may or may not fuse, and then peers would differ in the last bit.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+
+__all__ = ["OuterOptimizer", "check_momentum", "check_rate", "nesterov"]
+
+
+@runtime_checkable
+class OuterOptimizer(Protocol):
+    """The outer step of one algorithm, for one flat fragment of shape (N,)."""
+
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """State before the first step: tensors of the anchor's shape; {} when there is none."""
+
+    def step(
+        self, anchor: Tensor, pseudo_gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The next anchor and the next state; the arguments are untouched."""
+
+
+def nesterov(
+    anchor: Tensor, gradient: Tensor, momentum_buffer: Tensor, lr: float, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """``m <- mu*m + g ; x <- x - lr*(g + mu*m)``: torch's ``SGD(nesterov=True)``, with m = 0 before the first step."""
+    with torch.no_grad():
+        buffer = momentum_buffer * momentum + gradient
+        return anchor - (gradient + buffer * momentum) * lr, buffer
+
+
+def check_rate(method: object, lr: float) -> None:
+    """ConfigError unless the outer learning rate is positive and finite."""
+    if not 0 < lr < float("inf"):
+        raise ConfigError(f"{method}: lr must be above 0 and finite; 0.4 to 1.0 is usual")
+
+
+def check_momentum(method: object, momentum: float) -> None:
+    """ConfigError unless the momentum is in [0, 1)."""
+    if not 0 <= momentum < 1:
+        raise ConfigError(f"{method}: momentum must be in [0, 1); 0.9 is usual, 0 is none")

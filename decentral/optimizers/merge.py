@@ -1,0 +1,31 @@
+"""How a new anchor reaches parameters that trained on while the round was in flight.
+
+carry:  live <- anchor + (live - contributed)          keeps the inner steps made since the contribution
+blend:  live <- alpha*live + (1-alpha)*anchor          Streaming DiLoCo; alpha weighs the live copy
+
+Source: blend, Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512 (algorithm 2, line 9). Carry is the delayed
+update without its staleness: what was learnt since the contribution is the next round's pseudo-gradient.
+"""
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+
+__all__ = ["merge"]
+
+
+def merge(live: Tensor, contributed: Tensor, anchor: Tensor, alpha: float | None) -> Tensor:
+    """The merged live parameters, a new tensor; all of one shape. ``alpha`` None carries, a number blends.
+
+    Exact where it can be: carrying with no inner step since (live equal to contributed) gives the anchor bit for bit;
+    alpha 0 gives the anchor, alpha 1 the live copy.
+    """
+    if alpha is not None and not 0 <= alpha <= 1:
+        raise ConfigError(f"merge(alpha={alpha}): the live copy's weight must be in [0, 1], or None to carry")
+    with torch.no_grad():
+        if alpha is None:
+            return torch.where(live == contributed, anchor, anchor + (live - contributed))
+        if alpha in (0, 1):
+            return (live if alpha else anchor).clone()
+        return live * alpha + anchor * (1 - alpha)

@@ -1,0 +1,137 @@
+"""Outer optimizers by name, and the presets: an algorithm with everything that its paper puts around it.
+
+Other packages add outer optimizers through the entry point group "decentral.optimizers": the name, and a frozen
+dataclass of numbers that is an `OuterOptimizer`; they cannot replace ours.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any, Literal
+
+from decentral.errors import ConfigError
+from decentral.optimizers.base import OuterOptimizer
+from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
+from decentral.optimizers.noloco import NoLoCo
+from decentral.optimizers.sparseloco import SparseLoCo
+from decentral.optimizers.streaming import StreamingDiLoCo
+
+__all__ = ["PRESETS", "Preset", "describe_optimizers", "make_outer"]
+
+GROUP = "decentral.optimizers"
+_OURS = (DiLoCo, StreamingDiLoCo, SparseLoCo, NoLoCo)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """What ``decentral init --preset`` writes into a manifest."""
+
+    method: str  # a name that make_outer knows
+    hyper: Mapping[str, float]  # its hyper-parameters; lr for 2 to 5 peers where it depends on their number
+    compressor: str  # canonical spelling
+    error_feedback: float | None  # the debt's decay beta; None without error feedback
+    exchange: Literal["reduce", "gather", "pair"]
+    fragments: int  # strided over the blocks; 1 is the whole model at once
+    overlap: int  # tau: inner steps between contribution and merge
+    alpha: float | None  # the live copy's weight in merge; None carries
+    lr_by_peers: bool = False
+
+    def hyper_for(self, num_peers: int) -> dict[str, float]:
+        """The hyper-parameters for an expected number of peers."""
+        chosen = dict(self.hyper)
+        if self.lr_by_peers:
+            chosen["lr"] = outer_learning_rate(num_peers)
+        return chosen
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "diloco": Preset(
+            method="diloco",
+            hyper=MappingProxyType({"lr": 0.6, "momentum": 0.9}),
+            compressor="int8(block=4096)",
+            error_feedback=None,
+            exchange="reduce",
+            fragments=1,
+            overlap=0,
+            alpha=None,
+            lr_by_peers=True,
+        ),
+        "streaming": Preset(
+            method="streaming",
+            hyper=MappingProxyType({"lr": 0.4, "momentum": 0.9, "alpha": 0.5}),
+            compressor="e3m0(block=256)",
+            error_feedback=None,
+            exchange="gather",
+            fragments=3,
+            overlap=1,
+            alpha=0.5,
+        ),
+        "sparseloco": Preset(
+            method="sparseloco",
+            hyper=MappingProxyType({"lr": 1.0}),
+            compressor="topk(k=64, chunk=4096) >> signmag2",
+            error_feedback=0.95,
+            exchange="gather",
+            fragments=1,
+            overlap=0,
+            alpha=None,
+        ),
+        "noloco": Preset(
+            method="noloco",
+            hyper=MappingProxyType({"alpha": 0.5, "beta": 0.7, "gamma": 0.7}),
+            compressor="fp16",
+            error_feedback=None,
+            exchange="pair",
+            fragments=1,
+            overlap=0,
+            alpha=None,
+        ),
+    }
+)
+
+
+def make_outer(name: str, hyper: Mapping[str, float]) -> OuterOptimizer | NoLoCo:
+    """The outer optimizer of a name; ConfigError, with the nearest name or key, when there is none."""
+    makers = _makers()
+    if name not in makers:
+        raise ConfigError(f'outer optimizer "{name}": there is none of that name; {_nearest(name, list(makers))}')
+    known = [field.name for field in dataclasses.fields(makers[name])]  # type: ignore[arg-type]  # a dataclass
+    for key, value in hyper.items():
+        if key not in known:
+            raise ConfigError(f'outer optimizer "{name}" has no {key}; {_nearest(key, known)}')
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f'outer optimizer "{name}": {key}={value!r} must be a number')
+    made: OuterOptimizer | NoLoCo = makers[name](**hyper)
+    return made
+
+
+def describe_optimizers() -> list[dict[str, object]]:
+    """One row per method: name, equation, default hyper-parameters, preset's compressor and exchange, source."""
+    return [_describe(name, make()) for name, make in sorted(_makers().items())]
+
+
+def _makers() -> dict[str, Callable[..., Any]]:  # Any: an entry point may be any callable until it is used
+    added = {point.name: point for point in entry_points(group=GROUP)}
+    ours: dict[str, Callable[..., Any]] = {method.name: method for method in _OURS}
+    return {name: point.load() for name, point in added.items() if name not in ours} | ours
+
+
+def _describe(name: str, optimizer: Any) -> dict[str, object]:  # Any: a dataclass made by an entry point
+    preset = PRESETS.get(name)
+    return {
+        "name": name,
+        "equation": getattr(optimizer, "equation", "not described"),
+        "hyper": dataclasses.asdict(optimizer),
+        "compressor": preset.compressor if preset else None,
+        "exchange": preset.exchange if preset else None,
+        "source": getattr(optimizer, "source", "not described"),
+    }
+
+
+def _nearest(word: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(names)) or 'nothing'}"
