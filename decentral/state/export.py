@@ -3,7 +3,7 @@
 What is exported is the anchor, the parameters all peers share after the last commit: it evaluates better
 than any single peer's live copy (Streaming DiLoCo, arXiv:2501.18512, 2.67 against 2.77 at 500M). With a
 causal-lm task the folder opens with ``AutoModelForCausalLM.from_pretrained``. The checkpoint's meta must
-hold ``schema`` (``Schema.to_json()``); ``model`` = {"task": "causal-lm", "config": {...}} adds the config.
+hold ``parameters`` (``Schema.to_json()``); ``model`` = {"task": "causal-lm", "config": {...}} adds the config.
 """
 
 import contextlib
@@ -46,12 +46,10 @@ def export(checkpoints: Path, to: Path) -> Checkpoint:
 def anchor_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Named parameters of the anchor in the model's shapes, float32."""
     try:
-        schema = Schema.from_json(checkpoint.meta["schema"])
+        schema = Schema.from_json(checkpoint.meta["parameters"])
         flats = {f.index: checkpoint.tensors[anchor_name(f.index)] for f in schema.fragments}
     except (KeyError, TypeError, ConfigError, PayloadError) as error:
-        raise ConfigError(
-            f"{checkpoint.path} holds no anchor of a run ({error}); name another folder"
-        ) from error
+        raise ConfigError(f"{checkpoint.path} holds no anchor of a run ({error}); name another folder") from error
     parameters: dict[str, Tensor] = {}
     for fragment in schema.fragments:
         names = (parameter.name for parameter in fragment.parameters)

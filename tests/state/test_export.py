@@ -2,11 +2,12 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from decentral.errors import ConfigError, DiskError, UsageError
 from decentral.parameters import gather, schema_of
-from decentral.state.checkpoint import save
+from decentral.state.checkpoint import load_newest, save
 from decentral.state.export import anchor_parameters, export
 from decentral.state.snapshot import anchor_name
 
@@ -25,7 +26,7 @@ def store(directory, model, document, num_fragments=2):
     schema = schema_of(model, num_fragments)
     parameters = dict(model.named_parameters())
     anchors = {anchor_name(f.index): gather(parameters, f) for f in schema.fragments}
-    save(directory, "round-1", anchors, {"schema": schema.to_json(), "model": document})
+    save(directory, "round-1", anchors, {"parameters": schema.to_json(), "model": document})
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -42,8 +43,6 @@ def test_an_exported_language_model_opens_with_transformers_and_says_the_same(tm
 
 
 def test_any_other_model_is_a_safetensors_file_with_its_names(tmp_path):
-    from safetensors.torch import load_file
-
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     store(tmp_path / "c", model, None, num_fragments=1)
     (tmp_path / "to").mkdir()  # an empty folder is fine
@@ -75,7 +74,5 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
 def test_the_anchor_has_the_models_shapes(tmp_path):
     model = torch.nn.Linear(3, 4)
     store(tmp_path / "c", model, None, num_fragments=1)
-    from decentral.state.checkpoint import load_newest
-
     found = anchor_parameters(load_newest(tmp_path / "c"))
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {"weight": (4, 3), "bias": (4,)}
