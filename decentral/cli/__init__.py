@@ -1,0 +1,59 @@
+"""The command ``decentral``: words on the screen, nothing else.
+
+One file per family of commands, imported when a command of it is named; torch is imported inside the
+commands that need it. stdout carries results, stderr the log; ``--json`` on every command that reports;
+exit codes are those of errors.py.
+"""
+
+import click
+
+from decentral.cli.group import CommandGroup
+
+COMMANDS = {
+    "demo": "decentral.cli.runs",
+    "init": "decentral.cli.runs",
+    "start": "decentral.cli.runs",
+    "join": "decentral.cli.runs",
+    "status": "decentral.cli.inspect",
+    "peers": "decentral.cli.inspect",
+    "logs": "decentral.cli.inspect",
+    "doctor": "decentral.cli.inspect",
+    "pause": "decentral.cli.control",
+    "resume": "decentral.cli.control",
+    "leave": "decentral.cli.control",
+    "export": "decentral.cli.export",
+    "identity": "decentral.cli.identity",
+    "optimizers": "decentral.cli.methods",
+    "compressors": "decentral.cli.methods",
+}
+
+
+def _print_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        import decentral
+
+        click.echo(f"decentral {decentral.__version__}")
+        context.exit()
+
+
+@click.group(cls=CommandGroup, commands_in=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+@click.option("--traceback", is_flag=True, help="Show where an unexpected error came from.")
+@click.pass_context
+def main(context: click.Context, traceback: bool) -> None:
+    """Train one model together over ordinary internet links.
+
+    \b
+    $ decentral demo                                 four peers on this machine
+    $ decentral init run.toml --preset sparseloco    the terms of a run
+    $ decentral start run.toml                       its first peer; prints the invite
+    $ decentral join INVITE                          everybody else
+    """
+    context.obj.traceback = traceback

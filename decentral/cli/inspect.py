@@ -1,0 +1,130 @@
+"""``status``, ``peers``, ``logs``: what the peer that runs in a directory says of itself. ``doctor``: what
+this machine can.
+"""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from decentral.cli.options import as_json, directory_of_a_peer, remember
+
+if TYPE_CHECKING:
+    from decentral.observe.status import Status
+
+
+@click.command("status")
+@directory_of_a_peer
+@as_json
+@click.pass_context
+def status_command(context: click.Context, directory: Path, as_json: bool) -> None:
+    """Say in one sentence how the peer is, and what it cost so far.
+
+    \b
+    $ decentral status --out decentral-run
+    """
+    status, running = _read(remember(context, directory))
+    if as_json:
+        click.echo(json.dumps({**asdict(status), "running": running}))
+        return
+    from decentral.observe.health import in_units
+
+    click.echo(status.health)
+    rounds = "" if status.rounds is None else f" of {status.rounds}"
+    click.echo(
+        f"run       {status.run or '?'} ({status.algorithm or '?'}), round {status.round}{rounds}, epoch {status.epoch}"
+    )
+    click.echo(f"peer      {status.peer or '?'}, {status.inner_steps} inner steps")
+    click.echo(f"traffic   {in_units(status.bytes_sent)} sent, {in_units(status.bytes_received)} received")
+    click.echo(f"members   {len(status.members)}")
+    if status.invite:
+        click.echo(f"invite    {status.invite}")
+
+
+@click.command("peers")
+@directory_of_a_peer
+@as_json
+@click.pass_context
+def peers_command(context: click.Context, directory: Path, as_json: bool) -> None:
+    """List the members of the swarm as this peer sees them.
+
+    \b
+    $ decentral peers --out decentral-run --json
+    """
+    status, _ = _read(remember(context, directory))
+    if as_json:
+        click.echo(json.dumps({"epoch": status.epoch, "members": list(status.members)}))
+        return
+    from decentral.observe.health import in_units
+
+    for member in status.members:
+        you = "  (you)" if member.get("peer") == status.peer else ""
+        live = "live" if member.get("live", True) else "gone"
+        traffic = f"{in_units(member.get('bytes_sent', 0))} to, {in_units(member.get('bytes_received', 0))} from"
+        click.echo(f"{member.get('peer', '?')}  {live}  round {member.get('round')}  {traffic}{you}")
+    if not status.members:
+        click.echo("nobody yet: this peer looks for others and trains on alone", err=True)
+
+
+@click.command("logs")
+@directory_of_a_peer
+@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="How many events.")
+@click.option("--event", help="Only events of this name, such as commit.")
+@as_json
+@click.pass_context
+def logs_command(context: click.Context, directory: Path, last: int, event: str | None, as_json: bool) -> None:
+    """Show the last events of the peer.
+
+    \b
+    $ decentral logs --out decentral-run --last 5 --event commit
+    """
+    from decentral.errors import UsageError
+    from decentral.observe.events import EVENTS_FILE, event_line, read_events
+
+    if not (remember(context, directory) / EVENTS_FILE).exists():
+        raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
+    for row in read_events(directory, last=last, event=event):
+        click.echo(json.dumps(row) if as_json else event_line(row))
+
+
+@click.command("doctor")
+@click.argument("invite", required=False)
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Where a run would be kept; its disk is checked.",
+)
+@as_json
+@click.pass_context
+def doctor_command(context: click.Context, invite: str | None, directory: Path, as_json: bool) -> None:
+    """Check what a peer needs here: versions, device, disk, daemon; with an invite, whether its peers answer.
+
+    \b
+    $ decentral doctor
+    """
+    from decentral.cli.doctor import examine
+
+    findings = examine(remember(context, directory), invite)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.verdict:<5} {finding.what:<10} {finding.detail}")
+    if any(finding.verdict == "fail" for finding in findings):
+        context.exit(1)
+
+
+def _read(directory: Path) -> "tuple[Status, bool]":
+    """The last status, its state corrected when the process has ended without saying so."""
+    from decentral.observe.status import is_running, read_status
+
+    status = read_status(directory)
+    running = is_running(status)
+    if not running and status.state != "done":
+        again = "start it again with the same --out to resume"
+        status = replace(status, health=f"ended: the peer stopped in round {status.round} ({status.state}); {again}")
+    return status, running

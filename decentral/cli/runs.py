@@ -1,0 +1,210 @@
+"""``init``, ``start``, ``join``, ``demo``: make a run, be its first peer, be another one, see it all on one machine."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from decentral.cli.options import DEFAULT_DIRECTORY, Decorator, as_json, remember
+from decentral.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from decentral.manifest import Manifest
+
+ALGORITHMS = ("sparseloco", "diloco", "streaming", "noloco")
+
+
+def _options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``start`` and ``join`` have in common."""
+    options: list[Decorator] = [
+        click.option(
+            "--data",
+            type=click.Path(path_type=Path),
+            metavar="PATH",
+            help="Text to train on, a file or a folder; the standard library's source when not given.",
+        ),
+        click.option(
+            "--out",
+            "directory",
+            type=click.Path(path_type=Path, file_okay=False),
+            default=DEFAULT_DIRECTORY,
+            show_default=True,
+            help="Run directory; a run found there is resumed.",
+        ),
+        click.option(
+            "--listen",
+            multiple=True,
+            metavar="ADDR",
+            help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001; all interfaces when not given.",
+        ),
+        click.option(
+            "--require-peers",
+            type=click.IntRange(min=0),
+            default=0,
+            metavar="N",
+            help="Wait with training until the run has N members, this one included.",
+        ),
+        click.option(
+            "--join-timeout",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="S",
+            help="Give up with exit code 20 when nobody, or fewer than N, came within S seconds.",
+        ),
+        as_json,
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command("init")
+@click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--preset", default="sparseloco", show_default=True, help="Which algorithm's defaults to write.")
+@click.option("--name", help="Name of the run, for people.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the first model and of the data's order.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Outer steps after which the run is over.")
+@click.option("--inner-steps", type=click.IntRange(min=1), metavar="H", help="Inner steps between two rounds.")
+@click.option("--compressor", help="What is sent, such as 'topk(k=64, chunk=4096) >> signmag2'.")
+@click.option("--force", is_flag=True, help="Write over an existing file.")
+@click.pass_context
+def init_command(context: click.Context, file: Path, preset: str, force: bool, **overrides: Any) -> None:
+    """Write a manifest: the terms all peers of a run agree on, with a comment at every key.
+
+    \b
+    $ decentral init run.toml --preset sparseloco
+    """
+    from decentral.cli.terms import write_terms
+
+    if file.exists() and not force:
+        raise UsageError(f"{file} exists; --force writes over it, or name another file")
+    manifest = write_terms(file, preset, overrides)
+    click.echo(f"{file}: run {manifest.run.name}, {preset}; start it with: decentral start {file}")
+
+
+@click.command("start")
+@click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
+@_options_of_a_peer
+@click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
+@click.pass_context
+def start_command(context: click.Context, file: Path, solo: bool, **options: Any) -> None:
+    """Be the first peer of a run; prints the line with which others join.
+
+    \b
+    $ decentral start run.toml --out decentral-run
+    decentral join INVITE
+    """
+    from decentral.manifest import load_manifest
+
+    if not file.exists():
+        raise ConfigError(f"{file}: no such manifest; write one with: decentral init {file}")
+    _train(context, load_manifest(file), invite=None, solo=solo, **options)
+
+
+@click.command("join")
+@click.argument("invite")
+@_options_of_a_peer
+@click.pass_context
+def join_command(context: click.Context, invite: str, **options: Any) -> None:
+    """Be another peer of a run: all that is needed is its invite.
+
+    \b
+    $ decentral join INVITE --out decentral-run
+    """
+    from decentral.cli.bench import make_directory
+    from decentral.peer import fetch_manifest
+
+    directory = make_directory(remember(context, options["directory"]))
+    click.echo("looking for the run's peers ...", err=True)
+    manifest = fetch_manifest(invite, directory, listen=options["listen"] or None, join_timeout=options["join_timeout"])
+    _train(context, manifest, invite=invite, solo=False, **options)
+
+
+def _train(
+    context: click.Context,
+    manifest: "Manifest",
+    *,
+    invite: str | None,
+    solo: bool,
+    directory: Path,
+    data: Path | None,
+    listen: tuple[str, ...],
+    require_peers: int,
+    join_timeout: float | None,
+    as_json: bool,
+) -> None:
+    from decentral.cli.bench import make_directory
+    from decentral.cli.stopping import stop_signals
+    from decentral.cli.train_job import JobOptions, train_alone, train_with_swarm
+    from decentral.observe.terminal import open_display
+
+    _claim(make_directory(remember(context, directory)))
+    options = JobOptions(
+        out=directory,
+        data=data,
+        listen=listen or None,
+        require_peers=require_peers,
+        join_timeout=join_timeout,
+        invite=invite,
+    )
+    click.echo(f"run {manifest.run.name}: {manifest.outer.method}, id {manifest.run_id}", err=True)
+    display = open_display(sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
+    with stop_signals() as stop:
+        try:
+            if solo:
+                summary = train_alone(manifest, options, display, stop)
+            else:
+                summary = train_with_swarm(manifest, options, display, stop, _print_invite)
+        finally:
+            display.close()
+    if as_json:
+        click.echo(json.dumps(summary))
+    if stop.code is not None:
+        context.exit(stop.code)
+
+
+def _print_invite(invite: str) -> None:
+    click.echo(f"decentral join {invite}")
+    sys.stdout.flush()
+
+
+def _claim(directory: Path) -> None:
+    """Refuse a directory in which another peer lives: two writers would spoil one another's checkpoints."""
+    from decentral.observe.status import STATUS_FILE, is_running, read_status
+
+    if not (directory / STATUS_FILE).exists():
+        return
+    status = read_status(directory)
+    if is_running(status):
+        raise UsageError(f"{directory}: a peer runs here already (process {status.pid}); choose another --out")
+
+
+@click.command("demo")
+@click.option("--peers", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Peers at the start.")
+@click.option(
+    "--algorithm", type=click.Choice(ALGORITHMS), default=ALGORITHMS[0], show_default=True, help="How they agree."
+)
+@click.option("--minutes", type=click.FloatRange(min=0.2), default=3.0, show_default=True, help="How long to train.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of model and data order.")
+@click.option("--churn/--no-churn", default=True, show_default=True, help="Kill a peer, add a newcomer.")
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo-run"),
+    show_default=True,
+    help="Where everything is kept; an earlier demo there is replaced.",
+)
+@as_json
+@click.pass_context
+def demo_command(context: click.Context, directory: Path, as_json: bool, **options: Any) -> None:
+    """Train with four peers on this machine, kill one, add one, compare with training alone.
+
+    \b
+    $ decentral demo --peers 3 --minutes 1
+    """
+    from decentral.cli.demo import DemoOptions, run_demo
+
+    context.exit(run_demo(DemoOptions(out=directory, **options), as_json=as_json, remember=context.find_root().obj))
