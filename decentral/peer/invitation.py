@@ -52,8 +52,8 @@ async def _fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_t
             group.cancel_scope.cancel()
             return manifest
     raise NoPeersError(
-        f"no peer of run {invite.run.hex()[:12]} answered within {join_timeout:g} s; ask whoever invited you for a fresh "
-        "invite, or look with: decentral doctor INVITE"
+        f"no peer of run {invite.run.hex()[:12]} answered within {join_timeout:g} s; ask whoever invited you for "
+        "a fresh invite, or look with: decentral doctor INVITE"
     )
 
 

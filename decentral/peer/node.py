@@ -147,8 +147,8 @@ class Node:
                 await self._look_until_synced()
             except TimeoutError:
                 raise NoPeersError(
-                    f"nobody answered within {self.start.join_timeout:g} s; check the invite, or that a peer of the run "
-                    "is up, with: decentral doctor INVITE"
+                    f"nobody answered within {self.start.join_timeout:g} s; check the invite, or that a peer of the "
+                    "run is up, with: decentral doctor INVITE"
                 ) from None
 
     async def _look_until_synced(self) -> None:
@@ -246,7 +246,7 @@ def check_terms(manifest: Manifest, schema: Schema, hello: Hello) -> None:
         found = schema.describe_difference(hello.schema)
         more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         raise ManifestMismatch(
-            f"the model differs from the run's: {'; '.join(found[:3])}{more}; build the model that the manifest describes"
+            f"the model differs from the run's: {'; '.join(found[:3])}{more}; build the model of the manifest"
         )
 
 

@@ -214,7 +214,7 @@ class Peer:
         self._vault = Vault(self.out)
         self._reporter = Reporter(self._emit)
         self._checkpointer = Checkpointer(self._vault, self._optimizer, self._scheduler)
-        start, named = self._resumed_or_fresh()
+        start = self._resumed_or_fresh()
         transport = self._transport or DaemonTransport(
             identity, **({} if self._listen is None else {"listen": tuple(self._listen)})
         )
@@ -246,7 +246,7 @@ class Peer:
         self._stand_at_anchor(resumed=start.head is not None)
         self._emit("joined", {"invite": self.invite, "round": self.round})
 
-    def _resumed_or_fresh(self) -> tuple[Start, bool]:
+    def _resumed_or_fresh(self) -> Start:
         found = self._vault.load(self.manifest.digest)
         common: dict[str, Any] = {
             "manifest": self.manifest,
@@ -258,13 +258,13 @@ class Peer:
             "join_timeout": self._join_timeout,
         }
         if found is None:
-            return Start(founder=self._invited_by is None, **common), False
+            return Start(founder=self._invited_by is None, **common)
         for name, why in found.passed_over:
             self._emit("checkpoint_passed_over", {"name": name, "why": why})
         self._resumed_tensors = found.tensors
         memory = self._checkpointer.restore(found, self._model)
         self.inner_steps = int(memory["inner_steps"])
-        start = Start(
+        return Start(
             founder=False,
             head=found.head,
             acceptor=found.acceptor,
@@ -272,7 +272,6 @@ class Peer:
             gossip_step=int(memory["gossip_step"]),
             **common,
         )
-        return start, True
 
     def _stand_at_anchor(self, *, resumed: bool) -> None:
         """Bring the live model to the anchor: whole when joining, by what the journal added when resuming."""
@@ -316,18 +315,17 @@ class Peer:
     def _boundary(self) -> set[int]:
         """Merge what has come, contribute when due, wait when the algorithm waits."""
         changed = self._merge_all(block_until=None)
-        if self._rhythm.due and not self._paused and not self.done:
-            if self._contribute() and self._rhythm.overlap == 0:
-                began = time.monotonic()
-                self._reporter.waits(True)
-                changed |= self._merge_all(block_until=began + self._patience())
-                self._reporter.waits(False)
+        due = self._rhythm.due and not self._paused and not self.done
+        if due and self._contribute() and self._rhythm.overlap == 0:
+            self._reporter.waits(True)
+            changed |= self._merge_all(block_until=time.monotonic() + self._patience())
+            self._reporter.waits(False)
         self._checkpoint_if_due(changed)
         return changed
 
     def _patience(self) -> float:
         """How long a round may hold the training thread: its ceiling, and as long again for the vote."""
-        return 2 * self.manifest.swarm.deadline_ceiling
+        return 2.0 * self.manifest.swarm.deadline_ceiling
 
     def _contribute(self) -> bool:
         """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now."""
@@ -443,7 +441,7 @@ class Peer:
             self._save()
 
     def _save(self) -> None:
-        """Write a checkpoint when live model and chain are in step; a commit that is just arriving waits for the next."""
+        """Write a checkpoint if live model and chain are in step; while a commit arrives, leave it to the next."""
         node = self.swarm.node
         head, shared, own, step, age = self.swarm.call(_consistent_state, node)
         if head.anchor is None or (head.hash != self._rhythm.seen and not self._gossips):

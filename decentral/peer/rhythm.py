@@ -7,7 +7,7 @@ our own contribution ``overlap`` steps after it was sent, everybody else's at on
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -28,9 +28,7 @@ class Rhythm:
     since: int = 0  # inner steps that no commit accounts for
     sent_at: int | None = None  # value of ``since`` when the contribution in flight was taken
     num_merged: int = 0
-
-    def __post_init__(self) -> None:
-        self.waiting: deque[Advance] = deque()
+    waiting: deque[Advance] = field(default_factory=deque)
 
     @property
     def due(self) -> bool:

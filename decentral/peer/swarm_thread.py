@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -72,10 +73,8 @@ class SwarmThread:
         """Leave (saying goodbye when ``politely``) and end the loop, the transport and its daemon."""
         if self._portal is None or not self._thread.is_alive():
             return
-        try:
+        with suppress(RuntimeError):  # the loop ended meanwhile
             self._portal.start_task_soon(self._leave, politely)
-        except RuntimeError:  # the loop ended meanwhile
-            pass
         self._thread.join(STOP_TIMEOUT + 4)
 
     # ---- on the swarm's thread ----
@@ -103,7 +102,8 @@ class SwarmThread:
             await portal.stop(cancel_remaining=True)
 
     async def _leave(self, politely: bool) -> None:
-        assert self._node is not None and self._stop is not None
+        assert self._node is not None
+        assert self._stop is not None
         if politely:
             with anyio.move_on_after(STOP_TIMEOUT):
                 await self._node.leave()

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 from torch import Tensor
@@ -202,7 +203,8 @@ class CatchUp:
                 return kept
         if head.anchor is None:
             raise PayloadError("a commit is being applied; ask again")
-        replica, meta = self.driver.replica, {"head": head.to_dict()}
+        replica = self.driver.replica
+        meta: dict[str, Any] = {"head": head.to_dict()}  # Any: a JSON document
         if self.gossip_step is not None:
             meta |= {"gossip_step": self.gossip_step(), "digest": replica.digest.hex()}
         made = await self.driver.offload(Snapshot, replica.shared_tensors(), meta)

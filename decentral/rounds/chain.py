@@ -91,7 +91,8 @@ class Head:
         if not sound or any(not 0 <= n < 2**63 for n in numbers) or list(members) != sorted(set(members)):
             raise PayloadError("head of the chain: digests, members or numbers out of bounds; drop it")
         run, hash_, anchor = digests
-        return cls(run, *numbers, hash_, anchor, members, newcomers, final)
+        epoch, round_, outer_step = numbers
+        return cls(run, epoch, round_, outer_step, hash_, anchor, members, newcomers, final)
 
     def fragment(self, num_fragments: int) -> int:
         """The fragment that the next anchor-moving record carries."""

@@ -4,33 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection as Group
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from decentral.rounds.chain import Digest, Head
 from decentral.rounds.deadline import Deadline
+from decentral.rounds.membership import Presence
 from decentral.wire.frames import Header, Kind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Offer, Record
-
-
-@dataclass(slots=True)
-class Presence:
-    """Who can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
-
-    me: PeerId
-    expired: frozenset[PeerId] = frozenset()  # lease ran out
-    gone: frozenset[PeerId] = frozenset()  # lease ran out long enough ago to give the peer up
-    leaving: set[PeerId] = field(default_factory=set)  # said goodbye
-    unreachable: set[PeerId] = field(default_factory=set)  # the last send failed
-
-    def present(self, peer: PeerId) -> bool:
-        """Whether a message to ``peer`` may be expected to arrive and be answered."""
-        away = peer in self.expired or peer in self.leaving or peer in self.unreachable
-        return peer == self.me or not away
-
-    def heard(self, peer: PeerId) -> None:
-        """``peer`` just spoke, so the last failed send says nothing any more."""
-        self.unreachable.discard(peer)
 
 
 class Collection:

@@ -125,9 +125,9 @@ class Driver:
         """Whether this peer votes in the round in progress."""
         return self.me in self.head.members
 
-    def begin_at(self, head: Head) -> None:
-        """Stand at ``head`` when ``run`` starts: a joiner learns it from a verified snapshot."""
-        self._start = (head, None)
+    def begin_at(self, head: Head, acceptor: Acceptor | None = None) -> None:
+        """Stand at ``head`` when ``run`` starts: learnt from a verified snapshot, or replayed from the journal."""
+        self._start = (head, acceptor)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled."""

@@ -34,6 +34,7 @@ from decentral.wire.keys import PeerId
 
 PAIR = "/decentral/pair/1"
 TIMEOUT = 10.0  # s for the answer to a commit
+ASK_AGAIN = 0.5  # s until a follower that was not ready is asked again
 REMEMBERED = 256  # gossip steps whose outcome is kept for a partner that asks again
 AHEAD = 8  # gossip steps a partner's frame may be ahead of ours
 _COMMIT = struct.Struct("<Q32s32s")  # step, my frame, your frame
@@ -129,19 +130,22 @@ class Gossip:
         """Ask the follower to commit until it answers or is gone: only it knows whether it did."""
         body = _COMMIT.pack(swap.step, swap.frame.hash, theirs.hash)
         with anyio.CancelScope(shield=True):  # once asked, the deadline must not leave the pair half applied
-            while True:
-                try:
-                    answer = await request(self.driver.transport, swap.partner, PAIR, body, limit=1, timeout=TIMEOUT)
-                    if answer != WAIT:
-                        return answer == YES
-                except TransportError:
-                    if not self.driver.machine.presence.present(swap.partner):
-                        return False
-                except PayloadError:
-                    return False
-                if swap.partner in self.driver.machine.presence.expired:
-                    return False
-                await anyio.sleep(0.5)
+            answer = WAIT
+            while answer == WAIT and swap.partner not in self.driver.machine.presence.expired:
+                answer = await self._answer(swap.partner, body)
+                if answer == WAIT:
+                    await anyio.sleep(ASK_AGAIN)
+        return answer == YES
+
+    async def _answer(self, partner: PeerId, body: bytes) -> bytes:
+        """What the follower says; WAIT when it could not be heard although it may be there."""
+        transport, presence = self.driver.transport, self.driver.machine.presence
+        try:
+            return await request(transport, partner, PAIR, body, limit=1, timeout=TIMEOUT)
+        except TransportError:
+            return WAIT if presence.present(partner) else NO
+        except PayloadError:
+            return NO
 
     async def _partner_frame(self, swap: _Swap) -> tuple[Frame, Tensor]:
         while (found := self._frames.get((swap.partner, swap.step))) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from decentral.rounds.acceptor import Acceptor
@@ -22,6 +22,16 @@ class Planned:
     plan: Plan
     since: float
     blamed: set[PeerId] = field(default_factory=set)
+
+    def blame(self, number: int, peers: Iterable[PeerId]) -> None:
+        """An owner says whose slices never came; only for the plan that is being carried out."""
+        if number == self.plan.number:
+            self.blamed.update(peers)
+
+    def silent_owners(self, held: Mapping[tuple[int, int], FrameRef], but: PeerId) -> set[PeerId]:
+        """Owners whose result is not here."""
+        parts = enumerate(self.plan.partition)
+        return {owner for part, (owner, _, _) in parts if (self.plan.number, part) not in held and owner != but}
 
     def failed(self, absent: Collection[PeerId], patience: float, now: float) -> bool:
         """Whether somebody the plan needs is away, was blamed by an owner, or took too long."""
@@ -70,7 +80,7 @@ class Leading:
         return Commit(self.proposal.record, Certificate(self.ballot, votes))
 
 
-def results_of(plan: Plan, held: dict[tuple[int, int], FrameRef]) -> tuple[FrameRef, ...] | None:
+def results_of(plan: Plan, held: Mapping[tuple[int, int], FrameRef]) -> tuple[FrameRef, ...] | None:
     """The owners' result frames of ``plan`` if every partition is here, in record order."""
     refs = [held.get((plan.number, part)) for part in range(len(plan.partition))]
     found = [ref for ref in refs if ref is not None]

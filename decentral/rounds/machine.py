@@ -23,10 +23,11 @@ from decentral.errors import PayloadError
 from decentral.rounds import chain
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Digest, Head
-from decentral.rounds.collection import Collection, Presence, fits, references
+from decentral.rounds.collection import Collection, fits, references
 from decentral.rounds.deadline import Deadline
 from decentral.rounds.effects import CatchUp, Decide, Effect, Fetch, Persist, Send, SendSlices
 from decentral.rounds.leading import Leading, Partition, Planned, results_of
+from decentral.rounds.membership import Presence
 from decentral.wire import messages as m
 from decentral.wire.frames import Header, Kind
 from decentral.wire.keys import PeerId, Signer, verify
@@ -115,8 +116,7 @@ class RoundMachine:
             self.presence.leaving.add(sender)
             self.joiners.pop(sender, None)
         elif isinstance(message, m.Behind):
-            if message.round > self.head.round:
-                self._effects.append(CatchUp(sender))
+            self._effects += [CatchUp(sender)] if message.round > self.head.round else []
         elif isinstance(message, m.Commit):
             self._take_commit(sender, message)
         elif isinstance(message, m.Offer | m.Plan | m.Proposal | m.Vote | m.Prepare | m.Promise | m.Missing):
@@ -203,8 +203,7 @@ class RoundMachine:
         elif isinstance(message, m.Vote):
             self._take_vote(sender, message)
         elif isinstance(message, m.Missing) and self.leading.planned is not None:
-            if message.plan == self.leading.planned.plan.number:
-                self.leading.planned.blamed.update(message.peers)
+            self.leading.planned.blame(message.plan, message.peers)
 
     def _take_offer(self, sender: PeerId, offer: m.Offer, now: float) -> None:
         if offer.fragment != self.head.fragment(self.terms.num_fragments):
@@ -290,7 +289,7 @@ class RoundMachine:
         if not self._succeeds(proposal.record, sender):  # again: the anchor may have been unknown when it came
             self.proposal = None
             return
-        if not self._droppable(proposal.record) or not self._all_held(proposal.record, sender, now):
+        if not self.presence.may_drop(proposal.record) or not self._all_held(proposal.record, sender, now):
             return
         accepted = self.acceptor.accept(proposal.ballot, proposal.record)
         if accepted is None:
@@ -318,7 +317,7 @@ class RoundMachine:
         if self.leading is None or self.leading.ballot < ballot:
             self._open_ballot(ballot, now)
         leading = self.leading
-        if leading is None or not leading.prepared(self.head.members, self._given_up()):
+        if leading is None or not leading.prepared(self.head.members, self.presence.given_up()):
             self._resend(now)
             return
         if leading.proposal is None:
@@ -371,7 +370,7 @@ class RoundMachine:
     def _plan(self, leading: Leading, usable: list[PeerId], absent: list[PeerId]) -> m.Plan:
         dropped = set(absent)
         if leading.planned is not None:
-            dropped |= leading.planned.blamed or self._owners_without_result(leading.planned.plan)
+            dropped |= leading.planned.blamed or leading.planned.silent_owners(self.results, self.me)
         peers = [peer for peer in usable if peer not in dropped] or usable[:1]
         assert self.terms.partition is not None
         fragment = self.head.fragment(self.terms.num_fragments)
@@ -383,13 +382,6 @@ class RoundMachine:
             references(peers, self.round.offers),
             self.terms.partition(fragment, tuple(sorted(peers))),
         )
-
-    def _owners_without_result(self, plan: m.Plan) -> set[PeerId]:
-        return {
-            owner
-            for part, (owner, _, _) in enumerate(plan.partition)
-            if (plan.number, part) not in self.results and owner != self.me
-        }
 
     def _record(
         self,
@@ -419,32 +411,16 @@ class RoundMachine:
         )
 
     def _next_members(self) -> tuple[PeerId, ...]:
-        """Without those who said goodbye or whose lease ran out, with those who asked to come in."""
-        presence, members = self.presence, self.head.members
-        away = {peer for peer in members if peer in presence.leaving or peer in presence.expired} - {self.me}
-        if 2 * (len(members) - len(away)) <= len(members):
-            # no majority would be left: give up only on those who left or are gone for good
-            away = {peer for peer in away if peer in presence.leaving or peer in presence.gone}
-        joined = {peer for peer in self.joiners if presence.present(peer)}
-        return tuple(sorted((set(members) - away) | joined))
-
-    def _droppable(self, record: m.Record) -> bool:
-        """A vote for a record that leaves no majority is given only when we, too, gave those peers up."""
-        dropped = set(record.members) - set(record.next_members)
-        if 2 * (len(record.members) - len(dropped)) > len(record.members):
-            return True
-        return all(peer in self.presence.gone or peer in self.presence.leaving for peer in dropped)
+        return self.presence.next_members(self.head.members, self.joiners)
 
     def _shrunk(self, bound: m.Record) -> m.Record:
         """An accepted value carried on by the few who are left: it must also say who was given up.
 
         Were it chosen earlier, one of the given-up peers would have voted for it; that peer re-syncs if it returns.
         """
-        voters = chain.electorate(bound.members, self._given_up())
-        return bound if voters == bound.members else replace(bound, next_members=self._next_members())
-
-    def _given_up(self) -> frozenset[PeerId]:
-        return self.presence.gone | frozenset(self.presence.leaving)
+        if self.presence.is_majority_here(bound.members):
+            return bound
+        return replace(bound, next_members=self._next_members())
 
     # ---- ballots ----
 
@@ -463,12 +439,9 @@ class RoundMachine:
         """The lowest ballot not yet given up whose leader is there; each ballot gets twice the time of the last."""
         waited = now - (now if self.stalled_since is None else self.stalled_since)
         suspected = int(math.log2(waited / self.terms.patience + 1.0))
-        order = self._order()
         first = max(self.acceptor.promised, suspected)
-        return next(
-            (b for b in range(first, first + len(order)) if self.presence.present(order[b % len(order)])),
-            None,
-        )
+        ballots = range(first, first + len(self.head.members))
+        return next((ballot for ballot in ballots if self.presence.present(self.leader_of(ballot))), None)
 
     def _open_ballot(self, ballot: int, now: float) -> None:
         self.leading = Leading(ballot, sent_at=now)

@@ -18,7 +18,9 @@ from decentral.parameters import Schema, schema_of
 from decentral.peer.node import Node, Start
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.driver import Advance, Ledger
+from decentral.rounds.gossip import Gossip, Swapped
 from decentral.transport.memory import MemoryNetwork
+from decentral.wire.frames import Kind
 from decentral.wire.keys import Signer
 
 STEP = 1.0  # s of virtual time for the inner steps of one round
@@ -66,6 +68,8 @@ class Member:
         self.scope = trio.CancelScope()
         self.steps = 0
         self.idle = False
+        self.pull = 0.3
+        self.swaps: list[Swapped] = []
 
     def _on_advance(self, advance: Advance) -> None:
         self.advances.append(advance)
@@ -78,8 +82,26 @@ class Member:
                 await group.start(self.node.run)
                 await self._train()
 
+    async def _gossip(self, gossip: Gossip) -> None:
+        driver = self.node.driver
+        while not self.idle:
+            await anyio.sleep(STEP)
+            anchor = self.node.replica.anchors[0]
+            local = anchor + self.pull * (self.target(0) - anchor)
+            self.swaps.append(await gossip.exchange(0, local, 1, 1))
+        while not driver.head.final:
+            if driver.pending is None:
+                slow = self.node.replica.anchors[0]
+                encoded = self.node.replica.merge_codec.encode(slow, None, self.node.replica.shapes(0))
+                merge = Contribution(0, driver.head.hash, slow, slow, 0, 0, kind=Kind.MERGE, encoded=encoded)
+                await driver.contribute(merge)
+            await anyio.sleep(0.1)
+
     async def _train(self) -> None:
         driver = self.node.driver
+        if self.node.gossip is not None:
+            await self._gossip(self.node.gossip)
+            return
         while True:
             await anyio.sleep(STEP)
             head = driver.head

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decentral.rounds.pairing import matching, partner_of
+
+
+def test_a_matching_covers_every_member_once_and_changes_with_the_step():
+    members = [bytes([i]) * 32 for i in range(8)]
+    groups = matching(b"run", 3, members)
+    assert sorted(peer for group in groups for peer in group) == members
+    assert all(len(group) == 2 for group in groups)
+    assert matching(b"run", 3, list(reversed(members))) == groups
+    assert len({tuple(matching(b"run", step, members)) for step in range(20)}) > 10
+
+
+def test_with_an_odd_number_one_member_is_left_over_and_everybody_agrees_who():
+    members = [bytes([i]) * 32 for i in range(5)]
+    for step in range(10):
+        alone = [peer for peer in members if partner_of(b"run", step, members, peer) is None]
+        assert len(alone) == 1
+        for peer in members:
+            partner = partner_of(b"run", step, members, peer)
+            assert partner is None or partner_of(b"run", step, members, partner) == peer
+
+
+def test_a_pair_applies_the_same_mean_and_conserves_the_average(run_lab, terms):
+    async def script(lab):
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        for member in lab.members:
+            member.pull = 0.0
+        a, b = (member.node.replica for member in lab.members)
+        await lab.until(lambda: all(len(m.swaps) >= 2 for m in lab.members))
+        a.anchors[0], b.anchors[0] = lab.members[0].target(0), lab.members[1].target(0)
+        for replica in (a, b):
+            replica.states[0] = {"momentum": torch.zeros_like(replica.anchors[0])}
+        before = (a.anchors[0] + b.anchors[0]) / 2
+        count = max(len(m.swaps) for m in lab.members) + 3
+        await lab.until(lambda: all(len(m.swaps) >= count for m in lab.members))
+        await lab.until(lambda: len(lab.members[0].swaps) == len(lab.members[1].swaps))
+        torch.testing.assert_close((a.anchors[0] + b.anchors[0]) / 2, before, rtol=1e-4, atol=1e-4)
+
+    run_lab(terms("noloco"), script)
+
+
+@pytest.mark.parametrize("num_peers", [3, 4])
+def test_gossip_contracts_the_disagreement_and_reaches_the_mean_of_the_targets(run_lab, terms, num_peers):
+    async def script(lab):
+        for _ in range(num_peers):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(len(m.swaps) >= 25 for m in lab.members))
+        anchors = [m.node.replica.anchors[0] for m in lab.members]
+        mean, goal = sum(anchors) / num_peers, sum(m.target(0) for m in lab.members) / num_peers
+        assert (mean - goal).norm() < 0.5 * goal.norm()
+        swapped = [s for m in lab.members for s in m.swaps[-10:] if s.disagreement is not None]
+        assert swapped
+        assert max(s.disagreement for s in swapped) < 2.0
+
+    run_lab(terms("noloco"), script)
+
+
+def test_a_partner_that_dies_costs_a_step_alone_and_no_hang(run_lab, terms):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(len(m.swaps) >= 3 for m in lab.members))
+        lab.members[1].kill()
+        goal = max(len(m.swaps) for m in lab.alive()) + 6
+        await lab.until(lambda: all(len(m.swaps) >= goal for m in lab.alive()))
+        await lab.all_members()
+
+    run_lab(terms("noloco"), script)
+
+
+def test_a_gossip_run_ends_with_one_merge_that_all_peers_hold_alike(run_lab, terms):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(len(m.swaps) >= 4 for m in lab.members))
+        for member in lab.members:
+            member.idle = True
+        await lab.until(lambda: all(m.node.driver.head.final for m in lab.members))
+        assert len({m.node.replica.digest for m in lab.members}) == 1
+        assert len(lab.members[0].log[-1].record.frames) == 4
+
+    run_lab(terms("noloco"), script)
+
+
+def test_a_late_joiner_gossips_from_a_donors_parameters(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(len(m.swaps) >= 4 for m in lab.members))
+        joiner = lab.add()
+        await lab.all_members()
+        await lab.until(lambda: any(s.partner is not None for s in joiner.swaps))
+        assert joiner.node.gossip.step >= 4
+
+    run_lab(terms("noloco"), script)
