@@ -47,10 +47,7 @@ class Budget:
     @contextmanager
     def inbound(self, peer: PeerId) -> Iterator[None]:
         """Hold one inbound stream of ``peer``; TransportError when it, or everybody, has too many open."""
-        if (
-            self._streams[peer] >= self.limits.peer_streams
-            or self._streams.total() >= self.limits.total_streams
-        ):
+        if self._streams[peer] >= self.limits.peer_streams or self._streams.total() >= self.limits.total_streams:
             raise TransportError(
                 f"{peer_name(peer)}: {self._streams[peer]} inbound streams of it are open, "
                 f"{self._streams.total()} in all; the new one is refused"

@@ -76,9 +76,7 @@ class MemoryNetwork:
         """A transport for the peer of ``signer``; enter it to be reachable. After ``kill``, make another."""
         return MemoryTransport(self, signer.peer, limits)
 
-    def set_link(
-        self, sender: PeerId, receiver: PeerId, *, latency: float, bandwidth: float | None = None
-    ) -> None:
+    def set_link(self, sender: PeerId, receiver: PeerId, *, latency: float, bandwidth: float | None = None) -> None:
         """Give one direction between two peers its own latency (s) and rate (bytes/s)."""
         self._links[sender, receiver] = Link(latency=latency, bandwidth=bandwidth)
 
@@ -183,7 +181,8 @@ class MemoryTransport:
         assert self._group is not None, "entered before it is left"
         self._network.detach(self)
         self.stop()
-        return await self._group.__aexit__(kind, error, trace)
+        await self._group.__aexit__(None, None, None)  # its handlers only: the body's error leaves as it is
+        return None
 
     def stop(self) -> None:
         """End the handlers, and nothing else of whoever entered this transport."""
@@ -200,9 +199,7 @@ class MemoryTransport:
         await anyio.lowlevel.checkpoint()
         name = peer_name(peer)
         if f"/memory/{name}/p2p/{name}" not in addresses:
-            raise PeerUnreachable(
-                f"{name}: none of its {len(addresses)} addresses is a /memory one; ask for others"
-            )
+            raise PeerUnreachable(f"{name}: none of its {len(addresses)} addresses is a /memory one; ask for others")
         self._network.reach(self.peer, peer)
 
     async def open(self, peer: PeerId, protocol: str) -> MemoryStream:
@@ -217,9 +214,7 @@ class MemoryTransport:
         """Start the handler of an inbound stream; PeerUnreachable when there is none."""
         handler = self._services.handlers.get(protocol)
         if handler is None or self._group is None:
-            raise PeerUnreachable(
-                f"{peer_name(self.peer)}: it does not serve {protocol}; compare the versions"
-            )
+            raise PeerUnreachable(f"{peer_name(self.peer)}: it does not serve {protocol}; compare the versions")
         self._group.start_soon(self._attend, stream, protocol, handler)
 
     async def _attend(self, stream: MemoryStream, protocol: str, handler: Handler) -> None:

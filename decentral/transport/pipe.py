@@ -53,9 +53,7 @@ class Pipe:
             while self._held >= WINDOW and not self._dead:
                 await self._changed.wait()
             if self._dead:
-                raise StreamClosed(
-                    f"{start} of {len(view)} bytes were taken before the other side ended the stream"
-                )
+                raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
             self._put(bytes(view[start : start + _PIECE]))
 
     async def read(self, nbytes: int) -> bytes:

@@ -81,9 +81,7 @@ def _deadline(peer: PeerId, protocol: str, timeout: float) -> Iterator[None]:
 
 async def _send_body(stream: Stream, body: bytes, stall: float | None = None) -> None:
     if len(body) >= 1 << 32:
-        raise PayloadError(
-            f"a body of {len(body)} bytes: a length prefix holds less than 4 GiB; cut it in parts"
-        )
+        raise PayloadError(f"a body of {len(body)} bytes: a length prefix holds less than 4 GiB; cut it in parts")
     with _progress(stream, stall):
         await stream.send(len(body).to_bytes(PREFIX_NBYTES, "little"))
     view = memoryview(body)
@@ -97,9 +95,7 @@ async def _receive_length(stream: Stream, protocol: str, limit: int, stall: floa
         nbytes = int.from_bytes(await stream.receive_exactly(PREFIX_NBYTES), "little")
     if nbytes > limit:
         sender = peer_name(stream.peer)
-        raise PayloadError(
-            f"{protocol} from {sender}: {nbytes} bytes announced, at most {limit} taken; drop it"
-        )
+        raise PayloadError(f"{protocol} from {sender}: {nbytes} bytes announced, at most {limit} taken; drop it")
     return nbytes
 
 

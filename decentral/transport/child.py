@@ -1,0 +1,156 @@
+"""The go-libp2p daemon as a child process: found, started tethered to this process, watched, ended.
+
+Start-up takes about 0.1 s. Its control sockets live in a folder only this user may enter.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.abc
+
+from decentral.errors import ConfigError, ListenError, TransportError
+
+_READY = b"Peer ID:"
+_TAIL = 1 << 13  # bytes of the daemon's last words kept for messages
+_GRACE = 3.0  # s between asking the daemon to end and killing it
+_LONGEST_TEMPORARY = 50  # characters; unix socket paths end at 104 on macOS and 108 on Linux
+_TETHER = Path(__file__).with_name("tether.py")
+
+
+def package_folder() -> Path:
+    """Where hivemind is installed, found without importing it; ConfigError when it is not."""
+    spec = importlib.util.find_spec("hivemind")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        return Path(folder)
+    raise ConfigError("hivemind, which brings the libp2p daemon, is not installed: pip install hivemind")
+
+
+def find_daemon() -> Path:
+    """The p2pd inside the hivemind wheel."""
+    path = package_folder() / "hivemind_cli" / "p2pd"
+    if not os.access(path, os.X_OK):
+        raise ConfigError(f"{path}: missing or not executable; reinstall it: pip install --force-reinstall hivemind")
+    return path
+
+
+class Child:
+    """A started daemon and what it last said."""
+
+    def __init__(self, process: anyio.abc.Process) -> None:
+        self._process = process
+        self._said = b""
+        self._settled = anyio.Event()
+
+    @property
+    def pid(self) -> int:
+        """The operating system's number of the daemon (of its watcher where there is one)."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Until it ends; returns its exit code, negative for a signal."""
+        return await self._process.wait()
+
+    async def listen_to(self) -> None:
+        """Take what it prints, so that it never blocks on a full pipe, until it ends."""
+        assert self._process.stdout is not None, "started with a pipe"
+        try:
+            async for chunk in self._process.stdout:
+                self._said = (self._said + chunk)[-_TAIL:]
+                if _READY in self._said:
+                    self._settled.set()
+        except anyio.BrokenResourceError:
+            pass
+        self._settled.set()
+
+    async def until_ready(self, timeout: float) -> None:
+        """Until it answers; else ListenError or TransportError with its last line."""
+        with anyio.move_on_after(timeout) as scope:
+            await self._settled.wait()
+        if scope.cancelled_caught:
+            raise TransportError(f"the libp2p daemon said nothing for {timeout:g} s; is the machine overloaded?")
+        if _READY not in self._said:
+            raise self._failure()
+
+    async def end(self) -> None:
+        """Ask it to end, and kill it when it does not."""
+        if self._process.returncode is None:
+            assert self._process.stdin is not None, "started with a pipe"
+            await self._process.stdin.aclose()
+            self._process.terminate()
+            with anyio.move_on_after(_GRACE):
+                await self._process.wait()
+            if self._process.returncode is None:
+                self._process.kill()
+        await self._process.aclose()
+
+    def _failure(self) -> TransportError:
+        lines = self._said.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        last = lines[-1][:500]
+        if "failed to listen" in last:
+            return ListenError(f"cannot listen: {last}; end what holds the address or listen on another")
+        return TransportError(f"the libp2p daemon ended at its start: {last}")
+
+
+@asynccontextmanager
+async def launched(
+    arguments: Sequence[str], group: anyio.abc.TaskGroup, *, timeout: float, watcher: bool | None = None
+) -> AsyncIterator[Child]:
+    """A daemon that answers; ended when left. It never outlives this thread, however this process ends.
+
+    ``watcher`` keeps a process between that ends the daemon with this one; None: only where the kernel cannot.
+    """
+    mode = "exec" if (sys.platform == "linux" if watcher is None else not watcher) else "watch"
+    command = [sys.executable, "-I", "-S", str(_TETHER), mode, str(os.getpid()), str(find_daemon()), *arguments]
+    process = await anyio.open_process(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "json"},
+        start_new_session=True,  # Ctrl-C at the terminal is for this process; it ends the daemon when it is done
+    )
+    child = Child(process)
+    try:
+        group.start_soon(child.listen_to)
+        await child.until_ready(timeout)
+        yield child
+    finally:
+        with anyio.CancelScope(shield=True):
+            await child.end()
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A fresh folder for sockets, mode 0700, removed when left; those of killed processes are removed, too."""
+    base = Path(tempfile.gettempdir())
+    if len(str(base)) > _LONGEST_TEMPORARY:
+        base = Path("/tmp")
+    _sweep(base)
+    folder = Path(tempfile.mkdtemp(prefix="decentral-", dir=base))
+    with open(folder / "lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it, however this process ends
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(base: Path) -> None:
+    for folder in base.glob("decentral-????????"):
+        try:
+            with open(folder / "lock", "rb+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # in use, another user's, or just being made

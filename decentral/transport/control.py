@@ -1,0 +1,151 @@
+"""The daemon's control protocol: one short connection to its unix socket per request, always closed, never hung.
+
+Only this process speaks it, over a socket in a private folder. hivemind's own client leaves a failed request's
+connection open and waits without end for a dead daemon; a peer that is away for a day would cost thousands.
+
+Source: go-libp2p-daemon's specs/CONTROL.md; messages as in hivemind's p2pd.proto.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.util
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import anyio
+
+from decentral.errors import PayloadError, PeerUnreachable, TransportError
+from decentral.transport.child import package_folder
+from decentral.transport.multiaddr import to_bytes, to_text
+from decentral.transport.varint import LONGEST, read_varint, varint
+from decentral.wire.keys import PEER_NBYTES, PeerId, is_sound, peer_name
+
+READ_LIMIT = 1 << 16  # bytes; asyncio stops reading a socket at twice this, which bounds a stream's memory
+_MESSAGE_LIMIT = 1 << 22  # bytes of a daemon's answer
+_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of an Ed25519 key's protobuf
+_UNIX = 400  # multiaddr code of a unix socket's path
+_LONGEST_REASON = 300  # characters of the daemon's words in a message
+
+T = TypeVar("T")
+U = TypeVar("U")
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Control:
+    """Requests to the daemon behind ``socket``; each raises TransportError after ``timeout`` seconds."""
+
+    def __init__(self, socket: str, timeout: float) -> None:
+        self._socket, self._timeout = socket, timeout
+
+    async def identify(self) -> tuple[PeerId, list[str]]:
+        """Who the daemon is, and all its addresses."""
+        async with self._request("IDENTIFY") as (response, _):
+            return peer_from_id(response.identify.id), _known(to_text, response.identify.addrs)
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Dial a peer. PeerUnreachable when no address answers."""
+        body = {"peer": peer_to_id(peer), "addrs": _known(to_bytes, addresses), "timeout": max(1, int(self._timeout))}
+        async with self._request("CONNECT", peer, connect=body):
+            pass
+
+    async def open(self, peer: PeerId, protocol: str) -> Ends:
+        """A stream to a peer; its ends are the caller's to close. PeerUnreachable when there is none."""
+        body = {"peer": peer_to_id(peer), "proto": [protocol], "timeout": max(1, int(self._timeout))}
+        async with self._request("STREAM_OPEN", peer, keep=True, streamOpen=body) as (_, ends):
+            return ends
+
+    async def handle(self, protocol: str, socket: str) -> None:
+        """Have the daemon bring inbound streams of ``protocol`` to the unix socket at ``socket``."""
+        address = varint(_UNIX) + varint(len(socket)) + socket.encode()
+        body = {"addr": address, "proto": [protocol], "balanced": False}
+        async with self._request("STREAM_HANDLER", streamHandler=body):
+            pass
+
+    @asynccontextmanager
+    async def _request(
+        self, kind: str, peer: PeerId | None = None, keep: bool = False, **fields: dict[str, Any]
+    ) -> AsyncIterator[tuple[Any, Ends]]:  # Any: a generated protobuf class
+        messages = _messages()
+        request = messages.Request(type=messages.Request.Type.Value(kind), **fields)
+        writer, done = None, False
+        try:
+            with anyio.fail_after(self._timeout):
+                reader, writer = await asyncio.open_unix_connection(self._socket, limit=READ_LIMIT)
+                body = request.SerializeToString()
+                writer.write(varint(len(body)) + body)
+                response = messages.Response.FromString(await _read_delimited(reader))
+            if response.type == messages.Response.ERROR:
+                raise _refusal(kind, peer, response.error.msg)
+            yield response, (reader, writer)
+            done = True
+        except TimeoutError:
+            raise _refusal(kind, peer, f"no answer within {self._timeout:g} s") from None
+        except (OSError, EOFError) as error:
+            raise _refusal(kind, peer, f"the daemon does not answer ({error})") from None
+        finally:
+            if writer is not None and not (keep and done):
+                writer.transport.abort()
+
+
+async def read_stream_info(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
+    """Who is at the other end of an inbound stream, proven by the handshake, and its protocol."""
+    info = _messages().StreamInfo.FromString(await _read_delimited(reader))
+    return peer_from_id(info.peer), info.proto
+
+
+def peer_from_id(raw: bytes) -> PeerId:
+    """The public key inside a libp2p id; PayloadError when it holds none or it is not Ed25519."""
+    peer = bytes(raw[len(_ID_PREFIX) :])
+    if not raw.startswith(_ID_PREFIX) or len(peer) != PEER_NBYTES or not is_sound(peer):
+        raise PayloadError(f"libp2p id {raw[:40].hex()}: not an Ed25519 identity; only these take part")
+    return peer
+
+
+def peer_to_id(peer: PeerId) -> bytes:
+    """The libp2p id of a public key, as bytes."""
+    return _ID_PREFIX + peer
+
+
+def _known(convert: Callable[[T], U], addresses: Iterable[T]) -> list[U]:
+    """The addresses that can be converted; strangers may have had a hand in any of them."""
+    known = []
+    for address in addresses:
+        try:
+            known.append(convert(address))
+        except PayloadError:
+            continue
+    return known
+
+
+def _refusal(kind: str, peer: PeerId | None, reason: str) -> TransportError:
+    words = " ".join(reason.split())[:_LONGEST_REASON]
+    if peer is None:
+        return TransportError(f"{kind.lower()}: {words}")
+    return PeerUnreachable(f"{peer_name(peer)}: no path to it now: {words}; try again or ask another peer")
+
+
+async def _read_delimited(reader: asyncio.StreamReader) -> bytes:
+    prefix = b""
+    while not prefix or prefix[-1] >= 0x80:
+        prefix += await reader.readexactly(1)
+        if len(prefix) > LONGEST:
+            break
+    nbytes, _ = read_varint(prefix)
+    if nbytes > _MESSAGE_LIMIT:
+        raise PayloadError(f"the daemon announces a message of {nbytes} bytes, at most {_MESSAGE_LIMIT} are taken")
+    return await reader.readexactly(nbytes)
+
+
+@functools.cache
+def _messages() -> Any:  # Any: generated protobuf classes
+    """hivemind's generated messages, without the rest of hivemind: that import takes over a second and torch."""
+    path = package_folder() / "proto" / "p2pd_pb2.py"
+    spec = importlib.util.spec_from_file_location("decentral_p2pd_pb2", path)
+    assert spec is not None, "a .py file always has a spec"
+    assert spec.loader is not None, "and a loader"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

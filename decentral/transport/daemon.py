@@ -1,0 +1,297 @@
+"""Streams over go-libp2p: the daemon that comes with hivemind, kept running, spoken to by raw binary streams.
+
+Runs on asyncio. The daemon is this process's child and never outlives it; when it dies it is started again with
+the same key, on the same ports if they are still free, and every protocol is served again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import anyio
+import anyio.abc
+
+from decentral.errors import ConfigError, DecentralError, ListenError, PeerUnreachable, TransportError
+from decentral.transport.base import Handler, Services, Traffic, attend
+from decentral.transport.budget import Budget, Limits
+from decentral.transport.child import Child, launched, private_folder
+from decentral.transport.control import READ_LIMIT, Control, Ends, read_stream_info
+from decentral.transport.daemon_stream import DaemonStream
+from decentral.transport.listen import check_listen, dialable, everywhere, pinned
+from decentral.wire.keys import PeerId, Signer, peer_name
+
+_KEY_PREFIX = bytes.fromhex("08011240")  # libp2p protobuf of a private key: Ed25519, 64 bytes: seed, public key
+_KEY_NBYTES = len(_KEY_PREFIX) + 64
+_REMEMBERED = 1024  # peers whose addresses are dialled again after the daemon died
+_LOOK_EVERY = 5.0  # s between looks at the daemon's addresses: relays and NATs change them
+_LONGEST_PAUSE = 30.0  # s between attempts to start a daemon again
+
+logger = logging.getLogger("decentral.transport")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOptions:
+    """How the daemon takes part in the network."""
+
+    announce: tuple[str, ...] = ()  # addresses to tell others instead of those found
+    relays: tuple[str, ...] = ()  # one address per relay that may carry this peer's streams
+    reachability: Literal["public", "private"] | None = None  # None: found out by asking others
+    nat_port_map: bool = False  # ask the router to open a port (UPnP, NAT-PMP)
+    dial_timeout: float = 10.0  # s, for open, connect and every request to the daemon
+    start_timeout: float = 60.0  # s; 0.1 s is usual, a laden machine may take a hundred times that
+    watcher: bool | None = None  # see transport.child.launched
+
+    def flags(self) -> list[str]:
+        """The daemon's command line, but for key, addresses and socket."""
+        flags = ["-dhtServer=1", "-connManager=1", "-autonat=1", "-relay=1", "-relayDiscovery=0", "-tls=1"]
+        flags += [f"-natPortMap={int(self.nat_port_map)}", "-persistentConnMaxMsgSize=4194304"]
+        if self.reachability is not None:
+            flags.append(f"-forceReachability{self.reachability.capitalize()}=1")
+        if self.announce:
+            flags.append(f"-announceAddrs={','.join(self.announce)}")
+        if self.relays:
+            flags += ["-autoRelay=1", f"-trustedRelays={','.join(self.relays)}"]
+        return flags
+
+
+class DaemonTransport:
+    """One peer on libp2p. See Transport.
+
+    ``key`` is the libp2p private key file (Ed25519); ConfigError when it is missing or another kind. Entering
+    raises ListenError when an address is taken.
+    """
+
+    def __init__(
+        self,
+        key: Path,
+        *,
+        listen: Sequence[str] | None = None,
+        options: DaemonOptions | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.key = key
+        self.peer: PeerId = read_peer(key)
+        self.traffic = Traffic()
+        self.budget = Budget(limits)
+        self.options = options or DaemonOptions()
+        self.starts = 0  # daemons started so far; grows when one died
+        self.daemon_pid: int | None = None
+        self._listen = tuple(listen) if listen is not None else everywhere()
+        self._services = Services()
+        self._pinned = self._listen
+        self._found: tuple[str, ...] = ()
+        self._remembered: dict[PeerId, tuple[str, ...]] = {}
+        self._up = anyio.Event()
+        self._stack: AsyncExitStack | None = None
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        """See Transport."""
+        self._services.add(protocol, handler)
+
+    async def __aenter__(self) -> Self:
+        check_listen(self._listen)
+        self._services.fixed = True
+        self._stack = AsyncExitStack()
+        try:
+            await self._stack.enter_async_context(self._running())
+        except ExceptionGroup as errors:
+            raise _only(errors) from None
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._stack is not None, "entered before it is left"
+        await self._stack.__aexit__(None, None, None)  # the body's error leaves as it is
+        return None
+
+    def addresses(self) -> tuple[str, ...]:
+        """See Transport."""
+        return dialable(self._found, peer_name(self.peer))
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """See Transport. The addresses are remembered for when the daemon has to be started again."""
+        self._remember(peer, addresses)
+        await self._daemon_up(peer)
+        await self._control.connect(peer, addresses)
+
+    async def open(self, peer: PeerId, protocol: str) -> DaemonStream:
+        """See Transport."""
+        await self._daemon_up(peer)
+        try:
+            ends = await self._control.open(peer, protocol)
+        except PeerUnreachable:
+            if peer not in self._remembered:
+                raise
+            await self._control.connect(peer, self._remembered[peer])
+            ends = await self._control.open(peer, protocol)
+        return DaemonStream(peer, *ends, self.traffic)
+
+    @asynccontextmanager
+    async def attached(self) -> AsyncIterator[Any]:  # Any: hivemind.P2P, which has no types
+        """hivemind's own client of the daemon that runs now, for its DHT. Its bytes count in ``traffic``."""
+        from decentral.transport.unary import attached
+
+        await self._daemon_up(self.peer)
+        async with attached(self._folder, self._socket, self.traffic) as client:
+            yield client
+
+    async def until_restarted(self, starts: int) -> None:
+        """Wait until the daemon with number ``starts`` is no more and its successor answers."""
+        while self.starts == starts or not self._up.is_set():
+            await (self._down if self._up.is_set() else self._up).wait()
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        with private_folder() as self._folder:
+            self._socket = str(self._folder / "d.sock")
+            self._control = Control(self._socket, self.options.dial_timeout)
+            async with anyio.create_task_group() as self._group:
+                server = await self._serve_inbound()
+                try:
+                    await self._group.start(self._keep_running)
+                    yield
+                finally:
+                    server.close()
+                    self._group.cancel_scope.cancel()
+
+    async def _serve_inbound(self) -> asyncio.Server:
+        def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._group.start_soon(self._attend, reader, writer)
+
+        self._inbox = str(self._folder / "i.sock")
+        return await asyncio.start_unix_server(came, self._inbox, limit=READ_LIMIT, backlog=1024)
+
+    async def _attend(self, *ends: *Ends) -> None:
+        reader, writer = ends
+        stream = None
+        try:
+            with anyio.fail_after(self.options.dial_timeout):
+                peer, protocol = await read_stream_info(reader)
+            handler = self._handler(protocol)
+            with self.budget.inbound(peer):
+                stream = DaemonStream(peer, reader, writer, self.traffic)
+                await attend(stream, protocol, handler)
+        except (DecentralError, OSError, EOFError) as error:
+            logger.debug("inbound stream refused: %s", error)
+        finally:
+            if stream is None:
+                writer.transport.abort()
+
+    def _handler(self, protocol: str) -> Handler:
+        if protocol not in self._services.handlers:
+            raise TransportError(f"{protocol}: not served here")
+        return self._services.handlers[protocol]
+
+    async def _keep_running(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        pause = 0.1
+        while True:
+            try:
+                async with self._one_daemon() as child:
+                    if self.starts == 1:
+                        task_status.started()
+                    pause = 0.1
+                    code = await child.wait()
+                    logger.warning("the libp2p daemon ended (code %d) and is started again", code)
+            except TransportError as error:
+                if self.starts == 0:
+                    raise
+                logger.warning("the libp2p daemon cannot be started again, next try in %.1f s: %s", pause, error)
+            await anyio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    @asynccontextmanager
+    async def _one_daemon(self) -> AsyncIterator[Child]:
+        listen = self._listen_now()
+        arguments = [f"-listen=/unix{self._socket}", f"-id={self.key}", f"-hostAddrs={','.join(listen)}"]
+        Path(self._socket).unlink(missing_ok=True)  # a killed daemon leaves its socket behind
+        timeout = self.options.start_timeout
+        launch = launched(
+            [*arguments, *self.options.flags()], self._group, timeout=timeout, watcher=self.options.watcher
+        )
+        async with launch as child:
+            await self._set_up(child)
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._look_at_addresses)
+                group.start_soon(self._dial_again)
+                try:
+                    yield child
+                finally:
+                    self._up = anyio.Event()
+                    self._down.set()
+                    group.cancel_scope.cancel()
+
+    def _listen_now(self) -> tuple[str, ...]:
+        """The addresses of before, or others of their kind when somebody took those meanwhile."""
+        try:
+            check_listen(self._pinned)
+        except ListenError:
+            return self._listen
+        return self._pinned
+
+    async def _set_up(self, child: Child) -> None:
+        peer, found = await self._control.identify()
+        if peer != self.peer:
+            raise TransportError(f"{self.key}: was changed while in use; put the old key back or start anew")
+        self._found = tuple(found)
+        for protocol in self._services.handlers:
+            await self._control.handle(protocol, self._inbox)
+        self._pinned = pinned(self._listen, found)
+        self.starts += 1
+        self.daemon_pid = child.pid
+        self._down = anyio.Event()
+        self._up.set()
+
+    async def _look_at_addresses(self) -> None:
+        while True:
+            await anyio.sleep(_LOOK_EVERY)
+            try:
+                self._found = tuple((await self._control.identify())[1])
+            except TransportError as error:
+                logger.debug("the daemon's addresses: %s", error)
+
+    async def _dial_again(self) -> None:
+        for peer, addresses in list(self._remembered.items()) if self.starts > 1 else []:
+            try:
+                await self._control.connect(peer, addresses)
+            except TransportError as error:
+                logger.debug("after the restart: %s", error)
+
+    async def _daemon_up(self, peer: PeerId) -> None:
+        with anyio.move_on_after(self.options.dial_timeout):
+            await self._up.wait()
+            return
+        raise PeerUnreachable(f"{peer_name(peer)}: the libp2p daemon is being started again; try again")
+
+    def _remember(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        self._remembered.pop(peer, None)
+        if len(self._remembered) >= _REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[peer] = tuple(addresses)
+
+
+def read_peer(key: Path) -> PeerId:
+    """The public key of a libp2p private key file; ConfigError when it is not an Ed25519 one."""
+    try:
+        raw = key.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{key}: the identity cannot be read ({error.strerror}); create or restore it") from None
+    seed, public = raw[len(_KEY_PREFIX) : -32], raw[-32:]
+    if len(raw) != _KEY_NBYTES or not raw.startswith(_KEY_PREFIX) or Signer(seed).peer != public:
+        raise ConfigError(f"{key}: not an Ed25519 libp2p private key; restore it, or delete it for a new identity")
+    return public
+
+
+def _only(errors: ExceptionGroup[Exception]) -> Exception:
+    """The error itself, when it is alone: a task group wraps whatever passes through it."""
+    first = errors.exceptions[0]
+    if len(errors.exceptions) > 1:
+        return errors
+    return _only(first) if isinstance(first, ExceptionGroup) else first

@@ -1,0 +1,27 @@
+"""Unsigned varints, as protobuf and multiaddrs use them: seven bits a byte, low first, high bit says more."""
+
+from __future__ import annotations
+
+from decentral.errors import PayloadError
+
+LONGEST = 5  # bytes: 35 bits, more than any length here
+
+
+def varint(number: int) -> bytes:
+    """``number`` in as few bytes as it takes."""
+    packed = bytearray()
+    while number >= 0x80:
+        packed.append(number & 0x7F | 0x80)
+        number >>= 7
+    packed.append(number)
+    return bytes(packed)
+
+
+def read_varint(data: bytes, at: int = 0) -> tuple[int, int]:
+    """The number that starts at ``at`` and where it ends. PayloadError when it does not end."""
+    number = 0
+    for n, byte in enumerate(data[at : at + LONGEST]):
+        number |= (byte & 0x7F) << 7 * n
+        if byte < 0x80:
+            return number, at + n + 1
+    raise PayloadError(f"varint: no end within {LONGEST} bytes; drop the message")
