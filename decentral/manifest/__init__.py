@@ -1,0 +1,17 @@
+"""The terms of a run, ``run.toml``: read, check, write, compare. All peers hold the same; its digest is the run id."""
+
+from decentral.manifest.presets import check_methods, fresh_salt, preset_manifest
+from decentral.manifest.reading import load_manifest, parse_manifest
+from decentral.manifest.terms import Manifest
+from decentral.manifest.writing import differences, summary
+
+__all__ = [
+    "Manifest",
+    "check_methods",
+    "differences",
+    "fresh_salt",
+    "load_manifest",
+    "parse_manifest",
+    "preset_manifest",
+    "summary",
+]

@@ -1,0 +1,60 @@
+"""Manifests of known algorithms, and the check that a manifest's methods exist and fit. Loads torch."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from decentral.errors import ConfigError
+from decentral.manifest.reading import checked, nearest
+from decentral.manifest.terms import Manifest
+
+
+def fresh_salt() -> str:
+    """A random word from the operating system, so that two runs with equal terms are still two."""
+    return secrets.token_hex(4)
+
+
+def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # Any: values of every key
+    """The manifest of a known algorithm, with a fresh salt unless one is given.
+
+    Keys are changed by table: ``preset_manifest("diloco", run={"rounds": 10}, inner={"steps": 50})``.
+    Raises ConfigError for an unknown preset or key, naming the nearest, or a value that cannot be.
+    """
+    from decentral.optimizers.registry import PRESETS  # torch
+
+    chosen = PRESETS.get(preset)
+    if chosen is None:
+        raise ConfigError(f"preset {preset[:60]!r} does not exist; {nearest(preset, list(PRESETS))}")
+    hyper = dict(chosen.hyper)
+    rate = hyper.pop("lr", None)
+    given: dict[str, dict[str, Any]] = {  # Any: as above
+        "run": {"name": preset, "salt": fresh_salt()},
+        "inner": {"clip": 1.0},
+        "outer": {
+            "method": chosen.method,
+            "learning_rate": None if chosen.lr_by_peers else rate,
+            **hyper,
+            "fragments": chosen.fragments,
+            "overlap": chosen.overlap,
+        },
+        "compressor": {"chain": chosen.compressor, "error_feedback": chosen.error_feedback},
+        "exchange": {"kind": chosen.exchange},
+    }
+    for table, keys in tables.items():
+        given[table] = given.get(table, {}) | dict(keys)
+    return checked(given, f"preset {preset}")
+
+
+def check_methods(manifest: Manifest) -> None:
+    """Raise ConfigError unless outer optimizer, compressor and exchange exist and fit one another."""
+    from decentral.compressors import parse_compressor  # torch
+    from decentral.optimizers import NoLoCo, make_outer
+
+    gossips = isinstance(make_outer(manifest.outer.method, manifest.outer.hyper), NoLoCo)
+    parse_compressor(manifest.compressor.chain)
+    kind = manifest.exchange.kind
+    if gossips != (kind == "pair"):
+        fits = '"pair"' if gossips else '"gather" or "reduce"'
+        raise ConfigError(f'exchange.kind = "{kind}" does not fit outer.method {manifest.outer.method}; use {fits}')

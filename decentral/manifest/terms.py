@@ -1,0 +1,243 @@
+"""What a manifest holds: one frozen table per subject, one description per key, which is also its comment in the file.
+
+The digest covers the values only, not their order, their comments or the spelling of numbers; it is the run's id,
+so peers that agree on the id agree on everything here. Crosses the wire as its TOML text, about 3 kB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+Digest = bytes
+
+_DOMAIN = b"decentral manifest 1\n"
+
+
+def _canonical_spaces(spelling: str) -> str:
+    """One spelling for what differs in spaces only: as ``str(compressor)`` writes it."""
+    return re.sub(r"\s", "", spelling).replace(">>", " >> ").replace(",", ", ")
+
+
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # safe as a folder's name
+Salt = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{0,64}$")]
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/-]{0,127}$")]
+Spelling = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_(),.=>+ -]{1,256}$"),
+    AfterValidator(_canonical_spaces),
+]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Size = Annotated[int, Field(ge=1, le=2**20)]
+Steps = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
+
+
+class Table(BaseModel):
+    """Strict and frozen: an unknown key is an error, a string is never taken for a number.
+
+    A key that may be unset is unset by default: TOML has no word for it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Run(Table):
+    """The run itself."""
+
+    name: Word = Field(description="what people call the run: letters, digits, . _ -")
+    salt: Salt = Field(default="", description="any word: two runs with equal terms and other salts are two runs")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        default=0, description="of the first weights and the data order"
+    )
+    rounds: Count = Field(default=100, description="outer steps after which the run is done")
+    minutes: Positive | None = Field(
+        default=None,
+        description="the run also ends at the first commit after this time; unset: no limit",
+        examples=[60.0],
+    )
+
+
+class Model(Table):
+    """The model that every peer builds."""
+
+    task: Literal["causal-lm", "custom"] = Field(
+        default="causal-lm", description="causal-lm: a small Llama over bytes; custom: your own script's model"
+    )
+    hidden: Size = Field(default=128, description="width; a multiple of 2 * heads")
+    layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=3, description="transformer blocks")
+    heads: Annotated[int, Field(ge=1, le=4096)] = Field(default=4, description="attention heads per block")
+    context: Size = Field(default=128, description="tokens that the model sees at once")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Model:
+        if self.task == "causal-lm" and self.hidden % (2 * self.heads):
+            raise ValueError(f"hidden = {self.hidden} must be a multiple of 2 * heads = {2 * self.heads}")
+        return self
+
+
+class Data(Table):
+    """What is trained on. The text itself never leaves a peer."""
+
+    corpus: Label = Field(
+        default="stdlib", description="stdlib: the standard library's source; else a label for your --data"
+    )
+    batch_size: Size = Field(default=4, description="sequences per inner step and peer")
+    held_out: Annotated[float, Field(gt=0, le=0.5)] = Field(default=0.05, description="fraction kept for evaluation")
+
+
+class Inner(Table):
+    """What a peer does alone between two outer steps (AdamW)."""
+
+    steps: Count = Field(default=30, description="H: inner steps between two outer steps of the same parameters")
+    learning_rate: Positive = Field(default=1e-3, description="after warm-up")
+    weight_decay: NotNegative = Field(default=0.1, description="decoupled, as AdamW does")
+    warmup: Steps = Field(default=20, description="inner steps over which the learning rate rises")
+    clip: Positive | None = Field(default=None, description="largest gradient norm; unset: no clipping", examples=[1.0])
+
+
+class Outer(Table):
+    """What all peers do together."""
+
+    method: Word = Field(description="outer optimizer: decentral optimizers lists them")
+    learning_rate: Positive | None = Field(
+        default=None,
+        description="unset: the method's own; diloco's then follows the number of contributors",
+        examples=[0.7],
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="unset: the method's own", examples=[0.9]
+    )
+    alpha: Share | None = Field(
+        default=None, description="streaming: the live copy's weight; noloco: momentum", examples=[0.5]
+    )
+    beta: NotNegative | None = Field(
+        default=None, description="noloco: step along the pair's mean change", examples=[0.7]
+    )
+    gamma: NotNegative | None = Field(default=None, description="noloco: pull towards the pair's mean", examples=[0.7])
+    fragments: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="slices of the model that take turns"
+    )
+    overlap: Steps = Field(
+        default=0, description="tau: inner steps that go on while a round is in flight; 0 waits for it"
+    )
+
+    @property
+    def hyper(self) -> dict[str, float]:
+        """The hyper-parameters that are set, by the names that ``make_outer`` knows."""
+        given = {"lr": self.learning_rate, "momentum": self.momentum, "alpha": self.alpha}
+        given |= {"beta": self.beta, "gamma": self.gamma}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Compression(Table):
+    """How a contribution is packed."""
+
+    chain: Spelling = Field(description="decentral compressors lists them; sparsifier >> quantiser")
+    error_feedback: Share | None = Field(
+        default=None, description="decay of what compression left unsent; unset: it is dropped", examples=[0.95]
+    )
+
+
+class Exchange(Table):
+    """Who sends what to whom."""
+
+    kind: Literal["gather", "reduce", "pair"] = Field(
+        description="gather: all to all, sparse methods; reduce: by parts, dense ones; pair: gossip"
+    )
+
+
+class Swarm(Table):
+    """Who is there, and how long the others wait."""
+
+    min_peers: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="members below which nothing is committed"
+    )
+    deadline_floor: Seconds = Field(default=2.0, description="seconds: least slack that late peers get")
+    deadline_ceiling: Seconds = Field(default=60.0, description="seconds: longest wait after a round's first offer")
+    lease: Seconds = Field(
+        default=15.0, description="seconds without a sign of life after which a peer is not waited for"
+    )
+    shrink_after: Seconds = Field(
+        default=60.0, description="seconds after which missing peers no longer count for majorities"
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Swarm:
+        if self.deadline_floor > self.deadline_ceiling:
+            raise ValueError(f"deadline_floor = {self.deadline_floor} is above deadline_ceiling; lower it")
+        if self.lease > self.shrink_after:
+            raise ValueError(f"lease = {self.lease} is above shrink_after = {self.shrink_after}; raise shrink_after")
+        return self
+
+
+class Manifest(Table):
+    """Everything that the peers of a run agree on. Frozen: ``changed`` makes another one."""
+
+    run: Run
+    model: Model = Model()
+    data: Data = Data()
+    inner: Inner = Inner()
+    outer: Outer
+    compressor: Compression
+    exchange: Exchange
+    swarm: Swarm = Swarm()
+
+    @model_validator(mode="after")
+    def _overlap_ends(self) -> Manifest:
+        between = self.inner.steps // self.outer.fragments
+        if self.outer.overlap >= between:
+            raise ValueError(
+                f"outer.overlap = {self.outer.overlap} must be below inner.steps / outer.fragments = {between}, "
+                "or a fragment's next round begins before its last one is applied"
+            )
+        return self
+
+    @property
+    def digest(self) -> Digest:
+        """blake2b-256 of the values: the run's id."""
+        return hashlib.blake2b(_DOMAIN + canonical(self), digest_size=32).digest()
+
+    @property
+    def run_id(self) -> str:
+        """The digest's first 12 hexadecimal digits, for people."""
+        return self.digest.hex()[:12]
+
+    def to_toml(self) -> str:
+        """The manifest as a commented file; reading it back gives the same digest."""
+        from decentral.manifest.writing import to_toml  # writing needs these tables
+
+        return to_toml(self)
+
+    def changed(self, **tables: Any) -> Manifest:  # Any: each a mapping of keys to values
+        """A checked copy: ``manifest.changed(run={"rounds": 10})``. Raises ConfigError."""
+        from decentral.manifest.reading import checked  # reading needs these tables
+
+        given = self.model_dump()
+        for table, keys in tables.items():
+            given[table] = given.get(table, {}) | dict(keys)
+        return checked(given, "changed manifest")
+
+
+def canonical(manifest: Manifest) -> bytes:
+    """The one spelling that is hashed: sorted keys, unset keys left out, every float as its shortest decimal."""
+    tables = {
+        table: {key: plain(part, key) for key in type(part).model_fields if plain(part, key) is not None}
+        for table, part in ((name, getattr(manifest, name)) for name in Manifest.model_fields)
+    }
+    return json.dumps(tables, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def plain(part: Table, key: str) -> str | int | float | None:
+    """A key's value; a whole number where a float belongs, and a minus zero, get the float's one spelling."""
+    value: str | int | float | None = getattr(part, key)
+    if isinstance(value, int) and "float" in str(type(part).model_fields[key].annotation):
+        value = float(value)
+    return value + 0.0 if isinstance(value, float) else value

@@ -1,0 +1,1 @@
+"""Who is here: this peer's identity, invites, and the directory of leases."""

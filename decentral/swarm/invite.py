@@ -1,0 +1,101 @@
+"""An invite: one line that says which run, whom to ask first, and, where the run wants one, a token.
+
+``decentral1:`` and base64url of: length u16, run 32, addresses, token, checksum 4 (blake2b). The length tells a line
+that was cut from one that was altered. No secret is in it unless there is a token.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Annotated
+
+from decentral.errors import InviteError, PayloadError
+from decentral.wire.codecs import Hash, Many, Maybe, Text
+from decentral.wire.layout import from_bytes, to_bytes
+from decentral.wire.lease import ADDRESS
+
+PREFIX = "decentral1:"
+MAX_ADDRESSES = 8
+MAX_TOKEN = 128  # characters
+
+_HEAD = struct.Struct("<H")
+_CHECKSUM_NBYTES = 4
+_MAX_CHARACTERS = 4096  # eight of the longest addresses and a token take 3,000
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Which run, and the way in. ``str(invite)`` is the line, ``Invite.parse`` its inverse."""
+
+    run: Hash  # digest of the manifest
+    addresses: Annotated[tuple[str, ...], Many(ADDRESS, MAX_ADDRESSES)]  # multiaddrs ending in /p2p/<name>
+    token: Annotated[str | None, Maybe(Text(MAX_TOKEN))] = None
+
+    def __post_init__(self) -> None:
+        try:
+            to_bytes(self)
+        except PayloadError as error:
+            raise InviteError(f"invite: {error}") from error
+
+    def check(self) -> str | None:
+        """The rule across fields that this invite breaks."""
+        strange = [address for address in self.addresses if not address.startswith("/")]
+        return f"address {strange[0]} does not begin with /" if strange else None
+
+    def __str__(self) -> str:
+        body = to_bytes(self)
+        data = _HEAD.pack(len(body)) + body
+        return PREFIX + base64.urlsafe_b64encode(data + _checksum(data)).decode("ascii").rstrip("=")
+
+    @classmethod
+    def parse(cls, text: str) -> Invite:
+        """The invite of a line; spaces and line breaks in it do not matter. Raises InviteError, in one line."""
+        if len(text) > 2 * _MAX_CHARACTERS:
+            raise InviteError(f"invite: {len(text)} characters are too many; copy the one line only")
+        text = "".join(text.split())
+        if not text.startswith(PREFIX):
+            raise InviteError(f"invite: {_kind(text)}; an invite begins with {PREFIX}")
+        body = _unpacked(text.removeprefix(PREFIX))
+        try:
+            invite = from_bytes(cls, body)
+        except PayloadError as error:
+            raise InviteError(f"invite: made wrongly ({error}); ask for a new one") from error
+        if str(invite) != text:  # the last character has bits to spare
+            raise InviteError("invite: altered on the way; copy it again or ask for a new one")
+        return invite
+
+
+def _kind(text: str) -> str:
+    if not text:
+        return "empty"
+    if text.startswith("decentral") and ":" in text[:12]:
+        return "made by another version of this program, install theirs"
+    shown = text[:20] if text.isascii() and text.isprintable() else ascii(text[:10])
+    return f"{shown} is not an invite"
+
+
+def _unpacked(text: str) -> bytes:
+    """The body, its length and checksum found right."""
+    text = text[:-1] if len(text) % 4 == 1 else text  # cut inside a group: the length below says so
+    try:
+        data = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        raise InviteError("invite: has characters that do not belong; copy the whole line again") from None
+    if len(data) < _HEAD.size:
+        raise InviteError("invite: cut short; copy the whole line again")
+    want = _HEAD.size + _HEAD.unpack_from(data)[0] + _CHECKSUM_NBYTES
+    if len(data) < want:
+        raise InviteError(f"invite: cut short, {len(data)} of {want} bytes; copy the whole line again")
+    if len(data) > want:
+        raise InviteError("invite: something follows its end; copy the one line only")
+    body, checksum = data[:-_CHECKSUM_NBYTES], data[-_CHECKSUM_NBYTES:]
+    if checksum != _checksum(body):
+        raise InviteError("invite: altered on the way, its checksum is wrong; copy it again or ask for a new one")
+    return body[_HEAD.size :]
+
+
+def _checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_CHECKSUM_NBYTES).digest()
