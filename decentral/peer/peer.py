@@ -466,16 +466,12 @@ def _terms(run: str | Path | Manifest, out: str | Path | None) -> tuple[Manifest
     """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first."""
     if isinstance(run, Manifest):
         return run, None, _out(out, run)
-    if isinstance(run, str) and Invite.looks_like(run):
-        invite = Invite.parse(run)
-        folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
-        return fetch_manifest(run, folder), invite, folder
-    if not str(run).endswith(".toml"):
-        raise ConfigError(
-            f"join({str(run)[:60]!r}): neither a .toml manifest nor an invite; copy the whole invite line"
-        )
-    manifest = load_manifest(Path(run))
-    return manifest, None, _out(out, manifest)
+    if isinstance(run, Path) or run.endswith(".toml"):
+        manifest = load_manifest(Path(run))
+        return manifest, None, _out(out, manifest)
+    invite = Invite.parse(run)
+    folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
+    return fetch_manifest(run, folder), invite, folder
 
 
 def _out(out: str | Path | None, manifest: Manifest) -> Path:

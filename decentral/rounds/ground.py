@@ -1,0 +1,137 @@
+"""What every role of a round stands on: the chain's head, what was seen of the round, how to say something.
+
+The machine is layered by role, each layer in its own module: ground, voting, leadership, machine.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from decentral.errors import PayloadError
+from decentral.rounds import chain
+from decentral.rounds.acceptor import Acceptor
+from decentral.rounds.chain import Digest, Head
+from decentral.rounds.collection import Collection, fits
+from decentral.rounds.deadline import Deadline
+from decentral.rounds.effects import CatchUp, Effect, Fetch, Persist, Send
+from decentral.rounds.leading import Leading, Partition
+from decentral.rounds.membership import Presence
+from decentral.wire import messages as m
+from decentral.wire.frames import Header, Kind
+from decentral.wire.keys import PeerId, Signer
+
+FETCH_AFTER = 1.0  # s a pushed frame may take before it is asked for: a fetch at once would send most frames twice
+RESEND_AFTER = 3.0  # s before a message without an answer is sent again
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the machine needs to know of the manifest."""
+
+    num_fragments: int
+    rounds: int  # outer steps after which the run is done
+    min_peers: int  # members below which nothing is committed
+    floor: float  # s, least slack given to late offers
+    ceiling: float  # s, longest wait after the first offer
+    patience: float  # s a leader may take before the next one tries; doubles with every ballot
+    partition: Callable[[int, tuple[PeerId, ...]], Partition] | None = None  # reduce: (fragment, owners) -> ranges
+
+
+class Ground:
+    """State of one round, and the helpers that every role uses."""
+
+    def __init__(self, signer: Signer, head: Head, terms: Terms, now: float, acceptor: Acceptor | None = None) -> None:
+        self.signer = signer
+        self.me = signer.peer
+        self.terms = terms
+        self.deadline = Deadline(terms.floor, terms.ceiling)
+        self.presence = Presence(self.me)
+        self.joiners: dict[PeerId, m.JoinRequest] = {}
+        self.recent: OrderedDict[int, m.Commit] = OrderedDict()
+        self.held: dict[Digest, Header] = {}
+        self.time_is_up = False
+        self._effects: list[Effect] = []
+        self._early: dict[tuple[PeerId, str], m.Message] = {}
+        self._offered_at = now
+        self.restart(head, now, acceptor)
+
+    def restart(self, head: Head, now: float, acceptor: Acceptor | None = None) -> None:
+        """Stand at ``head`` with nothing seen of the next round: at start, after a commit, after a catch-up."""
+        self.head = head
+        kept = acceptor is not None and acceptor.round == head.round + 1
+        self.acceptor = acceptor if kept and acceptor is not None else Acceptor(head.round + 1)
+        self.round = Collection(now)
+        self.results: dict[tuple[int, int], m.FrameRef] = {}
+        self.leading: Leading | None = None
+        self.proposal: tuple[PeerId, m.Proposal] | None = None
+        self.decided: tuple[PeerId, m.Commit] | None = None
+        self.stalled_since: float | None = None
+        self.planned_number = -1
+        self.held = {frame: header for frame, header in self.held.items() if header.round > head.round}
+        self._replay_results()
+
+    def leader_of(self, ballot: int) -> PeerId:
+        """Who leads ``ballot`` of the round in progress."""
+        order = self._order()
+        return order[ballot % len(order)]
+
+    def _order(self) -> list[PeerId]:
+        return chain.leaders(self.head)
+
+    def _succeeds(self, record: m.Record, sender: PeerId) -> bool:
+        """Whether ``record`` continues our chain; if not, one of us is on another branch and the shell compares."""
+        try:
+            chain.check_succession(self.head, record)
+        except PayloadError:
+            self._effects.append(CatchUp(sender))
+            return False
+        return True
+
+    def _next_members(self) -> tuple[PeerId, ...]:
+        return self.presence.next_members(self.head.members, self.joiners)
+
+    def _stall(self, now: float) -> None:
+        self.stalled_since = now if self.stalled_since is None else self.stalled_since
+
+    def _become(self, acceptor: Acceptor) -> None:
+        self.acceptor = acceptor
+        self._effects.append(Persist(acceptor))
+
+    def _all_held(self, record: m.Record, likely: PeerId, now: float) -> bool:
+        missing = [ref for ref in record.frames if ref.frame not in self.held]
+        for ref in missing:
+            self._ask(ref.frame, ref.peer, likely, now)
+        return not missing and all(fits(self.held[ref.frame], ref, record) for ref in record.frames)
+
+    def _ask(self, frame: Digest, owner: PeerId, likely: PeerId, now: float) -> None:
+        since = self.round.missing_since.setdefault(frame, now)
+        if now - since < FETCH_AFTER and self.presence.present(owner):
+            return
+        self.round.missing_since[frame] = now + RESEND_AFTER - FETCH_AFTER
+        others = [peer for peer in self.head.members if peer not in (self.me, owner, likely)]
+        first = dict.fromkeys((likely, owner, *others))
+        holders = tuple(peer for peer in first if peer != self.me and self.presence.present(peer))
+        if holders:
+            self._effects.append(Fetch(frame, holders))
+
+    def _note_result(self, frame: Digest, header: Header) -> None:
+        ref = m.FrameRef(header.sender, frame, header.part, header.steps, header.tokens)
+        self.results.setdefault((header.plan, header.part), ref)
+
+    def _replay_results(self) -> None:
+        for frame, header in self.held.items():
+            if header.kind == Kind.RESULT and header.round == self.head.round + 1:
+                self._note_result(frame, header)
+
+    def _broadcast(self, message: m.Message, but: object = (), also: object = ()) -> None:
+        skip = set(but)  # type: ignore[call-overload]
+        peers = dict.fromkeys((*self.head.members, *also))  # type: ignore[misc]
+        self._effects.extend(Send(peer, message) for peer in peers if peer != self.me and peer not in skip)
+
+    def _help_laggard(self, peer: PeerId, stands_at: int) -> None:
+        """Send the commit that ``peer`` missed, or tell it how far the chain is."""
+        commit = self.recent.get(stands_at + 1)
+        alone = commit is not None and stands_at + 1 == self.head.round
+        self._effects.append(Send(peer, commit if commit is not None and alone else m.Behind(self.head.round)))
