@@ -23,9 +23,7 @@ def window_start(seed: int, peer: bytes, row: int, num_starts: int) -> int:
     return int.from_bytes(hashed, "little") % num_starts  # 128 bits: the bias of % is below 2**-64
 
 
-def batch_at(
-    train: Tensor, *, seed: int, peer: bytes, step: int, batch_size: int, context: int
-) -> dict[str, Tensor]:
+def batch_at(train: Tensor, *, seed: int, peer: bytes, step: int, batch_size: int, context: int) -> dict[str, Tensor]:
     """Batch of one inner step: ``input_ids`` and ``labels``, int64 (batch_size, context).
 
     Args:

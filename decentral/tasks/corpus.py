@@ -81,9 +81,7 @@ def _from_path(path: Path) -> tuple[bytes, str]:
             raise DataError(f"--data {path} holds {nbytes} bytes, at most {DATA_MAX_NBYTES} fit; name a part")
         texts = [file.read_bytes() for file in files]
     except OSError as error:
-        raise DataError(
-            f"--data {path} cannot be read ({error.strerror}); name one that this user can read"
-        ) from error
+        raise DataError(f"--data {path} cannot be read ({error.strerror}); name one that this user can read") from error
     if path.is_dir():  # a file that was named itself is taken as it is
         texts = [text for text in texts if b"\0" not in text[:8192]]
     return b"".join(texts), f"--data {path}"

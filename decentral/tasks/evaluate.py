@@ -23,9 +23,7 @@ def held_out_windows(held_out: Tensor, *, context: int, num_windows: int) -> Ten
 
 
 @torch.no_grad()
-def bits_per_byte(
-    model: Any, held_out: Tensor, *, context: int, num_windows: int = 128, batch_size: int = 16
-) -> float:
+def bits_per_byte(model: Any, held_out: Tensor, *, context: int, num_windows: int = 128, batch_size: int = 16) -> float:
     """Mean loss of the model over fixed held-out windows, in bits per byte; 8.0 is knowing nothing.
 
     The model (``transformers``' causal interface, hence Any) is called in eval mode and left in the mode it

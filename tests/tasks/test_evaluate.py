@@ -42,16 +42,12 @@ def test_evaluation_is_the_same_every_time_and_hardly_depends_on_the_batch_size(
     model = build_language_model(LanguageModelConfig(hidden=16, layers=1, heads=1, context=32), seed=0)
     one = bits_per_byte(model, HELD_OUT, context=32, num_windows=12, batch_size=5)
     assert one == bits_per_byte(model, HELD_OUT, context=32, num_windows=12, batch_size=5)
-    assert one == pytest.approx(
-        bits_per_byte(model, HELD_OUT, context=32, num_windows=12, batch_size=12), rel=1e-6
-    )
+    assert one == pytest.approx(bits_per_byte(model, HELD_OUT, context=32, num_windows=12, batch_size=12), rel=1e-6)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_is_left_in_the_mode_it_was_in_without_gradients(training):
-    model = build_language_model(LanguageModelConfig(hidden=16, layers=1, heads=1, context=32), seed=0).train(
-        training
-    )
+    model = build_language_model(LanguageModelConfig(hidden=16, layers=1, heads=1, context=32), seed=0).train(training)
     bits_per_byte(model, HELD_OUT, context=32, num_windows=2)
     assert model.training is training
     assert all(parameter.grad is None for parameter in model.parameters())

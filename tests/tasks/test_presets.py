@@ -1,0 +1,43 @@
+import subprocess
+import sys
+
+import pytest
+
+from decentral.compressors import parse_compressor
+from decentral.manifest import preset_manifest
+from decentral.manifest.presets import check_methods
+from decentral.parameters import schema_of
+from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.presets import DEMO_INNER, DEMO_METHODS, DEMO_MODEL, demo_tables
+
+PEERS = 4
+
+
+@pytest.mark.parametrize("method", ["diloco", "streaming", "sparseloco", "noloco"])
+def test_the_demo_of_every_method_is_a_valid_manifest(method):
+    assert method in DEMO_METHODS
+    manifest = preset_manifest(method, **demo_tables(method))
+    check_methods(manifest)
+    assert manifest.model.hidden == DEMO_MODEL["hidden"]
+    assert manifest.inner.learning_rate == DEMO_INNER["learning_rate"]
+    assert manifest.inner.steps == 25
+
+
+def test_the_tables_are_copies_that_a_caller_may_change():
+    demo_tables("diloco")["inner"]["steps"] = 1
+    assert preset_manifest("diloco", **demo_tables("diloco")).inner.steps == 25
+
+
+def test_the_sparse_frames_leave_a_fifth_of_the_promised_reduction_for_the_protocol():
+    manifest = preset_manifest("sparseloco", **demo_tables("sparseloco"))
+    (fragment,) = schema_of(build_language_model(LanguageModelConfig(**DEMO_MODEL), seed=0)).fragments
+    compressor = parse_compressor(manifest.compressor.chain)
+    frame_nbytes = sum(part.nbytes for shape in fragment.shapes for part in compressor.layout(shape))
+    sent_per_step = frame_nbytes * (PEERS - 1) / manifest.inner.steps  # everybody's frame reaches everybody
+    dense_per_step = 2 * (PEERS - 1) / PEERS * 4 * fragment.numel  # a ring all-reduce of float32 gradients
+    assert dense_per_step / sent_per_step > 500 * 1.2
+
+
+def test_reading_the_presets_does_not_load_torch():
+    code = "import sys, decentral.tasks.presets; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
