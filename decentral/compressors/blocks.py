@@ -8,10 +8,19 @@ Rounding the scale up costs less than 1/128 of its size.
 import torch
 from torch import Tensor
 
-__all__ = ["LARGEST_SCALE", "num_blocks", "positive", "short_scale", "spread", "to_blocks"]
+from decentral.errors import ConfigError
+
+__all__ = ["LARGEST_SCALE", "check_block", "num_blocks", "positive", "short_scale", "spread", "to_blocks"]
 
 LARGEST_SCALE = torch.finfo(torch.bfloat16).max  # 3.39e38; float32 ends at 3.40e38
+_LARGEST_BLOCK = 65536  # a short tensor is filled up to a whole block, so a block must not be huge
 _LONG_BITS = 0xFFFF  # the mantissa bits float32 has and bfloat16 has not
+
+
+def check_block(method: object, block: int) -> None:
+    """ConfigError unless a block has a sensible size."""
+    if not 1 <= block <= _LARGEST_BLOCK:
+        raise ConfigError(f"{method}: a block has 1 to {_LARGEST_BLOCK} values; 256 and 4096 are usual")
 
 
 def num_blocks(numel: int, block: int) -> int:

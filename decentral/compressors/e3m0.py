@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.blocks import num_blocks, positive, short_scale, spread, to_blocks
+from decentral.compressors.blocks import check_block, num_blocks, positive, short_scale, spread, to_blocks
 from decentral.compressors.packing import pack, packed_nbytes, unpack
-from decentral.errors import ConfigError
 
 __all__ = ["E3M0"]
 
@@ -41,8 +40,7 @@ class E3M0(Method):
     block: int = 256
 
     def __post_init__(self) -> None:
-        if self.block < 1:
-            raise ConfigError(f"e3m0(block={self.block}): a block has at least 1 value; 256 is usual")
+        check_block(self, self.block)
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Codes, then scales."""
@@ -67,7 +65,7 @@ class E3M0(Method):
         require(((scale_B >= 0) & torch.isfinite(scale_B)).all(), self, "a scale is not in [0, Inf)")
         code_N = unpack(packed, 4, math.prod(payload.shape), self)
         require((code_N != _MINUS).all(), self, "code 8, minus zero, is not used")
-        level_16 = torch.tensor([*_LEVELS, *(-level for level in _LEVELS)], device=code_N.device)
+        level_16 = torch.tensor([*_LEVELS, *(-level for level in _LEVELS)], dtype=torch.float32, device=code_N.device)
         level_N = level_16.index_select(0, code_N.int())
         return spread(scale_B.float(), level_N, self.block).reshape(payload.shape)
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.blocks import num_blocks, positive, short_scale, spread, to_blocks
-from decentral.errors import ConfigError
+from decentral.compressors.blocks import check_block, num_blocks, positive, short_scale, spread, to_blocks
 
 __all__ = ["Int8"]
 
@@ -39,8 +38,7 @@ class Int8(Method):
     block: int = 4096
 
     def __post_init__(self) -> None:
-        if self.block < 1:
-            raise ConfigError(f"int8(block={self.block}): a block has at least 1 value; 4096 is usual")
+        check_block(self, self.block)
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Codes, then scales."""

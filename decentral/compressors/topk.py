@@ -1,9 +1,10 @@
 """Keep the k entries of largest magnitude of every chunk; ``>>`` says how their values are sent.
 
 Parts: indices uint8 (ceil(1.5 K),), 12 bits each, two in three bytes, rising strictly inside each chunk; then the
-kept values, float32 (K,) when used alone. 12 + 32 bits per kept value; with ``k=64, chunk=4096`` one value of 64
-is kept. Chunks are 64x64 tiles of a matrix, runs of 4096 of anything else (`tiles`); a chunk of L values keeps
-max(1, round(L * k / chunk)). Biased: use it through `compress_with_debt`, or what it drops is gone for good.
+kept values of every region of equal chunks (at most four regions), float32 when used alone. 12 + 32 bits per kept
+value; with ``k=64, chunk=4096`` one value of 64 is kept. Chunks are 64x64 tiles of a matrix, runs of 4096 of anything
+else (`tiles`); a chunk of L values keeps max(1, round(L * k / chunk)). Biased: use it through `compress_with_debt`, or
+what it drops is gone for good.
 
 Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706; chunked
 selection from Peng et al., "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.

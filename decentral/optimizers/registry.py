@@ -1,18 +1,15 @@
 """Outer optimizers by name, and the presets: an algorithm with everything that its paper puts around it.
 
-Other packages add outer optimizers through the entry point group "decentral.optimizers": the name, and a frozen
-dataclass of numbers that is an `OuterOptimizer`; they cannot replace ours.
+Other packages add outer optimizers through the entry point group "decentral.optimizers".
 """
 
 import dataclasses
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, Literal
 
-from decentral.errors import ConfigError
+from decentral.compressors.plugins import Plugins
 from decentral.optimizers.base import OuterOptimizer
 from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
 from decentral.optimizers.noloco import NoLoCo
@@ -21,8 +18,8 @@ from decentral.optimizers.streaming import StreamingDiLoCo
 
 __all__ = ["PRESETS", "Preset", "describe_optimizers", "make_outer"]
 
-GROUP = "decentral.optimizers"
 _OURS = (DiLoCo, StreamingDiLoCo, SparseLoCo, NoLoCo)
+_METHODS = Plugins("outer optimizer", "decentral.optimizers", MappingProxyType({m.name: m for m in _OURS}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,31 +93,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 def make_outer(name: str, hyper: Mapping[str, float]) -> OuterOptimizer | NoLoCo:
     """The outer optimizer of a name; ConfigError, with the nearest name or key, when there is none."""
-    makers = _makers()
-    if name not in makers:
-        raise ConfigError(f'outer optimizer "{name}": there is none of that name; {_nearest(name, list(makers))}')
-    known = [field.name for field in dataclasses.fields(makers[name])]  # type: ignore[arg-type]  # a dataclass
-    for key, value in hyper.items():
-        if key not in known:
-            raise ConfigError(f'outer optimizer "{name}" has no {key}; {_nearest(key, known)}')
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f'outer optimizer "{name}": {key}={value!r} must be a number')
-    made: OuterOptimizer | NoLoCo = makers[name](**hyper)
+    made: OuterOptimizer | NoLoCo = _METHODS.make(name, hyper)
     return made
 
 
 def describe_optimizers() -> list[dict[str, object]]:
     """One row per method: name, equation, default hyper-parameters, preset's compressor and exchange, source."""
-    return [_describe(name, make()) for name, make in sorted(_makers().items())]
+    return [_describe(name, _METHODS.make(name, {})) for name in _METHODS.names()]
 
 
-def _makers() -> dict[str, Callable[..., Any]]:  # Any: an entry point may be any callable until it is used
-    added = {point.name: point for point in entry_points(group=GROUP)}
-    ours: dict[str, Callable[..., Any]] = {method.name: method for method in _OURS}
-    return {name: point.load() for name, point in added.items() if name not in ours} | ours
-
-
-def _describe(name: str, optimizer: Any) -> dict[str, object]:  # Any: a dataclass made by an entry point
+def _describe(name: str, optimizer: Any) -> dict[str, object]:  # Any: a dataclass, perhaps of an entry point
     preset = PRESETS.get(name)
     return {
         "name": name,
@@ -130,8 +112,3 @@ def _describe(name: str, optimizer: Any) -> dict[str, object]:  # Any: a datacla
         "exchange": preset.exchange if preset else None,
         "source": getattr(optimizer, "source", "not described"),
     }
-
-
-def _nearest(word: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(names)) or 'nothing'}"

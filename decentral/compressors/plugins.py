@@ -1,0 +1,60 @@
+"""Methods by name: ours, and those that other packages add through an entry point group.
+
+An entry point names a frozen dataclass whose fields all have defaults. It is imported only when it is asked for, and
+cannot replace a method of ours.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from decentral.errors import ConfigError
+
+__all__ = ["Plugins", "nearest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The methods of one kind."""
+
+    kind: str  # for messages: "compressor"
+    group: str  # of entry points
+    ours: Mapping[str, Callable[..., Any]]  # Any: each kind has its own protocol
+
+    def names(self) -> list[str]:
+        """All known names, sorted; imports nothing."""
+        return sorted({*self.ours, *entry_points(group=self.group).names})
+
+    def make(self, name: str, arguments: Mapping[str, float]) -> Any:
+        """The method of a name; ConfigError, with the nearest name, on an unknown name or argument."""
+        maker = self.ours.get(name) or self._load(name)
+        wanted = {field.name: field.type for field in dataclasses.fields(maker)}  # type: ignore[arg-type]  # checked
+        for key, value in arguments.items():
+            if key not in wanted:
+                raise ConfigError(f"{self.kind} {name} has no {key}; {nearest(key, wanted)}")
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{self.kind} {name}: {key}={value!r} must be a number")
+            if wanted[key] in (int, "int") and not isinstance(value, int):
+                raise ConfigError(f"{self.kind} {name}: {key}={value} must be a whole number")
+        return maker(**arguments)
+
+    def _load(self, name: str) -> Callable[..., Any]:
+        points = entry_points(group=self.group, name=name)
+        if not points:
+            raise ConfigError(f"{self.kind} {name}: there is none of that name; {nearest(name, self.names())}")
+        try:
+            loaded = next(iter(points)).load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{self.kind} {name}: its package does not load ({error}); reinstall it") from error
+        if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded)):
+            raise ConfigError(f"{self.kind} {name}: its entry point is no dataclass; ask its author")
+        return loaded
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: what was meant, or all there is."""
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.4)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(names)) or 'nothing'}"

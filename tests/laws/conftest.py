@@ -1,0 +1,108 @@
+"""The table of all compressors x all shapes x all devices: a new method costs one line and gets every law."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.compressors import Compressor, parse_compressor
+
+COMPRESSORS = [
+    "none",
+    "fp16",
+    "bf16",
+    "int8(block=4096)",
+    "int8(block=7)",
+    "e3m0(block=256)",
+    "e3m0(block=5)",
+    "signmag2",
+    "topk(k=64, chunk=4096)",
+    "topk(k=1, chunk=16)",
+    "topk(k=256, chunk=256)",
+    "topk(k=64, chunk=4096) >> signmag2",
+    "topk(k=64, chunk=4096) >> int8(block=64)",
+    "topk(k=3, chunk=64) >> e3m0(block=6)",
+    "topk(k=64, chunk=4096) >> fp16",
+]
+SHAPES = [
+    (),
+    (1,),
+    (0,),
+    (3, 0),
+    (13,),
+    (4095,),
+    (4096,),
+    (4097,),
+    (64, 64),
+    (1, 5000),
+    (67, 131),
+    (128, 65),
+    (3, 5, 7, 11),
+    (2, 3, 4099),
+]
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=COMPRESSORS)
+def compressor(request: pytest.FixtureRequest) -> Compressor:
+    return parse_compressor(request.param)
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def shape(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    return request.param
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def gaussian(device: str) -> Callable[..., Tensor]:
+    """``gaussian(shape, seed)``: the same numbers on every device."""
+
+    def make(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator).to(device)
+
+    return make
+
+
+@pytest.fixture
+def integers(device: str) -> Callable[..., Tensor]:
+    """``integers(shape, seed)``: whole numbers from -500 to 500, as float32."""
+
+    def make(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(-500, 501, shape, generator=generator).float().to(device)
+
+    return make
+
+
+def _outlier(numel: int) -> Tensor:
+    flat = torch.full((numel,), 1e-3)
+    flat[numel // 2 : numel // 2 + 1] = 1e4
+    return flat
+
+
+EXTREMES: dict[str, Callable[[int], Tensor]] = {
+    "zeros": torch.zeros,
+    "minus zeros": lambda numel: -torch.zeros(numel),
+    "a constant": lambda numel: torch.full((numel,), 0.3),
+    "a negative constant": lambda numel: torch.full((numel,), -math.pi),
+    "the smallest denormal": lambda numel: torch.full((numel,), 2.0**-149),
+    "denormals": lambda numel: torch.linspace(-1e-39, 1e-39, numel),
+    "around 1e38": lambda numel: torch.linspace(-1e38, 1e38, numel),
+    "the largest float": lambda numel: torch.full((numel,), torch.finfo(torch.float32).max),
+    "one outlier": _outlier,
+    "both ends of the range": lambda numel: torch.logspace(-44, 38, numel, dtype=torch.float64).float(),
+}
+
+
+@pytest.fixture(params=EXTREMES)
+def extreme(request: pytest.FixtureRequest) -> Callable[[int], Tensor]:
+    """A function from a number of elements to a flat tensor at some edge of float32."""
+    return EXTREMES[request.param]

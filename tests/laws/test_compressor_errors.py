@@ -1,0 +1,68 @@
+"""How much a compressor may lose, at the edges of float32 too."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.compressors import Compressor
+from decentral.errors import ConfigError, NonFiniteError
+
+SHAPE = (67, 131)
+
+
+def _sent(compressor: Compressor, tensor: Tensor) -> Tensor:
+    return compressor.decompress(compressor.compress(tensor))
+
+
+def _error(compressor: Compressor, tensor: Tensor) -> tuple[float, float]:
+    """Norms in float64 of what is lost, and of the tensor."""
+    lost = tensor.double() - _sent(compressor, tensor).double()
+    return float(lost.norm()), float(tensor.double().norm())
+
+
+def test_what_is_lost_is_never_more_than_what_was_there(compressor: Compressor, shape, gaussian):
+    lost, whole = _error(compressor, gaussian(shape))
+    assert lost <= whole
+
+
+def test_every_chunk_of_a_gaussian_contracts(compressor: Compressor, gaussian):
+    """Strictly: error feedback over such a compressor cannot grow without bound."""
+    lost, whole = _error(compressor, gaussian((64, 64)))
+    assert lost**2 <= (1 - 1 / 4096) * whole**2
+
+
+def test_the_edges_of_float32_stay_finite_and_do_not_grow(compressor: Compressor, extreme, device):
+    for shape in [(1,), (4097,), SHAPE]:
+        tensor = extreme(torch.Size(shape).numel()).reshape(shape).to(device)
+        lost, whole = _error(compressor, tensor)
+        assert bool(torch.isfinite(_sent(compressor, tensor)).all())
+        assert lost <= whole
+
+
+def test_zeros_arrive_as_zeros(compressor: Compressor, shape, device):
+    assert not _sent(compressor, torch.zeros(shape, device=device)).any()
+
+
+def test_sending_what_arrived_changes_nothing_more(compressor: Compressor, shape, gaussian):
+    """Except int8, whose largest code may be 126 after its scale was rounded up; it stays within half a step."""
+    once = _sent(compressor, gaussian(shape))
+    twice = _sent(compressor, once)
+    if "int8" in str(compressor):
+        assert torch.allclose(twice, once, rtol=0, atol=float(once.abs().max()) / 250 if once.numel() else 0)
+    else:
+        assert torch.equal(twice, once)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 4095, -1])
+def test_nan_and_inf_are_refused_by_name(compressor: Compressor, bad: float, place: int, gaussian):
+    tensor = gaussian((4099,))
+    tensor[place] = bad
+    with pytest.raises(NonFiniteError, match=r"NaN or Inf in a tensor of shape \(4099,\)"):
+        compressor.compress(tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32])
+def test_only_float32_is_taken(compressor: Compressor, dtype: torch.dtype):
+    with pytest.raises(ConfigError, match="float32 is wanted"):
+        compressor.compress(torch.ones(8, dtype=dtype))

@@ -1,0 +1,89 @@
+"""Shapes, sizes and determinism: what every compressor promises about form."""
+
+import torch
+
+from decentral.compressors import Compressor, Payload, parse_compressor
+
+
+def test_a_tensor_comes_back_in_its_shape_as_float32_on_its_device(compressor: Compressor, shape, gaussian):
+    tensor = gaussian(shape)
+    back = compressor.decompress(compressor.compress(tensor))
+    assert (back.shape, back.dtype, back.device) == (tensor.shape, torch.float32, tensor.device)
+    assert bool(torch.isfinite(back).all())
+
+
+def test_parts_have_exactly_the_declared_dtypes_shapes_and_bytes(compressor: Compressor, shape, gaussian):
+    payload = compressor.compress(gaussian(shape))
+    layout = compressor.layout(shape)
+    assert [(part.dtype, tuple(part.shape)) for part in payload.parts] == [(s.dtype, s.shape) for s in layout]
+    assert payload.nbytes == sum(spec.nbytes for spec in layout)
+    assert payload.shape == shape
+    assert all(part.is_contiguous() for part in payload.parts)
+
+
+def test_the_same_tensor_gives_the_same_bits_twice(compressor: Compressor, shape, gaussian):
+    first, second = (compressor.compress(gaussian(shape)) for _ in range(2))
+    assert all(
+        torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(first.parts, second.parts, strict=True)
+    )
+    assert torch.equal(compressor.decompress(first), compressor.decompress(second))
+
+
+def test_neither_the_tensor_nor_the_payload_is_changed(compressor: Compressor, shape, gaussian):
+    tensor = gaussian(shape)
+    payload = compressor.compress(tensor)
+    kept = [part.clone() for part in payload.parts]
+    back = compressor.decompress(payload)
+    back.fill_(7.0)
+    assert torch.equal(tensor, gaussian(shape))
+    assert all(torch.equal(part, before) for part, before in zip(payload.parts, kept, strict=True))
+    tensor.fill_(7.0)  # a payload in flight must not follow its source
+    assert all(torch.equal(part, before) for part, before in zip(payload.parts, kept, strict=True))
+
+
+def test_a_transposed_view_compresses_like_its_copy(compressor: Compressor, gaussian):
+    view = gaussian((70, 131)).t()
+    assert torch.equal(
+        compressor.decompress(compressor.compress(view)),
+        compressor.decompress(compressor.compress(view.contiguous())),
+    )
+
+
+def test_a_parameter_that_requires_gradients_leaves_no_graph(compressor: Compressor, gaussian):
+    payload = compressor.compress(gaussian((67, 131)).requires_grad_())
+    assert not any(part.requires_grad for part in payload.parts)
+
+
+def test_the_sign_of_the_tensor_is_the_sign_of_what_arrives(compressor: Compressor, shape, gaussian):
+    tensor = gaussian(shape)
+    there, mirrored = (compressor.decompress(compressor.compress(side)) for side in (tensor, -tensor))
+    assert torch.equal(mirrored, -there)
+
+
+def test_scaling_by_a_power_of_two_scales_what_arrives(compressor: Compressor, shape, gaussian):
+    tensor = gaussian(shape)
+    once, four_times = (compressor.decompress(compressor.compress(side)) for side in (tensor, tensor * 4))
+    assert torch.allclose(four_times, once * 4, rtol=0, atol=2.0**-22)  # float16 has denormals near 6e-8
+
+
+def test_decoding_does_not_depend_on_the_default_dtype(compressor: Compressor, gaussian):
+    payload = compressor.compress(gaussian((67, 131)))
+    wanted = compressor.decompress(payload)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(compressor.decompress(payload), wanted)
+        assert compressor.decompress(payload).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_the_spelling_makes_an_equal_compressor(compressor: Compressor):
+    assert parse_compressor(str(compressor)) == compressor
+    assert hash(parse_compressor(str(compressor))) == hash(compressor)
+
+
+def test_a_payload_may_travel_to_another_device_and_decode_to_the_same_bits(compressor: Compressor, gaussian):
+    payload = compressor.compress(gaussian((67, 131)))
+    moved = Payload(payload.shape, tuple(part.cpu() for part in payload.parts))
+    assert torch.equal(compressor.decompress(moved), compressor.decompress(payload).cpu())

@@ -1,0 +1,81 @@
+"""Mass conservation: what was given was sent, or is owed, or waits for the round to be tried again."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.compressors import Compressor, compress_with_debt
+
+FATES = ["commit", "abort", "commit", "commit", "abort", "abort", "abort", "commit", "commit", "abort", "commit"]
+SHAPE = (67, 131)
+
+
+class Ledger:
+    """A sender as rounds/ drives it: an aborted round's pseudo-gradient is part of the next one's."""
+
+    def __init__(self, shape: tuple[int, ...], device: str) -> None:
+        self.given = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.sent = torch.zeros_like(self.given)
+        self.pending = torch.zeros(shape, device=device)
+        self.debt: Tensor | None = None
+
+    def round(self, compressor: Compressor, new: Tensor, fate: str, beta: float = 1.0) -> None:
+        self.given += new
+        self.pending = self.pending + new
+        payload, debt = compress_with_debt(compressor, self.pending, self.debt, beta)
+        if fate == "commit":
+            self.sent += compressor.decompress(payload)
+            self.debt, self.pending = debt, torch.zeros_like(self.pending)
+
+    @property
+    def kept(self) -> Tensor:
+        return self.pending.double() + (0 if self.debt is None else self.debt.double())
+
+
+@pytest.fixture
+def ledger(device: str) -> Ledger:
+    return Ledger(SHAPE, device)
+
+
+def test_nothing_is_lost_or_doubled_by_commits_and_aborts(
+    compressor: Compressor, ledger: Ledger, integers: Callable[..., Tensor]
+):
+    for seed, fate in enumerate(FATES):
+        ledger.round(compressor, integers(SHAPE, seed), fate)
+        assert torch.equal(ledger.sent + ledger.kept, ledger.given), f"after round {seed}, {fate}"
+
+
+def test_gaussian_mass_is_conserved_up_to_rounding(
+    compressor: Compressor, ledger: Ledger, gaussian: Callable[..., Tensor]
+):
+    for seed, fate in enumerate(FATES):
+        ledger.round(compressor, gaussian(SHAPE, seed), fate)
+    torch.testing.assert_close(ledger.sent + ledger.kept, ledger.given, rtol=0, atol=1e-5)
+
+
+def test_the_debt_stays_bounded(compressor: Compressor, ledger: Ledger, gaussian: Callable[..., Tensor]):
+    """With k of n kept, the debt of a steady stream settles near n/k times one contribution; beta makes it less."""
+    norms = []
+    for seed in range(40):
+        ledger.round(compressor, gaussian(SHAPE, seed), "commit", beta=0.95)
+        norms.append(float(ledger.kept.norm()))
+    assert max(norms[20:]) <= 20 * float(gaussian(SHAPE).norm())
+
+
+def test_neither_the_tensor_nor_the_debt_given_is_changed(compressor: Compressor, gaussian: Callable[..., Tensor]):
+    tensor, debt = gaussian(SHAPE, 1), gaussian(SHAPE, 2)
+    _, after = compress_with_debt(compressor, tensor, debt, 0.95)
+    after.fill_(7.0)
+    _, after = compress_with_debt(compressor, tensor, None, 0.95)
+    after.fill_(7.0)
+    assert torch.equal(tensor, gaussian(SHAPE, 1))
+    assert torch.equal(debt, gaussian(SHAPE, 2))
+
+
+def test_an_aborted_round_can_be_repeated_bit_for_bit(compressor: Compressor, gaussian: Callable[..., Tensor]):
+    tensor, debt = gaussian(SHAPE, 1), gaussian(SHAPE, 2)
+    (first, debt_1), (second, debt_2) = (compress_with_debt(compressor, tensor, debt, 0.95) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parts, second.parts, strict=True))
+    assert torch.equal(debt_1, debt_2)

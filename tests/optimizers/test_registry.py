@@ -1,0 +1,85 @@
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from decentral.compressors import parse_compressor, plugins
+from decentral.errors import ConfigError
+from decentral.optimizers import (
+    PRESETS,
+    DiLoCo,
+    NoLoCo,
+    OuterOptimizer,
+    SparseLoCo,
+    StreamingDiLoCo,
+    describe_optimizers,
+    make_outer,
+)
+
+
+def test_every_name_makes_its_method():
+    made = [make_outer(name, {}) for name in ("diloco", "streaming", "sparseloco", "noloco")]
+    assert made == [DiLoCo(), StreamingDiLoCo(), SparseLoCo(), NoLoCo()]
+    assert all(isinstance(outer, OuterOptimizer) for outer in made[:3])
+
+
+def test_hyper_parameters_are_passed_on():
+    assert make_outer("diloco", {"lr": 1, "momentum": 0.0}) == DiLoCo(lr=1, momentum=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "message"),
+    [
+        ("dilocco", {}, r"did you mean diloco\?"),
+        ("zzzzz", {}, "known: diloco, noloco, sparseloco, streaming"),
+        ("diloco", {"momentun": 0.9}, r"has no momentun; did you mean momentum\?"),
+        ("sparseloco", {"lr": "fast"}, "lr='fast' must be a number"),
+        ("noloco", {"alpha": True}, "alpha=True must be a number"),
+        ("noloco", {"alpha": 0.9, "gamma": 0.7}, "replicas drift apart"),
+    ],
+)
+def test_what_cannot_be_meant_says_what_could(name, hyper, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_outer(name, hyper)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_method_is_described_with_its_equation_and_source():
+    rows = {row["name"]: row for row in describe_optimizers()}
+    assert set(rows) == {"diloco", "streaming", "sparseloco", "noloco"}
+    assert all("arXiv" in row["source"] and row["equation"] for row in rows.values())
+    assert rows["diloco"]["hyper"] == {"lr": 0.7, "momentum": 0.9}
+
+
+def test_another_package_adds_a_method(monkeypatch: pytest.MonkeyPatch):
+    points = EntryPoints([EntryPoint("mine", "decentral.optimizers.diloco:DiLoCo", "decentral.optimizers")])
+    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: points.select(**wanted))
+    assert make_outer("mine", {"lr": 0.3}) == DiLoCo(lr=0.3)
+    assert "mine" in {row["name"] for row in describe_optimizers()}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_names_things_that_exist(name):
+    preset = PRESETS[name]
+    make_outer(preset.method, preset.hyper_for(4))
+    assert str(parse_compressor(preset.compressor)) == preset.compressor
+    assert (preset.error_feedback is None) or 0 < preset.error_feedback <= 1
+    assert preset.fragments >= 1
+    assert preset.overlap >= 0
+
+
+def test_the_presets_are_the_papers():
+    assert {name: preset.exchange for name, preset in PRESETS.items()} == {
+        "diloco": "reduce",
+        "streaming": "gather",
+        "sparseloco": "gather",
+        "noloco": "pair",
+    }
+    assert [PRESETS["diloco"].hyper_for(peers)["lr"] for peers in (1, 4, 8)] == [0.4, 0.6, 0.8]
+    assert PRESETS["sparseloco"].error_feedback == 0.95
+    assert (PRESETS["streaming"].fragments, PRESETS["streaming"].overlap, PRESETS["streaming"].alpha) == (3, 1, 0.5)
+
+
+def test_a_preset_cannot_be_changed_by_accident():
+    hyper = PRESETS["diloco"].hyper_for(4)
+    hyper["lr"] = 9.0
+    assert PRESETS["diloco"].hyper["lr"] == 0.6

@@ -1,0 +1,132 @@
+import pytest
+import torch
+
+from decentral.errors import ConfigError, ManifestMismatch
+from decentral.parameters import ParameterSpec, combined_digest, digest, gather, scatter, schema_of, split
+
+
+class Tiny(torch.nn.Module):
+    """Names as a transformer has them: embedding, numbered blocks, norm, head."""
+
+    def __init__(self, blocks: int = 5) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.embedding = torch.nn.Parameter(torch.randn(7, 3, generator=generator))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(blocks))
+        self.norm = torch.nn.Parameter(torch.randn(3, generator=generator))
+        self.temperature = torch.nn.Parameter(torch.tensor(0.5))
+        self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+
+
+def test_one_fragment_holds_all_trained_parameters_in_order():
+    model = Tiny(1)
+    (fragment,) = schema_of(model).fragments
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert [spec.name for spec in fragment.parameters] == trained
+    assert "frozen" not in trained
+    assert fragment.numel == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_blocks_are_strided_over_all_fragments_but_the_last():
+    fragments = schema_of(Tiny(5), num_fragments=3).fragments
+    blocks = [sorted({spec.name.split(".")[1] for spec in f.parameters}) for f in fragments[:2]]
+    assert blocks == [["0", "2", "4"], ["1", "3"]]
+    assert [spec.name for spec in fragments[2].parameters] == ["embedding", "norm", "temperature"]
+
+
+def test_fragments_part_the_parameters():
+    whole = schema_of(Tiny(5)).fragments[0].parameters
+    parts = [spec for fragment in schema_of(Tiny(5), 3).fragments for spec in fragment.parameters]
+    assert sorted(parts, key=lambda spec: spec.name) == sorted(whole, key=lambda spec: spec.name)
+
+
+def test_a_model_of_blocks_only_is_strided_over_all_fragments():
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(4)))
+    assert [len(f.parameters) for f in schema_of(model, 2).fragments] == [4, 4]
+
+
+@pytest.mark.parametrize("fragments", [0, -1, 7, 5000])
+def test_a_number_of_fragments_that_leaves_one_empty_is_refused(fragments):
+    with pytest.raises(ConfigError, match=f"num_fragments={fragments}"):
+        schema_of(Tiny(5), fragments)
+
+
+def test_a_frozen_model_is_refused():
+    with pytest.raises(ConfigError, match="no parameter requires gradients"):
+        schema_of(Tiny(2).requires_grad_(False))
+
+
+def test_a_mapping_and_pairs_do_as_well_as_a_module():
+    model = Tiny(2)
+    assert schema_of(dict(model.named_parameters())) == schema_of(model) == schema_of(model.named_parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_gather_and_scatter_are_inverse(dtype):
+    source, target = Tiny(3).to(dtype), Tiny(3).to(dtype)
+    for fragment in schema_of(source, 2).fragments:
+        flat = gather(dict(source.named_parameters()), fragment)
+        assert (flat.shape, flat.dtype, flat.requires_grad) == ((fragment.numel,), torch.float32, False)
+        scatter(flat, fragment, dict(target.named_parameters()))
+    for (name, one), (_, two) in zip(source.named_parameters(), target.named_parameters(), strict=True):
+        assert torch.equal(one, two), name
+        assert (two.dtype, two.grad) == (dtype, None)
+
+
+def test_gathering_copies():
+    model = Tiny(1)
+    (fragment,) = schema_of(model).fragments
+    gather(dict(model.named_parameters()), fragment).fill_(7.0)
+    assert not (model.norm == 7).any()
+
+
+def test_a_transposed_parameter_is_gathered_in_its_own_order():
+    weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3).t())
+    (fragment,) = schema_of({"w": weight}).fragments
+    assert gather({"w": weight}, fragment).tolist() == weight.flatten().tolist()
+
+
+@pytest.mark.parametrize("change", [lambda p: p.pop("norm"), lambda p: p.update(norm=torch.zeros(4))])
+def test_a_model_that_does_not_fit_is_refused_and_left_alone(change):
+    model = Tiny(2)
+    (fragment,) = schema_of(model).fragments
+    before = gather(dict(model.named_parameters()), fragment)
+    parameters = dict(model.named_parameters())
+    change(parameters)
+    with pytest.raises(ManifestMismatch, match="norm"):
+        scatter(torch.zeros(fragment.numel), fragment, parameters)
+    assert torch.equal(gather(dict(model.named_parameters()), fragment), before)
+
+
+def test_splitting_gives_views_in_the_parameters_shapes():
+    flat = torch.arange(7.0)
+    scalar, matrix = split(flat, [(), (2, 3)])
+    assert (scalar.shape, matrix.shape) == ((), (2, 3))
+    matrix[1, 2] = 70
+    assert flat[-1] == 70
+
+
+@pytest.mark.parametrize("numel", [0, 6, 8])
+def test_splitting_another_length_is_refused(numel):
+    with pytest.raises(ConfigError, match=r"shape \(7,\) is wanted"):
+        split(torch.zeros(numel), [(), (2, 3)])
+
+
+def test_a_digest_names_every_bit():
+    """The digest is in every frame: these bytes may not change."""
+    assert digest(torch.zeros(3)).hex() == "d2097ea5ba9ae6f4484fa960dbc0f82a6ac5a08e4c0785cff0b95d510a97ce18"
+    assert digest(torch.zeros(3)) != digest(-torch.zeros(3))
+    assert digest(torch.tensor([1.0, 1.0000001])) != digest(torch.tensor([1.0, 1.0]))
+    assert len(digest(torch.zeros(0))) == 32
+    assert digest(torch.arange(6.0)[::2]) == digest(torch.tensor([0.0, 2.0, 4.0]))
+
+
+def test_the_combined_digest_depends_on_the_order():
+    one, two = digest(torch.zeros(1)), digest(torch.ones(1))
+    assert combined_digest([one, two]) != combined_digest([two, one])
+    with pytest.raises(ConfigError, match="32 bytes"):
+        combined_digest([one, b"short"])
+
+
+def test_a_scalar_has_one_element():
+    assert ParameterSpec("t", ()).numel == 1
