@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from decentral.cli.files import make_directory
 from decentral.cli.measuring import AnchorJudge, Stopwatch
-from decentral.errors import DiskError
+from decentral.errors import ConfigError, DataError
 from decentral.manifest import Manifest
 from decentral.observe.metrics import MetricsLog
 from decentral.parameters import schema_of
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
 from decentral.tasks.schedule import warm_up
+
+BETAS = (0.9, 0.95)  # as language models are trained: Brown et al., "Language Models are Few-Shot Learners", 2020
 
 
 @dataclass(slots=True)
@@ -44,17 +47,17 @@ class Bench:
     @property
     def tokens_per_step(self) -> int:
         """Tokens this peer trains on in one inner step, all its processes together."""
-        num_windows = self.manifest.inner.batch_size * self.accelerator.num_processes
+        num_windows = self.manifest.data.batch_size * self.accelerator.num_processes
         return int(num_windows * self.manifest.model.context)
 
 
 def set_up(manifest: Manifest, out: Path, data: Path | None) -> Bench:
     """Build everything. Raises DataError, ConfigError, DeviceError, DiskError; nothing is trained then."""
     config, inner, seed = model_config(manifest), manifest.inner, manifest.run.seed
-    corpus = load_corpus(data, held_out=manifest.data.held_out)
+    corpus = _corpus(manifest, data)
     accelerator = Accelerator()
     bare = build_language_model(config, seed=seed)
-    raw = torch.optim.AdamW(bare.parameters(), lr=inner.lr, betas=tuple(inner.betas), weight_decay=inner.weight_decay)
+    raw = torch.optim.AdamW(bare.parameters(), lr=inner.learning_rate, betas=BETAS, weight_decay=inner.weight_decay)
     scheduler = warm_up(raw, inner.warmup)
     watch = Stopwatch(raw)  # before the swarm's hook, so that waiting for a round is not counted as training
     model, optimizer = accelerator.prepare(bare, raw)
@@ -80,13 +83,15 @@ def set_up(manifest: Manifest, out: Path, data: Path | None) -> Bench:
 def model_config(manifest: Manifest) -> LanguageModelConfig:
     """Size of the model that the manifest describes."""
     model = manifest.model
+    if model.task != "causal-lm":
+        raise ConfigError(
+            f'model.task = "{model.task}": this command trains causal-lm only; call decentral.join in your own script'
+        )
     return LanguageModelConfig(hidden=model.hidden, layers=model.layers, heads=model.heads, context=model.context)
 
 
-def make_directory(out: Path) -> Path:
-    """Make the run directory. Raises DiskError."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DiskError(f"{out}: cannot be made ({error.strerror}); choose another --out") from error
-    return out
+def _corpus(manifest: Manifest, data: Path | None) -> Corpus:
+    label = manifest.data.corpus
+    if data is None and label != "stdlib":
+        raise DataError(f"the run trains on {label}; name your copy of it with --data PATH")
+    return load_corpus(data, held_out=manifest.data.held_out)

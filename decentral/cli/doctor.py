@@ -104,7 +104,8 @@ def _daemon() -> Iterator[Finding]:
 
     async def listen() -> tuple[str, ...]:
         with tempfile.TemporaryDirectory() as folder:
-            async with DaemonTransport(Identity.load_or_create(Path(folder) / "identity.key")) as transport:
+            identity = Identity.load_or_create(Path(folder) / "identity.key")
+            async with DaemonTransport(identity.path) as transport:
                 return transport.addresses()
 
     addresses = anyio.run(listen)

@@ -1,21 +1,24 @@
 """``identity``: the key that names a peer. Show it, keep a copy, put one in place."""
 
 import json
-import os
-import shutil
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from decentral.cli.options import as_json, directory_of_a_peer, remember
-from decentral.errors import DiskError, UsageError
+from decentral.errors import UsageError
+
+if TYPE_CHECKING:
+    from decentral.swarm.identity import Identity
 
 KEY_FILE = "identity.key"
 
 
 @click.group("identity")
 def identity_command() -> None:
-    """Show, copy or replace the key that names a peer.
+    """Show, copy or put in place the key that names a peer.
 
     \b
     $ decentral identity show --out decentral-run
@@ -32,65 +35,53 @@ def show(context: click.Context, directory: Path, as_json: bool) -> None:
     \b
     $ decentral identity show --out decentral-run
     """
-    name = _name(_key(remember(context, directory)))
+    name = _identity(remember(context, directory)).name
     click.echo(json.dumps({"peer": name}) if as_json else name)
 
 
 @identity_command.command("export")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @directory_of_a_peer
 @click.pass_context
-def export(context: click.Context, file: Path, directory: Path) -> None:
-    """Copy the private key to FILE, readable by you alone.
+def export(context: click.Context, directory: Path) -> None:
+    """Print the secret key as one line, for a backup or another machine. Who reads it can be this peer.
 
     \b
-    $ decentral identity export my-peer.key --out decentral-run
+    $ decentral identity export --out decentral-run > my-peer.key
     """
-    key = _key(remember(context, directory))
-    _copy(key, file)
-    click.echo(f"{file}: the key of {_name(file)}; who has it can speak as this peer")
+    click.echo(_identity(remember(context, directory)).export_text())
 
 
 @identity_command.command("import")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
 @directory_of_a_peer
 @click.pass_context
 def import_(context: click.Context, file: Path, directory: Path) -> None:
-    """Put the key in FILE in place, before the peer is started.
+    """Put the key of FILE (- for stdin) in place, before the peer is started.
 
     \b
     $ decentral identity import my-peer.key --out decentral-run
     """
-    if not file.is_file():
-        raise UsageError(f"{file}: no such file; name what decentral identity export wrote")
-    name = _name(file)
-    remember(context, directory).mkdir(parents=True, exist_ok=True)
-    _copy(file, directory / KEY_FILE)
-    click.echo(f"{directory}: the peer is {name} from its next start on")
+    from decentral.cli.files import make_directory
+    from decentral.swarm.identity import Identity
+
+    key = make_directory(remember(context, directory)) / KEY_FILE
+    identity = Identity.import_text(_text(file), key)
+    click.echo(f"{directory}: the peer is {identity.name} from its first start on")
 
 
-def _key(directory: Path) -> Path:
+def _identity(directory: Path) -> "Identity":
+    from decentral.swarm.identity import Identity
+
     key = directory / KEY_FILE
     if not key.is_file():
         raise UsageError(f"{directory}: no {KEY_FILE}; a peer makes one at its first start, or name another --out")
-    return key
+    return Identity.load(key)
 
 
-def _name(key: Path) -> str:
-    """Name of the peer whose key this is; reading it checks it."""
-    from decentral.swarm.identity import Identity
-    from decentral.wire.keys import peer_name
-
-    return peer_name(Identity.load_or_create(key).signer.peer)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy without ever being readable by others, and never over another key."""
+def _text(file: Path) -> str:
+    if str(file) == "-":
+        return sys.stdin.read(4096)
     try:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as out, source.open("rb") as key:
-            shutil.copyfileobj(key, out)
-    except FileExistsError:
-        raise UsageError(f"{target} exists and is not overwritten; move it away first") from None
+        return file.read_text(encoding="ascii", errors="replace")[:4096]
     except OSError as error:
-        raise DiskError(f"{target}: cannot be written ({error.strerror}); choose another place") from error
+        raise UsageError(f"{file}: cannot be read ({error.strerror}); name what identity export wrote") from error

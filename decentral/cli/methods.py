@@ -53,4 +53,6 @@ def _print(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={_cell(inner)}" for key, inner in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,6 @@
-"""``init``, ``start``, ``join``, ``demo``: make a run, be its first peer, be another one, see it all on one machine."""
+"""``init``, ``start``, ``join``, ``demo``: make a run, be its first peer, be another one, see it all on one
+machine.
+"""
 
 import json
 import sys
@@ -67,10 +69,14 @@ def _options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the first model and of the data's order.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Outer steps after which the run is over.")
 @click.option("--inner-steps", type=click.IntRange(min=1), metavar="H", help="Inner steps between two rounds.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time after which the run is over.")
+@click.option("--corpus", help="What is trained on: a label for your --data; stdlib needs none.")
+@click.option("--overlap", type=click.IntRange(min=0), metavar="TAU", help="Inner steps that hide a round.")
+@click.option("--min-peers", type=click.IntRange(min=1), help="Members below which nothing is committed.")
 @click.option("--compressor", help="What is sent, such as 'topk(k=64, chunk=4096) >> signmag2'.")
 @click.option("--force", is_flag=True, help="Write over an existing file.")
 @click.pass_context
-def init_command(context: click.Context, file: Path, preset: str, force: bool, **overrides: Any) -> None:
+def init_command(context: click.Context, /, file: Path, preset: str, force: bool, **overrides: Any) -> None:
     """Write a manifest: the terms all peers of a run agree on, with a comment at every key.
 
     \b
@@ -89,7 +95,7 @@ def init_command(context: click.Context, file: Path, preset: str, force: bool, *
 @_options_of_a_peer
 @click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
 @click.pass_context
-def start_command(context: click.Context, file: Path, solo: bool, **options: Any) -> None:
+def start_command(context: click.Context, /, file: Path, solo: bool, **options: Any) -> None:
     """Be the first peer of a run; prints the line with which others join.
 
     \b
@@ -107,13 +113,13 @@ def start_command(context: click.Context, file: Path, solo: bool, **options: Any
 @click.argument("invite")
 @_options_of_a_peer
 @click.pass_context
-def join_command(context: click.Context, invite: str, **options: Any) -> None:
+def join_command(context: click.Context, /, invite: str, **options: Any) -> None:
     """Be another peer of a run: all that is needed is its invite.
 
     \b
     $ decentral join INVITE --out decentral-run
     """
-    from decentral.cli.bench import make_directory
+    from decentral.cli.files import make_directory
     from decentral.peer import fetch_manifest
 
     directory = make_directory(remember(context, options["directory"]))
@@ -135,12 +141,14 @@ def _train(
     join_timeout: float | None,
     as_json: bool,
 ) -> None:
-    from decentral.cli.bench import make_directory
+    from decentral.cli.files import make_directory, write_text
     from decentral.cli.stopping import stop_signals
     from decentral.cli.train_job import JobOptions, train_alone, train_with_swarm
+    from decentral.manifest import summary as describe
     from decentral.observe.terminal import open_display
 
     _claim(make_directory(remember(context, directory)))
+    write_text(directory / "run.toml", manifest.to_toml())
     options = JobOptions(
         out=directory,
         data=data,
@@ -149,7 +157,7 @@ def _train(
         join_timeout=join_timeout,
         invite=invite,
     )
-    click.echo(f"run {manifest.run.name}: {manifest.outer.method}, id {manifest.run_id}", err=True)
+    click.echo(describe(manifest), err=True)
     display = open_display(sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
     with stop_signals() as stop:
         try:
@@ -199,7 +207,7 @@ def _claim(directory: Path) -> None:
 )
 @as_json
 @click.pass_context
-def demo_command(context: click.Context, directory: Path, as_json: bool, **options: Any) -> None:
+def demo_command(context: click.Context, /, directory: Path, as_json: bool, **options: Any) -> None:
     """Train with four peers on this machine, kill one, add one, compare with training alone.
 
     \b
@@ -207,4 +215,5 @@ def demo_command(context: click.Context, directory: Path, as_json: bool, **optio
     """
     from decentral.cli.demo import DemoOptions, run_demo
 
-    context.exit(run_demo(DemoOptions(out=directory, **options), as_json=as_json, remember=context.find_root().obj))
+    remember(context, directory)
+    context.exit(run_demo(DemoOptions(out=directory, **options), as_json=as_json))

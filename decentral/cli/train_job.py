@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -23,9 +24,11 @@ from decentral.observe.report import write_summary
 from decentral.observe.status import Status
 from decentral.observe.terminal import Display
 from decentral.parameters import gather, schema_of
-from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.tasks.batches import batch_loader
+
+if TYPE_CHECKING:
+    from decentral.peer import Peer
 
 LOG_EVERY = 10  # inner steps between two logged losses: reading a loss waits for the device
 
@@ -45,7 +48,7 @@ class JobOptions:
 class Steering:
     """What people ask of a running job: from a signal, or from another command through the run directory."""
 
-    def __init__(self, bench: Bench, peer: Peer) -> None:
+    def __init__(self, bench: Bench, peer: "Peer") -> None:
         self._bench, self._peer = bench, peer
         self.left = False
 
@@ -78,6 +81,8 @@ def train_with_swarm(
 
     ``on_invite`` gets the invite as soon as this peer can be reached, before it waits for anybody.
     """
+    from decentral.peer import join  # brings hivemind along, which a solo peer does not need
+
     bench = set_up(manifest, options.out, options.data)
     peer = join(
         options.invite or manifest,
@@ -109,29 +114,32 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
     bench = set_up(manifest, options.out, options.data)
     interval = manifest.inner.steps // manifest.outer.fragments
     num_steps = manifest.run.rounds * interval
-    halted = False
+    halted = Event()
 
     def halt(request: str = "leave") -> None:
-        nonlocal halted
-        halted = halted or request == "leave"
+        if request == "leave":
+            halted.set()
 
-    with closing(bench.metrics), Beacon(options.out, lambda: _alone(bench, halted), halt, display=display):
+    def read() -> Status:
+        return _alone(bench, halted.is_set(), done=bench.num_steps >= num_steps)
+
+    with closing(bench.metrics), Beacon(options.out, read, halt, display=display):
         stop.gently(halt)
         for batch in _batches(bench, b"solo", 0):
-            if halted or bench.num_steps >= num_steps:
+            if halted.is_set() or bench.num_steps >= num_steps:
                 break
             _inner_step(bench, batch)
             if bench.num_steps % interval == 0:
                 _outer_metrics(bench, _live_fragments(bench), {"round": bench.num_steps // interval})
-        return _conclude(bench, None, evaluate=not halted)
+        return _conclude(bench, None, evaluate=not halted.is_set())
 
 
 # ---- the loop ----
 
 
-def _train_until_done(bench: Bench, peer: Peer) -> None:
+def _train_until_done(bench: Bench, peer: "Peer") -> None:
     last_round = peer.round
-    identity = Identity.load_or_create(bench.out / "identity.key").signer.peer
+    identity = Identity.load_or_create(bench.out / "identity.key").peer
     for batch in _batches(bench, identity, peer.inner_steps):
         bench.running.wait()
         if peer.done:
@@ -145,12 +153,12 @@ def _train_until_done(bench: Bench, peer: Peer) -> None:
 
 
 def _batches(bench: Bench, identity: bytes, first_step: int) -> Iterator[dict[str, Tensor]]:
-    inner, processes = bench.manifest.inner, bench.accelerator.num_processes
+    processes = bench.accelerator.num_processes
     loader = batch_loader(
         bench.corpus.train,
         seed=bench.manifest.run.seed,
         peer=identity,
-        batch_size=inner.batch_size,
+        batch_size=bench.manifest.data.batch_size,
         context=bench.manifest.model.context,
         first_step=first_step * processes,
     )
@@ -161,13 +169,14 @@ def _inner_step(bench: Bench, batch: dict[str, Tensor]) -> Tensor:
     bench.watch.step_begins()
     loss: Tensor = bench.model(**batch).loss
     bench.accelerator.backward(loss)
-    bench.accelerator.clip_grad_norm_(bench.model.parameters(), bench.manifest.inner.clip)
+    if bench.manifest.inner.clip is not None:
+        bench.accelerator.clip_grad_norm_(bench.model.parameters(), bench.manifest.inner.clip)
     bench.num_steps += 1
     bench.optimizer.step()  # a round may begin or end in here
     bench.scheduler.step()
     bench.optimizer.zero_grad()
     if bench.is_main and bench.num_steps % LOG_EVERY == 0:
-        bench.metrics.inner(bench.num_steps, loss=float(loss), tokens=bench.num_steps * bench.tokens_per_step)
+        bench.metrics.inner(bench.num_steps, loss=loss.item(), tokens=bench.num_steps * bench.tokens_per_step)
     return loss.detach()
 
 
@@ -182,7 +191,7 @@ def _outer_metrics(bench: Bench, anchor: list[Tensor], progress: dict[str, objec
     bench.metrics.outer(bench.num_steps, tokens=tokens, **quality, **progress)
 
 
-def _progress(peer: Peer) -> dict[str, object]:
+def _progress(peer: "Peer") -> dict[str, object]:
     status = peer.status()
     return {
         "round": status.round,
@@ -193,7 +202,7 @@ def _progress(peer: Peer) -> dict[str, object]:
     }
 
 
-def _conclude(bench: Bench, peer: Peer | None, *, evaluate: bool) -> dict[str, Any]:
+def _conclude(bench: Bench, peer: "Peer | None", *, evaluate: bool) -> dict[str, Any]:
     """Evaluate what was reached and write ``summary.json``. The peer is still there, so that laggards can ask it."""
     seconds, busy = bench.watch.seconds, bench.watch.busy
     summary: dict[str, Any] = {
@@ -226,7 +235,7 @@ def _live_fragments(bench: Bench) -> list[Tensor]:
 # ---- status ----
 
 
-def _announcing(peer: Peer, manifest: Manifest, on_invite: Callable[[str], None]) -> Callable[[], Status]:
+def _announcing(peer: "Peer", manifest: Manifest, on_invite: Callable[[str], None]) -> Callable[[], Status]:
     """A reader of the peer's status that hands its invite on, once."""
     told = False
 
@@ -241,9 +250,9 @@ def _announcing(peer: Peer, manifest: Manifest, on_invite: Callable[[str], None]
     return read
 
 
-def _alone(bench: Bench, halted: bool) -> Status:
+def _alone(bench: Bench, halted: bool, *, done: bool) -> Status:
     return Status(
-        state="leaving" if halted else "training",
+        state="done" if done else "leaving" if halted else "training",
         run=bench.manifest.run.name,
         run_id=bench.manifest.digest.hex(),
         algorithm="solo",

@@ -1,0 +1,124 @@
+"""Following a demo while it runs: shows progress, kills a peer at a third of the rounds, adds one at half,
+bounds the time.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import IO, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from decentral.cli.children import Child
+from decentral.cli.stopping import Stop
+from decentral.errors import DecentralError, UsageError
+from decentral.observe.health import in_units
+from decentral.observe.status import Status, read_status
+
+_LOOK_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class Churn:
+    """Who is killed and who comes, and when, in rounds of the first peer."""
+
+    rounds: int
+    victim: Child | None
+    add: Callable[[], Child] | None
+    newcomer: Child | None = None
+    killed: list[str] = field(default_factory=list)
+
+    def act(self, round_: int) -> None:
+        """Do what is due at this round, once."""
+        if self.victim is not None and not self.killed and 3 * round_ >= self.rounds:
+            self.victim.kill()
+            self.killed.append(self.victim.name)
+        if self.add is not None and self.newcomer is None and 2 * round_ >= self.rounds:
+            self.newcomer = self.add()
+
+
+class Progress:
+    """A bar on a terminal, a line per round anywhere else."""
+
+    def __init__(self, stream: IO[str], rounds: int) -> None:
+        console = Console(file=stream, highlight=False)
+        self._stream, self._rounds, self._round = stream, rounds, -1
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bar = Bar(*columns, console=console) if console.is_terminal else None
+        self._task = self._bar.add_task("starting", total=rounds) if self._bar else None
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def show(self, status: Status) -> None:
+        """Show where the first peer is."""
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=status.round, description=self._sentence(status))
+        elif status.round != self._round:
+            self.say(self._sentence(status))
+        self._round = status.round
+
+    def say(self, text: str) -> None:
+        """Say one thing that happened."""
+        if self._bar:
+            self._bar.console.print(text)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def _sentence(self, status: Status) -> str:
+        loss = "" if status.loss is None else f", loss {status.loss:.3f}"
+        sent = in_units(status.bytes_sent)
+        return f"round {status.round} of {self._rounds}: {len(status.members)} members{loss}, {sent} sent by peer-0"
+
+
+def watch(
+    peers: Sequence[Child], solo: Child, churn: Churn, progress: Progress, *, stop: Stop, deadline: float
+) -> None:
+    """Return when everybody has ended well. Raises DecentralError when one fails or time is up."""
+    wake = threading.Event()
+    stop.gently(wake.set)  # Ctrl-C: leave this loop; the family ends its members
+    everybody = [*peers, solo]
+    while any(child.running for child in everybody):
+        if wake.wait(_LOOK_SECONDS):
+            raise KeyboardInterrupt if stop.code == 130 else SystemExit(stop.code)
+        if time.monotonic() > deadline:
+            raise DecentralError(_late(everybody))
+        _look(peers[0], churn, progress)
+        if churn.newcomer is not None and churn.newcomer not in everybody:
+            everybody.append(churn.newcomer)
+            progress.say("a newcomer joins with nothing but the invite")
+        for child in everybody:
+            _check(child)
+
+
+def _look(first: Child, churn: Churn, progress: Progress) -> None:
+    try:
+        status = read_status(first.directory)
+    except UsageError:  # it has not written one yet
+        return
+    progress.show(status)
+    num_killed = len(churn.killed)
+    churn.act(status.round)
+    for name in churn.killed[num_killed:]:
+        progress.say(f"{name} was killed (SIGKILL) in round {status.round}")
+
+
+def _check(child: Child) -> None:
+    code = child.process.poll()
+    if code not in (None, 0) and not child.killed:
+        raise DecentralError(f"{child.name} ended with exit code {code}: {child.last_words()}")
+
+
+def _late(children: Sequence[Child]) -> str:
+    late = ", ".join(child.name for child in children if child.running)
+    return f"the demo took longer than its limit, {late} still run; try fewer --peers or more --minutes"
