@@ -63,7 +63,7 @@ class Journal:
                 write_all(self._descriptor, data)
                 os.fsync(self._descriptor)
             except OSError:
-                with contextlib.suppress(OSError):  # what stays fails its hash
+                with contextlib.suppress(OSError):  # what stays is overwritten next
                     os.ftruncate(self._descriptor, self._end)
                 raise
         self._end += len(data)

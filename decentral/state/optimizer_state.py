@@ -7,6 +7,7 @@ surprise at resume.
 
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,8 +81,12 @@ def _encode(tree: Tree, prefix: str, tensors: dict[str, Tensor], *, place: str, 
     def inside(value: Tree, key: object) -> Json:
         return _encode(value, prefix, tensors, place=f"{place}[{key!r}]", depth=depth + 1)
 
-    if isinstance(tree, Mapping):
-        return {"dict": [[inside(key, key), inside(value, key)] for key, value in tree.items()]}
+    if isinstance(tree, Mapping):  # MultiStepLR counts its milestones in a Counter
+        return {
+            "counter" if isinstance(tree, Counter) else "dict": [
+                [inside(key, key), inside(value, key)] for key, value in tree.items()
+            ]
+        }
     if isinstance(tree, list | tuple):
         kind = "list" if isinstance(tree, list) else "tuple"
         return {kind: [inside(value, number) for number, value in enumerate(tree)]}
@@ -113,6 +118,8 @@ def _decode(document: Json, tensors: Mapping[str, Tensor]) -> Tree:
             return tensors[inner].numpy().copy()
         case "dict":
             return {_decode(key, tensors): _decode(value, tensors) for key, value in inner}
+        case "counter":
+            return Counter({_decode(key, tensors): _decode(value, tensors) for key, value in inner})
         case "list":
             return [_decode(value, tensors) for value in inner]
         case "tuple":

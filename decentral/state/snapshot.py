@@ -127,9 +127,7 @@ class Snapshot:
         """Copy and hash (about 1 GB/s). ``tensors``: float32, any shape, else ConfigError."""
         wrong = [name for name, tensor in tensors.items() if tensor.dtype != torch.float32]
         if wrong:
-            raise ConfigError(
-                f"snapshot tensor {wrong[0]} is {tensors[wrong[0]].dtype}: only float32 is shared"
-            )
+            raise ConfigError(f"snapshot tensor {wrong[0]} is {tensors[wrong[0]].dtype}: only float32 is shared")
         layout = Layout.of(tensors)
         self._row = bytearray(layout.nbytes)
         at = 0
@@ -172,9 +170,7 @@ def _parse_meta(text: bytes) -> dict[str, Any]:
         meta = json.loads(text)
         canonical = _canonical(meta)
     except (ValueError, RecursionError, ConfigError) as error:  # deep nesting exhausts the parser's stack
-        raise PayloadError(
-            f"snapshot document is no JSON object ({type(error).__name__}); drop the donor"
-        ) from error
+        raise PayloadError(f"snapshot document is no JSON object ({type(error).__name__}); drop the donor") from error
     _check(canonical == text, "its document is not in canonical form")
     return dict(meta)
 

@@ -32,9 +32,7 @@ class DamagedFile(Exception):
     """The file is not what was written. Callers pass over it and say why; never leaves ``state``."""
 
 
-def write_tensor_file(
-    path: Path, tensors: Mapping[str, Tensor], format_note: Mapping[str, str]
-) -> dict[str, str]:
+def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], format_note: Mapping[str, str]) -> dict[str, str]:
     """Write and fsync a new safetensors file; returns the hashes of ``""`` (the header) and each tensor.
 
     Tensors are read one after the other, on any device; one at a time is copied if it is not contiguous CPU

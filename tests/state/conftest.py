@@ -55,9 +55,7 @@ def _name_choices(node: Node) -> list[dict[str, Node]]:
 def _data_choices(node: Node) -> list[bytes]:
     """Old data; half of the new; all of it; the new length filled with zeros."""
     old, new = node.durable_data, node.data
-    return list(
-        dict.fromkeys([old, new[: (len(old) + len(new)) // 2], new, old + b"\0" * (len(new) - len(old))])
-    )
+    return list(dict.fromkeys([old, new[: (len(old) + len(new)) // 2], new, old + b"\0" * (len(new) - len(old))]))
 
 
 class RecordedDisk:

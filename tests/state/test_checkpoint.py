@@ -141,9 +141,7 @@ def test_a_document_nested_too_deep_is_passed_over(two_checkpoints):
 def test_when_all_are_damaged_one_line_says_what_to_do(two_checkpoints):
     for folder in two_checkpoints.iterdir():
         (folder / META).write_text("{}")
-    with pytest.raises(
-        DiskError, match=r"all 2 checkpoints in .* are damaged .*restore one from a copy"
-    ) as caught:
+    with pytest.raises(DiskError, match=r"all 2 checkpoints in .* are damaged .*restore one from a copy") as caught:
         load_newest(two_checkpoints)
     assert "\n" not in str(caught.value)
 
@@ -194,9 +192,7 @@ def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path, tensors_o
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS])
-def test_whichever_call_the_disk_refuses_the_state_is_as_before(
-    two_checkpoints, tensors_of, fail_nth_call, error
-):
+def test_whichever_call_the_disk_refuses_the_state_is_as_before(two_checkpoints, tensors_of, fail_nth_call, error):
     nth = 0
     while True:
         nth += 1

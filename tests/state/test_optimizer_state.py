@@ -78,6 +78,40 @@ def test_resumed_training_takes_the_same_steps_bit_for_bit(tmp_path, optimizer_c
     assert equal(straight[2].state_dict(), schedule.state_dict())
 
 
+SCHEDULES = [
+    lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 2, 5]),
+    lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=20),
+    lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+    lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (step + 1)),
+    lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [torch.optim.lr_scheduler.ConstantLR(o, 0.1), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)],
+        milestones=[2],
+    ),
+]
+
+
+@pytest.mark.parametrize("make_schedule", SCHEDULES)
+def test_every_kind_of_schedule_resumes(make_schedule):
+    def start():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+        return optimizer, make_schedule(optimizer)
+
+    def step(optimizer, schedule, count):
+        rates = []
+        for _ in range(count):
+            optimizer.step()
+            schedule.step()
+            rates.append(schedule.get_last_lr())
+        return rates
+
+    straight, resumed = start(), start()
+    step(*straight, 3)
+    for part, source in zip(resumed, straight, strict=True):
+        part.load_state_dict(through_json(source.state_dict()))
+    assert step(*straight, 5) == step(*resumed, 5)
+
+
 @pytest.mark.parametrize(
     "tree",
     [

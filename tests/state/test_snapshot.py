@@ -151,9 +151,7 @@ def test_a_flipped_byte_is_refused_or_names_another_snapshot(snapshot):
     data, layout = snapshot.index.to_bytes(), snapshot.index.layout
     for place in range(len(data)):
         try:
-            other = SnapshotIndex.from_bytes(
-                data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :], layout
-            )
+            other = SnapshotIndex.from_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :], layout)
         except PayloadError:
             continue
         assert other.digest != snapshot.index.digest
