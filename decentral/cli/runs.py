@@ -120,6 +120,9 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
     $ decentral join INVITE --out decentral-run
     """
     from decentral.cli.files import make_directory
+    from decentral.swarm.invite import Invite
+
+    Invite.parse(invite)  # before anything is made or started
     from decentral.peer import fetch_manifest
 
     directory = make_directory(remember(context, options["directory"]))

@@ -1,0 +1,143 @@
+"""What a person gets for input that cannot work: the documented exit code and one line that says what to do."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Run = Callable[..., Result]
+
+MANIFEST = """
+[run]
+name = "test"
+[outer]
+method = "diloco"
+[compressor]
+chain = "none"
+[exchange]
+kind = "reduce"
+"""
+
+
+def manifest(old: str = "", new: str = "") -> str:
+    assert old in MANIFEST
+    return MANIFEST.replace(old, new)
+
+
+TYPED = [
+    ("satrt", 2, "no such command 'satrt'; did you mean 'start'?"),
+    ("xyzzy", 2, "no such command 'xyzzy'; decentral --help lists them"),
+    ("status --bogus", 2, "no such option '--bogus'"),
+    ("join", 2, "missing argument 'INVITE'"),
+    ("status", 2, "decentral-run: no peer has run here; name the directory it was started with by --out"),
+    ("peers --out nowhere", 2, "nowhere: no peer has run here"),
+    ("logs", 2, "no peer has run here"),
+    ("leave", 2, "no peer has run here"),
+    ("pause", 2, "no peer has run here"),
+    ("export nowhere --to model", 2, "nowhere: not a run directory with checkpoints"),
+    ("identity show", 2, "no identity.key; a peer makes one at its first start"),
+    ("identity import absent.key", 2, "absent.key: cannot be read"),
+    ("init run.toml --preset sparselco", 10, "preset 'sparselco' does not exist; did you mean sparseloco?"),
+    ("init run.toml --compressor topk(k=0)", 10, "want 1 <= k <="),
+    ("init run.toml --compressor tpok(k=3)", 10, "topk"),
+    ("init run.toml --inner-steps 0", 2, "0 is not in the range x>=1"),
+    ("init run.toml --inner-steps 5 --overlap 9", 10, "outer.overlap = 9 must be below inner.steps"),
+    ("init absent/run.toml", 50, "absent/run.toml: cannot be written (No such file or directory)"),
+    ("start absent.toml", 10, "absent.toml: no such manifest; write one with: decentral init absent.toml"),
+    ("join garbage", 2, "garbage is not an invite; an invite begins with decentral1:"),
+    ("join decentral1:AAAA", 2, "cut short"),
+    ("join decentral9:AAAA", 2, "made by another version of this program"),
+    ("demo --algorithm sparselcoo", 2, "'sparselcoo' is not one of"),
+    ("demo --peers 0", 2, "0 is not in the range"),
+    ("demo --minutes fast", 2, "'fast' is not a valid float"),
+]
+
+WRITTEN = [
+    (manifest("[outer]", "[inner]\nsteps = 0\n[outer]"), 10, "inner.steps = 0"),
+    (manifest("[outer]", "[inner]\nsteps = -3\n[outer]"), 10, "inner.steps = -3"),
+    (manifest("[outer]", "[inner]\nstep = 3\n[outer]"), 10, "unknown key inner.step; did you mean steps?"),
+    (manifest("[outer]", "[iner]\nsteps = 3\n[outer]"), 10, "unknown table iner; did you mean inner?"),
+    (manifest('"diloco"', '"dilocoo"'), 10, "diloco"),
+    (manifest('"none"', '"topk(k=9000, chunk=4096)"'), 10, "want 1 <= k <= 4096"),
+    (manifest('"reduce"', '"pair"'), 10, "does not fit outer.method diloco"),
+    (manifest("[compressor]", "[compressor]\nerror_feedback = 1.5"), 10, "error_feedback = 1.5"),
+    ("this is not TOML", 10, "not TOML"),
+    ("", 10, "missing"),
+]
+
+
+def one_line(result: Result, code: int, fragment: str) -> None:
+    assert result.exit_code == code, result.stderr
+    assert "Traceback" not in result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert fragment in line
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("typed", "code", "fragment"), TYPED, ids=[row[0] for row in TYPED])
+def test_a_command_that_cannot_work_is_answered_in_one_line(run: Run, typed: str, code: int, fragment: str) -> None:
+    arguments = typed.split(" ")
+    one_line(run(*arguments), code, fragment)
+
+
+@pytest.mark.parametrize(("text", "code", "fragment"), WRITTEN, ids=[row[2] for row in WRITTEN])
+def test_a_manifest_that_cannot_work_is_answered_in_one_line(
+    run: Run, tmp_path: Path, text: str, code: int, fragment: str
+) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    one_line(run("start", "run.toml"), code, fragment)
+
+
+def test_an_existing_manifest_is_not_written_over(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("mine")
+    one_line(run("init", "run.toml"), 2, "run.toml exists; --force writes over it")
+    assert (tmp_path / "run.toml").read_text() == "mine"
+
+
+def test_a_run_on_other_data_asks_for_it(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(manifest("[outer]", '[data]\ncorpus = "my novel"\n[outer]'))
+    result = run("start", "run.toml", "--solo")
+    assert result.exit_code == 30
+    assert result.stderr.splitlines()[-1] == (
+        "error: the run trains on my novel; name your copy of it with --data PATH"
+    )
+
+
+@pytest.mark.parametrize(("size", "fragment"), [(None, "cannot be read"), (100, "holds 100 bytes of text")])
+def test_data_that_is_missing_or_too_small_is_exit_code_30(
+    run: Run, tmp_path: Path, size: int | None, fragment: str
+) -> None:
+    (tmp_path / "run.toml").write_text(MANIFEST)
+    if size is not None:
+        (tmp_path / "text").write_text("x" * size)
+    result = run("start", "run.toml", "--solo", "--data", "text")
+    assert result.exit_code == 30
+    assert fragment in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.output
+
+
+def test_a_custom_model_is_sent_to_the_python_interface(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(manifest("[outer]", '[model]\ntask = "custom"\n[outer]'))
+    result = run("start", "run.toml", "--solo")
+    assert result.exit_code == 10
+    assert "call decentral.join in your own script" in result.stderr.splitlines()[-1]
+
+
+def test_a_directory_that_cannot_be_made_is_exit_code_50(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(MANIFEST)
+    (tmp_path / "file").write_text("")
+    one_line(run("start", "run.toml", "--out", "file/run"), 50, "file/run: cannot be made (Not a directory)")
+
+
+def test_a_directory_with_a_running_peer_is_refused(run: Run, tmp_path: Path, running_peer: Path) -> None:
+    (tmp_path / "run.toml").write_text(MANIFEST)
+    one_line(run("start", "run.toml", "--out", running_peer), 2, "a peer runs here already (process")
+
+
+def test_a_foreign_directory_is_not_emptied_by_a_demo(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/cat.png").write_text("meow")
+    one_line(run("demo", "--out", "photos"), 2, "photos is not empty and no earlier demo made it")
+    assert (tmp_path / "photos/cat.png").exists()

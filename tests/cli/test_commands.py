@@ -1,0 +1,158 @@
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import Result
+
+from decentral.cli import COMMANDS, main
+from decentral.manifest import load_manifest
+from decentral.observe.events import EventLog
+from decentral.observe.requests import take_requests
+from decentral.observe.status import Process, Status, read_status, write_status
+
+Run = Callable[..., Result]
+
+
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(main)
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            for inner, inner_command in command.commands.items():
+                yield f"{name} {inner}", inner_command
+
+
+EVERY_COMMAND = dict(every_command())
+
+
+@pytest.mark.parametrize("name", EVERY_COMMAND)
+def test_every_help_has_an_example_of_that_command(run: Run, name: str) -> None:
+    result = run(*name.split(), "--help")
+    assert result.exit_code == 0
+    assert f"$ decentral {name}" in result.output
+
+
+@pytest.mark.parametrize("name", EVERY_COMMAND)
+def test_every_option_says_what_it_is_for(name: str) -> None:
+    for parameter in EVERY_COMMAND[name].params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name} {parameter.opts}"
+
+
+REPORTING = ("status", "peers", "logs", "doctor", "optimizers", "compressors", "demo", "start", "join", "export")
+
+
+@pytest.mark.parametrize("name", REPORTING)
+def test_every_command_that_reports_can_do_so_in_json(name: str) -> None:
+    assert any("--json" in parameter.opts for parameter in EVERY_COMMAND[name].params)
+
+
+CHEAP_EXAMPLES = [
+    ("init", []),
+    ("optimizers", ["SparseLoCo", "arXiv:2508.15706"]),
+    ("compressors", ["topk"]),
+    ("status", ["healthy: round 41, you contributed to 40 of the last 41, 0.2 MB sent per round"]),
+    ("peers", ["12D3KooWother"]),
+    ("logs", ["commit"]),
+    ("pause", ["asked: the peer will pause"]),
+    ("resume", ["asked: the peer trains on"]),
+]
+
+
+@pytest.mark.parametrize(("name", "fragments"), CHEAP_EXAMPLES, ids=[name for name, _ in CHEAP_EXAMPLES])
+def test_the_example_in_the_help_runs(run: Run, running_peer: Path, name: str, fragments: list[str]) -> None:
+    log = EventLog(running_peer)
+    log("commit", round=3)
+    log.close()
+    help_text = EVERY_COMMAND[name].help
+    assert help_text is not None
+    (example,) = re.findall(r"^ *\$ decentral (.*)$", help_text, re.MULTILINE)
+    result = run(*example.split())
+    assert result.exit_code == 0, result.stderr
+    for fragment in fragments:
+        assert fragment in result.stdout
+
+
+def test_the_version_is_told(run: Run) -> None:
+    assert re.match(r"decentral \d+\.\d+", run("--version").output)
+
+
+def test_no_command_at_all_shows_the_help(run: Run) -> None:
+    result = run()
+    assert result.exit_code == 2
+    assert "Commands:" in result.stderr
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco", "streaming", "noloco"])
+def test_a_manifest_of_every_preset_is_written_with_comments_and_loads(run: Run, tmp_path: Path, preset: str) -> None:
+    assert run("init", "run.toml", "--preset", preset).exit_code == 0
+    text = (tmp_path / "run.toml").read_text()
+    assert load_manifest(tmp_path / "run.toml").outer.method == preset
+    for line in text.splitlines():
+        assert not line.strip() or "#" in line, f"no comment: {line}"
+
+
+def test_overrides_end_up_in_the_manifest(run: Run, tmp_path: Path) -> None:
+    options = "--name mine --seed 7 --rounds 9 --minutes 5 --inner-steps 11 --min-peers 2 --corpus novels --overlap 3"
+    assert run("init", "run.toml", *options.split(), "--compressor", "int8(block=64)").exit_code == 0
+    manifest = load_manifest(tmp_path / "run.toml")
+    assert (manifest.run.name, manifest.run.seed, manifest.run.rounds, manifest.run.minutes) == ("mine", 7, 9, 5)
+    assert (manifest.inner.steps, manifest.swarm.min_peers, manifest.data.corpus) == (11, 2, "novels")
+    assert (manifest.outer.overlap, manifest.compressor.chain) == (3, "int8(block=64)")
+
+
+def test_status_in_json_has_every_field_and_whether_the_peer_runs(run: Run, running_peer: Path) -> None:
+    told = json.loads(run("status", "--json").stdout)
+    assert told["running"] is True
+    assert (told["round"], told["rounds_contributed"], told["state"]) == (41, 40, "training")
+
+
+def test_the_status_of_a_peer_that_died_says_so_and_how_to_go_on(run: Run, running_peer: Path) -> None:
+    write_status(running_peer, read_status(running_peer), Process(pid=1, created=0.0))
+    result = run("status")
+    assert "ended: the peer stopped in round 41 (training); start it again with the same --out" in result.stdout
+    assert json.loads(run("status", "--json").stdout)["running"] is False
+
+
+def test_leave_pause_and_resume_reach_the_peer(run: Run, running_peer: Path) -> None:
+    for request in ("leave", "pause", "resume"):
+        assert run(request).exit_code == 0
+        assert take_requests(running_peer) == (request,)
+
+
+def test_a_peer_that_ended_cannot_be_asked_to_leave(run: Run, running_peer: Path) -> None:
+    write_status(running_peer, Status(state="done"), Process(pid=1, created=0.0))
+    result = run("leave")
+    assert result.exit_code == 2
+    assert "has ended (it was done); nothing to leave" in result.stderr
+
+
+def test_waiting_for_a_peer_that_does_not_leave_ends(run: Run, running_peer: Path) -> None:
+    result = run("leave", "--wait", "0.05")
+    assert result.exit_code == 1
+    assert "still training after 0.05 s" in result.stderr
+
+
+def test_an_identity_travels_by_one_line(run: Run, tmp_path: Path) -> None:
+    from decentral.swarm.identity import Identity
+
+    made = Identity.load_or_create(tmp_path / "a/identity.key")
+    (tmp_path / "key.txt").write_text(run("identity", "export", "--out", "a").stdout)
+    assert run("identity", "import", "key.txt", "--out", "b").exit_code == 0
+    assert run("identity", "show", "--out", "b").stdout.strip() == made.name
+    assert json.loads(run("identity", "show", "--out", "b", "--json").stdout) == {"peer": made.name}
+    again = run("identity", "import", "-", "--out", "b", input=made.export_text())
+    assert again.exit_code == 10
+    assert "there is an identity already" in again.stderr
+
+
+def test_optimizers_and_compressors_are_listed_in_json_with_their_sources(run: Run) -> None:
+    for command in ("optimizers", "compressors"):
+        rows = json.loads(run(command, "--json").stdout)
+        assert len(rows) >= 4
+        assert all("arXiv" in row["source"] for row in rows)

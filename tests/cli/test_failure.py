@@ -1,0 +1,87 @@
+import errno
+from pathlib import Path
+
+import click
+import pytest
+
+from decentral import errors
+from decentral.cli.failure import TRACEBACK_FILE, describe, end
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names it."""
+
+
+EXIT_CODES = {
+    "ConfigError": 10,
+    "UsageError": 2,
+    "InviteError": 2,
+    "ManifestMismatch": 11,
+    "NotAdmitted": 12,
+    "NoPeersError": 20,
+    "VersionError": 21,
+    "DataError": 30,
+    "DeviceError": 40,
+    "NonFiniteError": 40,
+    "DiskError": 50,
+    "PayloadError": 1,
+    "TransportError": 1,
+    "ListenError": 1,
+    "PeerUnreachable": 1,
+    "StreamClosed": 1,
+    "RoundFailed": 1,
+    "DecentralError": 1,
+}
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_of_ours_is_its_message_and_its_exit_code(name: str) -> None:
+    error = getattr(errors, name)("what happened;\n  do this")
+    assert describe(error) == ("what happened; do this", EXIT_CODES[name])
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (KeyboardInterrupt(), "interrupted", 130),
+        (click.Abort(), "interrupted", 130),
+        (MemoryError(), "out of memory; use a smaller batch", 40),
+        (OutOfMemoryError("CUDA out of memory"), "out of memory; use a smaller batch", 40),
+        (OSError(errno.ENOSPC, "No space", "a/b"), "a/b: the disk is full; free some space", 50),
+        (OSError(errno.EROFS, "Read-only", "a/b"), "a/b: the file system is read-only", 50),
+        (PermissionError(errno.EACCES, "denied", "a/b"), "a/b: no permission; choose a place you may write to", 50),
+        (click.UsageError("Bad thing."), "bad thing; see decentral --help", 2),
+        (ExceptionGroup("group", [errors.DataError("no text")]), "no text", 30),
+        (ValueError("odd\nthing"), "unexpected ValueError: odd thing", 1),
+    ],
+)
+def test_every_other_exception_is_one_line_too(error: BaseException, line: str, code: int) -> None:
+    found, exit_code = describe(error)
+    assert found.startswith(line)
+    assert "\n" not in found
+    assert exit_code == code
+
+
+def test_where_an_unexpected_error_came_from_is_written_to_the_run_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="odd") as raised:
+        raise ValueError("odd")
+    assert end(raised.value, directory=tmp_path, traceback=False) == 1
+    assert "test_failure.py" in (tmp_path / TRACEBACK_FILE).read_text()
+    assert capsys.readouterr().err == (
+        f"error: unexpected ValueError: odd; its origin is in {tmp_path / TRACEBACK_FILE}\n"
+    )
+
+
+def test_without_a_directory_the_way_to_the_origin_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end(ValueError("odd"), directory=None, traceback=False) == 1
+    assert "run decentral --traceback" in capsys.readouterr().err
+
+
+def test_the_origin_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert end(errors.DataError("no text"), directory=tmp_path, traceback=True) == 30
+    shown = capsys.readouterr().err
+    assert "DataError" in shown
+    assert shown.endswith("error: no text\n")
+    assert not (tmp_path / TRACEBACK_FILE).exists()
