@@ -37,9 +37,7 @@ def _waiting(status: Status) -> str:
 
 
 def _paused(status: Status) -> str:
-    return (
-        f"paused: your updates are kept, round {status.round} goes on without you; decentral resume continues"
-    )
+    return f"paused: your updates are kept, round {status.round} goes on without you; decentral resume continues"
 
 
 def _training(status: Status) -> str:

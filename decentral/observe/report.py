@@ -70,14 +70,10 @@ def write_summary(directory: Path, summary: DemoSummary | Mapping[str, Any]) -> 
         temporary.write_text(json.dumps(plain(values), indent=2) + "\n", encoding="utf-8")
         temporary.replace(directory / SUMMARY_FILE)
     except OSError as error:
-        raise DiskError(
-            f"{directory}: summary cannot be written ({error.strerror}); free some space"
-        ) from error
+        raise DiskError(f"{directory}: summary cannot be written ({error.strerror}); free some space") from error
 
 
-def print_table(
-    summary: DemoSummary, console: Console, *, utilisation: float, solo_bits_per_byte: float
-) -> None:
+def print_table(summary: DemoSummary, console: Console, *, utilisation: float, solo_bits_per_byte: float) -> None:
     """Print what the demo found, swarm beside solo."""
     table = Table(title=f"{summary.algorithm}: {summary.peers} peers against one alone", title_justify="left")
     table.add_column("")
@@ -110,13 +106,9 @@ def draw_figure(path: Path, curves: Sequence[Curve], *, title: str) -> None:
     for curve in curves:
         over_tokens.plot(curve.tokens, curve.bits_per_byte, label=curve.name, marker=".")
         if any(curve.nbytes):
-            over_bytes.plot(
-                [n / 1e6 for n in curve.nbytes], curve.bits_per_byte, label=curve.name, marker="."
-            )
+            over_bytes.plot([n / 1e6 for n in curve.nbytes], curve.bits_per_byte, label=curve.name, marker=".")
         elif curve.bits_per_byte:
-            over_bytes.axhline(
-                curve.bits_per_byte[-1], label=f"{curve.name}, no bytes", color="grey", ls="--"
-            )
+            over_bytes.axhline(curve.bits_per_byte[-1], label=f"{curve.name}, no bytes", color="grey", ls="--")
     over_tokens.set(xlabel="tokens trained on, all peers together", ylabel="held-out bits per byte")
     over_bytes.set(xlabel="MB sent, all peers together")
     for axes in (over_tokens, over_bytes):

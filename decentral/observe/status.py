@@ -92,9 +92,7 @@ def write_status(directory: Path, status: Status, process: Process) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
         temporary.replace(directory / STATUS_FILE)
     except OSError as error:
-        raise DiskError(
-            f"{directory}: status cannot be written ({error.strerror}); free some space"
-        ) from error
+        raise DiskError(f"{directory}: status cannot be written ({error.strerror}); free some space") from error
 
 
 def read_status(directory: Path) -> Status:
@@ -108,9 +106,7 @@ def read_status(directory: Path) -> Status:
             f"{directory}: no peer has run here; name the directory it was started with by --out"
         ) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path}: not readable ({error}); the peer replaces it while it runs, ask again"
-        ) from error
+        raise UsageError(f"{path}: not readable ({error}); the peer replaces it while it runs, ask again") from error
 
 
 def is_running(status: Status) -> bool:

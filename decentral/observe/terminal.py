@@ -45,9 +45,7 @@ def open_display(stream: IO[str], *, stop: str) -> Display:
 class PlainDisplay:
     """One line per round or change of state, and one when nothing changed for half a minute."""
 
-    def __init__(
-        self, stream: IO[str], *, stop: str, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stream: IO[str], *, stop: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._monotonic = monotonic
         self._shown: tuple[str, int, str] | None = None
@@ -107,9 +105,7 @@ def render(status: Status, stop: str) -> Group:
 def _numbers(status: Status) -> Table:
     table = Table.grid(padding=(0, 2))
     rounds = "" if status.rounds is None else f" of {status.rounds}"
-    table.add_row(
-        "run", status.run or status.run_id[:12], "round", f"{status.round}{rounds}, epoch {status.epoch}"
-    )
+    table.add_row("run", status.run or status.run_id[:12], "round", f"{status.round}{rounds}, epoch {status.epoch}")
     loss = "-" if status.loss is None else f"{status.loss:.4f}"
     table.add_row("loss", loss, "inner steps", str(status.inner_steps))
     table.add_row(

@@ -48,9 +48,7 @@ def test_a_directory_without_events_has_none(tmp_path: Path) -> None:
 
 
 def test_a_line_for_people_is_short_and_has_no_stamps_twice() -> None:
-    line = event_line(
-        {"v": 1, "t": 0.0, "mono": 1.0, "event": "commit", "round": 3, "loss": 1.23456789, "x": "y" * 99}
-    )
+    line = event_line({"v": 1, "t": 0.0, "mono": 1.0, "event": "commit", "round": 3, "loss": 1.23456789, "x": "y" * 99})
     assert "commit" in line
     assert "round=3 loss=1.235" in line
     assert "..." in line
@@ -62,8 +60,6 @@ def test_metrics_tell_inner_from_outer_steps(tmp_path: Path) -> None:
     log.inner(1, loss=5.5)
     log.outer(1, bits_per_byte=7.9, bytes_sent=120)
     log.close()
-    assert list(read_metrics(tmp_path, "inner")) == [
-        {"scope": "inner", "step": 1, "seconds": 0.5, "loss": 5.5}
-    ]
+    assert list(read_metrics(tmp_path, "inner")) == [{"scope": "inner", "step": 1, "seconds": 0.5, "loss": 5.5}]
     (outer,) = read_metrics(tmp_path, "outer")
     assert (outer["step"], outer["bits_per_byte"], outer["bytes_sent"]) == (1, 7.9, 120)

@@ -62,9 +62,7 @@ def test_a_line_is_bounded_and_still_json_that_says_it_was_cut(row: dict[str, ob
 
 
 def test_values_without_json_become_the_nearest_plain_ones() -> None:
-    row = json.loads(
-        to_line({"digest": b"\x01\xff", "nan": math.nan, "path": Path("a/b"), "set": {3}, "t": (1, 2.5)})
-    )
+    row = json.loads(to_line({"digest": b"\x01\xff", "nan": math.nan, "path": Path("a/b"), "set": {3}, "t": (1, 2.5)}))
     assert row == {"digest": "01ff", "nan": None, "path": "a/b", "set": [3], "t": [1, 2.5]}
 
 

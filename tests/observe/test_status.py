@@ -12,9 +12,7 @@ from decentral.observe.status import STATUS_FILE, Process, Status, is_running, r
 
 
 def test_a_status_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    status = Status(
-        state="training", round=4, members=({"peer": "a", "round": 4},), waiting_for=("b",), loss=1.5
-    )
+    status = Status(state="training", round=4, members=({"peer": "a", "round": 4},), waiting_for=("b",), loss=1.5)
     write_status(tmp_path, status, Process())
     read = read_status(tmp_path)
     assert (read.state, read.round, read.members, read.waiting_for, read.loss) == (
@@ -34,9 +32,7 @@ def test_a_reader_never_sees_half_a_status(tmp_path: Path) -> None:
 
     def write() -> None:
         for round_ in range(300):
-            write_status(
-                tmp_path, Status(round=round_, problem="x" * (round_ * 7 % 900)), Process(pid=1, created=0.0)
-            )
+            write_status(tmp_path, Status(round=round_, problem="x" * (round_ * 7 % 900)), Process(pid=1, created=0.0))
         stop.set()
 
     writer = threading.Thread(target=write)
@@ -47,9 +43,7 @@ def test_a_reader_never_sees_half_a_status(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ended_is_not_running_even_when_its_number_is_used_again(tmp_path: Path) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     assert not Process(pid=int(child.stdout), created=0.0).is_alive()
     mine = Process()
     assert mine.is_alive()
