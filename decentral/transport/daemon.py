@@ -13,22 +13,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import anyio
 import anyio.abc
 
-from decentral.errors import ConfigError, DecentralError, ListenError, PeerUnreachable, TransportError
+from decentral.errors import DecentralError, ListenError, PeerUnreachable, TransportError
 from decentral.transport.base import Handler, Services, Traffic, attend
 from decentral.transport.budget import Budget, Limits
 from decentral.transport.child import Child, launched, private_folder
 from decentral.transport.control import READ_LIMIT, Control, Ends, read_stream_info
 from decentral.transport.daemon_stream import DaemonStream
 from decentral.transport.listen import check_listen, dialable, everywhere, pinned
-from decentral.wire.keys import PeerId, Signer, peer_name
+from decentral.wire.keys import PeerId, peer_name
 
-_KEY_PREFIX = bytes.fromhex("08011240")  # libp2p protobuf of a private key: Ed25519, 64 bytes: seed, public key
-_KEY_NBYTES = len(_KEY_PREFIX) + 64
 _REMEMBERED = 1024  # peers whose addresses are dialled again after the daemon died
 _LOOK_EVERY = 5.0  # s between looks at the daemon's addresses: relays and NATs change them
 _LONGEST_PAUSE = 30.0  # s between attempts to start a daemon again
@@ -61,23 +59,37 @@ class DaemonOptions:
         return flags
 
 
+class KeyFile(Protocol):
+    """A libp2p private key file and whose it is: ``decentral.swarm.identity.Identity`` is one."""
+
+    @property
+    def path(self) -> Path:
+        """The file the daemon reads."""
+        ...
+
+    @property
+    def peer(self) -> PeerId:
+        """The Ed25519 public key in it."""
+        ...
+
+
 class DaemonTransport:
     """One peer on libp2p. See Transport.
 
-    ``key`` is the libp2p private key file (Ed25519); ConfigError when it is missing or another kind. Entering
-    raises ListenError when an address is taken.
+    ``listen`` defaults to all interfaces. Entering raises ListenError when an address is taken, ConfigError when
+    one is malformed or the key file cannot be used.
     """
 
     def __init__(
         self,
-        key: Path,
+        identity: KeyFile,
         *,
         listen: Sequence[str] | None = None,
         options: DaemonOptions | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.key = key
-        self.peer: PeerId = read_peer(key)
+        self.key = identity.path.absolute()
+        self.peer = identity.peer
         self.traffic = Traffic()
         self.budget = Budget(limits)
         self.options = options or DaemonOptions()
@@ -239,7 +251,7 @@ class DaemonTransport:
     async def _set_up(self, child: Child) -> None:
         peer, found = await self._control.identify()
         if peer != self.peer:
-            raise TransportError(f"{self.key}: was changed while in use; put the old key back or start anew")
+            raise TransportError(f"{self.key}: holds the key of {peer_name(peer)} now; put the old one back")
         self._found = tuple(found)
         for protocol in self._services.handlers:
             await self._control.handle(protocol, self._inbox)
@@ -275,18 +287,6 @@ class DaemonTransport:
         if len(self._remembered) >= _REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
         self._remembered[peer] = tuple(addresses)
-
-
-def read_peer(key: Path) -> PeerId:
-    """The public key of a libp2p private key file; ConfigError when it is not an Ed25519 one."""
-    try:
-        raw = key.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{key}: the identity cannot be read ({error.strerror}); create or restore it") from None
-    seed, public = raw[len(_KEY_PREFIX) : -32], raw[-32:]
-    if len(raw) != _KEY_NBYTES or not raw.startswith(_KEY_PREFIX) or Signer(seed).peer != public:
-        raise ConfigError(f"{key}: not an Ed25519 libp2p private key; restore it, or delete it for a new identity")
-    return public
 
 
 def _only(errors: ExceptionGroup[Exception]) -> Exception:

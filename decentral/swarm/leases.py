@@ -1,0 +1,143 @@
+"""The table of leases: whose word is newest, how long it still counts here, who fell silent since when.
+
+Pure: the time comes in. Only this machine's clock decides, so a peer whose clock is wrong harms nobody.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from decentral.errors import PayloadError
+from decentral.wire.keys import Digest, PeerId
+from decentral.wire.messages import MAX_PEERS, Lease, decode, encode
+
+_ENTRY = struct.Struct("<IH")  # milliseconds it still counts, bytes of the lease
+MAX_LEASE_NBYTES = 1 << 13
+MAX_LEASES_NBYTES = MAX_PEERS * (_ENTRY.size + MAX_LEASE_NBYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A peer that was here, with the last it said."""
+
+    since: float
+    lease: Lease
+    said_goodbye: bool
+
+
+class LeaseTable:
+    """At most ``capacity`` live leases of one run, and as many silences.
+
+    A lease counts for ``ttl`` seconds from when it came from its own peer. One that another peer passes on counts
+    for as long as it still did there, and only if it is newer than all that is known of its peer: a dead peer's
+    lease cannot be kept alive by passing it around.
+    """
+
+    def __init__(self, me: PeerId, run: Digest, ttl: float, capacity: int = MAX_PEERS) -> None:
+        self.me, self.run, self.ttl, self.capacity = me, run, ttl, capacity
+        self._live: dict[PeerId, tuple[float, Lease]] = {}  # when it ends, what was said
+        self._silent: dict[PeerId, Silence] = {}
+
+    def take(self, lease: Lease, now: float, remaining: float | None = None) -> bool:
+        """Book a lease; whether anything about its peer is new. ``remaining``: passed on, counts that long."""
+        self.check(lease)
+        known = self.newest(lease.peer)
+        least = 0 if known is None else known.sequence + (remaining is not None)
+        newer = lease.sequence >= least  # its own peer may say the same again: it is there
+        full = lease.peer not in self._live and len(self._live) >= self.capacity
+        if lease.peer == self.me or not newer or full:
+            return False
+        life = min(self.ttl, lease.ttl, self.ttl if remaining is None else remaining)
+        self._silent.pop(lease.peer, None)
+        appeared = lease.peer not in self._live
+        self._live[lease.peer] = (now + life, lease)
+        return appeared or known is None or _told(known) != _told(lease)
+
+    def check(self, lease: Lease) -> None:
+        """PayloadError when the lease is of another run."""
+        if lease.run != self.run:
+            here, there = self.run.hex()[:12], lease.run.hex()[:12]
+            raise PayloadError(f"lease of run {there}, this is run {here}; compare the invites")
+
+    def newest(self, peer: PeerId) -> Lease | None:
+        """The last a peer said, be it live or silent."""
+        if peer in self._live:
+            return self._live[peer][1]
+        return self._silent[peer].lease if peer in self._silent else None
+
+    def live(self, now: float) -> dict[PeerId, Lease]:
+        """Who is here, in the order of their ids."""
+        return {peer: lease for peer, (end, lease) in sorted(self._live.items()) if end > now}
+
+    def next_end(self) -> float:
+        """When the next live lease ends if its peer stays silent."""
+        return min((end for end, _ in self._live.values()), default=float("inf"))
+
+    def expire(self, now: float) -> list[PeerId]:
+        """Move those whose lease has ended to the silent ones."""
+        ended = sorted(peer for peer, (end, _) in self._live.items() if end <= now)
+        for peer in ended:
+            end, lease = self._live.pop(peer)
+            self._fall_silent(peer, Silence(end, lease, said_goodbye=False))
+        return ended
+
+    def goodbye(self, peer: PeerId, now: float) -> bool:
+        """The peer left in good order; whether it was here."""
+        _, lease = self._live.pop(peer, (now, None))
+        if lease is not None:
+            self._fall_silent(peer, Silence(now, lease, said_goodbye=True))
+        return lease is not None
+
+    def silent_for(self, peer: PeerId, now: float) -> float:
+        """Seconds since the peer's lease ended: 0 for a live one, infinity for one never heard of."""
+        if peer in self._live:
+            return max(0.0, now - self._live[peer][0])
+        return now - self._silent[peer].since if peer in self._silent else float("inf")
+
+    def missed(self) -> list[Lease]:
+        """The last words of those who fell silent without a goodbye, in the order of their ids."""
+        return [silence.lease for _, silence in sorted(self._silent.items()) if not silence.said_goodbye]
+
+    def entries(self, now: float) -> list[tuple[float, Lease]]:
+        """Every live lease with the seconds it still counts."""
+        return [(end - now, lease) for end, lease in self._live.values() if end > now]
+
+    def _fall_silent(self, peer: PeerId, silence: Silence) -> None:
+        self._silent.pop(peer, None)
+        if len(self._silent) >= self.capacity:
+            del self._silent[next(iter(self._silent))]
+        self._silent[peer] = silence
+
+
+def write_leases(entries: Sequence[tuple[float, Lease]]) -> bytes:
+    """Leases for others, each with the seconds it still counts."""
+    packed = [(int(1000 * max(0.0, remaining)), encode(lease)) for remaining, lease in entries[:MAX_PEERS]]
+    return b"".join(_ENTRY.pack(remaining, len(data)) + data for remaining, data in packed)
+
+
+def read_leases(data: bytes) -> Iterator[tuple[float, Lease]]:
+    """What ``write_leases`` wrote: seconds it still counts, lease. PayloadError for anything else."""
+    at = 0
+    while at < len(data):
+        if len(data) - at < _ENTRY.size:
+            raise PayloadError("list of leases is cut short; drop it and its sender")
+        remaining, nbytes = _ENTRY.unpack_from(data, at)
+        at += _ENTRY.size + nbytes
+        if nbytes > MAX_LEASE_NBYTES or at > len(data):
+            raise PayloadError(f"list of leases names one of {nbytes} bytes; drop it and its sender")
+        yield remaining / 1000, read_lease(data[at - nbytes : at])
+
+
+def read_lease(data: bytes) -> Lease:
+    """One signed lease. PayloadError for anything else."""
+    lease = decode(data)
+    if not isinstance(lease, Lease):
+        raise PayloadError(f"{type(lease).__name__} where a lease belongs; drop it and its sender")
+    return lease
+
+
+def _told(lease: Lease) -> tuple[object, ...]:
+    """What a renewal may change that anybody would want to know."""
+    return lease.addresses, lease.epoch, lease.round, lease.digest, lease.state, lease.uplink, lease.version
