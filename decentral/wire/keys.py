@@ -33,7 +33,7 @@ _SMALL_ORDER_Y = frozenset(
         1,
         _FIELD - 1,
         int("05fc536d880238b13933c6d305acdfd5f098eff289f4c345b027b2c28f95e826", 16),
-        int("7a03ac9277fdc74ec6cc392cfa53202a0f67100d760b3cba4fd83d3d706a17c7", 16),
+        int("7a03ac9277fdc74ec6cc392cfa53202a0f67100d760b3cba4fd84d3d706a17c7", 16),
     }
 )
 

@@ -1,0 +1,122 @@
+"""The bytes of every frame kind and message, kept as hex: peers of other days must read the same.
+
+A file that changes is a new wire version. A new message adds its example here and the file that the failing test
+prints.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from decentral.swarm.invite import Invite
+from decentral.wire import messages as m
+from decentral.wire.frames import HEADER_NBYTES, Header, Kind, parse, seal
+from decentral.wire.keys import Signer
+
+FOLDER = Path(__file__).parent
+SIGNERS = sorted((Signer(bytes([i] * 32)) for i in range(1, 4)), key=lambda signer: signer.peer)
+PEERS = tuple(signer.peer for signer in SIGNERS)
+RUN, BASE, PREVIOUS = (bytes([i] * 32) for i in (0xAA, 0xBB, 0xCC))
+FRAMES = tuple(bytes([0xF0 + i] * 32) for i in range(4))
+
+
+def _refs(parts: bool) -> tuple[m.FrameRef, ...]:
+    return tuple(m.FrameRef(peer, FRAMES[i], i if parts else 0, 30, 15360 + i) for i, peer in enumerate(PEERS[:2]))
+
+
+GATHERED = m.Record(RUN, 1, 17, 16, 0, 0, PREVIOUS, BASE, PEERS, _refs(False), (), (), PEERS[:2], False)
+PARTITION = ((PEERS[0], 0, 4096), (PEERS[1], 4096, 5000))
+REDUCED = m.Record(RUN, 2, 18, 17, 1, 65536, PREVIOUS, BASE, PEERS, _refs(True), _refs(False), PARTITION, PEERS, True)
+TEXT = m.vote_text(RUN, 1, 17, 2, GATHERED.hash)
+CERTIFICATE = m.Certificate(2, tuple((signer.peer, signer.sign(TEXT)) for signer in SIGNERS[:2]))
+LEASE = m.Lease(RUN, PEERS[0], 7, 15, ("/ip4/192.0.2.1/tcp/4001",), 1, 17, BASE, 2, 20_000_000, "0.1.0")
+
+MESSAGES: dict[str, m.Message] = {
+    "offer": m.Offer(1, 17, 0, BASE, FRAMES[0], 4344, 30, 15360),
+    "plan": m.Plan(2, 18, 1, 65536, _refs(False), PARTITION),
+    "missing": m.Missing(2, 18, 65536, PEERS[1:]),
+    "proposal": m.Proposal(1, GATHERED),
+    "vote": m.Vote(1, 17, 2, GATHERED.hash, SIGNERS[0].sign(TEXT)),
+    "prepare": m.Prepare(1, 17, 2),
+    "promise_of_nothing": m.Promise(1, 17, 2, -1, None),
+    "promise": m.Promise(2, 18, 2, 1, REDUCED),
+    "commit": m.Commit(GATHERED, CERTIFICATE),
+    "join_request": m.JoinRequest(16, BASE),
+    "goodbye": m.Goodbye(),
+    "behind": m.Behind(41),
+    "pair_offer": m.PairOffer(9, FRAMES[0], 4344),
+    "pair_commit": m.PairCommit(9, FRAMES[0], FRAMES[1]),
+    "pair_abort": m.PairAbort(9),
+    "lease": m.seal_lease(LEASE, SIGNERS[0]),
+}
+RECORDS = {"record_of_a_gather": GATHERED, "record_of_a_reduce": REDUCED}
+HEADERS = {
+    f"frame_{kind.name.lower()}": Header(kind, RUN, 1, 17, 2, 1, 3, 65537, BASE, PEERS[0], 30, 15360) for kind in Kind
+}
+BODY = b"sixteen bytes..."
+
+
+def _encoded() -> dict[str, bytes]:
+    found = {name: m.encode(message) for name, message in MESSAGES.items()}
+    found |= {name: m.encode_record(record) for name, record in RECORDS.items()}
+    found |= {name: seal(header, BODY, SIGNERS[0]).to_bytes() for name, header in HEADERS.items()}
+    return found
+
+
+def _golden(name: str) -> bytes:
+    path = FOLDER / f"{name}.hex"
+    assert path.exists(), f"{path.name} should be: {_encoded()[name].hex()}"
+    return bytes.fromhex(path.read_text(encoding="ascii"))
+
+
+@pytest.mark.parametrize("name", _encoded())
+def test_the_bytes_are_as_they_always_were(name: str) -> None:
+    assert _encoded()[name].hex() == _golden(name).hex()
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_golden_message_is_read_and_written_again_unchanged(name: str) -> None:
+    golden = _golden(name)
+    assert m.decode(golden) == MESSAGES[name]
+    assert m.encode(m.decode(golden)) == golden
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_golden_record_is_read_and_written_again_unchanged(name: str) -> None:
+    golden = _golden(name)
+    assert m.decode_record(golden) == RECORDS[name]
+    assert m.encode_record(m.decode_record(golden)) == golden
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_golden_frame_is_read_and_written_again_unchanged(name: str) -> None:
+    golden = _golden(name)
+    frame = parse(golden, lambda header: len(BODY) if header == HEADERS[name] else 0)
+    assert frame.header == HEADERS[name]
+    assert frame.body == BODY
+    assert frame.to_bytes() == golden
+
+
+def test_every_message_and_kind_has_a_golden_file_and_every_file_an_example() -> None:
+    assert {path.stem for path in FOLDER.glob("*.hex")} == set(_encoded())
+    assert {type(message) for message in MESSAGES.values()} == set(m.Message.__args__)
+
+
+def test_the_sizes_are_the_documented_ones() -> None:
+    assert HEADER_NBYTES == 248
+    assert len(m.encode(MESSAGES["vote"])) == 118
+    assert len(m.encode(MESSAGES["offer"])) == 106
+
+
+def test_the_golden_commit_is_believed_and_the_hash_of_its_record_is_as_always() -> None:
+    m.verify_certificate(m.decode(_golden("commit")), PEERS, 2)
+    assert GATHERED.hash.hex() == "5b5a1df3649324fa3c03e9551583ae4360ed6e0c130e0869b46c3aa5500f012e"
+
+
+def test_the_golden_invite_is_as_always() -> None:
+    invite = Invite(RUN, ("/ip4/192.0.2.1/tcp/4001",), "word")
+    line = (
+        "decentral1:RACqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqgEAAAAXAC9pcDQvMTkyLjAuMi4xL3RjcC80MDAxAQQAd29yZJtzjpY"
+    )
+    assert str(invite) == line
+    assert Invite.parse(line) == invite

@@ -1,0 +1,53 @@
+"""Presets are whole manifests of algorithms that exist."""
+
+import pytest
+
+from decentral.errors import ConfigError
+from decentral.manifest import check_methods, fresh_salt, parse_manifest, preset_manifest
+from decentral.optimizers import PRESETS
+
+every_preset = pytest.mark.parametrize("preset", sorted(PRESETS))
+
+
+@every_preset
+def test_a_preset_exists_fits_together_and_is_written_and_read_back(preset: str) -> None:
+    manifest = preset_manifest(preset)
+    check_methods(manifest)
+    assert parse_manifest(manifest.to_toml()).digest == manifest.digest
+    assert manifest.run.name == preset
+    assert manifest.compressor.chain == PRESETS[preset].compressor
+    assert manifest.exchange.kind == PRESETS[preset].exchange
+
+
+def test_two_runs_of_one_preset_are_two_runs_unless_they_share_a_salt() -> None:
+    assert preset_manifest("diloco").digest != preset_manifest("diloco").digest
+    same = [preset_manifest("diloco", run={"salt": "word"}).digest for _ in range(2)]
+    assert same[0] == same[1]
+    assert fresh_salt() != fresh_salt()
+
+
+def test_keys_can_be_changed_by_table() -> None:
+    manifest = preset_manifest("streaming", run={"name": "mine", "rounds": 7}, inner={"steps": 60})
+    assert (manifest.run.name, manifest.run.rounds, manifest.inner.steps) == ("mine", 7, 60)
+    assert manifest.outer.fragments == PRESETS["streaming"].fragments
+    assert manifest.inner.clip == 1.0
+
+
+def test_dilocos_outer_rate_is_left_to_the_number_of_contributors() -> None:
+    outer = preset_manifest("diloco").outer
+    assert outer.learning_rate is None
+    assert outer.hyper == {"momentum": 0.9}
+    assert preset_manifest("streaming").outer.hyper == dict(PRESETS["streaming"].hyper)
+
+
+def test_an_unknown_preset_or_key_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"preset 'sparsloco' does not exist; did you mean sparseloco\?"):
+        preset_manifest("sparsloco")
+    with pytest.raises(ConfigError, match="known: diloco, "):
+        preset_manifest("adam")
+    with pytest.raises(ConfigError, match=r"unknown key run.round; did you mean rounds\?"):
+        preset_manifest("diloco", run={"round": 3})
+    with pytest.raises(ConfigError, match=r"unknown table swrm; did you mean swarm\?"):
+        preset_manifest("diloco", swrm={"lease": 3})
+    with pytest.raises(ConfigError, match=r"outer\.overlap = 30 must be below"):
+        preset_manifest("diloco", outer={"overlap": 30})

@@ -1,0 +1,105 @@
+"""An invite line: whole and unaltered, or one line that says what happened to it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decentral.errors import InviteError
+from decentral.swarm.invite import PREFIX, Invite
+
+ADDRESS = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
+INVITE = Invite(bytes(range(32)), (ADDRESS, "/dns4/example.org/udp/4001/quic-v1"), "let-me-in")
+
+VISIBLE = st.characters(min_codepoint=33, max_codepoint=126)
+ADDRESSES = st.lists(st.text(VISIBLE, max_size=255).map(lambda text: "/" + text), max_size=8).map(tuple)
+TOKENS = st.none() | st.text(VISIBLE, max_size=128)
+
+
+@given(st.binary(min_size=32, max_size=32), ADDRESSES, TOKENS)
+@settings(max_examples=200, deadline=None)
+def test_an_invite_is_read_back_as_it_was(run: bytes, addresses: tuple[str, ...], token: str | None) -> None:
+    invite = Invite(run, addresses, token)
+    assert Invite.parse(str(invite)) == invite
+
+
+def test_an_invite_is_one_short_word_without_a_token_unless_given() -> None:
+    line = str(Invite(bytes(32), (ADDRESS,)))
+    assert line.isascii()
+    assert len(line.split()) == 1
+    assert len(line) < 190
+    assert Invite.parse(line).token is None
+
+
+def test_spaces_and_line_breaks_of_a_mail_program_do_not_matter() -> None:
+    line = str(INVITE)
+    assert Invite.parse(f"\n> {line[:40]}\r\n  {line[40:]} \n".replace("> ", "")) == INVITE
+
+
+def test_every_cut_is_called_cut_or_no_invite() -> None:
+    line = str(INVITE)
+    for length in range(len(line)):
+        complaint = "cut short" if length > len(PREFIX) - 1 else "an invite begins with decentral1:"
+        with pytest.raises(InviteError, match=complaint):
+            Invite.parse(line[:length])
+
+
+def test_every_altered_letter_is_noticed() -> None:
+    line = str(INVITE)
+    for position in range(len(PREFIX), len(line)):
+        for other in "Az_":
+            if line[position] != other:
+                with pytest.raises(InviteError, match=r"altered|cut short|something follows"):
+                    Invite.parse(line[:position] + other + line[position + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("", "empty; an invite begins with"),
+        ("hello", "hello is not an invite"),
+        ("https://example.org/join?run=1", "https://example.org/ is not an invite"),
+        ("run.toml", "run.toml is not an invite"),
+        ("decentral2:AAAA", "made by another version"),
+        ("decentral1:", "cut short"),
+        ("decentral1:A", "cut short"),
+        (f"{INVITE}AAAA", "something follows its end"),
+        (f"{INVITE}é", "characters that do not belong"),
+        (f"{INVITE}.", "characters that do not belong|something follows|altered"),
+        (f"{INVITE}{INVITE}", "characters that do not belong"),
+        (str(INVITE).upper(), "is not an invite"),
+        ("x" * 10_000, "10000 characters are too many"),
+        ("\x1b[31mdecentral1:", "is not an invite"),
+    ],
+)
+def test_foreign_strings_are_told_apart(line: str, complaint: str) -> None:
+    with pytest.raises(InviteError, match=complaint) as caught:
+        Invite.parse(line)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 200
+
+
+@given(st.text(max_size=80), st.booleans())
+@settings(max_examples=1000, deadline=None)
+def test_any_text_gives_an_invite_error_in_one_line(text: str, prefixed: bool) -> None:
+    with pytest.raises(InviteError) as caught:
+        Invite.parse(PREFIX + text if prefixed else text)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("run", "addresses", "token"),
+    [
+        (bytes(31), (), None),
+        (bytes(32), (ADDRESS,) * 9, None),
+        (bytes(32), ("/" + "a" * 256,), None),
+        (bytes(32), ("192.0.2.1:4001",), None),
+        (bytes(32), ("",), None),
+        (bytes(32), ("/ip4/\n",), None),
+        (bytes(32), (), "t" * 129),
+        (bytes(32), (), "two words"),
+    ],
+)
+def test_an_invite_that_breaks_a_bound_cannot_be_made(run: bytes, addresses: tuple[str, ...], token: str) -> None:
+    with pytest.raises(InviteError, match="invite: ") as caught:
+        Invite(run, addresses, token)
+    assert str(caught.value).isprintable()

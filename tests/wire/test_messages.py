@@ -1,0 +1,265 @@
+"""Control messages: one encoding per value, bounds before reading, PayloadError and nothing else."""
+
+import dataclasses
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decentral.errors import PayloadError
+from decentral.wire import messages as m
+from decentral.wire.keys import Signer
+
+SIGNERS = sorted((Signer(bytes([i] * 32)) for i in range(6)), key=lambda signer: signer.peer)
+PEERS = tuple(signer.peer for signer in SIGNERS)
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+DIGEST = st.binary(min_size=32, max_size=32)
+SIGNATURE = st.binary(min_size=64, max_size=64)
+VERSION = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=32)
+ADDRESS = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=80)
+MEMBERS = st.sets(DIGEST, max_size=6).map(lambda peers: tuple(sorted(peers)))
+
+
+@st.composite
+def refs(draw: st.DrawFn, least: int = 0) -> tuple[m.FrameRef, ...]:
+    places = draw(st.sets(st.tuples(DIGEST, U32), min_size=least, max_size=5))
+    return tuple(m.FrameRef(peer, draw(DIGEST), part, draw(U32), draw(U64)) for peer, part in sorted(places))
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> tuple[tuple[bytes, int, int], ...]:
+    owners = sorted(draw(st.sets(DIGEST, min_size=1, max_size=5)))
+    sizes = [draw(st.integers(1, 2**40)) for _ in owners]
+    return tuple((owner, sum(sizes[:i]), sum(sizes[: i + 1])) for i, owner in enumerate(owners))
+
+
+@st.composite
+def records(draw: st.DrawFn) -> m.Record:
+    frames, contributors, partition = draw(refs()), (), ()
+    if draw(st.booleans()):
+        partition, contributors = draw(partitions()), draw(refs(least=1))
+        frames = tuple(m.FrameRef(owner, draw(DIGEST), part, 1, 2) for part, (owner, _, _) in enumerate(partition))
+    numbers = (draw(U64), draw(U64), draw(U64), draw(U32), draw(U32))
+    hashes, members, following = (draw(DIGEST), draw(DIGEST)), draw(MEMBERS), draw(MEMBERS)
+    return m.Record(
+        draw(DIGEST), *numbers, *hashes, members, frames, contributors, partition, following, draw(st.booleans())
+    )
+
+
+@st.composite
+def promises(draw: st.DrawFn) -> m.Promise:
+    accepted = draw(st.none() | records())
+    ballot = -1 if accepted is None else draw(st.integers(0, 2**31 - 1))
+    return m.Promise(draw(U64), draw(U64), draw(U32), ballot, accepted)
+
+
+@st.composite
+def certificates(draw: st.DrawFn) -> m.Certificate:
+    return m.Certificate(draw(U32), tuple((peer, draw(SIGNATURE)) for peer in draw(MEMBERS)))
+
+
+@st.composite
+def leases(draw: st.DrawFn) -> m.Lease:
+    signer = draw(st.sampled_from(SIGNERS))
+    addresses = tuple(draw(st.lists(ADDRESS, max_size=4)))
+    where = (
+        draw(U64),
+        draw(U64),
+        draw(DIGEST),
+        draw(st.integers(0, 255)),
+        draw(U64),
+        draw(VERSION),
+    )
+    return m.seal_lease(m.Lease(draw(DIGEST), signer.peer, draw(U64), draw(U32), addresses, *where), signer)
+
+
+MESSAGES = st.one_of(
+    st.builds(m.Offer, U64, U64, U32, DIGEST, DIGEST, U64, U32, U64),
+    st.builds(m.Plan, U64, U64, U32, U32, refs(least=1), partitions()),
+    st.builds(m.Missing, U64, U64, U32, MEMBERS),
+    st.builds(m.Proposal, U32, records()),
+    st.builds(m.Vote, U64, U64, U32, DIGEST, SIGNATURE),
+    st.builds(m.Prepare, U64, U64, U32),
+    promises(),
+    st.builds(m.Commit, records(), certificates()),
+    st.builds(m.JoinRequest, U64, DIGEST),
+    st.just(m.Goodbye()),
+    st.builds(m.Behind, U64),
+    st.builds(m.PairOffer, U64, DIGEST, U64),
+    st.builds(m.PairCommit, U64, DIGEST, DIGEST),
+    st.builds(m.PairAbort, U64),
+    leases(),
+)
+
+
+def record(**changes: object) -> m.Record:
+    refs = tuple(m.FrameRef(peer, bytes(32), 0, 30, 999) for peer in PEERS[:2])
+    plain = m.Record(bytes(32), 1, 2, 3, 0, 0, bytes(32), bytes(32), PEERS[:3], refs, (), (), PEERS[:3], False)
+    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+
+
+@given(MESSAGES)
+@settings(max_examples=400, deadline=None)
+def test_decoding_and_encoding_again_gives_the_same_value_and_bytes(message: m.Message) -> None:
+    data = m.encode(message)
+    assert m.decode(data) == message
+    assert m.encode(m.decode(memoryview(data))) == data
+
+
+@given(st.binary(max_size=400), st.integers(1, 15))
+@settings(max_examples=2000, deadline=None)
+def test_random_bytes_give_payload_error_or_a_message_with_those_very_bytes(data: bytes, code: int) -> None:
+    for hostile in (data, bytes((code, 1)) + data):
+        try:
+            message = m.decode(hostile)
+        except PayloadError:
+            continue
+        assert m.encode(message) == hostile
+
+
+@given(MESSAGES, st.data())
+@settings(max_examples=500, deadline=None)
+def test_mutated_messages_give_payload_error_or_a_message_with_those_very_bytes(message: m.Message, data) -> None:
+    hostile = bytearray(m.encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, max(0, len(hostile) - 1)))
+        insert = data.draw(st.binary(max_size=4))
+        cut = data.draw(st.integers(0, 4))
+        hostile[position : position + cut] = insert
+    try:
+        again = m.decode(bytes(hostile))
+    except PayloadError:
+        return
+    assert m.encode(again) == bytes(hostile)
+
+
+@given(MESSAGES)
+@settings(max_examples=60, deadline=None)
+def test_no_beginning_of_a_message_is_a_message(message: m.Message) -> None:
+    data = m.encode(message)
+    for length in range(0, len(data), 1 + len(data) // 50):
+        with pytest.raises(PayloadError):
+            m.decode(data[:length])
+    with pytest.raises(PayloadError, match="after its end"):
+        m.decode(data + b"\0")
+
+
+def test_a_huge_count_or_length_allocates_nothing() -> None:
+    before_count = bytes((3, 1)) + bytes(8 + 8 + 4)  # Missing, up to its list of peers
+    hostile = [
+        before_count + b"\xff\xff\xff\xff",
+        before_count + (1024).to_bytes(4, "little"),
+        bytes((8, 1)) + b"\xff" * 400,
+    ]
+    tracemalloc.start()
+    try:
+        for data in hostile:
+            with pytest.raises(PayloadError, match="drop it and its sender"):
+                m.decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_message_over_the_bound_is_not_read() -> None:
+    with pytest.raises(PayloadError, match="524289 bytes"):
+        m.decode(bytes((8, 1)) + bytes(m.MAX_MESSAGE_NBYTES - 1))
+
+
+def test_the_largest_commit_fits_the_bound_and_one_peer_more_is_refused() -> None:
+    peers = tuple(i.to_bytes(32, "big") for i in range(m.MAX_PEERS))
+    partition = tuple((peer, i, i + 1) for i, peer in enumerate(peers))
+    frames = tuple(m.FrameRef(peer, bytes(32), i, 1, 1) for i, peer in enumerate(peers))
+    full = record(members=peers, frames=frames, contributors=frames, partition=partition, next_members=peers)
+    data = m.encode(m.Commit(full, m.Certificate(0, tuple((peer, bytes(64)) for peer in peers))))
+    assert len(data) <= m.MAX_MESSAGE_NBYTES
+    assert m.decode(data).record == full
+    with pytest.raises(PayloadError, match="1025 items, at most 1024"):
+        m.encode_record(record(members=(*peers, b"\xff" * 32)))
+
+
+@pytest.mark.parametrize("data", [b"", b"\1", b"\0\1", b"\x10\1", b"\xff\1"])
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(PayloadError, match="message of"):
+        m.decode(data)
+
+
+def test_another_version_is_named() -> None:
+    with pytest.raises(PayloadError, match="Goodbye in version 2, this library reads 1"):
+        m.decode(b"\x0a\2")
+
+
+def test_the_place_of_the_fault_is_named() -> None:
+    data = m.encode(m.Offer(1, 2, 3, bytes(32), bytes(32), 4, 5, 6))
+    with pytest.raises(PayloadError, match=r"Offer.tokens: cut short: 8 bytes wanted, 7 left"):
+        m.decode(data[:-1])
+
+
+RESULT = (m.FrameRef(PEERS[0], bytes(32), 0, 1, 1),)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"members": (PEERS[1], PEERS[0])},
+        {"members": (PEERS[0], PEERS[0])},
+        {"next_members": (PEERS[1], PEERS[0])},
+        {"frames": (m.FrameRef(PEERS[1], bytes(32), 0, 1, 1), m.FrameRef(PEERS[0], bytes(32), 0, 1, 1))},
+        {"frames": (m.FrameRef(PEERS[0], bytes(32), 1, 1, 1), m.FrameRef(PEERS[0], bytes(32), 1, 1, 1))},
+        {"contributors": RESULT},
+        {"partition": ((PEERS[0], 0, 5),)},
+        {"frames": RESULT, "contributors": RESULT, "partition": ((PEERS[0], 1, 5),)},
+        {"frames": RESULT, "contributors": RESULT, "partition": ((PEERS[0], 0, 0),)},
+        {"frames": RESULT, "contributors": RESULT, "partition": ((PEERS[0], 0, 5), (PEERS[1], 6, 7))},
+        {"frames": RESULT, "contributors": RESULT, "partition": ((PEERS[1], 0, 5),)},
+        {"frames": (), "contributors": RESULT, "partition": ((PEERS[0], 0, 5),)},
+        {"run": bytes(31)},
+        {"epoch": -1},
+        {"round": 2**64},
+        {"fragment": 2**32},
+    ],
+)
+def test_a_record_that_breaks_a_rule_cannot_be_written(changes: dict[str, object]) -> None:
+    with pytest.raises(PayloadError, match="nothing was sent"):
+        m.encode_record(record(**changes))
+
+
+def test_unsorted_members_are_refused_on_reading_too() -> None:
+    data = m.encode_record(record(members=PEERS[:2]))
+    swapped = data.replace(PEERS[0] + PEERS[1], PEERS[1] + PEERS[0], 1)
+    with pytest.raises(PayloadError, match=r"Record\.members: items are not sorted"):
+        m.decode_record(swapped)
+
+
+def test_a_flag_byte_other_than_0_or_1_is_refused() -> None:
+    data = m.encode_record(record())
+    with pytest.raises(PayloadError, match=r"Record\.final: flag byte 2"):
+        m.decode_record(data[:-1] + b"\2")
+
+
+def test_a_promise_names_a_ballot_exactly_when_it_carries_a_record() -> None:
+    for ballot, accepted in ((-1, record()), (0, None), (-2, record())):
+        with pytest.raises(PayloadError, match="accepted ballot"):
+            m.encode(m.Promise(1, 2, 3, ballot, accepted))
+
+
+def test_every_field_of_a_record_changes_its_hash() -> None:
+    other = {
+        "run": bytes([1] * 32),
+        "epoch": 9,
+        "round": 9,
+        "outer_step": 9,
+        "fragment": 9,
+        "plan": 9,
+        "previous": bytes([1] * 32),
+        "base": bytes([1] * 32),
+        "members": PEERS,
+        "frames": (),
+        "next_members": PEERS,
+        "final": True,
+    }
+    hashes = {record(**{name: value}).hash for name, value in other.items()}
+    assert len(hashes | {record().hash}) == len(other) + 1
