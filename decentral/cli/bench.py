@@ -16,9 +16,8 @@ from decentral.observe.metrics import MetricsLog
 from decentral.parameters import schema_of
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.presets import DEMO_BETAS
 from decentral.tasks.schedule import warm_up
-
-BETAS = (0.9, 0.95)  # as language models are trained: Brown et al., "Language Models are Few-Shot Learners", 2020
 
 
 @dataclass(slots=True)
@@ -57,7 +56,9 @@ def set_up(manifest: Manifest, out: Path, data: Path | None) -> Bench:
     corpus = _corpus(manifest, data)
     accelerator = Accelerator()
     bare = build_language_model(config, seed=seed)
-    raw = torch.optim.AdamW(bare.parameters(), lr=inner.learning_rate, betas=BETAS, weight_decay=inner.weight_decay)
+    raw = torch.optim.AdamW(
+        bare.parameters(), lr=inner.learning_rate, betas=DEMO_BETAS, weight_decay=inner.weight_decay
+    )
     scheduler = warm_up(raw, inner.warmup)
     watch = Stopwatch(raw)  # before the swarm's hook, so that waiting for a round is not counted as training
     model, optimizer = accelerator.prepare(bare, raw)

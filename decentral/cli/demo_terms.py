@@ -12,17 +12,20 @@ import torch
 
 from decentral.cli.bench import model_config
 from decentral.cli.measuring import FINAL_WINDOWS
-from decentral.manifest import Manifest, preset_manifest
+from decentral.manifest import Manifest, fresh_salt, preset_manifest
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import build_language_model
-from decentral.tasks.presets import DEMO_INNER, DEMO_METHODS, DEMO_MODEL
+from decentral.tasks.presets import demo_tables
 
 MIN_ROUNDS = 6  # a third, a half and an end need to be different rounds
 _TIMED_STEPS = 10
 _START_SECONDS = 6.0  # of one core, per process: importing torch and transformers, building the model
 _ROUND_SECONDS = 0.5  # waiting for one another at a round, measured with four peers on two cores
+
+# On loopback a peer that is gone is gone: seconds, not the minute an ocean needs.
+LOOPBACK_SWARM = {"deadline_floor": 2.0, "deadline_ceiling": 20.0, "lease": 6.0, "shrink_after": 12.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Plan:
 
 def make_plan(algorithm: str, *, num_peers: int, minutes: float, seed: int) -> Plan:
     """Choose the number of rounds. Raises DataError when this Python carries no source to train on."""
-    manifest = demo_manifest(algorithm, num_peers=num_peers, seed=seed)
+    manifest = demo_manifest(algorithm, seed=seed)
     corpus = load_corpus(None, held_out=manifest.data.held_out)
     bits, step_seconds = _measure(manifest, corpus)
     interval = manifest.inner.steps // manifest.outer.fragments
@@ -68,28 +71,14 @@ def make_plan(algorithm: str, *, num_peers: int, minutes: float, seed: int) -> P
     )
 
 
-def demo_manifest(algorithm: str, *, num_peers: int, seed: int) -> Manifest:
+def demo_manifest(algorithm: str, *, seed: int) -> Manifest:
     """The preset with the demo's model and the outer settings that were tuned for some hundred inner steps."""
-    tuned = DEMO_METHODS[algorithm]
-    inner = {key: DEMO_INNER[key] for key in ("weight_decay", "clip", "warmup")}
     return preset_manifest(
         algorithm,
-        run={"name": f"demo-{algorithm}", "seed": seed},
-        model=DEMO_MODEL,
-        data={"batch_size": DEMO_INNER["batch_size"]},
-        inner={"steps": tuned["h"], "learning_rate": DEMO_INNER["lr"], **inner},
-        outer=_outer(tuned),
-        compressor={"chain": tuned["compressor"], "error_feedback": tuned["beta"]},
-        exchange={"kind": tuned["exchange"]},
-        # On loopback a peer that is gone is gone: seconds, not the minute an ocean needs.
-        swarm={"deadline_floor": 2.0, "deadline_ceiling": 20.0, "lease": 6.0, "shrink_after": 12.0},
+        run={"name": f"demo-{algorithm}", "salt": fresh_salt(), "seed": seed},
+        swarm=LOOPBACK_SWARM,
+        **demo_tables(algorithm),
     )
-
-
-def _outer(tuned: dict[str, Any]) -> dict[str, Any]:  # values of every key
-    hyper = dict(tuned["hyper"])
-    rate = hyper.pop("lr", None)
-    return {"learning_rate": rate, **hyper, "fragments": tuned["fragments"], "overlap": tuned["tau"]}
 
 
 def _measure(manifest: Manifest, corpus: Corpus) -> tuple[float, float]:

@@ -105,7 +105,7 @@ def _daemon() -> Iterator[Finding]:
     async def listen() -> tuple[str, ...]:
         with tempfile.TemporaryDirectory() as folder:
             identity = Identity.load_or_create(Path(folder) / "identity.key")
-            async with DaemonTransport(identity.path) as transport:
+            async with DaemonTransport(identity) as transport:
                 return transport.addresses()
 
     addresses = anyio.run(listen)

@@ -241,7 +241,10 @@ def _announcing(peer: "Peer", manifest: Manifest, on_invite: Callable[[str], Non
 
     def read() -> Status:
         nonlocal told
-        status = peer.status()
+        try:
+            status = peer.status()
+        except (AssertionError, AttributeError):  # its swarm side is not put together yet
+            return Status(run=manifest.run.name, run_id=manifest.digest.hex(), algorithm=manifest.outer.method)
         if status.invite and not told:
             told = True
             on_invite(status.invite)

@@ -60,7 +60,10 @@ class Beacon:
 
     def publish(self) -> None:
         """Write and show the status now."""
-        status = self._read()
+        try:
+            status = self._read()
+        except Exception as error:  # noqa: BLE001  a status that cannot be told must not end the training beside it
+            status = Status(problem=f"the status cannot be read ({type(error).__name__}: {error}); training goes on")
         if self._disk_problem and not status.problem:
             status = replace(status, problem=self._disk_problem)
         status = replace(status, health=health_sentence(status))

@@ -110,3 +110,16 @@ def test_a_full_disk_is_said_and_does_not_end_the_beacon(tmp_path: Path) -> None
     beacon.publish()
     assert "attention: " in stream.getvalue()
     assert "status cannot be written" in stream.getvalue()
+
+
+def test_a_status_that_cannot_be_told_is_said_and_does_not_end_the_beacon(tmp_path: Path) -> None:
+    stream, answers = io.StringIO(), iter([1])
+
+    def read() -> Status:
+        next(answers)  # the second call fails
+        return Status(state="training")
+
+    beacon = Beacon(tmp_path, read, print, display=PlainDisplay(stream, stop=STOP))
+    beacon.publish()
+    beacon.publish()
+    assert "attention: the status cannot be read (StopIteration: )" in stream.getvalue()

@@ -1,0 +1,92 @@
+"""The baseline's loop, on a model so small that a run takes a second: the very loop that also trains in a swarm."""
+
+import io
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from decentral.cli.stopping import Stop
+from decentral.cli.train_job import JobOptions, train_alone
+from decentral.manifest import Manifest, preset_manifest
+from decentral.observe.metrics import read_metrics
+from decentral.observe.status import read_status
+from decentral.observe.terminal import PlainDisplay
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """100 kB in which the next byte is easy to guess."""
+    path = tmp_path / "text"
+    path.write_bytes(b"the quick brown fox. " * 5000)
+    return path
+
+
+def small(**tables: Any) -> Manifest:
+    given: dict[str, Any] = {
+        "run": {"rounds": 6},
+        "model": {"hidden": 16, "layers": 1, "heads": 2, "context": 16},
+        "data": {"corpus": "foxes", "batch_size": 2},
+        "inner": {"steps": 10, "learning_rate": 1e-2, "warmup": 2},
+    }
+    return preset_manifest("sparseloco", **(given | tables))
+
+
+def train(manifest: Manifest, out: Path, text: Path, stop: Stop | None = None) -> dict[str, Any]:
+    display = PlainDisplay(io.StringIO(), stop="Ctrl-C")
+    return train_alone(manifest, JobOptions(out=out, data=text), display, stop or Stop())
+
+
+def test_the_baseline_trains_for_as_many_steps_as_the_run_has_and_learns(tmp_path: Path, text: Path) -> None:
+    summary = train(small(), tmp_path / "out", text)
+    assert summary == json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["inner_steps"] == 60
+    assert summary["tokens"] == 60 * 2 * 16
+    assert summary["bits_per_byte"] < 6.0
+    assert 0 < summary["utilisation"] <= 1
+    outer = list(read_metrics(tmp_path / "out", "outer"))
+    assert [row["round"] for row in outer] == [1, 2, 3, 4, 5, 6]
+    assert outer[0]["bits_per_byte"] > summary["bits_per_byte"]
+    assert read_status(tmp_path / "out").state == "done"
+
+
+def test_with_fragments_a_round_is_a_part_of_the_inner_steps(tmp_path: Path, text: Path) -> None:
+    manifest = small(outer={"fragments": 2, "method": "sparseloco"})
+    assert train(manifest, tmp_path / "out", text)["inner_steps"] == 30
+
+
+def test_the_same_seed_gives_the_same_losses(tmp_path: Path, text: Path) -> None:
+    losses = []
+    for name in ("a", "b"):
+        train(small(), tmp_path / name, text)
+        losses.append([row["loss"] for row in read_metrics(tmp_path / name, "inner")])
+    assert losses[0] == losses[1]
+
+
+def test_a_signal_ends_training_at_a_step_without_a_last_evaluation(tmp_path: Path, text: Path) -> None:
+    class StopsAtOnce(Stop):
+        def gently(self, on_first: Callable[[], None] | None) -> None:
+            super().gently(on_first)
+            if on_first is not None:
+                self(signal.SIGINT, None)
+
+    stop = StopsAtOnce()
+    summary = train(small(), tmp_path / "out", text, stop)
+    assert summary["inner_steps"] == 0
+    assert "loss" not in summary
+    assert stop.code == 130
+
+
+def test_the_command_prints_its_summary_as_json_only_on_stdout(
+    run: Callable[..., Result], tmp_path: Path, text: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(small(run={"rounds": 1}).to_toml())
+    result = run("start", "run.toml", "--solo", "--data", text, "--out", "out", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["solo"] is True
+    assert "to stop: Ctrl-C, or decentral leave --out out" in result.stderr
+    assert (tmp_path / "out/run.toml").exists()
