@@ -79,7 +79,7 @@ def test_foreign_strings_are_told_apart(line: str, complaint: str) -> None:
 
 
 @given(st.text(max_size=80), st.booleans())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_any_text_gives_an_invite_error_in_one_line(text: str, prefixed: bool) -> None:
     with pytest.raises(InviteError) as caught:
         Invite.parse(PREFIX + text if prefixed else text)

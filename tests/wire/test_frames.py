@@ -70,14 +70,14 @@ def test_no_shorter_or_longer_frame_passes() -> None:
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_random_bytes_give_payload_errors_only(data: bytes) -> None:
     with pytest.raises(PayloadError):
         parse(data, lambda _: max(0, len(data) - HEADER_NBYTES))
 
 
 @given(st.binary(min_size=HEADER_NBYTES, max_size=HEADER_NBYTES + 20))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_random_bytes_behind_a_right_beginning_give_payload_errors_only(data: bytes) -> None:
     with pytest.raises(PayloadError):
         parse(b"DCFR\1\0\1\0" + data[8:], lambda _: len(data) - HEADER_NBYTES)

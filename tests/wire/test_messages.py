@@ -110,7 +110,7 @@ def test_decoding_and_encoding_again_gives_the_same_value_and_bytes(message: m.M
 
 
 @given(st.binary(max_size=400), st.integers(1, 15))
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_random_bytes_give_payload_error_or_a_message_with_those_very_bytes(data: bytes, code: int) -> None:
     for hostile in (data, bytes((code, 1)) + data):
         try:
@@ -121,7 +121,7 @@ def test_random_bytes_give_payload_error_or_a_message_with_those_very_bytes(data
 
 
 @given(MESSAGES, st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_mutated_messages_give_payload_error_or_a_message_with_those_very_bytes(message: m.Message, data) -> None:
     hostile = bytearray(m.encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
