@@ -110,15 +110,15 @@ class Schema:
         """One line per difference, ``self`` being "here" and ``other`` "in the run"; empty when equal."""
         here, there = _places(self), _places(other)
         lines = []
-        for name in [*here, *(name for name in there if name not in here)]:
-            if name not in there:
-                lines.append(f"{name}: {here[name][0]} here, absent in the run")
-            elif name not in here:
-                lines.append(f"{name}: absent here, {there[name][0]} in the run")
-            elif here[name][0] != there[name][0]:
-                lines.append(f"{name}: {here[name][0]} here, {there[name][0]} in the run")
-            elif here[name] != there[name]:
-                lines.append(f"{name}: {here[name][1]} here, {there[name][1]} in the run")
+        for name in dict.fromkeys([*here, *there]):
+            mine, theirs = here.get(name), there.get(name)
+            if mine is None or theirs is None:
+                lines.append(
+                    f"{name}: {mine[0] if mine else 'absent'} here, {theirs[0] if theirs else 'absent'} in the run"
+                )
+            elif mine != theirs:
+                what = 0 if mine[0] != theirs[0] else 1  # the shape, else the place
+                lines.append(f"{name}: {mine[what]} here, {theirs[what]} in the run")
         return lines
 
 
@@ -229,10 +229,8 @@ def _spec_from(item: object) -> ParameterSpec:
     if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
         raise _rubbish("a parameter is [name, [dimensions]]")
     name, shape = item[0], item[1]
-    if not (isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS):
-        raise _rubbish(f"a shape is a list of at most {MAX_DIMENSIONS} dimensions")
-    if not 1 <= len(name) <= MAX_NAME_CHARS:
-        raise _rubbish(f"a name has 1 to {MAX_NAME_CHARS} characters")
+    if not (isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS and 1 <= len(name) <= MAX_NAME_CHARS):
+        raise _rubbish(f"a shape has at most {MAX_DIMENSIONS} dimensions, a name 1 to {MAX_NAME_CHARS} characters")
     if not all(type(size) is int and 0 <= size <= MAX_NUMEL for size in shape):
         raise _rubbish(f"a dimension is a whole number from 0 to {MAX_NUMEL}")
     return ParameterSpec(name, tuple(shape))

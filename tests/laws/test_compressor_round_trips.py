@@ -87,3 +87,11 @@ def test_a_payload_may_travel_to_another_device_and_decode_to_the_same_bits(comp
     payload = compressor.compress(gaussian((67, 131)))
     moved = Payload(payload.shape, tuple(part.cpu() for part in payload.parts))
     assert torch.equal(compressor.decompress(moved), compressor.decompress(payload).cpu())
+
+
+def test_every_tensor_is_made_on_the_device_of_the_input(compressor: Compressor, shape, monkeypatch):
+    """The meta device has no values, but refuses to mix with a CPU tensor just as CUDA does."""
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: True)  # every rule holds
+    payload = compressor.compress(torch.empty(shape, device="meta"))
+    assert {part.device.type for part in payload.parts} <= {"meta"}
+    assert compressor.decompress(payload).device.type == "meta"

@@ -57,7 +57,7 @@ def test_any_other_text_is_a_payload_error(text):
         ("[[]]", "parameters of a fragment: a list of 1"),
         ('[[["a"]]]', r"a parameter is \[name, \[dimensions\]\]"),
         ('[[["a",[1],2]]]', "a parameter is"),
-        ('[[["",[1]]]]', "a name has 1 to"),
+        ('[[["",[1]]]]', "a name 1 to"),
         ('[[["a",[-1]]]]', "a dimension is a whole number"),
         ('[[["a",[true]]]]', "a dimension is a whole number"),
         ('[[["a",[1.0]]]]', "a dimension is a whole number"),
