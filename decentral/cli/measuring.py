@@ -25,21 +25,24 @@ class Stopwatch:
 
     def __init__(self, optimizer: torch.optim.Optimizer, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._began = self._step_began = clock()
+        self._began: float | None = None
+        self._step_began = 0.0
         self.busy = 0.0  # seconds
         optimizer.register_step_post_hook(self._stepped)
 
     def step_begins(self) -> None:
         """Call before the forward pass."""
         self._step_began = self._clock()
+        if self._began is None:
+            self._began = self._step_began
 
     def _stepped(self, *_: object) -> None:
         self.busy += self._clock() - self._step_began
 
     @property
     def seconds(self) -> float:
-        """Wall time since the start."""
-        return self._clock() - self._began
+        """Wall time since the first inner step began; waiting for the others to start is not in it."""
+        return 0.0 if self._began is None else self._clock() - self._began
 
     @property
     def utilisation(self) -> float:

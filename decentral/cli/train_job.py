@@ -8,7 +8,7 @@ is done, and leaves ``metrics.jsonl`` and ``summary.json`` behind.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -96,17 +96,18 @@ def train_with_swarm(
         join_timeout=options.join_timeout,
         tokens_per_step=bench.tokens_per_step,
     )
-    steering = Steering(bench, peer)
+    steering, teller = Steering(bench, peer), Teller(peer, manifest, on_invite)
     with ExitStack() as stack:
         stack.enter_context(closing(bench.metrics))
         if bench.is_main:
-            read = _announcing(peer, manifest, on_invite)
-            stack.enter_context(Beacon(options.out, read, steering.obey, display=display))
+            stack.enter_context(Beacon(options.out, teller, steering.obey, display=display))
         stack.enter_context(peer)
         stop.gently(steering.leave)
         _train_until_done(bench, peer)
         stop.gently(None)
-        return _conclude(bench, peer, evaluate=not steering.left) if bench.is_main else {}
+        summary = _conclude(bench, peer, evaluate=not steering.left) if bench.is_main else {}
+        teller.end("leaving" if steering.left else "done")
+        return summary
 
 
 def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop: Stop) -> dict[str, Any]:
@@ -235,22 +236,31 @@ def _live_fragments(bench: Bench) -> list[Tensor]:
 # ---- status ----
 
 
-def _announcing(peer: "Peer", manifest: Manifest, on_invite: Callable[[str], None]) -> Callable[[], Status]:
-    """A reader of the peer's status that hands its invite on, once."""
-    told = False
+class Teller:
+    """Tells the beacon how the peer is; hands its invite on once; keeps the last word when the peer has gone."""
 
-    def read() -> Status:
-        nonlocal told
-        try:
-            status = peer.status()
-        except (AssertionError, AttributeError):  # its swarm side is not put together yet
-            return Status(run=manifest.run.name, run_id=manifest.digest.hex(), algorithm=manifest.outer.method)
-        if status.invite and not told:
-            told = True
-            on_invite(status.invite)
-        return status
+    def __init__(self, peer: "Peer", manifest: Manifest, on_invite: Callable[[str], None]) -> None:
+        self._peer, self._on_invite = peer, on_invite
+        self._last = Status(run=manifest.run.name, run_id=manifest.digest.hex(), algorithm=manifest.outer.method)
+        self._ended = ""
 
-    return read
+    def __call__(self) -> Status:
+        """The status now."""
+        if self._ended:
+            return replace(self._last, state=self._ended)
+        self._last = self._peer.status()
+        if self._last.invite and self._on_invite is not _keep_quiet:
+            self._on_invite(self._last.invite)
+            self._on_invite = _keep_quiet
+        return self._last
+
+    def end(self, state: str) -> None:
+        """From now on the peer is not asked any more."""
+        self._ended = state
+
+
+def _keep_quiet(invite: str) -> None:
+    """The invite was told already."""
 
 
 def _alone(bench: Bench, halted: bool, *, done: bool) -> Status:

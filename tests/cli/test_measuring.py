@@ -26,6 +26,8 @@ def test_waiting_for_a_round_inside_the_step_is_not_counted_as_training() -> Non
         clock.now += 6.0
 
     optimizer.register_step_post_hook(wait_for_a_round)  # as the swarm does, after the watch
+    clock.now = 100.0  # nobody else was there yet
+    assert watch.seconds == 0.0
     for _ in range(2):
         watch.step_begins()
         clock.now += 2.0

@@ -1,0 +1,116 @@
+"""The commands as people type them: two real peers with real daemons on loopback, steered and ended from outside."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from decentral.cli.children import Child, Family
+from decentral.manifest import preset_manifest
+from decentral.observe.status import Status, read_status
+
+Run = Callable[..., Result]
+LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
+PATIENCE = 60.0  # seconds; importing torch twice takes 10 of them on a busy machine
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Return as soon as the condition holds."""
+    deadline, nobody = time.monotonic() + PATIENCE, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline
+        nobody.wait(0.1)
+
+
+def status_of(peer: Child) -> Status:
+    return read_status(peer.directory)
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    with Family() as family:
+        yield family
+
+
+@pytest.fixture
+def terms(tmp_path: Path) -> list[str]:
+    """A manifest that trains for hours, on a model of a few thousand parameters, and its text."""
+    manifest = preset_manifest(
+        "sparseloco",
+        run={"rounds": 10**6},
+        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
+        data={"corpus": "foxes", "batch_size": 2},
+        swarm={"deadline_ceiling": 10.0, "lease": 5.0, "shrink_after": 8.0},
+    )
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
+    return ["--data", str(tmp_path / "text"), *LISTEN]
+
+
+def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
+    family: Family, terms: list[str], tmp_path: Path, run: Run
+) -> None:
+    manifest = str(tmp_path / "run.toml")
+    first = family.start("first", tmp_path / "first", ["start", manifest, *terms, "--out", str(tmp_path / "first")])
+    command, join, invite = first.first_line(PATIENCE).split()
+    assert (command, join) == ("decentral", "join")
+    second = family.start("second", tmp_path / "second", ["join", invite, *terms, "--out", str(tmp_path / "second")])
+    until(lambda: (second.directory / "status.json").exists() and status_of(second).rounds_contributed >= 2)
+
+    told: dict[str, Any] = json.loads(run("status", "--out", second.directory, "--json").stdout)
+    assert told["running"] is True
+    assert len(told["members"]) == 2
+    assert "you contributed to" in told["health"]
+    members = json.loads(run("peers", "--out", first.directory, "--json").stdout)["members"]
+    assert {member["peer"] for member in members} == {status_of(first).peer, status_of(second).peer}
+
+    assert run("pause", "--out", second.directory).exit_code == 0
+    until(lambda: status_of(second).state == "paused")
+    assert run("resume", "--out", second.directory).exit_code == 0
+    until(lambda: status_of(second).state != "paused")
+
+    assert run("leave", "--out", second.directory, "--wait", PATIENCE).exit_code == 0
+    assert second.process.wait() == 0
+    until(lambda: len(status_of(first).members) == 1)
+
+    began = time.monotonic()
+    first.process.send_signal(signal.SIGINT)
+    assert first.process.wait() == 130
+    assert time.monotonic() - began < 10
+    assert "start it again with the same --out to resume" in run("status", "--out", first.directory).stdout
+    assert family.count_strays() == 0
+
+    exported = run("export", first.directory, "--to", "model")
+    assert exported.exit_code == 0, exported.stderr
+    assert (tmp_path / "model/model.safetensors").exists()
+
+
+def test_requiring_peers_that_do_not_come_ends_with_code_20(family: Family, terms: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "alone"
+    arguments = ["start", str(tmp_path / "run.toml"), *terms, "--out", str(out)]
+    alone = family.start("alone", out, [*arguments, "--require-peers", "2", "--join-timeout", "0.5"])
+    assert alone.process.wait() == 20
+    assert alone.last_words().startswith("error: 1 of 2 required peers")
+    assert family.count_strays() == 0
+
+
+def test_a_busy_port_is_said_in_one_line(family: Family, terms: list[str], tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        out = tmp_path / "busy"
+        arguments = ["start", str(tmp_path / "run.toml"), *terms[:2], "--out", str(out)]
+        busy = family.start("busy", out, [*arguments, "--listen", f"/ip4/127.0.0.1/tcp/{port}"])
+        assert busy.process.wait() == 1
+    assert str(port) in busy.last_words()
+    assert busy.last_words().startswith("error: ")
+    assert "Traceback" not in (out / "stderr.txt").read_text()
