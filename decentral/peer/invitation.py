@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 
 from decentral.errors import DiskError, ManifestMismatch, NoPeersError, PayloadError, TransportError
-from decentral.manifest import Manifest, load_manifest
+from decentral.manifest import Manifest, check_methods, load_manifest
 from decentral.peer.node import RETRY, ask_hello
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
@@ -33,6 +33,7 @@ def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout:
     except OSError as error:
         raise DiskError(f"{out}: cannot be made ({error.strerror}); choose another --out") from error
     manifest = anyio.run(_fetch, invite, out, listen, join_timeout)
+    check_methods(manifest)
     try:
         kept.write_text(manifest.to_toml(), encoding="utf-8")
     except OSError as error:
@@ -42,7 +43,7 @@ def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout:
 
 async def _fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout: float | None) -> Manifest:
     identity = Identity.load_or_create(out / "identity.key")
-    transport = DaemonTransport(identity, **({} if listen is None else {"listen": tuple(listen)}))
+    transport = DaemonTransport(identity, listen=listen)
     directory = Directory(transport, identity.signer, invite.run, ttl=15.0)
     async with transport, anyio.create_task_group() as group:
         group.start_soon(directory.run)

@@ -16,7 +16,7 @@ import anyio.abc
 from torch import Tensor
 
 from decentral.compressors import parse_compressor
-from decentral.errors import ManifestMismatch, NoPeersError, PayloadError, TransportError, VersionError
+from decentral.errors import ConfigError, ManifestMismatch, NoPeersError, PayloadError, TransportError, VersionError
 from decentral.exchange.codec import Codec
 from decentral.exchange.offload import Offload, in_thread
 from decentral.exchange.partition import partition
@@ -234,7 +234,11 @@ async def ask_hello(transport: Transport, peer: PeerId) -> Hello:
             f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
             f"{version('decentral')}); install the same version: pip install decentral=={theirs}"
         )
-    return Hello(theirs, parse_manifest(text), Schema.from_json(schema), age if 0 <= age < 1e9 else 0.0)
+    try:
+        manifest = parse_manifest(text)
+    except ConfigError as error:
+        raise PayloadError(f"the peer's manifest is none: {error}") from error
+    return Hello(theirs, manifest, Schema.from_json(schema), age if 0 <= age < 1e9 else 0.0)
 
 
 def check_terms(manifest: Manifest, schema: Schema, hello: Hello) -> None:

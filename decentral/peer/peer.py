@@ -13,6 +13,8 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +22,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from decentral.errors import ConfigError, DecentralError
+from decentral.errors import DecentralError
 from decentral.manifest import Manifest, load_manifest
 from decentral.observe.events import EventLog
 from decentral.observe.status import Status
@@ -129,7 +131,7 @@ class Peer:
         self._leaving = False
         self._swarm: SwarmThread | None = None
         self._gossips = manifest.exchange.kind == "pair"
-        self._sent_gossip_steps = 0
+        self._last_status = Status(run=manifest.run.name, run_id=manifest.digest.hex())
 
     # ---- what a training loop uses ----
 
@@ -160,10 +162,16 @@ class Peer:
     def log(self, **metrics: float | Tensor) -> None:
         """Remember a training metric, such as ``loss``, for the status and the observer."""
         if self._swarm is not None:
-            self._reporter.metrics({name: float(value) for name, value in metrics.items()})
+            self._reporter.metrics({name: _plain(value) for name, value in metrics.items()})
 
     def status(self) -> Status:
-        """What this peer is doing now."""
+        """What this peer is doing now; what it did last, once its swarm side has ended."""
+        if self._swarm is not None and self._swarm.alive:
+            with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
+                self._last_status = self._swarm.call(self._ask_reporter)
+        return self._last_status
+
+    async def _ask_reporter(self) -> Status:
         return self._reporter.status(self)
 
     def leave(self) -> None:
@@ -215,9 +223,7 @@ class Peer:
         self._reporter = Reporter(self._emit)
         self._checkpointer = Checkpointer(self._vault, self._optimizer, self._scheduler)
         start = self._resumed_or_fresh()
-        transport = self._transport or DaemonTransport(
-            identity, **({} if self._listen is None else {"listen": tuple(self._listen)})
-        )
+        transport = self._transport or DaemonTransport(identity, listen=self._listen)
 
         def make_node(on_advance: Callable[[Advance], None]) -> Node:
             node = Node(
@@ -453,6 +459,10 @@ class Peer:
         self._events(event, **fields)
         if self._observer is not None:
             self._observer({"event": event, **fields})
+
+
+def _plain(value: float | Tensor) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 async def _consistent_state(node: Node) -> tuple[Any, dict[str, Tensor], dict[str, Tensor], int, float]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decentral.errors import PayloadError
+from decentral.errors import NonFiniteError, PayloadError
 from decentral.exchange.codec import Codec, Encoded, Shapes, range_shapes
 from decentral.exchange.reduce import assembled
 from decentral.optimizers import NoLoCo, OuterOptimizer
@@ -90,8 +90,10 @@ class Replica:
         if any(frames[ref.frame].header.kind == Kind.MERGE for ref in record.frames):
             return self._merge(record, frames)
         bodies = [frames[ref.frame].body for ref in record.frames]
-        mean_N = self._reduced(record, bodies) if record.contributors else self._gathered(record, bodies)
+        mean_N = self._mean(record, bodies)
         assert not isinstance(self.outer, NoLoCo), "a gossip run commits merges only"
+        if mean_N is None:
+            return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
         contributors = len(record.contributors or record.frames)
         outer = self.outer if self.tuned is None else self.tuned(self.outer, contributors)
         after_N, state = outer.step(self.anchors[f], mean_N, self.states[f])
@@ -102,6 +104,15 @@ class Replica:
         self.anchors[step.fragment] = step.after_N
         self.states[step.fragment] = step.state
         self.digests[step.fragment] = step.digest
+
+    def _mean(self, record: Record, bodies: Sequence[bytes]) -> Tensor | None:
+        """The mean pseudo-gradient; None when finite contributions sum beyond float32: alike on every peer, such a
+        record moves nothing.
+        """
+        try:
+            return self._reduced(record, bodies) if record.contributors else self._gathered(record, bodies)
+        except NonFiniteError:
+            return None
 
     def refresh(self, fragment: int) -> None:
         """Recompute a fragment's digest after a gossip step replaced its anchor."""

@@ -101,14 +101,8 @@ class RealSwarm:
 
     def __init__(self, folder: Path, preset: str) -> None:
         self.folder = folder
-        manifest = preset_manifest(preset)
         limits = {"deadline_floor": 1.0, "deadline_ceiling": 6.0, "lease": 6.0, "shrink_after": 8.0, "min_peers": 1}
-        manifest = manifest.model_copy(
-            update={
-                "swarm": manifest.swarm.model_copy(update=limits),
-                "run": manifest.run.model_copy(update={"rounds": 100_000, "salt": "faults"}),
-            }
-        )
+        manifest = preset_manifest(preset, run={"rounds": 100_000, "salt": "faults"}, swarm=limits)
         self.manifest = folder / "run.toml"
         self.manifest.write_text(manifest.to_toml())
         self.workers: list[Worker] = []

@@ -56,7 +56,9 @@ class Reaper:
             setattr(driver, name, self._around(getattr(driver, name), before, after))
         driver._send = self._around_send(driver._send)  # type: ignore[method-assign]
         driver.ledger.append = self._around_plain(driver.ledger.append, "before log", "after log")
-        driver.ledger.save_acceptor = self._around_plain(driver.ledger.save_acceptor, "before vote", "after vote logged")
+        driver.ledger.save_acceptor = self._around_plain(
+            driver.ledger.save_acceptor, "before vote", "after vote logged"
+        )
 
     def _around(self, work: Callable[..., Any], before: str, after: str) -> Callable[..., Any]:
         async def watched(*args: Any) -> Any:
@@ -162,7 +164,11 @@ async def main(options: argparse.Namespace) -> None:
     reaper.watch(node.driver)
     async with transport, anyio.create_task_group() as group:
         await group.start(node.run)
-        say(event="ready", invite=str(Invite(manifest.digest, transport.addresses()[:8], None)), me=identity.peer.hex()[:8])
+        say(
+            event="ready",
+            invite=str(Invite(manifest.digest, transport.addresses()[:8], None)),
+            me=identity.peer.hex()[:8],
+        )
         group.start_soon(train, node, options.seed)
         await listen_for_orders(reaper, group.cancel_scope)
     vault.close()

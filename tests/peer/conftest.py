@@ -170,7 +170,6 @@ class Lab:
 
 
 def small_terms(preset: str, **swarm: Any) -> Manifest:
-    manifest = preset_manifest(preset)
     limits = {
         "deadline_floor": 1.0,
         "deadline_ceiling": 8.0,
@@ -179,9 +178,12 @@ def small_terms(preset: str, **swarm: Any) -> Manifest:
         "min_peers": 1,
         **swarm,
     }
-    update = {"swarm": manifest.swarm.model_copy(update=limits)}
-    update["run"] = manifest.run.model_copy(update={"rounds": 1000, "salt": "test", "seed": 0})
-    return manifest.model_copy(update=update)
+    return preset_manifest(preset, run={"rounds": 1000, "salt": "test", "seed": 0}, swarm=limits)
+
+
+@pytest.fixture
+def terms() -> Callable[..., Manifest]:
+    return small_terms
 
 
 @pytest.fixture
@@ -197,8 +199,3 @@ def run_lab() -> Callable[..., None]:
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
     return run
-
-
-@pytest.fixture
-def terms() -> Callable[..., Manifest]:
-    return small_terms

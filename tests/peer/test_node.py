@@ -116,8 +116,7 @@ def test_the_debt_is_booked_with_the_commit_and_not_before(run_lab, terms):
 
 
 def test_a_run_ends_for_all_with_the_same_last_record(run_lab, terms):
-    manifest = terms("diloco")
-    manifest = manifest.model_copy(update={"run": manifest.run.model_copy(update={"rounds": 3})})
+    manifest = terms("diloco").changed(run={"rounds": 3})
 
     async def script(lab):
         for _ in range(3):

@@ -1,0 +1,230 @@
+"""join() in a real training loop, with real daemons on loopback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import decentral
+from decentral.manifest import Manifest, preset_manifest
+from decentral.peer import Peer, join
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+
+
+def run_terms(preset: str, **tables: dict[str, Any]) -> Manifest:
+    swarm = {"deadline_floor": 1.0, "deadline_ceiling": 20.0, "lease": 10.0, "shrink_after": 12.0, "min_peers": 1}
+    run = {"rounds": 6, "salt": "test", "seed": 0, **tables.pop("run", {})}
+    inner = {"steps": 6, **tables.pop("inner", {})}
+    return preset_manifest(preset, run=run, swarm=swarm, inner=inner, **tables)
+
+
+class Sum(nn.Module):
+    """Two blocks and a head, so that it has three fragments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in range(2)])
+        self.head = nn.Linear(64, 64, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return sum(layer(inputs) for layer in self.layers) + self.head(inputs)
+
+
+class Problem:
+    """Least squares: the model, its optimizer, and one step of a peer's own data."""
+
+    def __init__(self, seed: int, lr: float = 0.02) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.model = Sum()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(torch.randn(64, 64, generator=generator) * 0.1)
+        self.goal = torch.randn(64, 64, generator=generator)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
+        self.data = torch.Generator().manual_seed(seed)
+
+    def flat(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()])
+
+    def step(self) -> float:
+        inputs = torch.randn(32, 64, generator=self.data)
+        loss = (self.model(inputs) - inputs @ self.goal.T).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+def run_together(*bodies: Callable[[], None], timeout: float = 90.0) -> None:
+    """Run each body on a thread of its own; the first failure is raised."""
+    failures: list[BaseException] = []
+
+    def guarded(body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the test's thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(body,), daemon=True) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), "a peer hangs"
+
+
+class Pair:
+    """A founder and the peers it invites, each training its own copy until the run is done."""
+
+    def __init__(self, manifest: Manifest, folder: Path, count: int = 2) -> None:
+        self.manifest, self.folder, self.count = manifest, folder, count
+        self.invited = threading.Event()
+        self.invite = ""
+        self.digests: dict[int, str] = {}
+        self.losses: dict[int, list[float]] = {}
+        self.models: dict[int, torch.Tensor] = {}
+        self.events: dict[int, list[dict[str, Any]]] = {}
+
+    def run(self) -> None:
+        run_together(*(lambda n=n: self.peer(n) for n in range(self.count)))
+
+    def peer(self, number: int) -> None:
+        problem = Problem(number)
+        if number:
+            assert self.invited.wait(60)
+        events = self.events.setdefault(number, [])
+        with join(
+            self.invite if number else self.manifest,
+            problem.model,
+            problem.optimizer,
+            out=self.folder / f"peer{number}",
+            listen=LOOPBACK,
+            observer=events.append,
+            require_peers=0,
+            checkpoint_every=2,
+        ) as peer:
+            if not number:
+                self.invite = peer.invite
+                self.invited.set()
+            self._wait_for_all(peer)
+            losses = self.losses.setdefault(number, [])
+            while not peer.done:
+                losses.append(problem.step())
+                peer.log(loss=losses[-1])
+            self.digests[number] = peer.anchor_digest
+        self.models[number] = problem.flat()
+
+    def _wait_for_all(self, peer: Peer) -> None:
+        end = threading.Event()
+        for _ in range(600):
+            if len(peer.status().members) == self.count:
+                return
+            end.wait(0.1)
+        raise AssertionError("not all peers came")
+
+
+@pytest.mark.parametrize("preset", ["diloco", "streaming", "sparseloco", "noloco"])
+def test_two_peers_train_one_model_and_end_with_the_same_bits(tmp_path, preset):
+    pair = Pair(run_terms(preset), tmp_path)
+    pair.run()
+    assert pair.digests[0] == pair.digests[1]
+    assert all(losses[-1] < losses[0] for losses in pair.losses.values())
+    if preset != "streaming":  # a blend keeps a part of each peer's own parameters
+        assert torch.equal(pair.models[0], pair.models[1])
+
+
+def test_a_restarted_peer_stands_at_the_digest_it_had(tmp_path):
+    manifest = run_terms("sparseloco", run={"rounds": 1000})
+    problem = Problem(0)
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, checkpoint_every=3) as peer:
+        while peer.round < 4:
+            problem.step()
+        digest, steps, round_ = peer.anchor_digest, peer.inner_steps, peer.round
+        live = problem.flat()
+    again = Problem(0)
+    with join(manifest, again.model, again.optimizer, out=tmp_path, listen=LOOPBACK) as peer:
+        assert (peer.anchor_digest, peer.inner_steps, peer.round) == (digest, steps, round_)
+        assert torch.equal(again.flat(), live)
+
+
+def test_the_inner_optimizers_state_is_never_touched_by_an_outer_step(tmp_path):
+    manifest = run_terms("diloco", inner={"steps": 2}, outer={"fragments": 1, "overlap": 0})
+    problem = Problem(0)
+    problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=0.01)
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK) as peer:
+        problem.step()
+        hooks = []
+        state = problem.optimizer.state[problem.model.head.weight]
+        problem.optimizer.register_step_post_hook(lambda *_: hooks.append(state["exp_avg"].clone()))
+        while peer.round < 2:
+            problem.step()
+            assert torch.equal(hooks[-1], state["exp_avg"])
+        assert int(state["step"]) == peer.inner_steps
+
+
+def test_one_peer_with_rate_one_and_no_momentum_is_local_training(tmp_path):
+    outer = {"learning_rate": 1.0, "momentum": 0.0}
+    manifest = run_terms("diloco", outer=outer, compressor={"chain": "none"}, run={"rounds": 3})
+    alone, joined = Problem(0), Problem(0)
+    with join(manifest, joined.model, joined.optimizer, out=tmp_path, listen=LOOPBACK) as peer:
+        while not peer.done:
+            joined.step()
+            alone.step()
+    torch.testing.assert_close(joined.flat(), alone.flat(), rtol=1e-5, atol=1e-6)
+
+
+def test_every_step_a_round_with_sgd_is_data_parallel_sgd(tmp_path):
+    """H = 1, rate 1, no momentum, uncompressed: the mean of the peers' steps is the step on the mean gradient."""
+    outer = {"learning_rate": 1.0, "momentum": 0.0}
+    manifest = run_terms("diloco", inner={"steps": 1}, outer=outer, compressor={"chain": "none"}, run={"rounds": 5})
+    pair = Pair(manifest, tmp_path)
+    pair.run()
+    commits = [e for e in pair.events[0] if e["event"] == "commit"]
+    both = [e for e in commits if len(e["contributors"]) == 2]
+    assert len(both) == len(commits), "a peer was passed by, the comparison would not be of equals"
+    reference, streams = Problem(0), [Problem(0), Problem(1)]
+    for _ in range(5):
+        gradients = []
+        for stream in streams:
+            inputs = torch.randn(32, 64, generator=stream.data)
+            loss = (reference.model(inputs) - inputs @ reference.goal.T).square().mean()
+            gradients.append(torch.autograd.grad(loss, list(reference.model.parameters())))
+        with torch.no_grad():
+            for parameter, *both in zip(reference.model.parameters(), *gradients, strict=True):
+                parameter -= 0.02 * sum(both) / 2
+    torch.testing.assert_close(pair.models[0], reference.flat(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_of_another_shape_is_refused_with_the_parameter_that_differs(tmp_path):
+    manifest = run_terms("sparseloco", run={"rounds": 1000})
+    problem = Problem(0)
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", listen=LOOPBACK) as peer:
+        other = nn.Linear(64, 32, bias=False)
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+        refused = join(peer.invite, other, optimizer, out=tmp_path / "b", listen=LOOPBACK)
+        with pytest.raises(decentral.ManifestMismatch, match=r"weight"), refused:
+            pass
+
+
+def test_required_peers_that_do_not_come_end_with_no_peers(tmp_path):
+    problem = Problem(0)
+    lonely = join(
+        run_terms("diloco"),
+        problem.model,
+        problem.optimizer,
+        out=tmp_path,
+        listen=LOOPBACK,
+        require_peers=2,
+        join_timeout=1.0,
+    )
+    with pytest.raises(decentral.NoPeersError, match="1 of 2"), lonely:
+        pass
