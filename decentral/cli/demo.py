@@ -83,9 +83,12 @@ def _run(
         return family.start(name, out / name, ["join", invite, "--out", str(out / name), *extra])
 
     peers = [first] + [join(f"peer-{i}", together) for i in range(1, options.peers)]
-    solo = family.start("solo", out / "solo", ["start", terms, "--solo", "--out", str(out / "solo")])
+    solo = family.start(
+        "solo", out / "solo", ["start", terms, "--solo", "--pace", str(out / "peer-0"), "--out", str(out / "solo")]
+    )
     churn = Churn(
         rounds=plan.rounds,
+        seconds=plan.limit,
         victim=peers[-1] if options.churn and len(peers) > 1 else None,
         add=(lambda: join("newcomer", ["--listen", LOOPBACK])) if options.churn else None,
     )

@@ -19,6 +19,7 @@ from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.presets import demo_tables
 
+SLACK = 1.25  # of the asked time, for a machine that others keep busy: then the run ends with fewer rounds
 MIN_ROUNDS = 6  # a third, a half and an end need to be different rounds
 _TIMED_STEPS = 10
 _START_SECONDS = 6.0  # of one core, per process: importing torch and transformers, building the model
@@ -39,6 +40,7 @@ class Plan:
     bits_first: float
     step_seconds: float  # one inner step with a core to itself
     expected_seconds: float
+    limit: float  # seconds after which the run ends with fewer rounds
 
     @property
     def sentence(self) -> str:
@@ -60,14 +62,17 @@ def make_plan(algorithm: str, *, num_peers: int, minutes: float, seed: int) -> P
     start = _START_SECONDS * crowd
     per_round = interval * step_seconds * crowd + _ROUND_SECONDS
     rounds = max(MIN_ROUNDS, math.floor((60 * minutes - start) / per_round))
+    expected = start + rounds * per_round
+    limit = max(60 * minutes, expected) * SLACK
     return Plan(
         algorithm,
-        manifest.changed(run={"rounds": rounds}),
+        manifest.changed(run={"rounds": rounds, "minutes": round(limit / 60, 2)}),
         rounds,
         bits * math.log(2),
         bits,
         step_seconds,
-        start + rounds * per_round,
+        expected,
+        limit,
     )
 
 

@@ -24,20 +24,22 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(slots=True)
 class Churn:
-    """Who is killed and who comes, and when, in rounds of the first peer."""
+    """Who is killed and who comes, and when: by the first peer's rounds, or by the time when the machine is slow."""
 
     rounds: int
+    seconds: float  # after which the run ends with fewer rounds
     victim: Child | None
     add: Callable[[], Child] | None
     newcomer: Child | None = None
     killed: list[str] = field(default_factory=list)
 
-    def act(self, round_: int) -> None:
-        """Do what is due at this round, once."""
-        if self.victim is not None and not self.killed and 3 * round_ >= self.rounds:
+    def act(self, round_: int, seconds: float) -> None:
+        """Do what is due at this round, so many ``seconds`` after the run began; each only once."""
+        done = max(round_ / self.rounds, seconds / self.seconds) if round_ > 0 else 0.0
+        if self.victim is not None and not self.killed and 3 * done >= 1:
             self.victim.kill()
             self.killed.append(self.victim.name)
-        if self.add is not None and self.newcomer is None and 2 * round_ >= self.rounds:
+        if self.add is not None and self.newcomer is None and 2 * done >= 1:
             self.newcomer = self.add()
 
 
@@ -85,7 +87,7 @@ def watch(
     peers: Sequence[Child], solo: Child, churn: Churn, progress: Progress, *, stop: Stop, deadline: float
 ) -> None:
     """Return when everybody has ended well. Raises DecentralError when one fails or time is up."""
-    wake = threading.Event()
+    wake, began = threading.Event(), time.monotonic()
     stop.gently(wake.set)  # Ctrl-C: leave this loop; the family ends its members
     everybody = [*peers, solo]
     while any(child.running for child in everybody):
@@ -93,7 +95,7 @@ def watch(
             raise KeyboardInterrupt if stop.code == 130 else SystemExit(stop.code)
         if time.monotonic() > deadline:
             raise DecentralError(_late(everybody))
-        _look(peers[0], churn, progress)
+        _look(peers[0], churn, progress, time.monotonic() - began)
         if churn.newcomer is not None and churn.newcomer not in everybody:
             everybody.append(churn.newcomer)
             progress.say("a newcomer joins with nothing but the invite")
@@ -101,14 +103,14 @@ def watch(
             _check(child)
 
 
-def _look(first: Child, churn: Churn, progress: Progress) -> None:
+def _look(first: Child, churn: Churn, progress: Progress, seconds: float) -> None:
     try:
         status = read_status(first.directory)
     except UsageError:  # it has not written one yet
         return
     progress.show(status)
     num_killed = len(churn.killed)
-    churn.act(status.round)
+    churn.act(status.round, seconds)
     for name in churn.killed[num_killed:]:
         progress.say(f"{name} was killed (SIGKILL) in round {status.round}")
 

@@ -94,8 +94,14 @@ def init_command(context: click.Context, /, file: Path, preset: str, force: bool
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @_options_of_a_peer
 @click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
+@click.option(
+    "--pace",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="With --solo: keep in step with the peer that runs in DIR, and end where it ends.",
+)
 @click.pass_context
-def start_command(context: click.Context, /, file: Path, solo: bool, **options: Any) -> None:
+def start_command(context: click.Context, /, file: Path, solo: bool, pace: Path | None, **options: Any) -> None:
     """Be the first peer of a run; prints the line with which others join.
 
     \b
@@ -104,9 +110,11 @@ def start_command(context: click.Context, /, file: Path, solo: bool, **options: 
     """
     from decentral.manifest import load_manifest
 
+    if pace is not None and not solo:
+        raise UsageError("--pace is for a baseline; add --solo")
     if not file.exists():
         raise ConfigError(f"{file}: no such manifest; write one with: decentral init {file}")
-    _train(context, load_manifest(file), invite=None, solo=solo, **options)
+    _train(context, load_manifest(file), invite=None, solo=solo, pace=pace, **options)
 
 
 @click.command("join")
@@ -128,7 +136,7 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
     directory = make_directory(remember(context, options["directory"]))
     click.echo("looking for the run's peers ...", err=True)
     manifest = fetch_manifest(invite, directory, listen=options["listen"] or None, join_timeout=options["join_timeout"])
-    _train(context, manifest, invite=invite, solo=False, **options)
+    _train(context, manifest, invite=invite, solo=False, pace=None, **options)
 
 
 def _train(
@@ -137,6 +145,7 @@ def _train(
     *,
     invite: str | None,
     solo: bool,
+    pace: Path | None,
     directory: Path,
     data: Path | None,
     listen: tuple[str, ...],
@@ -159,6 +168,7 @@ def _train(
         require_peers=require_peers,
         join_timeout=join_timeout,
         invite=invite,
+        pace=pace,
     )
     click.echo(describe(manifest), err=True)
     display = open_display(sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from decentral.cli.bench import Bench, set_up
 from decentral.cli.measuring import FINAL_WINDOWS, ROUND_WINDOWS
+from decentral.cli.pacing import Pace
 from decentral.cli.stopping import Stop
 from decentral.manifest import Manifest
 from decentral.observe.beacon import Beacon
@@ -43,6 +44,7 @@ class JobOptions:
     require_peers: int = 0
     join_timeout: float | None = None  # seconds
     invite: str | None = None  # None: this is the first peer
+    pace: Path | None = None  # a baseline keeps in step with the peer that runs there
 
 
 class Steering:
@@ -111,28 +113,35 @@ def train_with_swarm(
 
 
 def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop: Stop) -> dict[str, Any]:
-    """The same loop for as many inner steps as the run has, without a swarm: the baseline."""
+    """The same loop without a swarm, for as many inner steps as the run has or as the peer to pace has done."""
     bench = set_up(manifest, options.out, options.data)
     interval = manifest.inner.steps // manifest.outer.fragments
     num_steps = manifest.run.rounds * interval
-    halted = Event()
+    pace = Pace(options.pace) if options.pace is not None else None
+    halted, over = Event(), Event()
 
     def halt(request: str = "leave") -> None:
         if request == "leave":
             halted.set()
 
     def read() -> Status:
-        return _alone(bench, halted.is_set(), done=bench.num_steps >= num_steps)
+        return _alone(bench, halted.is_set(), done=over.is_set())
+
+    def goes_on() -> bool:
+        wanted = bench.num_steps < num_steps if pace is None else pace.may_step(bench.num_steps, halted)
+        return wanted and not halted.is_set()
 
     with closing(bench.metrics), Beacon(options.out, read, halt, display=display):
         stop.gently(halt)
         for batch in _batches(bench, b"solo", 0):
-            if halted.is_set() or bench.num_steps >= num_steps:
+            if not goes_on():
                 break
             _inner_step(bench, batch)
             if bench.num_steps % interval == 0:
                 _outer_metrics(bench, _live_fragments(bench), {"round": bench.num_steps // interval})
-        return _conclude(bench, None, evaluate=not halted.is_set())
+        summary = _conclude(bench, None, evaluate=not halted.is_set())
+        over.set()
+        return summary
 
 
 # ---- the loop ----

@@ -33,7 +33,7 @@ def ended(folder: Path, name: str, *, killed: bool = False) -> Child:
 
 def plan(rounds: int = 12) -> Plan:
     manifest = demo_manifest("sparseloco", seed=0)
-    return Plan("sparseloco", manifest, rounds, 5.5, 8.0, 0.05, 60.0)
+    return Plan("sparseloco", manifest, rounds, 5.5, 8.0, 0.05, 60.0, 75.0)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -52,23 +52,34 @@ def test_one_peer_is_killed_at_a_third_and_one_comes_at_half(tmp_path: Path) -> 
     comings: list[int] = []
     with Family() as family:
         victim = family.start_command("v", tmp_path / "v", [sys.executable, "-c", "input()"])
-        churn = Churn(rounds=12, victim=victim, add=lambda: comings.append(1) or victim)  # type: ignore[func-returns-value]
+        churn = Churn(rounds=12, seconds=100.0, victim=victim, add=lambda: comings.append(1) or victim)  # type: ignore[func-returns-value]
         for round_ in range(4):
-            churn.act(round_)
+            churn.act(round_, 0.0)
         assert not churn.killed
-        churn.act(4)
-        churn.act(5)
+        churn.act(4, 0.0)
+        churn.act(5, 0.0)
         assert churn.killed == ["v"]
         assert not comings
         for round_ in (6, 7, 8):
-            churn.act(round_)
+            churn.act(round_, 0.0)
         assert comings == [1]
 
 
+def test_on_a_slow_machine_the_time_decides_but_nobody_is_killed_before_the_first_round(tmp_path: Path) -> None:
+    with Family() as family:
+        victim = family.start_command("v", tmp_path / "v", [sys.executable, "-c", "input()"])
+        churn = Churn(rounds=1000, seconds=90.0, victim=victim, add=None)
+        churn.act(0, 80.0)
+        churn.act(1, 29.0)
+        assert not churn.killed
+        churn.act(1, 30.0)
+        assert churn.killed == ["v"]
+
+
 def test_without_churn_nobody_dies_and_nobody_comes() -> None:
-    churn = Churn(rounds=3, victim=None, add=None)
+    churn = Churn(rounds=3, seconds=100.0, victim=None, add=None)
     for round_ in range(4):
-        churn.act(round_)
+        churn.act(round_, 0.0)
     assert (churn.killed, churn.newcomer) == ([], None)
 
 
@@ -78,7 +89,7 @@ def test_a_peer_that_fails_ends_the_demo_with_its_last_words(tmp_path: Path) -> 
         solo = family.start_command("solo", tmp_path / "solo", [sys.executable, "-c", ""])
         progress = Progress(io.StringIO(), 12)
         with pytest.raises(DecentralError, match=r"peer-0 ended with exit code 1: error: no text"):
-            watch([bad], solo, Churn(12, None, None), progress, stop=Stop(), deadline=time.monotonic() + 60)
+            watch([bad], solo, Churn(12, 1e9, None, None), progress, stop=Stop(), deadline=time.monotonic() + 60)
 
 
 def test_a_demo_that_takes_too_long_says_who_is_late(tmp_path: Path) -> None:
@@ -88,7 +99,7 @@ def test_a_demo_that_takes_too_long_says_who_is_late(tmp_path: Path) -> None:
         solo = family.start_command("solo", tmp_path / "solo", forever)
         progress = Progress(io.StringIO(), 12)
         with pytest.raises(DecentralError, match="peer-0, solo still run; try fewer --peers"):
-            watch([peer], solo, Churn(12, None, None), progress, stop=Stop(), deadline=time.monotonic())
+            watch([peer], solo, Churn(12, 1e9, None, None), progress, stop=Stop(), deadline=time.monotonic())
 
 
 def test_progress_is_one_line_per_round_where_there_is_no_terminal() -> None:
@@ -127,7 +138,7 @@ def test_the_summary_counts_the_dead_and_the_newcomer(tmp_path: Path) -> None:
     end_of(newcomer, inner_steps=40, bytes_sent=1000, bytes_received=2000)
     end_of(solo, bits_per_byte=2.5, loss=1.7)
     write_status(lost.directory, Status(inner_steps=30, bytes_sent=500, bytes_received=600), Process())
-    churn = Churn(12, None, None, newcomer=newcomer, killed=["peer-1"])
+    churn = Churn(12, 1e9, None, None, newcomer=newcomer, killed=["peer-1"])
     result = collect(plan(), [first, lost, newcomer], solo, churn, strays=0)
     summary = result.summary
     assert (summary.peers, summary.killed, summary.joined, summary.stray_processes) == (2, 1, 1, 0)
@@ -148,7 +159,7 @@ def test_the_curve_counts_everybodys_tokens_and_bytes(tmp_path: Path) -> None:
     log.close()
     end_of(first)
     end_of(solo)
-    swarm, alone = collect(plan(), [first], solo, Churn(12, None, None), strays=0).curves
+    swarm, alone = collect(plan(), [first], solo, Churn(12, 1e9, None, None), strays=0).curves
     assert list(swarm.tokens) == [0, 400, 1000, 1000]
     assert list(swarm.nbytes) == [0, 40, 130, 130]
     assert list(swarm.bits_per_byte) == [8.0, 5.0, 4.0, 2.0]
@@ -158,7 +169,7 @@ def test_the_curve_counts_everybodys_tokens_and_bytes(tmp_path: Path) -> None:
 def test_a_peer_without_a_summary_is_named(tmp_path: Path) -> None:
     first, solo = ended(tmp_path, "peer-0"), ended(tmp_path, "solo")
     with pytest.raises(DecentralError, match=r"peer-0/summary.json: no summary was left"):
-        collect(plan(), [first], solo, Churn(12, None, None), strays=0)
+        collect(plan(), [first], solo, Churn(12, 1e9, None, None), strays=0)
 
 
 def test_an_earlier_demo_is_replaced_and_anything_else_is_kept(tmp_path: Path) -> None:
