@@ -28,6 +28,7 @@ from decentral.swarm.leases import (
     write_leases,
 )
 from decentral.transport import Transport
+from decentral.transport.daemon import DaemonTransport
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Digest, PeerId, Signer, peer_from_name, peer_name
 from decentral.wire.lease import MAX_ADDRESS, MAX_ADDRESSES, Lease, seal_lease
@@ -48,12 +49,20 @@ class Directory:
     """The live peers of one run, as this peer knows them. ``run`` it in a task while the transport is entered."""
 
     def __init__(
-        self, transport: Transport, signer: Signer, run: Digest, ttl: float, *, capacity: int = MAX_PEERS
+        self,
+        transport: Transport,
+        signer: Signer,
+        run: Digest,
+        ttl: float,
+        *,
+        capacity: int = MAX_PEERS,
+        dht: bool = True,
     ) -> None:
         self.transport, self.signer, self.run_digest, self.ttl = transport, signer, run, ttl
         self._table = LeaseTable(signer.peer, run, ttl, capacity)
         self._fields: dict[str, Any] = {"epoch": 0, "round": 0, "digest": bytes(32), "state": 0, "uplink": 0}
         self._sequence = 0
+        self._dht = dht  # look in hivemind's DHT, too, where the transport has one
         self._version = _installed_version()
         self._bootstrap: dict[PeerId, tuple[str, ...]] = {}
         self._turn = 0
@@ -131,6 +140,10 @@ class Directory:
             for peer in self._bootstrap:
                 group.start_soon(self._court, peer)
             group.start_soon(self._expire_forever)
+            if self._dht and isinstance(self.transport, DaemonTransport):
+                from decentral.swarm.dht import share
+
+                group.start_soon(share, self.transport, self)
             task_status.started()
             try:
                 await self._renew_forever()

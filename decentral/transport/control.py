@@ -42,51 +42,66 @@ class Control:
 
     async def identify(self) -> tuple[PeerId, list[str]]:
         """Who the daemon is, and all its addresses."""
-        async with self._request("IDENTIFY") as (response, _):
-            return peer_from_id(response.identify.id), _known(to_text, response.identify.addrs)
+        response = await self._ask("IDENTIFY")
+        return peer_from_id(response.identify.id), _known(to_text, response.identify.addrs)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Dial a peer. PeerUnreachable when no address answers."""
-        body = {"peer": peer_to_id(peer), "addrs": _known(to_bytes, addresses), "timeout": max(1, int(self._timeout))}
-        async with self._request("CONNECT", peer, connect=body):
-            pass
+        body = {"peer": peer_to_id(peer), "addrs": _known(to_bytes, addresses), "timeout": self._whole_seconds}
+        await self._ask("CONNECT", peer, connect=body)
 
     async def open(self, peer: PeerId, protocol: str) -> Ends:
         """A stream to a peer; its ends are the caller's to close. PeerUnreachable when there is none."""
-        body = {"peer": peer_to_id(peer), "proto": [protocol], "timeout": max(1, int(self._timeout))}
-        async with self._request("STREAM_OPEN", peer, keep=True, streamOpen=body) as (_, ends):
-            return ends
+        body = {"peer": peer_to_id(peer), "proto": [protocol], "timeout": self._whole_seconds}
+        _, ends = await self._request("STREAM_OPEN", peer, streamOpen=body)
+        return ends
 
     async def handle(self, protocol: str, socket: str) -> None:
         """Have the daemon bring inbound streams of ``protocol`` to the unix socket at ``socket``."""
         address = varint(_UNIX) + varint(len(socket)) + socket.encode()
         body = {"addr": address, "proto": [protocol], "balanced": False}
-        async with self._request("STREAM_HANDLER", streamHandler=body):
-            pass
+        await self._ask("STREAM_HANDLER", streamHandler=body)
 
     @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Keep a persistent connection: the daemon ends by itself when its last one closes, as the DHT's may."""
+        _, (_, writer) = await self._request("PERSISTENT_CONN_UPGRADE")
+        try:
+            yield
+        finally:
+            writer.transport.abort()
+
+    @property
+    def _whole_seconds(self) -> int:
+        return max(1, int(self._timeout))
+
+    async def _ask(self, kind: str, peer: PeerId | None = None, **fields: dict[str, Any]) -> Any:
+        """A request whose connection is of no further use. Any: a generated protobuf class."""
+        response, (_, writer) = await self._request(kind, peer, **fields)
+        writer.transport.abort()
+        return response
+
     async def _request(
-        self, kind: str, peer: PeerId | None = None, keep: bool = False, **fields: dict[str, Any]
-    ) -> AsyncIterator[tuple[Any, Ends]]:  # Any: a generated protobuf class
+        self, kind: str, peer: PeerId | None = None, **fields: dict[str, Any]
+    ) -> tuple[Any, Ends]:  # Any: a generated protobuf class
         messages = _messages()
-        request = messages.Request(type=messages.Request.Type.Value(kind), **fields)
+        body = messages.Request(type=messages.Request.Type.Value(kind), **fields).SerializeToString()
         writer, done = None, False
         try:
             with anyio.fail_after(self._timeout):
                 reader, writer = await asyncio.open_unix_connection(self._socket, limit=READ_LIMIT)
-                body = request.SerializeToString()
                 writer.write(varint(len(body)) + body)
                 response = messages.Response.FromString(await _read_delimited(reader))
             if response.type == messages.Response.ERROR:
                 raise _refusal(kind, peer, response.error.msg)
-            yield response, (reader, writer)
             done = True
+            return response, (reader, writer)
         except TimeoutError:
             raise _refusal(kind, peer, f"no answer within {self._timeout:g} s") from None
         except (OSError, EOFError) as error:
             raise _refusal(kind, peer, f"the daemon does not answer ({error})") from None
         finally:
-            if writer is not None and not (keep and done):
+            if writer is not None and not done:
                 writer.transport.abort()
 
 

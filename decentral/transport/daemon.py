@@ -49,7 +49,7 @@ class DaemonOptions:
     def flags(self) -> list[str]:
         """The daemon's command line, but for key, addresses and socket."""
         flags = ["-dhtServer=1", "-connManager=1", "-autonat=1", "-relay=1", "-relayDiscovery=0", "-tls=1"]
-        flags += [f"-natPortMap={int(self.nat_port_map)}", "-persistentConnMaxMsgSize=4194304"]
+        flags.append(f"-natPortMap={int(self.nat_port_map)}")
         if self.reachability is not None:
             flags.append(f"-forceReachability{self.reachability.capitalize()}=1")
         if self.announce:
@@ -228,7 +228,7 @@ class DaemonTransport:
         launch = launched(
             [*arguments, *self.options.flags()], self._group, timeout=timeout, watcher=self.options.watcher
         )
-        async with launch as child:
+        async with launch as child, self._control.held():
             await self._set_up(child)
             async with anyio.create_task_group() as group:
                 group.start_soon(self._look_at_addresses)

@@ -13,6 +13,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
+
 from decentral.errors import PayloadError
 from decentral.transport.base import Traffic
 from decentral.transport.control import peer_from_id
@@ -21,8 +24,8 @@ from decentral.transport.control import peer_from_id
 @asynccontextmanager
 async def attached(folder: Path, socket: str, traffic: Traffic) -> AsyncIterator[Any]:  # Any: untyped hivemind
     """A hivemind.P2P on the daemon behind ``socket``, closed when left; its own socket goes into ``folder``."""
-    quiet_hivemind()
-    from hivemind import P2P
+    await anyio.to_thread.run_sync(quiet_hivemind, abandon_on_cancel=True)  # takes a second or three
+    from hivemind.p2p import P2P
     from hivemind.utils.multiaddr import Multiaddr
 
     private: Any = type("PrivateP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder}/"})
