@@ -194,7 +194,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--method", choices=["solo", *DEMO_METHODS], required=True)
     parser.add_argument("--set", default="{}", help='JSON over the method\'s demo settings, e.g. {"h": 30, "tau": 2}')
     parser.add_argument("--model", default="{}", help="JSON over DEMO_MODEL")
-    parser.add_argument("--lr", type=float, default=DEMO_INNER["learning_rate"])
+    parser.add_argument("--lr", type=float, help="inner learning rate; default the method's")
     parser.add_argument("--batch", type=int, default=DEMO_BATCH_SIZE)
     parser.add_argument("--warmup", type=int, default=DEMO_INNER["warmup"])
     for name, default in [("peers", 4), ("steps", 500), ("seed", 0), ("eval-every", 100), ("windows", 256)]:
@@ -203,6 +203,8 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     args.model = {**DEMO_MODEL, **json.loads(args.model)}
     settings = {} if args.method == "solo" else demo_settings(args.method)
+    default_lr = settings.pop("lr", DEMO_INNER["learning_rate"])
+    args.lr = args.lr or default_lr
     for name, value in {**settings, **json.loads(args.set)}.items():
         setattr(args, name, value)
     return args
@@ -213,6 +215,7 @@ def demo_settings(method: str) -> dict[str, object]:
     manifest = preset_manifest(method, **demo_tables(method))
     outer, hyper = manifest.outer, manifest.outer.hyper
     return {
+        "lr": manifest.inner.learning_rate,
         "h": manifest.inner.steps,
         "tau": outer.overlap,
         "alpha": hyper.get("alpha") if method == "streaming" else None,  # how merge weighs the live copy

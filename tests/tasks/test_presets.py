@@ -19,7 +19,7 @@ def test_the_demo_of_every_method_is_a_valid_manifest(method):
     manifest = preset_manifest(method, **demo_tables(method))
     check_methods(manifest)
     assert manifest.model.hidden == DEMO_MODEL["hidden"]
-    assert manifest.inner.learning_rate == DEMO_INNER["learning_rate"]
+    assert manifest.inner.clip == DEMO_INNER["clip"]
     assert manifest.inner.steps == 25
 
 
