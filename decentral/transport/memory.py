@@ -215,11 +215,11 @@ class MemoryTransport:
         handler = self._services.handlers.get(protocol)
         if handler is None or self._group is None:
             raise PeerUnreachable(f"{peer_name(self.peer)}: it does not serve {protocol}; compare the versions")
-        self._group.start_soon(self._attend, stream, protocol, handler)
-
-    async def _attend(self, stream: MemoryStream, protocol: str, handler: Handler) -> None:
-        scope = anyio.CancelScope()
+        scope = anyio.CancelScope()  # made here: who is killed before the handler's first step must not start it
         self._scopes[scope] = None
+        self._group.start_soon(self._attend, scope, stream, protocol, handler)
+
+    async def _attend(self, scope: anyio.CancelScope, stream: MemoryStream, protocol: str, handler: Handler) -> None:
         try:
             with scope, self.budget.inbound(stream.peer):
                 await attend(stream, protocol, handler)

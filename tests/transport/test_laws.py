@@ -1,0 +1,354 @@
+"""What every transport promises, tried on each of them (decentral/transport/base.py states the laws)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamClosed, TransportError
+from decentral.transport.budget import Limits
+from decentral.transport.requests import notify, request, serve_requests
+from decentral.wire.keys import Signer
+
+ECHO = "/test/echo"
+BLOCK = bytes(range(256)) * 1024  # 256 KiB
+
+
+async def echo(peer, body):
+    return body
+
+
+@asynccontextmanager
+async def connected(a, b) -> AsyncIterator[None]:
+    async with a, b:
+        await a.connect(b.peer, b.addresses())
+        yield
+
+
+def test_bytes_arrive_whole_and_in_order_whatever_the_pieces(world):
+    sizes = [1, 70_000, 0, 262_144, 3, 1_000_000]
+    data = (BLOCK * 6)[: sum(sizes)]
+    a, b = world.transport(), world.transport()
+
+    async def back(stream):
+        await stream.send(await stream.receive_exactly(len(data)))
+
+    b.serve(ECHO, back)
+
+    async def script():
+        async with connected(a, b):
+            stream = await a.open(b.peer, ECHO)
+            at = 0
+            for size in sizes:
+                await stream.send(memoryview(data)[at : at + size])
+                at += size
+            assert await stream.receive_exactly(5) == data[:5]
+            assert await stream.receive_exactly(len(data) - 5) == data[5:]
+            await stream.aclose()
+
+    world.run(script)
+
+
+def test_both_ends_know_who_the_other_is(world):
+    a, b = world.transport(), world.transport()
+    seen = []
+
+    async def note(stream):
+        seen.append(stream.peer)
+        await stream.send(b"!")
+
+    b.serve(ECHO, note)
+
+    async def script():
+        async with connected(a, b):
+            stream = await a.open(b.peer, ECHO)
+            await stream.receive_exactly(1)
+            assert stream.peer == b.peer
+            await stream.aclose()
+
+    world.run(script)
+    assert seen == [a.peer]
+
+
+def test_reading_beyond_the_end_raises_stream_closed(world):
+    a, b = world.transport(), world.transport()
+
+    async def three(stream):
+        await stream.send(b"abc")
+
+    b.serve(ECHO, three)
+
+    async def script():
+        async with connected(a, b):
+            stream = await a.open(b.peer, ECHO)
+            with pytest.raises(StreamClosed, match="3 of 4 bytes came"):
+                await stream.receive_exactly(4)
+            await stream.aclose()
+            await stream.aclose()
+
+    world.run(script)
+
+
+def test_what_was_sent_before_closing_still_arrives_at_a_slow_reader(world):
+    body = BLOCK * 32
+    a, b = world.transport(), world.transport()
+    got, sent, done = [], anyio.Event(), anyio.Event()
+
+    async def later(stream):
+        for _ in range(32):
+            got.append(await stream.receive_exactly(len(BLOCK)))
+        done.set()
+
+    b.serve(ECHO, later)
+
+    async def script():
+        async with connected(a, b):
+            stream = await a.open(b.peer, ECHO)
+            await stream.send(body)
+            await stream.aclose()
+            sent.set()
+            await done.wait()
+
+    world.run(script)
+    assert b"".join(got) == body
+
+
+def test_a_reader_that_does_not_read_holds_the_sender_back(world):
+    a, b = world.transport(), world.transport()
+    release = anyio.Event()
+
+    async def deaf(stream):
+        await release.wait()
+
+    b.serve(ECHO, deaf)
+
+    async def script():
+        async with connected(a, b):
+            stream = await a.open(b.peer, ECHO)
+            with anyio.move_on_after(1.0) as scope:
+                for _ in range(256):
+                    await stream.send(BLOCK)
+            assert scope.cancelled_caught, "64 MiB went to nobody"
+            assert a.traffic.of(b.peer).sent < 32 << 20
+            release.set()
+            with pytest.raises(StreamClosed):
+                await stream.send(BLOCK * 256)
+            await stream.aclose()
+
+    world.run(script)
+
+
+def test_no_path_and_no_such_protocol_are_peer_unreachable(world):
+    a, b = world.transport(), world.transport()
+    stranger = Signer.generate().peer
+
+    async def script():
+        async with connected(a, b):
+            for peer in (stranger, a.peer):
+                with pytest.raises(PeerUnreachable):
+                    await a.open(peer, ECHO)
+            with pytest.raises(PeerUnreachable):
+                await a.open(b.peer, "/test/nobody-serves-this")
+            for addresses in ((), ("rubbish",), ("/ip4/127.0.0.1/tcp/1",)):
+                with pytest.raises(PeerUnreachable):
+                    await a.connect(stranger, addresses)
+
+    world.run(script)
+
+
+def test_an_error_in_a_handler_ends_its_stream_and_nothing_else(world, caplog):
+    a, b = world.transport(), world.transport()
+
+    async def wrong(peer, body):
+        if body == b"bug":
+            raise ZeroDivisionError
+        if body == b"rule":
+            raise PayloadError("breaks a rule")
+        return body
+
+    serve_requests(b, ECHO, wrong, limit=100)
+
+    async def script():
+        async with connected(a, b):
+            for body in (b"bug", b"rule"):
+                with pytest.raises(StreamClosed):
+                    await request(a, b.peer, ECHO, body, limit=100, timeout=20)
+            assert await request(a, b.peer, ECHO, b"fine", limit=100, timeout=20) == b"fine"
+
+    world.run(script)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+def test_leaving_a_transport_ends_its_streams_and_makes_it_unreachable(world):
+    a, b = world.transport(), world.transport()
+
+    async def wait_for_ever(stream):
+        await anyio.sleep_forever()
+
+    b.serve(ECHO, wait_for_ever)
+
+    async def script():
+        async with a:
+            async with b:
+                await a.connect(b.peer, b.addresses())
+                stream = await a.open(b.peer, ECHO)
+            with pytest.raises(StreamClosed):
+                await stream.receive_exactly(1)
+            await stream.aclose()
+            with pytest.raises(PeerUnreachable):
+                await a.open(b.peer, ECHO)
+
+    world.run(script)
+
+
+def test_an_error_of_the_body_leaves_the_transport_as_it_is(world):
+    async def script():
+        async with world.transport():
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        world.run(script)
+
+
+def test_a_protocol_is_served_once_and_before_the_start(world):
+    a = world.transport()
+    serve_requests(a, ECHO, echo, limit=1)
+    with pytest.raises(ConfigError, match="served already"):
+        serve_requests(a, ECHO, echo, limit=1)
+
+    async def script():
+        async with a:
+            with pytest.raises(ConfigError, match="has started"):
+                serve_requests(a, "/test/late", echo, limit=1)
+
+    world.run(script)
+
+
+def test_both_sides_count_every_byte_length_prefixes_included(world):
+    a, b = world.transport(), world.transport()
+    came = anyio.Event()
+
+    async def note(peer, body):
+        came.set()
+        return b""
+
+    serve_requests(b, ECHO, echo, limit=1 << 20)
+    serve_requests(b, "/test/note", note, limit=100)
+
+    async def script():
+        async with connected(a, b):
+            await request(a, b.peer, ECHO, bytes(300_000), limit=1 << 20, timeout=20)
+            count, theirs = a.traffic.of(b.peer), b.traffic.of(a.peer)
+            assert (count.sent, count.received) == (300_004, 300_004)
+            assert (theirs.sent, theirs.received) == (300_004, 300_004)
+            await notify(a, b.peer, "/test/note", b"12345", 20)
+            await came.wait()
+            assert a.traffic.total.sent == 300_013
+            assert b.traffic.total.received == 300_013
+
+    world.run(script)
+
+
+def test_a_body_longer_than_the_limit_is_refused_before_it_is_read(world):
+    a, b = world.transport(), world.transport()
+    serve_requests(b, ECHO, echo, limit=1000)
+
+    async def script():
+        async with connected(a, b):
+            with pytest.raises(PayloadError, match="1000 bytes announced, at most 999"):
+                await request(a, b.peer, ECHO, bytes(1000), limit=999, timeout=20)
+            with pytest.raises(TransportError):
+                await request(a, b.peer, ECHO, bytes(8 << 20), limit=1 << 30, timeout=20)
+            assert b.traffic.total.received < 2000
+
+    world.run(script)
+
+
+def test_an_answer_that_does_not_come_in_time_is_peer_unreachable(world):
+    a, b = world.transport(), world.transport()
+
+    async def think(peer, body):
+        await anyio.sleep_forever()
+
+    serve_requests(b, ECHO, think, limit=100)
+
+    async def script():
+        async with connected(a, b):
+            with pytest.raises(PeerUnreachable, match=r"not done within 0\.2 s"):
+                await request(a, b.peer, ECHO, b"?", limit=100, timeout=0.2)
+
+    world.run(script)
+
+
+def test_one_peer_may_hold_only_so_many_streams(world):
+    a, b = world.transport(), world.transport(Limits(peer_streams=2))
+    started = []
+
+    async def hold(stream):
+        started.append(stream)
+        await stream.send(b"!")
+        await stream.receive_exactly(1)
+        await stream.send(b"?")
+
+    b.serve(ECHO, hold)
+
+    async def script():
+        async with connected(a, b):
+            first, second, third = [await a.open(b.peer, ECHO) for _ in range(3)]
+            await first.receive_exactly(1)
+            await second.receive_exactly(1)
+            with pytest.raises(StreamClosed):
+                await third.receive_exactly(1)
+            assert b.budget.held(a.peer) == (2, 0)
+            await first.send(b".")
+            await first.receive_exactly(1)
+            with pytest.raises(StreamClosed):  # its handler has returned
+                await first.receive_exactly(1)
+            fourth = await a.open(b.peer, ECHO)
+            await fourth.receive_exactly(1)
+            for stream in (first, second, third, fourth):
+                await stream.aclose()
+
+    world.run(script)
+    assert len(started) == 3
+
+
+def test_bodies_beyond_a_peers_budget_wait_for_each_other_and_all_arrive(world):
+    a, b = world.transport(), world.transport(Limits(peer_nbytes=100_000))
+    held = []
+
+    async def weigh(peer, body):
+        held.append(b.budget.held(peer)[1])
+        await anyio.lowlevel.checkpoint()
+        return body[:1]
+
+    serve_requests(b, ECHO, weigh, limit=1 << 20)
+
+    async def script():
+        async with connected(a, b), anyio.create_task_group() as group:
+            for size in [40_000] * 8 + [300_000]:
+                group.start_soon(lambda n: request(a, b.peer, ECHO, bytes(n), limit=1, timeout=30), size)
+
+    world.run(script)
+    assert len(held) == 9
+    assert max(size for size in held if size != 300_000) <= 80_000
+
+
+def test_many_requests_at_once_are_answered_each_with_its_own(world):
+    a, b = world.transport(), world.transport()
+    serve_requests(b, ECHO, echo, limit=100)
+    answers = {}
+
+    async def ask(number):
+        answers[number] = int(await request(a, b.peer, ECHO, str(number).encode(), limit=100, timeout=30))
+
+    async def script():
+        async with connected(a, b), anyio.create_task_group() as group:
+            for number in range(60):
+                group.start_soon(ask, number)
+
+    world.run(script)
+    assert answers == {number: number for number in range(60)}
