@@ -127,7 +127,7 @@ class Reporter:
         node = peer.swarm.node
         if peer.done:
             return "done"
-        if node.state in ("leaving", "syncing"):
+        if node.state in ("leaving", "syncing", "waiting"):
             return node.state
         if peer.paused:
             return "paused"

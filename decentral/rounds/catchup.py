@@ -34,6 +34,7 @@ CHAIN = "/decentral/chain/1"
 STATE = "/decentral/state/1"
 CHAIN_LIMIT = 1 << 23  # bytes of commits in one answer
 TIMEOUT = 30.0  # s for one answer; a chunk is 256 KiB, so 70 kbit/s is enough
+ASKED = 4  # other peers asked for the missed commits before a snapshot is fetched
 STRIPES = 4  # chunks fetched at once
 KEPT = 3  # snapshots a donor keeps for joiners that are still fetching
 _WHERE = struct.Struct("<Q32s")  # round, record hash
@@ -89,13 +90,22 @@ class CatchUp:
         if head.anchor is None:
             return
         where = _WHERE.pack(head.round, head.hash)
-        answer = await request(self.transport, peer, CHAIN, where, limit=CHAIN_LIMIT, timeout=TIMEOUT)
-        commits = _split_commits(answer)
-        if not commits:
-            await self._adopt_if_longer(peer)
-            return
-        for commit in commits:
-            await self._replay(peer, commit)
+        others = [other for other in self.directory.live() if other != peer]
+        for holder in (peer, *others[:ASKED]):  # one that joined later does not know the records before it
+            commits = await self._commits_after(holder, where)
+            for commit in commits:
+                await self._replay(holder, commit)
+            if commits:
+                return
+        await self._adopt_if_longer(peer)
+
+    async def _commits_after(self, holder: PeerId, where: bytes) -> list[Commit]:
+        try:
+            return _split_commits(
+                await request(self.transport, holder, CHAIN, where, limit=CHAIN_LIMIT, timeout=TIMEOUT)
+            )
+        except TransportError:
+            return []
 
     async def _replay(self, peer: PeerId, commit: Commit) -> None:
         """Fetch the frames that ``commit`` names, then let the machine decide on it as if it had just come."""
@@ -127,6 +137,7 @@ class CatchUp:
         if head.run != self.driver.head.run:
             raise PayloadError("snapshot of another run; use another donor")
         assembler = Assembler(index, self.folder)
+        await self.driver.offload(self._reuse, assembler)
         await self._fetch_chunks(assembler, self._donors(peer, head))
         tensors = await self.driver.offload(assembler.tensors)
         fragments = range(len(self.driver.replica.anchors))
@@ -136,6 +147,13 @@ class CatchUp:
             raise PayloadError("snapshot's tensors do not have the digest that its chain commits to; drop the donor")
         step = index.meta.get("gossip_step", 0)
         return Fetched(head, tensors, step if isinstance(step, int) and 0 <= step < 2**48 else 0)
+
+    def _reuse(self, assembler: Assembler) -> None:
+        """Take the chunks that are here already: all of them when a peer begins with the run's first weights."""
+        own = Snapshot(self.driver.replica.shared_tensors(), {})
+        for number in assembler.missing():
+            if own.index.hashes[number] == assembler.index.hashes[number]:
+                assembler.add(number, own.chunk(number))
 
     def _donors(self, first: PeerId, head: Head) -> list[PeerId]:
         """Peers that stand at the same commit: their snapshots are equal, byte for byte."""

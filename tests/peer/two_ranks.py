@@ -1,0 +1,46 @@
+"""One peer of two processes: run by accelerate, it trains until the run is done and checks that its ranks agree."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+
+import decentral
+from decentral.parameters import digest
+
+
+def main(manifest: str, out: str) -> None:
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(accelerator.process_index)  # ranks begin apart: accelerate and the swarm bring them together
+    model = nn.Linear(32, 32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    data = torch.Generator().manual_seed(accelerator.process_index)
+    with decentral.join(
+        manifest, model, optimizer, accelerator=accelerator, out=out, listen=("/ip4/127.0.0.1/tcp/0",)
+    ) as peer:
+        steps = 0
+        while not peer.done:
+            inputs = torch.randn(8, 32, generator=data)
+            accelerator.backward(model(inputs).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+        bare = accelerator.unwrap_model(model)
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in bare.parameters()])
+        ranks = gather_object([(digest(flat).hex(), steps)])
+        anchor = peer.anchor_digest
+    if accelerator.is_main_process:
+        same = digest(torch.cat([bare.weight.detach().reshape(-1), bare.bias.detach()])).hex()
+        Path(out, "ranks.json").write_text(json.dumps({"ranks": ranks, "anchor": anchor, "live": same}))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
