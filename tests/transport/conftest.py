@@ -49,10 +49,12 @@ class DaemonWorld(World):
         self.folder = folder
         self.made = 0
 
-    def transport(self, limits: Limits | None = None) -> DaemonTransport:
+    def identity(self) -> Identity:
         self.made += 1
-        identity = Identity.load_or_create(self.folder / f"identity-{self.made}.key")
-        return DaemonTransport(identity, listen=LOOPBACK, limits=limits)
+        return Identity.load_or_create(self.folder / f"identity-{self.made}.key")
+
+    def transport(self, limits: Limits | None = None) -> DaemonTransport:
+        return DaemonTransport(self.identity(), listen=LOOPBACK, limits=limits)
 
 
 @pytest.fixture(params=["memory on asyncio", "memory on trio", "daemon"])

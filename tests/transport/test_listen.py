@@ -1,0 +1,81 @@
+"""What can be listened on, and what others may dial."""
+
+import socket
+
+import pytest
+
+from decentral.errors import ConfigError, ListenError
+from decentral.transport.listen import MAX_ADDRESSES, check_listen, dialable, everywhere, pinned
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "localhost:80", "/ip4/::1/tcp/0", "/ip6/127.0.0.1/tcp/0", "/ip4/1.2.3.4/tcp/99999", "/ip4/1.2.3/tcp/1"],
+)
+def test_a_malformed_listen_address_is_named_with_what_is_wanted(address):
+    with pytest.raises(ConfigError, match="want /ip4/HOST/tcp/PORT"):
+        check_listen([address])
+
+
+def test_no_listen_address_at_all_is_refused():
+    with pytest.raises(ConfigError, match="at least one"):
+        check_listen([])
+
+
+def test_a_busy_port_is_named_even_when_it_would_be_shared():
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+        with pytest.raises(ListenError, match=f"cannot listen on {address}: Address already in use") as caught:
+            check_listen(["/ip4/127.0.0.1/tcp/0", address])
+    assert "\n" not in str(caught.value)
+    check_listen([address])
+
+
+def test_an_address_of_another_machine_cannot_be_listened_on():
+    with pytest.raises(ListenError, match=r"/ip4/192\.0\.2\.77/tcp/0"):
+        check_listen(["/ip4/192.0.2.77/tcp/0"])
+
+
+def test_everywhere_is_all_interfaces_of_both_families():
+    assert everywhere(4001) == ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")
+    check_listen(everywhere())
+
+
+def test_ports_the_system_chose_are_kept_for_the_restart():
+    bound = ["/ip4/127.0.0.1/tcp/4101", "/ip4/10.1.2.3/tcp/4101", "/ip6/::1/tcp/4202"]
+    assert pinned(everywhere(), bound) == ("/ip4/0.0.0.0/tcp/4101", "/ip6/::/tcp/4202")
+    assert pinned(("/ip4/127.0.0.1/tcp/0", "/ip4/10.1.2.3/tcp/77"), bound) == (
+        "/ip4/127.0.0.1/tcp/4101",
+        "/ip4/10.1.2.3/tcp/77",
+    )
+
+
+def test_dialable_addresses_are_public_first_and_leave_out_what_nobody_can_reach():
+    found = [
+        "/ip4/127.0.0.1/tcp/1",
+        "/ip4/198.51.100.9/tcp/1/p2p/X/p2p-circuit",
+        "/ip4/192.168.0.7/tcp/1",
+        "/ip4/0.0.0.0/tcp/1",
+        "/ip6/fe80::1/tcp/1",
+        "/ip4/8.8.8.8/tcp/1",
+        "/ip4/8.8.8.8/tcp/1",
+    ]
+    assert dialable(found, "ME") == (
+        "/ip4/8.8.8.8/tcp/1/p2p/ME",
+        "/ip4/192.168.0.7/tcp/1/p2p/ME",
+        "/ip4/198.51.100.9/tcp/1/p2p/X/p2p-circuit/p2p/ME",
+    )
+
+
+def test_loopback_is_dialable_only_when_there_is_nothing_else():
+    assert dialable(["/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1"], "ME") == (
+        "/ip4/127.0.0.1/tcp/1/p2p/ME",
+        "/ip6/::1/tcp/1/p2p/ME",
+    )
+
+
+def test_no_more_addresses_are_given_than_a_lease_holds():
+    assert len(dialable([f"/ip4/8.8.8.8/tcp/{port}" for port in range(1, 99)], "ME")) == MAX_ADDRESSES

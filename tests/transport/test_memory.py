@@ -1,0 +1,195 @@
+"""The network in memory: deaths, cuts, delay and rate, all in virtual time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import anyio
+import pytest
+import trio
+import trio.testing
+
+from decentral.errors import PeerUnreachable, StreamClosed, TransportError
+from decentral.transport.memory import MemoryNetwork
+from decentral.transport.requests import request, serve_requests
+from decentral.wire.keys import Signer
+
+ECHO = "/test/echo"
+
+
+def signers(count):
+    return [Signer(bytes([number]) * 32) for number in range(count)]
+
+
+def in_virtual_time(script):
+    trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def echo(peer, body):
+    return body
+
+
+def pair(network):
+    a, b = (network.transport(signer) for signer in signers(2))
+    serve_requests(b, ECHO, echo, limit=1 << 24)
+    return a, b
+
+
+def test_a_request_takes_the_handshake_and_one_round_trip():
+    a, b = pair(MemoryNetwork(latency=0.1))
+
+    async def script():
+        async with a, b:
+            began = anyio.current_time()
+            await request(a, b.peer, ECHO, b"?", limit=10, timeout=9)
+            assert anyio.current_time() - began == pytest.approx(0.2 + 0.2)
+
+    in_virtual_time(script)
+
+
+def test_an_uplink_is_shared_by_all_streams_of_its_peer():
+    network = MemoryNetwork(bandwidth=1e6)
+    a, b, c = (network.transport(signer) for signer in signers(3))
+    for other in (b, c):
+        serve_requests(other, ECHO, echo, limit=1 << 24)
+
+    async def script():
+        async with a, b, c:
+            began = anyio.current_time()
+            async with anyio.create_task_group() as group:
+                for other in (b, c):
+                    group.start_soon(
+                        lambda peer: request(a, peer, ECHO, bytes(10**6), limit=10**6, timeout=9), other.peer
+                    )
+            took = anyio.current_time() - began
+            assert 2.9 < took < 3.2, "two bodies up one uplink, then one back on each of two"
+
+    in_virtual_time(script)
+
+
+def test_one_link_can_be_given_its_own_delay():
+    network = MemoryNetwork(latency=0.01)
+    a, b = pair(network)
+    network.set_link(a.peer, b.peer, latency=1.0)
+
+    async def script():
+        async with a, b:
+            began = anyio.current_time()
+            await request(a, b.peer, ECHO, b"?", limit=10, timeout=9)
+            assert anyio.current_time() - began == pytest.approx(2.0 + 1.0 + 0.01)
+
+    in_virtual_time(script)
+
+
+def test_killing_a_peer_breaks_its_streams_at_once_and_loses_what_was_in_flight():
+    network = MemoryNetwork(latency=5.0)
+    a, b = (network.transport(signer) for signer in signers(2))
+    ended = []
+
+    async def hold(stream):
+        try:
+            await stream.receive_exactly(100)
+        finally:
+            ended.append(anyio.current_time())
+
+    b.serve(ECHO, hold)
+
+    async def script():
+        async with a, b:
+            stream = await a.open(b.peer, ECHO)
+            await stream.send(b"x" * 100)
+            await anyio.sleep(1.0)
+            now = anyio.current_time()
+            network.kill(b.peer)
+            with pytest.raises(StreamClosed):
+                await stream.receive_exactly(1)
+            with pytest.raises(StreamClosed):
+                await stream.send(b"x")
+            assert anyio.current_time() == now
+            assert ended == [now]
+            with pytest.raises(PeerUnreachable):
+                await a.open(b.peer, ECHO)
+            with pytest.raises(PeerUnreachable):
+                await b.open(a.peer, ECHO)
+
+    in_virtual_time(script)
+
+
+def test_killing_a_peer_ends_nothing_but_its_handlers():
+    network = MemoryNetwork()
+    a, b = pair(network)
+
+    async def script():
+        async with a, b:
+            network.kill(b.peer)
+            await anyio.sleep(1)  # still here: whoever entered the transport is not cancelled
+
+    in_virtual_time(script)
+
+
+def test_a_killed_peer_comes_back_with_a_new_transport_and_the_same_identity():
+    network = MemoryNetwork()
+    a, b = pair(network)
+
+    async def script():
+        async with a, b:
+            network.kill(b.peer)
+            again = network.transport(signers(2)[1])
+            serve_requests(again, ECHO, echo, limit=10)
+            async with again:
+                assert await request(a, b.peer, ECHO, b"?", limit=10, timeout=9) == b"?"
+
+    in_virtual_time(script)
+
+
+def test_two_peers_with_one_identity_are_refused():
+    network = MemoryNetwork()
+    a, twin = network.transport(signers(1)[0]), network.transport(signers(1)[0])
+
+    async def script():
+        async with a:
+            with pytest.raises(TransportError, match="running already"):
+                await twin.__aenter__()
+
+    in_virtual_time(script)
+
+
+def test_a_cut_link_breaks_streams_and_dials_until_it_is_healed():
+    network = MemoryNetwork()
+    a, b = pair(network)
+
+    async def script():
+        async with a, b:
+            stream = await a.open(b.peer, ECHO)
+            network.cut(b.peer, a.peer)
+            with pytest.raises(StreamClosed):
+                await stream.receive_exactly(1)
+            with pytest.raises(PeerUnreachable, match="cut"):
+                await a.connect(b.peer, b.addresses())
+            network.heal(a.peer, b.peer)
+            assert await request(a, b.peer, ECHO, b"?", limit=10, timeout=9) == b"?"
+
+    in_virtual_time(script)
+
+
+def test_the_same_seed_gives_the_same_times():
+    def times(seed):
+        network = MemoryNetwork(latency=0.05, jitter=0.1, generator=random.Random(seed))
+        a, b = pair(network)
+        seen = []
+
+        async def script():
+            async with a, b:
+                for _ in range(20):
+                    await request(a, b.peer, ECHO, bytes(200_000), limit=1 << 20, timeout=99)
+                    seen.append(anyio.current_time())
+
+        in_virtual_time(script)
+        return seen
+
+    def steps(seen):
+        return [later - earlier for earlier, later in itertools.pairwise(seen)]
+
+    assert steps(times(1)) == pytest.approx(steps(times(1)), abs=1e-9)
+    assert steps(times(1)) != pytest.approx(steps(times(2)), abs=1e-9)
