@@ -88,7 +88,7 @@ def _run(
     )
     churn = Churn(
         rounds=plan.rounds,
-        seconds=plan.limit,
+        ends=time.monotonic() + plan.limit,
         victim=peers[-1] if options.churn and len(peers) > 1 else None,
         add=(lambda: join("newcomer", ["--listen", LOOPBACK])) if options.churn else None,
     )

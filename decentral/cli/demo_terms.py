@@ -27,6 +27,7 @@ _ROUND_SECONDS = 0.5  # waiting for one another at a round, measured with four p
 
 # On loopback a peer that is gone is gone: seconds, not the minute an ocean needs.
 LOOPBACK_SWARM = {"deadline_floor": 2.0, "deadline_ceiling": 20.0, "lease": 6.0, "shrink_after": 12.0}
+PAIR_CEILING = 8.0  # seconds: a pair has nobody else to go on with while a dead partner's lease runs out
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,13 @@ def make_plan(algorithm: str, *, num_peers: int, minutes: float, seed: int) -> P
 
 def demo_manifest(algorithm: str, *, seed: int) -> Manifest:
     """The preset with the demo's model and the outer settings that were tuned for some hundred inner steps."""
-    return preset_manifest(
+    manifest = preset_manifest(
         algorithm,
         run={"name": f"demo-{algorithm}", "salt": fresh_salt(), "seed": seed},
         swarm=LOOPBACK_SWARM,
         **demo_tables(algorithm),
     )
+    return manifest.changed(swarm={"deadline_ceiling": PAIR_CEILING}) if manifest.exchange.kind == "pair" else manifest
 
 
 def _measure(manifest: Manifest, corpus: Corpus) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from decentral.cli.children import Child
+from decentral.cli.failure import INTERRUPTED
 from decentral.cli.stopping import Stop
 from decentral.errors import DecentralError, UsageError
 from decentral.observe.health import in_units
@@ -27,20 +28,37 @@ class Churn:
     """Who is killed and who comes, and when: by the first peer's rounds, or by the time when the machine is slow."""
 
     rounds: int
-    seconds: float  # after which the run ends with fewer rounds
+    ends: float  # time.monotonic() at which the run ends with fewer rounds
     victim: Child | None
     add: Callable[[], Child] | None
     newcomer: Child | None = None
     killed: list[str] = field(default_factory=list)
+    _began: float | None = None
 
-    def act(self, round_: int, seconds: float) -> None:
-        """Do what is due at this round, so many ``seconds`` after the run began; each only once."""
-        done = max(round_ / self.rounds, seconds / self.seconds) if round_ > 0 else 0.0
+    def act(self, round_: int, now: float) -> None:
+        """Do what is due at this round and time, each only once; the time counts from the first round on."""
+        if round_ == 0:
+            return
+        self._began = now if self._began is None else self._began
+        done = max(round_ / self.rounds, (now - self._began) / max(1.0, self.ends - self._began))
         if self.victim is not None and not self.killed and 3 * done >= 1:
             self.victim.kill()
             self.killed.append(self.victim.name)
         if self.add is not None and self.newcomer is None and 2 * done >= 1:
             self.newcomer = self.add()
+
+    @property
+    def newcomers(self) -> list[Child]:
+        """The newcomer, if it has come."""
+        return [] if self.newcomer is None else [self.newcomer]
+
+    def send_home(self) -> None:
+        """End a newcomer that found nobody; it does not count."""
+        assert self.newcomer is not None
+        self.newcomer.killed = True  # its exit code means nothing
+        self.newcomer.process.terminate()
+        self.newcomer.process.wait()
+        self.newcomer, self.add = None, None
 
 
 class Progress:
@@ -87,38 +105,52 @@ def watch(
     peers: Sequence[Child], solo: Child, churn: Churn, progress: Progress, *, stop: Stop, deadline: float
 ) -> None:
     """Return when everybody has ended well. Raises DecentralError when one fails or time is up."""
-    wake, began = threading.Event(), time.monotonic()
+    wake = threading.Event()
     stop.gently(wake.set)  # Ctrl-C: leave this loop; the family ends its members
-    everybody = [*peers, solo]
-    while any(child.running for child in everybody):
+    told = False
+    while any(child.running for child in [*peers, solo, *churn.newcomers]):
         if wake.wait(_LOOK_SECONDS):
-            raise KeyboardInterrupt if stop.code == 130 else SystemExit(stop.code)
+            raise KeyboardInterrupt if stop.code == INTERRUPTED else SystemExit(stop.code)
         if time.monotonic() > deadline:
-            raise DecentralError(_late(everybody))
-        _look(peers[0], churn, progress, time.monotonic() - began)
-        if churn.newcomer is not None and churn.newcomer not in everybody:
-            everybody.append(churn.newcomer)
+            raise DecentralError(_late([*peers, solo, *churn.newcomers]))
+        _look(peers[0], churn, progress)
+        if churn.newcomer is not None and not told:
+            told = True
             progress.say("a newcomer joins with nothing but the invite")
-        for child in everybody:
-            _check(child)
+        if churn.newcomer is not None and _is_too_late(churn.newcomer, [*peers, solo]):
+            progress.say("the newcomer came too late, the run is over; try more --minutes")
+            churn.send_home()
+        _check([*peers, solo, *churn.newcomers])
+    _check([*peers, solo, *churn.newcomers])
 
 
-def _look(first: Child, churn: Churn, progress: Progress, seconds: float) -> None:
+def _look(first: Child, churn: Churn, progress: Progress) -> None:
     try:
         status = read_status(first.directory)
     except UsageError:  # it has not written one yet
         return
     progress.show(status)
     num_killed = len(churn.killed)
-    churn.act(status.round, seconds)
+    churn.act(status.round, time.monotonic())
     for name in churn.killed[num_killed:]:
         progress.say(f"{name} was killed (SIGKILL) in round {status.round}")
 
 
-def _check(child: Child) -> None:
-    code = child.process.poll()
-    if code not in (None, 0) and not child.killed:
-        raise DecentralError(f"{child.name} ended with exit code {code}: {child.last_words()}")
+def _check(children: Sequence[Child]) -> None:
+    for child in children:
+        code = child.process.poll()
+        if code not in (None, 0) and not child.killed:
+            raise DecentralError(f"{child.name} ended with exit code {code}: {child.last_words()}")
+
+
+def _is_too_late(newcomer: Child, others: Sequence[Child]) -> bool:
+    """Whether the newcomer still looks for a run that everybody else has finished."""
+    if not newcomer.running or any(child.running for child in others):
+        return False
+    try:
+        return read_status(newcomer.directory).state == "looking"
+    except UsageError:  # it has not even found the manifest
+        return True
 
 
 def _late(children: Sequence[Child]) -> str:

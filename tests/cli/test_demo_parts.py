@@ -52,7 +52,7 @@ def test_one_peer_is_killed_at_a_third_and_one_comes_at_half(tmp_path: Path) -> 
     comings: list[int] = []
     with Family() as family:
         victim = family.start_command("v", tmp_path / "v", [sys.executable, "-c", "input()"])
-        churn = Churn(rounds=12, seconds=100.0, victim=victim, add=lambda: comings.append(1) or victim)  # type: ignore[func-returns-value]
+        churn = Churn(rounds=12, ends=1e9, victim=victim, add=lambda: comings.append(1) or victim)  # type: ignore[func-returns-value]
         for round_ in range(4):
             churn.act(round_, 0.0)
         assert not churn.killed
@@ -65,19 +65,34 @@ def test_one_peer_is_killed_at_a_third_and_one_comes_at_half(tmp_path: Path) -> 
         assert comings == [1]
 
 
-def test_on_a_slow_machine_the_time_decides_but_nobody_is_killed_before_the_first_round(tmp_path: Path) -> None:
+def test_on_a_slow_machine_the_time_since_the_first_round_decides(tmp_path: Path) -> None:
     with Family() as family:
         victim = family.start_command("v", tmp_path / "v", [sys.executable, "-c", "input()"])
-        churn = Churn(rounds=1000, seconds=90.0, victim=victim, add=None)
+        churn = Churn(rounds=1000, ends=190.0, victim=victim, add=None)
         churn.act(0, 80.0)
-        churn.act(1, 29.0)
+        churn.act(1, 100.0)
+        churn.act(2, 129.0)
         assert not churn.killed
-        churn.act(1, 30.0)
+        churn.act(2, 130.0)
         assert churn.killed == ["v"]
 
 
+def test_a_newcomer_that_finds_the_run_over_is_sent_home_and_not_counted(tmp_path: Path) -> None:
+    with Family() as family:
+        peer = family.start_command("peer-0", tmp_path / "peer-0", [sys.executable, "-c", ""])
+        solo = family.start_command("solo", tmp_path / "solo", [sys.executable, "-c", ""])
+        assert family.wait([peer, solo], 60)
+        forever = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+        newcomer = family.start_command("newcomer", tmp_path / "newcomer", forever)
+        stream, churn = io.StringIO(), Churn(12, 1e9, None, None, newcomer=newcomer)
+        watch([peer], solo, churn, Progress(stream, 12), stop=Stop(), deadline=time.monotonic() + 60)
+        assert churn.newcomer is None
+        assert not newcomer.running
+    assert "the newcomer came too late, the run is over" in stream.getvalue()
+
+
 def test_without_churn_nobody_dies_and_nobody_comes() -> None:
-    churn = Churn(rounds=3, seconds=100.0, victim=None, add=None)
+    churn = Churn(rounds=3, ends=1e9, victim=None, add=None)
     for round_ in range(4):
         churn.act(round_, 0.0)
     assert (churn.killed, churn.newcomer) == ([], None)
