@@ -1,0 +1,322 @@
+"""Who is here: real directories on the network in memory, in virtual time."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+import trio
+import trio.testing
+
+from decentral.errors import StreamClosed
+from decentral.swarm.directory import LEASE, LEASES, Directory
+from decentral.swarm.leases import write_leases
+from decentral.transport.memory import MemoryNetwork
+from decentral.transport.requests import request
+from decentral.wire.keys import Signer
+from decentral.wire.messages import encode
+
+RUN = b"r" * 32
+TTL = 12.0
+SOON = TTL / 6 + 1.0  # s until a renewal with news is everywhere
+
+
+class Swarm:
+    """Peers by number. Peer 0 is everybody's bootstrap unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.network = MemoryNetwork(latency=0.05)
+        self.directories: dict[int, Directory] = {}
+        self.scopes: dict[int, anyio.CancelScope] = {}
+        self.group: anyio.abc.TaskGroup
+
+    def make(self, number: int, *, run: bytes = RUN, **options) -> Directory:
+        signer = Signer(bytes([number + 1]) * 32)
+        return Directory(self.network.transport(signer), signer, run, TTL, **options)
+
+    async def add(self, number: int, bootstrap: int | None = 0, **options) -> Directory:
+        directory = self.directories[number] = self.make(number, **options)
+        if bootstrap is not None:
+            directory.add_bootstrap(self.make(bootstrap).transport.addresses())
+        await self.group.start(self.live, number)
+        return directory
+
+    async def live(self, number: int, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        directory = self.directories[number]
+        with anyio.CancelScope() as self.scopes[number]:
+            async with directory.transport, anyio.create_task_group() as group:
+                await group.start(directory.run)
+                task_status.started()
+
+    def kill(self, number: int) -> None:
+        self.network.kill(self.directories[number].peer)
+        self.scopes[number].cancel()
+
+    def seen_by(self, number: int) -> set[int]:
+        peers = {directory.peer: n for n, directory in self.directories.items()}
+        return {peers[peer] for peer in self.directories[number].live()}
+
+
+@pytest.fixture
+def play():
+    def run(script):
+        async def main():
+            swarm = Swarm()
+            async with anyio.create_task_group() as swarm.group:
+                await script(swarm)
+                swarm.group.cancel_scope.cancel()
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    return run
+
+
+def test_peers_that_share_one_bootstrap_find_each_other(play):
+    async def script(swarm):
+        for number in range(5):
+            await swarm.add(number)
+        await anyio.sleep(2.0)
+        for number in range(5):
+            assert swarm.seen_by(number) == set(range(5)) - {number}
+            assert not swarm.directories[number].looking
+
+    play(script)
+
+
+def test_finding_nobody_is_a_state_and_lasts_until_the_bootstrap_comes_up(play):
+    async def script(swarm):
+        one = await swarm.add(1)
+        await anyio.sleep(3600.0)
+        assert one.state == "looking"
+        await swarm.add(0)
+        await anyio.sleep(31.0)
+        assert one.state == "connected"
+        assert swarm.seen_by(0) == {1}
+
+    play(script)
+
+
+def test_rubbish_among_the_bootstrap_addresses_is_passed_over(play, caplog):
+    async def script(swarm):
+        await swarm.add(0)
+        one = swarm.make(1)
+        one.add_bootstrap(["rubbish", "/ip4/1.2.3.4/tcp/1/p2p/nobody", *swarm.directories[0].transport.addresses()])
+        swarm.directories[1] = one
+        await swarm.group.start(swarm.live, 1)
+        await anyio.sleep(2.0)
+        assert swarm.seen_by(1) == {0}
+
+    play(script)
+    assert sum("is passed over" in record.message for record in caplog.records) == 2
+
+
+def test_a_killed_peer_is_gone_one_lease_after_its_last_word_everywhere(play):
+    async def script(swarm):
+        for number in range(4):
+            await swarm.add(number)
+        await anyio.sleep(30.0)
+        dead = swarm.directories[2].peer
+        swarm.kill(2)
+        await anyio.sleep(TTL / 2)
+        assert swarm.seen_by(0) == {1, 2, 3}
+        assert swarm.directories[0].expired_for(dead) == 0.0
+        await anyio.sleep(TTL / 2 + 0.2)
+        for number in (0, 1, 3):
+            assert 2 not in swarm.seen_by(number)
+        await anyio.sleep(100.0)
+        assert swarm.seen_by(0) == {1, 3}
+        assert swarm.directories[0].expired_for(dead) == pytest.approx(100.0, abs=TTL / 2 + 1)
+
+    play(script)
+
+
+def test_a_newcomer_does_not_revive_the_dead(play):
+    async def script(swarm):
+        for number in range(3):
+            await swarm.add(number)
+        await anyio.sleep(5.0)
+        swarm.kill(2)
+        await anyio.sleep(TTL - 2.0)
+        await swarm.add(3)
+        await anyio.sleep(3.0)
+        assert [swarm.seen_by(number) for number in (0, 1, 3)] == [{1, 3}, {0, 3}, {0, 1}]
+
+    play(script)
+
+
+def test_goodbye_is_heard_at_once_and_kept(play):
+    async def script(swarm):
+        for number in range(4):
+            await swarm.add(number)
+        await anyio.sleep(5.0)
+        await swarm.directories[1].goodbye()
+        await anyio.sleep(0.2)
+        for number in (0, 2, 3):
+            assert 1 not in swarm.seen_by(number)
+        await anyio.sleep(3 * TTL)
+        for number in (0, 2, 3):
+            assert 1 not in swarm.seen_by(number), "though it still runs"
+
+    play(script)
+
+
+def test_news_of_a_peer_is_everywhere_soon_and_wakes_who_waits(play):
+    async def script(swarm):
+        for number in range(3):
+            await swarm.add(number)
+        await anyio.sleep(5.0)
+        woken = []
+
+        async def wait():
+            await swarm.directories[2].until_changed()
+            woken.append(anyio.current_time())
+
+        swarm.group.start_soon(wait)
+        began = anyio.current_time()
+        swarm.directories[1].update(round=7, epoch=2, digest=b"d" * 32, state=3, uplink=10**7)
+        swarm.directories[1].update(round=8)
+        await anyio.sleep(SOON)
+        lease = swarm.directories[2].live()[swarm.directories[1].peer]
+        assert (lease.round, lease.epoch, lease.digest, lease.state, lease.uplink) == (8, 2, b"d" * 32, 3, 10**7)
+        assert woken[0] - began <= SOON
+
+    play(script)
+
+
+def test_an_update_that_changes_nothing_costs_no_renewal(play):
+    async def script(swarm):
+        for number in range(2):
+            await swarm.add(number)
+        await anyio.sleep(5.0)
+        one = swarm.directories[1]
+        one.update(round=3)
+        await anyio.sleep(TTL)
+        before, sequence = one.transport.traffic.total.sent, one.own().sequence
+        for _ in range(100):
+            one.update(round=3)
+            await anyio.sleep(TTL / 100)
+        assert one.own().sequence - sequence <= 4
+        assert one.transport.traffic.total.sent - before < 12 * 1024
+
+    play(script)
+
+
+def test_a_peer_that_starts_anew_is_heard_although_it_counts_from_one(play):
+    async def script(swarm):
+        for number in range(3):
+            await swarm.add(number)
+        await anyio.sleep(20 * TTL)
+        swarm.kill(2)
+        await anyio.sleep(1.0)
+        again = await swarm.add(2)
+        again.update(round=99)
+        await anyio.sleep(TTL)
+        for number in (0, 1):
+            assert swarm.directories[number].live()[again.peer].round == 99
+
+    play(script)
+
+
+def test_a_peer_that_left_can_come_back(play):
+    async def script(swarm):
+        for number in range(3):
+            await swarm.add(number)
+        await anyio.sleep(10 * TTL)
+        await swarm.directories[2].goodbye()
+        swarm.kill(2)
+        await swarm.add(2)
+        await anyio.sleep(TTL)
+        assert swarm.seen_by(0) == {1, 2}
+        assert swarm.seen_by(1) == {0, 2}
+        assert swarm.seen_by(2) == {0, 1}
+
+    play(script)
+
+
+def test_two_halves_find_each_other_again_though_neither_is_the_others_bootstrap(play):
+    async def script(swarm):
+        for number in range(3):
+            await swarm.add(number)
+        await anyio.sleep(5.0)
+        one, two = (swarm.directories[number].peer for number in (1, 2))
+        swarm.kill(0)
+        swarm.network.cut(one, two)
+        await anyio.sleep(10 * TTL)
+        assert swarm.directories[1].looking
+        assert swarm.directories[2].looking
+        swarm.network.heal(one, two)
+        await anyio.sleep(TTL)
+        assert swarm.seen_by(1) == {2}
+        assert swarm.seen_by(2) == {1}
+
+    play(script)
+
+
+def test_peers_without_a_direct_path_count_each_other_while_a_third_hears_both(play):
+    async def script(swarm):
+        for number in range(3):
+            await swarm.add(number)
+        swarm.network.cut(swarm.directories[1].peer, swarm.directories[2].peer)
+        await anyio.sleep(10 * TTL)
+        assert swarm.seen_by(1) == {0, 2}
+        swarm.kill(2)
+        await anyio.sleep(2 * TTL)
+        assert swarm.seen_by(1) == {0}
+
+    play(script)
+
+
+def test_another_runs_peers_are_not_ours(play):
+    async def script(swarm):
+        await swarm.add(0)
+        other = await swarm.add(1, run=b"x" * 32)
+        await anyio.sleep(60.0)
+        assert swarm.directories[0].looking
+        assert other.looking
+
+    play(script)
+
+
+def test_a_lease_counts_only_from_its_own_peer_or_as_passed_on(play):
+    async def script(swarm):
+        for number in range(2):
+            await swarm.add(number)
+        await anyio.sleep(5.0)
+        victim = swarm.make(5).own()
+        thief = swarm.network.transport(Signer(b"t" * 32))
+        async with thief:
+            target = swarm.directories[0].peer
+            for protocol in (LEASE, LEASES):
+                for body in (encode(victim), b"rubbish", b"", write_leases([(9.0, victim)])):
+                    with pytest.raises(StreamClosed):
+                        await request(thief, target, protocol, body, limit=1 << 20, timeout=9)
+        assert swarm.seen_by(0) == {1}
+
+    play(script)
+
+
+def test_more_peers_than_the_directory_holds_do_not_enter_it(play):
+    async def script(swarm):
+        small = await swarm.add(0, capacity=2)
+        for number in range(1, 5):
+            await swarm.add(number)
+        await anyio.sleep(2 * TTL)
+        assert len(small.live()) == 2
+
+    play(script)
+
+
+def test_the_same_peers_make_the_same_trace(play):
+    def trace():
+        seen = []
+
+        async def script(swarm):
+            for number in range(4):
+                await swarm.add(number)
+            for _ in range(20):
+                await anyio.sleep(0.731)  # never at the moment something arrives
+                seen.append([swarm.directories[n].transport.traffic.total.sent for n in range(4)])
+
+        play(script)
+        return seen
+
+    assert trace() == trace()

@@ -1,0 +1,131 @@
+"""The table of leases: newest word, local clock, bounded."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decentral.errors import PayloadError
+from decentral.swarm.leases import LeaseTable, read_lease, read_leases, write_leases
+from decentral.wire.keys import Signer
+from decentral.wire.messages import Goodbye, Lease, encode, seal_lease
+
+RUN = b"r" * 32
+ME = Signer(b"m" * 32)
+PEERS = [Signer(bytes([number]) * 32) for number in range(1, 9)]
+
+
+def lease(signer, sequence, *, run=RUN, ttl=10, **fields):
+    told = {"addresses": (), "epoch": 0, "round": 0, "digest": bytes(32), "state": 0, "uplink": 0, "version": "1"}
+    return seal_lease(Lease(run=run, peer=signer.peer, sequence=sequence, ttl=ttl, **told | fields), signer)
+
+
+def table(capacity=4):
+    return LeaseTable(ME.peer, RUN, ttl=10.0, capacity=capacity)
+
+
+def test_a_lease_counts_for_its_life_from_when_it_came():
+    leases, peer = table(), PEERS[0].peer
+    assert leases.take(lease(PEERS[0], 1), now=100.0)
+    assert list(leases.live(109.9)) == [peer]
+    assert leases.live(110.0) == {}
+    assert leases.next_end() == 110.0
+    assert leases.expire(110.0) == [peer]
+    assert leases.silent_for(peer, 113.0) == 3.0
+    assert leases.silent_for(PEERS[1].peer, 113.0) == float("inf")
+
+
+def test_a_peer_cannot_give_itself_a_longer_life_than_the_run_allows():
+    leases = table()
+    leases.take(lease(PEERS[0], 1, ttl=10**6), now=0.0)
+    assert leases.expire(10.0) == [PEERS[0].peer]
+
+
+def test_a_renewal_that_says_nothing_new_prolongs_and_is_no_news():
+    leases = table()
+    assert leases.take(lease(PEERS[0], 1), now=0.0)
+    assert not leases.take(lease(PEERS[0], 2), now=9.0)
+    assert leases.take(lease(PEERS[0], 3, round=7), now=9.0)
+    assert leases.live(18.0)[PEERS[0].peer].round == 7
+
+
+def test_an_older_word_never_replaces_a_newer_one():
+    leases = table()
+    leases.take(lease(PEERS[0], 5, round=5), now=0.0)
+    assert not leases.take(lease(PEERS[0], 4, round=4), now=1.0)
+    assert leases.live(2.0)[PEERS[0].peer].round == 5
+
+
+def test_passing_a_lease_on_never_prolongs_it():
+    leases = table()
+    leases.take(lease(PEERS[0], 5), now=0.0)
+    assert not leases.take(lease(PEERS[0], 5), now=9.0, remaining=10.0)
+    assert leases.expire(10.0) == [PEERS[0].peer]
+    assert not leases.take(lease(PEERS[0], 5), now=11.0, remaining=10.0), "and never revives it"
+    assert leases.take(lease(PEERS[0], 6), now=11.0, remaining=1.5)
+    assert leases.expire(12.5) == [PEERS[0].peer]
+
+
+def test_goodbye_counts_at_once_and_is_not_undone_by_what_others_still_pass_on():
+    leases, peer = table(), PEERS[0].peer
+    leases.take(lease(PEERS[0], 5), now=0.0)
+    assert leases.goodbye(peer, 1.0)
+    assert not leases.goodbye(peer, 1.0)
+    assert leases.live(1.0) == {}
+    assert not leases.take(lease(PEERS[0], 5), now=2.0, remaining=9.0)
+    assert leases.missed() == []
+
+
+def test_who_falls_silent_without_a_goodbye_is_missed():
+    leases = table()
+    for signer in PEERS[:2]:
+        leases.take(lease(signer, 1), now=0.0)
+    leases.expire(10.0)
+    assert [missed.peer for missed in leases.missed()] == sorted(signer.peer for signer in PEERS[:2])
+    leases.take(lease(PEERS[0], 1), now=11.0)
+    assert [missed.peer for missed in leases.missed()] == [PEERS[1].peer]
+
+
+def test_a_full_table_keeps_whom_it_knows_and_takes_nobody_else():
+    leases = table(capacity=2)
+    for signer in PEERS[:3]:
+        leases.take(lease(signer, 1), now=0.0)
+    assert set(leases.live(1.0)) == {signer.peer for signer in PEERS[:2]}
+    leases.expire(10.0)
+    for signer in PEERS[2:6]:
+        leases.take(lease(signer, 1), now=10.0)
+    leases.expire(20.0)
+    assert len(leases.missed()) == 2
+
+
+def test_ones_own_lease_is_nobody_else_here():
+    leases = table()
+    assert not leases.take(lease(ME, 99), now=0.0)
+    assert leases.live(0.0) == {}
+
+
+def test_a_lease_of_another_run_is_refused_with_both_named():
+    with pytest.raises(PayloadError, match="lease of run 7878"):
+        table().take(lease(PEERS[0], 1, run=b"x" * 32), now=0.0)
+
+
+def test_a_list_of_leases_comes_back_with_the_life_that_is_left():
+    entries = [(1.5, lease(PEERS[0], 1)), (0.0, lease(PEERS[1], 2, addresses=("/ip4/1.2.3.4/tcp/5",)))]
+    assert list(read_leases(write_leases(entries))) == entries
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_list_of_leases_or_a_payload_error(data):
+    try:
+        found = list(read_leases(data))
+    except PayloadError:
+        return
+    assert found == []
+
+
+def test_a_damaged_list_or_another_message_is_a_payload_error():
+    data = write_leases([(1.0, lease(PEERS[0], 1))])
+    for damaged in (data[:-1], data[:5], data + b"\0", data[:40] + b"\xff" + data[41:], b"\0" * 4 + b"\xff\xff" + data):
+        with pytest.raises(PayloadError):
+            list(read_leases(damaged))
+    with pytest.raises(PayloadError, match="Goodbye where a lease belongs"):
+        read_lease(encode(Goodbye()))
