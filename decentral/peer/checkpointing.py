@@ -35,6 +35,7 @@ class Checkpointer:
         tensors, document = flatten(tree, "training")
         live = {live_name(f): model.read(f) for f in range(len(model.schema.fragments))}
         meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
+        meta |= {"parameters": model.schema.to_json(), "model": model.description()}
         self._vault.save(head, {**replica, **live, **tensors}, meta)
 
     def restore(self, found: Resumed, model: LiveModel) -> dict[str, Any]:

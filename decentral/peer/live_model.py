@@ -6,6 +6,7 @@ step boundary, one small tensor that says what changed, and the fragments that d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,8 +26,16 @@ class LiveModel:
     ) -> None:  # Any: accelerate is untyped
         self.accelerator = accelerator
         bare = model if accelerator is None else accelerator.unwrap_model(model)
+        self._bare = bare
         self.schema: Schema = schema_of(bare, num_fragments)
         self._parameters = dict(bare.named_parameters())
+
+    def description(self) -> dict[str, Any] | None:
+        """How ``export`` can build the model again: a transformers configuration, or None for a model without one."""
+        config = getattr(self._bare, "config", None)
+        if config is None or not hasattr(config, "to_json_string"):
+            return None
+        return {"task": "causal-lm", "config": json.loads(config.to_json_string())}
 
     @property
     def is_main(self) -> bool:

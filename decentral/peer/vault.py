@@ -19,7 +19,7 @@ from decentral.rounds.chain import Head, check_succession, moves_anchor
 from decentral.rounds.driver import Ledger
 from decentral.rounds.replica import Replica
 from decentral.state.checkpoint import load_newest, save
-from decentral.state.durable import disk_errors, replace_file
+from decentral.state.durable import disk_errors, make_folder, replace_file
 from decentral.state.journal import AcceptorFile, Journal
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
@@ -56,7 +56,7 @@ class Vault:
     def append(self, commit: Commit, frames: Sequence[bytes]) -> None:
         """Make a commit durable: frames first, so that a commit in the journal can always be replayed."""
         with disk_errors(f"writing frames to {self.frames}"):
-            self.frames.mkdir(parents=True, exist_ok=True)
+            make_folder(self.frames)
             for ref, data in zip(commit.record.frames, frames, strict=True):
                 replace_file(self._frame_path(commit.record.round, ref.frame), [data])
         self.journal.append(encode(commit))
