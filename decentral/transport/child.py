@@ -5,10 +5,11 @@ Start-up takes about 0.1 s. Its control sockets live in a folder only this user 
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -87,12 +88,17 @@ class Child:
         if self._process.returncode is None:
             assert self._process.stdin is not None, "started with a pipe"
             await self._process.stdin.aclose()
-            self._process.terminate()
+            self._signal(signal.SIGTERM)
             with anyio.move_on_after(_GRACE):
                 await self._process.wait()
             if self._process.returncode is None:
-                self._process.kill()
+                self._signal(signal.SIGKILL)
         await self._process.aclose()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Not Process.terminate(): it reaps a child that has just ended, and asyncio then complains that it is gone.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, number)
 
     def _failure(self) -> TransportError:
         lines = self._said.decode(errors="replace").strip().splitlines() or ["it said nothing"]
@@ -133,6 +139,8 @@ async def launched(
 @contextmanager
 def private_folder() -> Iterator[Path]:
     """A fresh folder for sockets, mode 0700, removed when left; those of killed processes are removed, too."""
+    import fcntl  # not on Windows, where there is no daemon either
+
     base = Path(tempfile.gettempdir())
     if len(str(base)) > _LONGEST_TEMPORARY:
         base = Path("/tmp")
@@ -147,6 +155,8 @@ def private_folder() -> Iterator[Path]:
 
 
 def _sweep(base: Path) -> None:
+    import fcntl
+
     for folder in base.glob("decentral-????????"):
         try:
             with open(folder / "lock", "rb+") as lock:
