@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from decentral.observe.status import Status, read_status
 
 Run = Callable[..., Result]
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
-PATIENCE = 60.0  # seconds; importing torch twice takes 10 of them on a busy machine
+PATIENCE = 90.0  # seconds; a peer alone imports torch in 5, on a machine with a queue of ten in 50
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -53,6 +54,7 @@ def terms(tmp_path: Path) -> list[str]:
     return ["--data", str(tmp_path / "text"), *LISTEN]
 
 
+@pytest.mark.timeout(300)
 def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     family: Family, terms: list[str], tmp_path: Path, run: Run
 ) -> None:
@@ -91,26 +93,21 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     assert (tmp_path / "model/model.safetensors").exists()
 
 
-def test_requiring_peers_that_do_not_come_ends_with_code_20(family: Family, terms: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "alone"
-    arguments = ["start", str(tmp_path / "run.toml"), *terms, "--out", str(out)]
-    alone = family.start("alone", out, [*arguments, "--require-peers", "2", "--join-timeout", "0.5"])
-    assert alone.process.wait() == 20
-    assert alone.last_words().startswith("error: 1 of 2 required peers")
-    assert family.count_strays() == 0
+def test_requiring_peers_that_do_not_come_ends_with_code_20(terms: list[str], tmp_path: Path, run: Run) -> None:
+    result = run("start", "run.toml", *terms, "--require-peers", "2", "--join-timeout", "0.5")
+    assert result.exit_code == 20
+    assert result.stderr.splitlines()[-1].startswith("error: 1 of 2 required peers")
+    assert "Traceback" not in result.output
 
 
-def test_a_busy_port_is_said_in_one_line(family: Family, terms: list[str], tmp_path: Path) -> None:
-    import socket
-
+def test_a_busy_port_is_said_in_one_line(terms: list[str], tmp_path: Path, run: Run) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        out = tmp_path / "busy"
-        arguments = ["start", str(tmp_path / "run.toml"), *terms[:2], "--out", str(out)]
-        busy = family.start("busy", out, [*arguments, "--listen", f"/ip4/127.0.0.1/tcp/{port}"])
-        assert busy.process.wait() == 1
-    assert str(port) in busy.last_words()
-    assert busy.last_words().startswith("error: ")
-    assert "Traceback" not in (out / "stderr.txt").read_text()
+        result = run("start", "run.toml", *terms[:2], "--listen", f"/ip4/127.0.0.1/tcp/{port}")
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert str(port) in last
+    assert "Traceback" not in result.output
