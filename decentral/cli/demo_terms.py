@@ -26,7 +26,7 @@ _START_SECONDS = 6.0  # of one core, per process: importing torch and transforme
 _ROUND_SECONDS = 0.5  # waiting for one another at a round, measured with four peers on two cores
 
 # On loopback a peer that is gone is gone: seconds, not the minute an ocean needs.
-LOOPBACK_SWARM = {"deadline_floor": 2.0, "deadline_ceiling": 20.0, "lease": 6.0, "shrink_after": 12.0}
+LOOPBACK_SWARM = {"deadline_floor": 2.0, "deadline_ceiling": 20.0, "lease": 12.0, "shrink_after": 20.0}
 PAIR_CEILING = 8.0  # seconds: a pair has nobody else to go on with while a dead partner's lease runs out
 
 

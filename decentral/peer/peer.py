@@ -190,6 +190,11 @@ class Peer:
         self._paused = False
 
     @property
+    def in_flight(self) -> bool:
+        """Whether a contribution of this peer waits for its commit while training goes on."""
+        return self._swarm is not None and self._rhythm.sent_at is not None
+
+    @property
     def paused(self) -> bool:
         """Whether contributions are held back."""
         return self._paused
