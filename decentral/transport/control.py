@@ -9,6 +9,7 @@ Source: go-libp2p-daemon's specs/CONTROL.md; messages as in hivemind's p2pd.prot
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib.util
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -69,7 +70,7 @@ class Control:
         try:
             yield
         finally:
-            writer.transport.abort()
+            drop(writer)
 
     @property
     def _whole_seconds(self) -> int:
@@ -78,7 +79,7 @@ class Control:
     async def _ask(self, kind: str, peer: PeerId | None = None, **fields: dict[str, Any]) -> Any:
         """A request whose connection is of no further use. Any: a generated protobuf class."""
         response, (_, writer) = await self._request(kind, peer, **fields)
-        writer.transport.abort()
+        drop(writer)
         return response
 
     async def _request(
@@ -102,7 +103,13 @@ class Control:
             raise _refusal(kind, peer, f"the daemon does not answer ({error})") from None
         finally:
             if writer is not None and not done:
-                writer.transport.abort()
+                drop(writer)
+
+
+def drop(writer: asyncio.StreamWriter) -> None:
+    """Close at once; what was not sent is lost. Whatever state the connection is in."""
+    with contextlib.suppress(AttributeError):  # Python 3.11's abort() when the last bytes left after close()
+        writer.transport.abort()
 
 
 async def read_stream_info(reader: asyncio.StreamReader) -> tuple[PeerId, str]:

@@ -22,7 +22,7 @@ from decentral.errors import DecentralError, ListenError, PeerUnreachable, Trans
 from decentral.transport.base import Handler, Services, Traffic, attend
 from decentral.transport.budget import Budget, Limits
 from decentral.transport.child import Child, launched, private_folder
-from decentral.transport.control import READ_LIMIT, Control, Ends, read_stream_info
+from decentral.transport.control import READ_LIMIT, Control, Ends, drop, read_stream_info
 from decentral.transport.daemon_stream import DaemonStream
 from decentral.transport.listen import check_listen, dialable, everywhere, pinned
 from decentral.wire.keys import PeerId, peer_name
@@ -100,6 +100,7 @@ class DaemonTransport:
         self._pinned = self._listen
         self._found: tuple[str, ...] = ()
         self._remembered: dict[PeerId, tuple[str, ...]] = {}
+        self._inbound: set[asyncio.StreamWriter] | None = None  # None: not running
         self._up = anyio.Event()
         self._stack: AsyncExitStack | None = None
 
@@ -172,12 +173,20 @@ class DaemonTransport:
                     yield
                 finally:
                     server.close()
+                    left, self._inbound = tuple(self._inbound or ()), None
                     self._group.cancel_scope.cancel()
+                    for writer in left:  # a handler cancelled before its first step closes nothing
+                        drop(writer)
 
     async def _serve_inbound(self) -> asyncio.Server:
         def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if self._inbound is None:
+                drop(writer)
+                return
+            self._inbound.add(writer)
             self._group.start_soon(self._attend, reader, writer)
 
+        self._inbound = set()
         self._inbox = str(self._folder / "i.sock")
         return await asyncio.start_unix_server(came, self._inbox, limit=READ_LIMIT, backlog=1024)
 
@@ -195,7 +204,9 @@ class DaemonTransport:
             logger.debug("inbound stream refused: %s", error)
         finally:
             if stream is None:
-                writer.transport.abort()
+                drop(writer)
+            if self._inbound is not None:
+                self._inbound.discard(writer)
 
     def _handler(self, protocol: str) -> Handler:
         if protocol not in self._services.handlers:

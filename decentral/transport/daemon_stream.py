@@ -12,6 +12,7 @@ import anyio
 
 from decentral.errors import StreamClosed
 from decentral.transport.base import Traffic
+from decentral.transport.control import drop
 from decentral.wire.keys import PeerId, peer_name
 
 _PIECE = 1 << 18  # bytes; measured best of 64 KiB, 256 KiB and 1 MiB
@@ -67,7 +68,7 @@ class DaemonStream:
             closed = True
         finally:
             if not closed:
-                self._writer.transport.abort()
+                drop(self._writer)
 
     async def _receive_some(self, most: int) -> bytes:
         try:

@@ -250,7 +250,7 @@ def test_nothing_is_printed_and_neither_torch_nor_hivemind_is_loaded(tmp_path):
     code = PARENT.replace("await anyio.sleep_forever()", "").replace(
         "anyio.run(main)", "anyio.run(main)\nprint('torch' in sys.modules, 'hivemind' in sys.modules)"
     )
-    command = [sys.executable, "-X", "dev", "-c", code, str(tmp_path / "identity.key"), "False"]
+    command = [sys.executable, "-W", "default", "-c", code, str(tmp_path / "identity.key"), "False"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "False False"
     assert done.stderr == ""

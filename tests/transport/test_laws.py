@@ -297,9 +297,11 @@ def test_one_peer_may_hold_only_so_many_streams(world):
 
     async def script():
         async with connected(a, b):
-            first, second, third = [await a.open(b.peer, ECHO) for _ in range(3)]
+            first = await a.open(b.peer, ECHO)
             await first.receive_exactly(1)
+            second = await a.open(b.peer, ECHO)
             await second.receive_exactly(1)
+            third = await a.open(b.peer, ECHO)
             with pytest.raises(StreamClosed):
                 await third.receive_exactly(1)
             assert b.budget.held(a.peer) == (2, 0)
