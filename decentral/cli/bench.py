@@ -35,7 +35,7 @@ class Bench:
     watch: Stopwatch
     metrics: MetricsLog
     num_parameters: int
-    num_steps: int = 0  # inner steps since this process started
+    num_steps: int = 0  # inner steps done, those of an earlier process included
     running: Event = field(default_factory=Event)  # cleared while paused
 
     @property

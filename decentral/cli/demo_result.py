@@ -58,7 +58,7 @@ def collect(plan: Plan, peers: Sequence[Child], solo: Child, churn: Churn, *, st
     )
     return Result(
         summary,
-        (_swarm_curve(plan, peers[0].directory, first), _solo_curve(plan, solo.directory, alone)),
+        (_swarm_curve(plan, [peer.directory for peer in peers]), _solo_curve(plan, solo.directory)),
         _mean(end["utilisation"] for end in ends.values()),
         alone["bits_per_byte"],
         first["num_parameters"],
@@ -87,24 +87,24 @@ def _mean(values: Iterator[float]) -> float:
     return sum(found) / len(found)
 
 
-def _swarm_curve(plan: Plan, directory: Path, end: dict[str, Any]) -> Curve:
-    """Everybody's tokens and bytes, estimated from one peer's and the number of members at each round."""
+def _swarm_curve(plan: Plan, directories: Sequence[Path]) -> Curve:
+    """The anchor as the first peer saw it, over what every peer had trained and sent when that round ended."""
     tokens, nbytes, bits = [0.0], [0.0], [plan.bits_first]
-    own_tokens = own_nbytes = everybodys_tokens = everybodys_nbytes = 0.0
-    for row in read_metrics(directory, "outer"):
-        members = row.get("members", 1)
-        everybodys_tokens += (row["tokens"] - own_tokens) * members
-        everybodys_nbytes += (row["bytes_sent"] - own_nbytes) * members
-        own_tokens, own_nbytes = row["tokens"], row["bytes_sent"]
+    everybody = [list(read_metrics(directory, "outer")) for directory in directories]
+    for row in everybody[0]:
         if "bits_per_byte" in row:
-            tokens.append(everybodys_tokens)
-            nbytes.append(everybodys_nbytes)
+            tokens.append(sum(_until(rows, row["round"], "tokens") for rows in everybody))
+            nbytes.append(sum(_until(rows, row["round"], "bytes_sent") for rows in everybody))
             bits.append(row["bits_per_byte"])
-    return Curve("swarm", (*tokens, everybodys_tokens), (*nbytes, everybodys_nbytes), (*bits, end["bits_per_byte"]))
+    return Curve("swarm", tokens, nbytes, bits)
 
 
-def _solo_curve(plan: Plan, directory: Path, end: dict[str, Any]) -> Curve:
+def _until(rows: Sequence[dict[str, Any]], round_: int, key: str) -> float:
+    """A peer's count after a round; its last one when it was gone by then, 0 when it was not there yet."""
+    return max((float(row[key]) for row in rows if row["round"] <= round_), default=0.0)
+
+
+def _solo_curve(plan: Plan, directory: Path) -> Curve:
     rows = [row for row in read_metrics(directory, "outer") if "bits_per_byte" in row]
-    tokens = (0.0, *(row["tokens"] for row in rows), end["tokens"])
-    bits = (plan.bits_first, *(row["bits_per_byte"] for row in rows), end["bits_per_byte"])
-    return Curve("solo", tokens, (0.0,) * len(tokens), bits)
+    tokens = (0.0, *(row["tokens"] for row in rows))
+    return Curve("solo", tokens, (0.0,) * len(tokens), (plan.bits_first, *(row["bits_per_byte"] for row in rows)))

@@ -5,10 +5,9 @@ What crosses the wire is the peer's business. This file trains what the manifest
 is done, and leaves ``metrics.jsonl`` and ``summary.json`` behind.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -16,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from decentral.cli.bench import Bench, set_up
-from decentral.cli.measuring import FINAL_WINDOWS, ROUND_WINDOWS
 from decentral.cli.pacing import Pace
+from decentral.cli.recording import conclude, live_fragments, progress_alone, progress_of, record_round
+from decentral.cli.steering import Steering, Teller
 from decentral.cli.stopping import Stop
 from decentral.manifest import Manifest
 from decentral.observe.beacon import Beacon
-from decentral.observe.report import write_summary
 from decentral.observe.status import Status
 from decentral.observe.terminal import Display
-from decentral.parameters import gather, schema_of
 from decentral.swarm.identity import Identity
 from decentral.tasks.batches import batch_loader
 
@@ -45,35 +43,6 @@ class JobOptions:
     join_timeout: float | None = None  # seconds
     invite: str | None = None  # None: this is the first peer
     pace: Path | None = None  # a baseline keeps in step with the peer that runs there
-
-
-class Steering:
-    """What people ask of a running job: from a signal, or from another command through the run directory."""
-
-    def __init__(self, bench: Bench, peer: "Peer") -> None:
-        self._bench, self._peer = bench, peer
-        self.left = False
-
-    def obey(self, request: str) -> None:
-        """Do what one of ``leave``, ``pause``, ``resume`` asks."""
-        {"leave": self.leave, "pause": self.pause, "resume": self.resume}[request]()
-
-    def leave(self) -> None:
-        """End at the next step boundary."""
-        self.left = True
-        self._peer.leave()
-        self._bench.running.set()
-
-    def pause(self) -> None:
-        """Stop training. With several processes only contributing stops: the others would wait in a collective."""
-        self._peer.pause()
-        if self._bench.accelerator.num_processes == 1:
-            self._bench.running.clear()
-
-    def resume(self) -> None:
-        """Train on."""
-        self._peer.resume()
-        self._bench.running.set()
 
 
 def train_with_swarm(
@@ -107,7 +76,7 @@ def train_with_swarm(
         stop.gently(steering.leave)
         _train_until_done(bench, peer)
         stop.gently(None)
-        summary = _conclude(bench, peer, evaluate=not steering.left) if bench.is_main else {}
+        summary = conclude(bench, peer, evaluate=not steering.left) if bench.is_main else {}
         teller.end("leaving" if steering.left else "done")
         return summary
 
@@ -138,19 +107,16 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
                 break
             _inner_step(bench, batch)
             if bench.num_steps % interval == 0:
-                _outer_metrics(bench, _live_fragments(bench), {"round": bench.num_steps // interval})
-        summary = _conclude(bench, None, evaluate=not halted.is_set())
+                record_round(bench, live_fragments(bench), progress_alone(bench))
+        summary = conclude(bench, None, evaluate=not halted.is_set())
         over.set()
         return summary
 
 
-# ---- the loop ----
-
-
 def _train_until_done(bench: Bench, peer: "Peer") -> None:
-    last_round = peer.round
+    last_round, bench.num_steps = peer.round, peer.inner_steps  # more than 0 when a checkpoint was resumed
     identity = Identity.load_or_create(bench.out / "identity.key").peer
-    for batch in _batches(bench, identity, peer.inner_steps):
+    for batch in _batches(bench, identity, bench.num_steps):
         bench.running.wait()
         if peer.done:
             return
@@ -159,7 +125,7 @@ def _train_until_done(bench: Bench, peer: "Peer") -> None:
             peer.log(loss=loss)
         if bench.is_main and peer.round != last_round:
             last_round = peer.round
-            _outer_metrics(bench, peer.anchor(), _progress(peer))
+            record_round(bench, peer.anchor(), progress_of(peer))
 
 
 def _batches(bench: Bench, identity: bytes, first_step: int) -> Iterator[dict[str, Tensor]]:
@@ -188,88 +154,6 @@ def _inner_step(bench: Bench, batch: dict[str, Tensor]) -> Tensor:
     if bench.is_main and bench.num_steps % LOG_EVERY == 0:
         bench.metrics.inner(bench.num_steps, loss=loss.item(), tokens=bench.num_steps * bench.tokens_per_step)
     return loss.detach()
-
-
-# ---- what is written down ----
-
-
-def _outer_metrics(bench: Bench, anchor: list[Tensor], progress: dict[str, object]) -> None:
-    quality: dict[str, object] = {}
-    if bench.judge.affordable(bench.watch.seconds):
-        quality["bits_per_byte"] = bench.judge.bits_per_byte(anchor, num_windows=ROUND_WINDOWS)
-    tokens = bench.num_steps * bench.tokens_per_step
-    bench.metrics.outer(bench.num_steps, tokens=tokens, **quality, **progress)
-
-
-def _progress(peer: "Peer") -> dict[str, object]:
-    status = peer.status()
-    return {
-        "round": status.round,
-        "members": len(status.members),
-        "bytes_sent": status.bytes_sent,
-        "bytes_received": status.bytes_received,
-        "anchor_digest": status.anchor_digest,
-    }
-
-
-def _conclude(bench: Bench, peer: "Peer | None", *, evaluate: bool) -> dict[str, Any]:
-    """Evaluate what was reached and write ``summary.json``. The peer is still there, so that laggards can ask it."""
-    seconds, busy = bench.watch.seconds, bench.watch.busy
-    summary: dict[str, Any] = {
-        "algorithm": bench.manifest.outer.method,
-        "solo": peer is None,
-        "num_parameters": bench.num_parameters,
-        "inner_steps": bench.num_steps if peer is None else peer.inner_steps,
-        "tokens": bench.num_steps * bench.tokens_per_step,
-        "seconds": seconds,
-        "busy_seconds": busy,
-        "utilisation": bench.watch.utilisation,
-    }
-    if peer is not None:
-        summary |= {"peer": peer.status().peer, **_progress(peer)}
-    if evaluate:
-        anchor = _live_fragments(bench) if peer is None else peer.anchor()
-        bits = bench.judge.bits_per_byte(anchor, num_windows=FINAL_WINDOWS)
-        summary |= {"bits_per_byte": bits, "loss": bits * math.log(2)}
-    write_summary(bench.out, summary)
-    return summary
-
-
-def _live_fragments(bench: Bench) -> list[Tensor]:
-    bare = bench.accelerator.unwrap_model(bench.model)
-    parameters = dict(bare.named_parameters())
-    fragments = schema_of(bare, bench.manifest.outer.fragments).fragments
-    return [gather(parameters, fragment) for fragment in fragments]
-
-
-# ---- status ----
-
-
-class Teller:
-    """Tells the beacon how the peer is; hands its invite on once; keeps the last word when the peer has gone."""
-
-    def __init__(self, peer: "Peer", manifest: Manifest, on_invite: Callable[[str], None]) -> None:
-        self._peer, self._on_invite = peer, on_invite
-        self._last = Status(run=manifest.run.name, run_id=manifest.digest.hex(), algorithm=manifest.outer.method)
-        self._ended = ""
-
-    def __call__(self) -> Status:
-        """The status now."""
-        if self._ended:
-            return replace(self._last, state=self._ended)
-        self._last = self._peer.status()
-        if self._last.invite and self._on_invite is not _keep_quiet:
-            self._on_invite(self._last.invite)
-            self._on_invite = _keep_quiet
-        return self._last
-
-    def end(self, state: str) -> None:
-        """From now on the peer is not asked any more."""
-        self._ended = state
-
-
-def _keep_quiet(invite: str) -> None:
-    """The invite was told already."""
 
 
 def _alone(bench: Bench, halted: bool, *, done: bool) -> Status:

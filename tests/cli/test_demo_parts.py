@@ -165,20 +165,29 @@ def test_the_summary_counts_the_dead_and_the_newcomer(tmp_path: Path) -> None:
     assert summary.loss_last < summary.loss_solo < summary.loss_first
 
 
-def test_the_curve_counts_everybodys_tokens_and_bytes(tmp_path: Path) -> None:
-    first, solo = ended(tmp_path, "peer-0"), ended(tmp_path, "solo")
+def test_the_curve_counts_what_everybody_had_trained_and_sent_by_then(tmp_path: Path) -> None:
+    first, lost = ended(tmp_path, "peer-0"), ended(tmp_path, "peer-1", killed=True)
+    newcomer, solo = ended(tmp_path, "newcomer"), ended(tmp_path, "solo")
     log = MetricsLog(first.directory)
-    log.outer(10, tokens=100, members=4, bytes_sent=10, bits_per_byte=5.0)
-    log.outer(20, tokens=200, members=3, bytes_sent=30)  # not evaluated: no time for it
-    log.outer(30, tokens=300, members=3, bytes_sent=40, bits_per_byte=4.0)
+    log.outer(10, round=1, tokens=100, bytes_sent=10, bits_per_byte=5.0)
+    log.outer(20, round=2, tokens=200, bytes_sent=30)  # not evaluated: no time for it
+    log.outer(30, round=3, tokens=300, bytes_sent=40, bits_per_byte=4.0)
     log.close()
-    end_of(first)
-    end_of(solo)
-    swarm, alone = collect(plan(), [first], solo, Churn(12, 1e9, None, None), strays=0).curves
-    assert list(swarm.tokens) == [0, 400, 1000, 1000]
-    assert list(swarm.nbytes) == [0, 40, 130, 130]
-    assert list(swarm.bits_per_byte) == [8.0, 5.0, 4.0, 2.0]
-    assert list(alone.bits_per_byte) == [8.0, 2.0]
+    dead = MetricsLog(lost.directory)
+    dead.outer(10, round=1, tokens=90, bytes_sent=9)
+    dead.outer(20, round=2, tokens=180, bytes_sent=18)
+    dead.close()
+    late = MetricsLog(newcomer.directory)
+    late.outer(10, round=3, tokens=70, bytes_sent=7)
+    late.close()
+    for child in (first, newcomer, solo):
+        end_of(child)
+    churn = Churn(12, 1e9, None, None, newcomer=newcomer, killed=["peer-1"])
+    swarm, alone = collect(plan(), [first, lost, newcomer], solo, churn, strays=0).curves
+    assert list(swarm.tokens) == [0, 100 + 90, 300 + 180 + 70]
+    assert list(swarm.nbytes) == [0, 10 + 9, 40 + 18 + 7]
+    assert list(swarm.bits_per_byte) == [8.0, 5.0, 4.0]
+    assert list(alone.bits_per_byte) == [8.0]
 
 
 def test_a_peer_without_a_summary_is_named(tmp_path: Path) -> None:
