@@ -13,7 +13,7 @@ from decentral.cli.failure import end
 
 
 @dataclass(slots=True)
-class Session:
+class Invocation:
     """What the error handler needs to know about the command that failed."""
 
     traceback: bool = False
@@ -55,10 +55,10 @@ class CommandGroup(click.Group):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run a command and end the process with the exit code that errors.py promises."""
-        session = Session()
-        extra |= {"standalone_mode": False, "obj": session}
+        invocation = Invocation()
+        extra |= {"standalone_mode": False, "obj": invocation}
         try:
             code: object = super().main(args, prog_name or "decentral", **extra)
         except BaseException as error:  # noqa: BLE001  the one place where every error ends
-            code = end(error, directory=session.directory, traceback=session.traceback)
+            code = end(error, directory=invocation.directory, traceback=invocation.traceback)
         raise SystemExit(code if isinstance(code, int) else 0)
