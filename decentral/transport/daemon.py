@@ -166,17 +166,17 @@ class DaemonTransport:
         with private_folder() as self._folder:
             self._socket = str(self._folder / "d.sock")
             self._control = Control(self._socket, self.options.dial_timeout)
-            async with anyio.create_task_group() as self._group:
-                server = await self._serve_inbound()
-                try:
-                    await self._group.start(self._keep_running)
-                    yield
-                finally:
-                    server.close()
-                    left, self._inbound = tuple(self._inbound or ()), None
-                    self._group.cancel_scope.cancel()
-                    for writer in left:  # a handler cancelled before its first step closes nothing
-                        drop(writer)
+            server = await self._serve_inbound()
+            try:
+                async with anyio.create_task_group() as self._group:
+                    try:
+                        await self._group.start(self._keep_running)
+                        yield
+                    finally:
+                        self._end_inbound()
+                        self._group.cancel_scope.cancel()
+            finally:
+                server.close()  # after the daemon: asyncio leaks a connection that is being accepted meanwhile
 
     async def _serve_inbound(self) -> asyncio.Server:
         def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -189,6 +189,12 @@ class DaemonTransport:
         self._inbound = set()
         self._inbox = str(self._folder / "i.sock")
         return await asyncio.start_unix_server(came, self._inbox, limit=READ_LIMIT, backlog=1024)
+
+    def _end_inbound(self) -> None:
+        """Drop every inbound stream: a handler cancelled before its first step would close nothing."""
+        streams, self._inbound = tuple(self._inbound or ()), None
+        for writer in streams:
+            drop(writer)
 
     async def _attend(self, *ends: *Ends) -> None:
         reader, writer = ends
