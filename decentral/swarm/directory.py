@@ -40,6 +40,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # s between attempts to reach a bootst
 _AT_ONCE = 32  # peers contacted at the same time
 _RECALLED = 4  # silent peers tried again per renewal
 _BOOTSTRAPS = 64
+_TWIN = 5  # times our own lease comes back newer; a restart explains a few
 _PARTING = 3.0  # s that saying goodbye may take
 
 logger = logging.getLogger("decentral.swarm")
@@ -66,6 +67,7 @@ class Directory:
         self._version = _installed_version()
         self._bootstrap: dict[PeerId, tuple[str, ...]] = {}
         self._turn = 0
+        self._outrun = 0
         self._left = False
         self._busy: set[tuple[str, PeerId]] = set()
         self._changed = anyio.Event()
@@ -252,9 +254,7 @@ class Directory:
         """A lease from its own peer, or our own come back to us."""
         self._table.check(lease)
         if lease.peer == self.peer:
-            if lease.sequence > self._sequence:
-                self._sequence = lease.sequence
-                self._told.set()
+            self._outrun_by(lease)
             return
         if lease.peer != peer:
             raise PayloadError(f"{peer_name(peer)}: sends a lease of {peer_name(lease.peer)} as its own; drop it")
@@ -263,6 +263,20 @@ class Directory:
             self._notify()
             if known is None or known.addresses != lease.addresses:
                 self._spawn("dial", peer, self._dial)
+
+    def _outrun_by(self, own: Lease) -> None:
+        """Our own lease came back newer than we made it: from before a restart, or from another process."""
+        if own.sequence <= self._sequence:
+            return
+        self._sequence = own.sequence
+        self._told.set()
+        self._outrun += 1
+        if self._outrun == _TWIN:
+            logger.warning(
+                "another process runs with this identity (%s) at %s; end one, or give it a key of its own",
+                peer_name(self.peer),
+                own.addresses[0] if own.addresses else "an unknown address",
+            )
 
     def _heard_of(self, lease: Lease, remaining: float) -> None:
         """A lease that another peer passed on."""

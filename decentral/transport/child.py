@@ -145,9 +145,10 @@ def private_folder() -> Iterator[Path]:
     if len(str(base)) > _LONGEST_TEMPORARY:
         base = Path("/tmp")
     _sweep(base)
-    folder = Path(tempfile.mkdtemp(prefix="decentral-", dir=base))
-    with open(folder / "lock", "wb") as lock:
+    making = Path(tempfile.mkdtemp(prefix=".decentral-", dir=base))
+    with open(making / "lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it, however this process ends
+        folder = making.rename(base / making.name.removeprefix("."))  # locked before a sweep can see it
         try:
             yield folder
         finally:
@@ -163,4 +164,4 @@ def _sweep(base: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # in use, another user's, or just being made
+            continue  # in use, or another user's

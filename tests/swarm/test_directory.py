@@ -294,6 +294,23 @@ def test_a_lease_counts_only_from_its_own_peer_or_as_passed_on(play):
     play(script)
 
 
+def test_a_second_process_with_the_same_identity_is_explained(play, caplog):
+    async def script(swarm):
+        for number in range(2):
+            await swarm.add(number)
+        await anyio.sleep(5.0)
+        me, other = swarm.directories[1], swarm.directories[0]
+        for _ in range(8):  # what a twin elsewhere tells the other peer between our renewals
+            twin = swarm.make(1)
+            twin._sequence = me.own().sequence + 5
+            other._heard_from(me.peer, twin.own())
+            await anyio.sleep(TTL / 3)
+
+    play(script)
+    warnings = [record.getMessage() for record in caplog.records if "another process runs" in record.getMessage()]
+    assert len(warnings) == 1
+
+
 def test_more_peers_than_the_directory_holds_do_not_enter_it(play):
     async def script(swarm):
         small = await swarm.add(0, capacity=2)
