@@ -182,12 +182,16 @@ class Peer:
         self._leaving = True
 
     def pause(self) -> None:
-        """Train on without contributing until ``resume``."""
+        """Train on without contributing until ``resume``; the others do not wait for this peer meanwhile."""
         self._paused = True
+        if self._swarm is not None:
+            self._swarm.begin(self._swarm.node.driver.goodbye)
 
     def resume(self) -> None:
-        """Contribute again."""
+        """Contribute again, from the anchor that the others have reached meanwhile."""
         self._paused = False
+        if self._swarm is not None:
+            self._swarm.begin(self._swarm.node.driver.come_back)
 
     @property
     def in_flight(self) -> bool:

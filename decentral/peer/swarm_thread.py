@@ -6,7 +6,6 @@ training thread never touches a socket, the loop never touches the model.
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from decentral.peer.backlog import Backlog
 from decentral.peer.node import Node
 from decentral.rounds.driver import Advance
 from decentral.transport import Transport
@@ -30,7 +30,7 @@ class SwarmThread:
 
     def __init__(self, transport: Transport, make_node: Callable[[Callable[[Advance], None]], Node]) -> None:
         self.transport = transport
-        self.advances: queue.SimpleQueue[Advance] = queue.SimpleQueue()
+        self.advances = Backlog()
         self._make_node = make_node
         self._node: Node | None = None
         self._portal: BlockingPortal | None = None
@@ -61,7 +61,8 @@ class SwarmThread:
 
     def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run ``work(*args)`` on the loop and wait for its result."""
-        assert self._portal is not None
+        if self._portal is None:
+            raise RuntimeError("the swarm's loop is not up yet")
         return self._portal.call(work, *args)
 
     def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:

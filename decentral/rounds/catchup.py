@@ -36,7 +36,7 @@ CHAIN_LIMIT = 1 << 23  # bytes of commits in one answer
 TIMEOUT = 30.0  # s for one answer; a chunk is 256 KiB, so 70 kbit/s is enough
 ASKED = 4  # other peers asked for the missed commits before a snapshot is fetched
 STRIPES = 4  # chunks fetched at once
-KEPT = 3  # snapshots a donor keeps for joiners that are still fetching
+KEPT = 4  # snapshots a donor keeps for joiners that are still fetching
 _WHERE = struct.Struct("<Q32s")  # round, record hash
 _CHUNK = struct.Struct("<32sI")  # snapshot, chunk number
 _LENGTH = struct.Struct("<I")
@@ -185,8 +185,14 @@ class CatchUp:
 
     # ---- serving ----
 
+    def _refuse_until_in_step(self) -> None:
+        """A peer that is still joining has no chain to show: two newcomers must not make one of their own."""
+        if not self.driver.running:
+            raise TransportError("still joining: ask a peer that is in step")
+
     async def _on_chain(self, peer: PeerId, data: bytes) -> bytes:
         """The commits after the asker's, oldest first; empty when its branch or its round is not known here."""
+        self._refuse_until_in_step()
         if len(data) != _WHERE.size:
             raise PayloadError(f"chain request of {len(data)} bytes, want {_WHERE.size}; drop it")
         round_, hash_ = _WHERE.unpack(data)
@@ -203,11 +209,14 @@ class CatchUp:
         return answer
 
     async def _on_state(self, peer: PeerId, data: bytes) -> bytes:
+        self._refuse_until_in_step()
         if not data:
             return (await self._snapshot()).index.to_bytes()
         if len(data) != _CHUNK.size:
             raise PayloadError(f"chunk request of {len(data)} bytes, want {_CHUNK.size}; drop it")
         name, number = _CHUNK.unpack(data)
+        if name in self._snapshots:
+            self._snapshots.move_to_end(name)  # whoever is fetching keeps it alive
         found = self._snapshots.get(name)
         if found is None and not any(s.index.digest == name for s in self._snapshots.values()):
             found = await self._snapshot()  # equal commits give equal snapshots

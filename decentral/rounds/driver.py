@@ -104,6 +104,7 @@ class Driver:
         self.contributed = 0
         self.stopping = False
         self._heard: dict[PeerId, float] = {}
+        self._rivals: dict[PeerId, float] = {}
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
         self._slice_came = anyio.Event()
         self._lock = anyio.Lock()
@@ -119,6 +120,11 @@ class Driver:
     def head(self) -> Head:
         """Where this peer's chain stands."""
         return self.machine.head if self._group is not None else self._start[0]
+
+    @property
+    def running(self) -> bool:
+        """Whether this peer is in step with a chain; before that, its head is only a placeholder."""
+        return self._group is not None
 
     @property
     def is_member(self) -> bool:
@@ -158,13 +164,17 @@ class Driver:
         return True
 
     async def goodbye(self) -> None:
-        """Tell everybody that this peer leaves, so that nobody waits for it."""
+        """Tell everybody that this peer leaves, so that nobody waits for it; ``come_back`` takes it back."""
         self.stopping = True
         with anyio.move_on_after(SEND_TIMEOUT / 2):
             async with anyio.create_task_group() as group:
                 for peer in self.head.members:
                     if peer != self.me:
                         group.start_soon(self._send, peer, Goodbye())
+
+    async def come_back(self) -> None:
+        """Ask to be let in again."""
+        self.stopping = False
 
     async def adopt(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
         """Take over a verified snapshot: another branch, or too far ahead to replay."""
@@ -181,6 +191,10 @@ class Driver:
     async def feed(self, peer: PeerId, message: Message) -> None:
         """Hand the machine a message as if ``peer`` had just sent it."""
         await self._step(lambda now: self.machine.receive(peer, message, now))
+
+    async def unreachable(self, peer: PeerId) -> None:
+        """A send to ``peer`` failed."""
+        await self._step(lambda now: self.machine.unreachable(peer, now))
 
     async def hold(self, frame: Frame) -> None:
         """Hold a checked frame."""
@@ -294,12 +308,12 @@ class Driver:
         try:
             await notify(self.transport, to, CONTROL, encode(message), timeout=SEND_TIMEOUT)
         except TransportError:
-            await self._step(lambda now: self.machine.unreachable(to, now))
+            await self.unreachable(to)
 
     async def _push(self, frame: Frame, members: Sequence[PeerId]) -> None:
         others = [peer for peer in members if peer != self.me]
         for peer in await gather.push(self.transport, others, frame.to_bytes(), self.terms.ceiling):
-            await self._step(lambda now, peer=peer: self.machine.unreachable(peer, now))  # type: ignore[misc]
+            await self.unreachable(peer)
 
     async def _fetch(self, frame: bytes, holders: Sequence[PeerId]) -> None:
         if frame in self.store:
@@ -402,7 +416,7 @@ class Driver:
                 asked = now
                 for peer in self.directory.live():
                     self._spawn(self._send, peer, JoinRequest(self.head.round, self.head.hash))
-            self._look_for_longer_chain()
+            self._look_for_other_chains(now)
             await anyio.sleep(TICK)
 
     def _absent(self, now: float) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
@@ -415,12 +429,23 @@ class Driver:
         expired = frozenset(peer for peer, s in silent.items() if s > self.lease / 2)
         return expired, frozenset(peer for peer in expired if silent[peer] > self.shrink_after)
 
-    def _look_for_longer_chain(self) -> None:
-        """A lease that shows a round two ahead of ours: we missed a commit, whoever should have told us."""
+    def _look_for_other_chains(self, now: float) -> None:
+        """A peer two rounds ahead: we missed a commit. A peer that stays on another branch: one of us must adopt.
+
+        Branches come from a partition, or from a chain that was given up and came back; comparing them is the
+        catch-up's work, and both sides start it, so it does not matter which is the longer.
+        """
+        head, rivals = self.head, {}
         for peer, lease in self.directory.live().items():
-            if lease.round > self.head.round + 1:
+            if lease.round > head.round + 1:
                 self.catch_up(peer)
-                return
+            elif lease.digest != head.hash and peer not in head.members and peer not in self.machine.joiners:
+                rivals[peer] = self._rivals.get(peer, now)
+        for peer, since in rivals.items():
+            if now - since > self.lease:
+                rivals[peer] = now
+                self.catch_up(peer)
+        self._rivals = rivals
 
     def describe(self) -> dict[str, object]:
         """Where this peer stands, for status and health."""

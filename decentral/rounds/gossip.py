@@ -34,6 +34,7 @@ from decentral.wire.keys import PeerId
 
 PAIR = "/decentral/pair/1"
 TIMEOUT = 10.0  # s for the answer to a commit
+LOOK_EVERY = 0.5  # s between looks whether an awaited partner is still there
 ASK_AGAIN = 0.5  # s until a follower that was not ready is asked again
 REMEMBERED = 256  # gossip steps whose outcome is kept for a partner that asks again
 AHEAD = 8  # gossip steps a partner's frame may be ahead of ours
@@ -97,7 +98,7 @@ class Gossip:
         self._current = swap
         began = anyio.current_time()
         try:
-            await gather.push(self.driver.transport, (swap.partner,), swap.frame.to_bytes(), self.deadline.ceiling)
+            await self._push(swap)
             with anyio.move_on_after(self.deadline.at(began, began) - began):
                 outcome = await self._lead(swap) if self.driver.me < swap.partner else await self._follow(swap)
                 self.deadline.observe(anyio.current_time() - began)
@@ -107,13 +108,28 @@ class Gossip:
             self._current = None
             self._forget(swap.step)
 
+    async def _push(self, swap: _Swap) -> None:
+        data = swap.frame.to_bytes()
+        for peer in await gather.push(self.driver.transport, (swap.partner,), data, self.deadline.ceiling):
+            await self.driver.unreachable(peer)
+
     async def _lead(self, swap: _Swap) -> Tensor | None:
-        frame, decoded = await self._partner_frame(swap)
+        while (found := self._frames.get((swap.partner, swap.step))) is None:
+            if not await self._changes(swap):
+                return None
+        frame, decoded = found
         return decoded if await self._ask(swap, frame) else None
+
+    async def _changes(self, swap: _Swap) -> bool:
+        """Wait until something came from a partner; False once it is known to be away."""
+        with anyio.move_on_after(LOOK_EVERY):
+            await self._changed.wait()
+        return self.driver.machine.presence.present(swap.partner)
 
     async def _follow(self, swap: _Swap) -> Tensor | None:
         while swap.step not in self._outcomes:
-            await self._changed.wait()
+            if not await self._changes(swap):
+                self._outcomes.setdefault(swap.step, (NOTHING, NO))
         frame_hash, answer = self._outcomes[swap.step]
         held = self._frames.get((swap.partner, swap.step))
         return held[1] if answer == YES and held is not None and held[0].hash == frame_hash else None
@@ -146,11 +162,6 @@ class Gossip:
             return WAIT if presence.present(partner) else NO
         except PayloadError:
             return NO
-
-    async def _partner_frame(self, swap: _Swap) -> tuple[Frame, Tensor]:
-        while (found := self._frames.get((swap.partner, swap.step))) is None:
-            await self._changed.wait()
-        return found
 
     # ---- receiving ----
 

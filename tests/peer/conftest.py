@@ -139,8 +139,8 @@ class Lab:
     def bootstrap(self) -> tuple[str, ...]:
         return tuple(address for member in self.members[:1] for address in member.transport.addresses())
 
-    def add(self) -> Member:
-        member = Member(self, len(self.members), founder=not self.members)
+    def add(self, *, founder: bool | None = None) -> Member:
+        member = Member(self, len(self.members), founder=not self.members if founder is None else founder)
         self.members.append(member)
         assert self.nursery is not None
         self.nursery.start_soon(member.live)

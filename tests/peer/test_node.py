@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import trio
 
 SYNCHRONOUS = ["diloco", "streaming", "sparseloco"]
 
@@ -144,3 +145,41 @@ def test_equal_seeds_give_equal_chains(run_lab, terms, preset):
     shared = set(digests[0]) & set(digests[1])
     assert len(shared) >= 3
     assert all(digests[0][r] == digests[1][r] for r in shared)
+
+
+def test_newcomers_without_anybody_in_step_wait_and_never_found_a_chain_of_their_own(run_lab, terms):
+    async def script(lab):
+        founder = lab.add()
+        newcomers = [lab.add(), lab.add(), lab.add()]
+        for a in newcomers:
+            lab.network.cut(a.signer.peer, founder.signer.peer)
+            a.node.directory.add_bootstrap(b.transport.addresses()[0] for b in newcomers if b is not a)
+        await trio.sleep(10)
+        assert all(len(member.node.directory.live()) == 2 for member in newcomers), "they know each other"
+        assert not any(member.node.driver.running for member in newcomers)
+        for a in newcomers:
+            lab.network.heal(a.signer.peer, founder.signer.peer)
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_two_branches_of_one_run_become_one_swarm_again(run_lab, terms):
+    async def script(lab):
+        lab.add()
+        other = lab.add(founder=True)
+        lab.network.cut(other.signer.peer, lab.members[0].signer.peer)
+        third = lab.add()
+        lab.network.cut(other.signer.peer, third.signer.peer)
+        await lab.until(lambda: all(member.rounds >= 4 for member in lab.members))
+        assert lab.members[0].node.driver.head.hash != other.node.driver.head.hash
+        lab.network.heal(other.signer.peer, lab.members[0].signer.peer)
+        lab.network.heal(other.signer.peer, third.signer.peer)
+        await lab.all_members()
+        await lab.rounds(2)
+        assert len({member.node.replica.digest for member in lab.members}) <= 2, "at most one round apart"
+        assert any(event == "resynced" for member in lab.members for event, _ in member.events)
+
+    run_lab(terms("sparseloco"), script)
