@@ -6,7 +6,7 @@ Runs on any transport and any anyio backend, so that tests drive real nodes in m
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -75,12 +75,10 @@ class Node:
         on_advance: Callable[[Advance], None],
         on_event: Callable[[str, dict[str, object]], None],
         offload: Offload = in_thread,
-        companion: Callable[[Directory], Awaitable[None]] | None = None,
     ) -> None:
         manifest = start.manifest
         self.start, self.manifest, self.transport, self.signer = start, manifest, transport, signer
         self.on_event = on_event
-        self.companion = companion  # runs beside the directory: the DHT, where the transport has one
         self.directory = Directory(transport, signer, manifest.digest, ttl=manifest.swarm.lease)
         self.replica = make_replica(manifest, start.schema, start.anchors)
         inbox = Inbox(start.schema, self.replica.codec, self.replica.merge_codec, offload)
@@ -123,7 +121,6 @@ class Node:
         self._began = anyio.current_time() - self.start.age
         async with anyio.create_task_group() as group:
             group.start_soon(self.directory.run)
-            group.start_soon(self._accompany)
             self.directory.add_bootstrap(self.start.bootstrap)
             if not self.start.founder and self.start.head is None:
                 await self._join()
@@ -134,10 +131,6 @@ class Node:
                 await self._wait_for_members()
             self.ready.set()
             task_status.started()
-
-    async def _accompany(self) -> None:
-        if self.companion is not None:
-            await self.companion(self.directory)
 
     async def leave(self) -> None:
         """Say goodbye, so that nobody waits for this peer."""

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,8 +35,6 @@ from decentral.peer.swarm_thread import SwarmThread
 from decentral.peer.vault import Vault
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.driver import Advance
-from decentral.swarm.dht import share
-from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport import Transport
@@ -245,7 +242,6 @@ class Peer:
                 ledger=self._vault.ledger(),
                 on_advance=on_advance,
                 on_event=self._emit,
-                companion=_dht_of(transport),
             )
             if start.head is not None:
                 node.replica.load(self._resumed_tensors)
@@ -327,7 +323,7 @@ class Peer:
             self._reporter.stepped()
             changed = self._gossip_boundary() if self._gossips else self._boundary()
             if not self.swarm.alive and not self.done:
-                raise DecentralError("the swarm's thread ended; see events.jsonl, then start again in the same folder")
+                raise self.swarm.error or DecentralError("the swarm's thread ended; see events.jsonl, then restart")
         ended = self.done or self._leaving
         self.done = self._model.share(changed, ended)
 
@@ -472,13 +468,6 @@ class Peer:
         self._events(event, **fields)
         if self._observer is not None:
             self._observer({"event": event, **fields})
-
-
-def _dht_of(transport: Transport) -> Callable[[Directory], Awaitable[None]] | None:
-    """hivemind's DHT on the daemon's connections; other transports find peers through the directory alone."""
-    if not isinstance(transport, DaemonTransport):
-        return None
-    return partial(share, transport)
 
 
 def _plain(value: float | Tensor) -> float:

@@ -46,6 +46,11 @@ class SwarmThread:
         return self._node
 
     @property
+    def error(self) -> BaseException | None:
+        """What ended the loop, if it did not end because it was asked to."""
+        return self._error
+
+    @property
     def alive(self) -> bool:
         """Whether the loop still runs."""
         return self._thread.is_alive()

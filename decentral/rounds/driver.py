@@ -105,6 +105,7 @@ class Driver:
         self.stopping = False
         self._heard: dict[PeerId, float] = {}
         self._rivals: dict[PeerId, float] = {}
+        self._fatal: DecentralError | None = None
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
         self._slice_came = anyio.Event()
         self._lock = anyio.Lock()
@@ -205,7 +206,13 @@ class Driver:
 
     async def _step(self, call: Callable[[float], list[Effect]]) -> None:
         async with self._lock:
-            await self._carry_out(call(anyio.current_time()))
+            effects = call(anyio.current_time())
+            with anyio.CancelScope(shield=True):  # a caller that goes away must not leave a commit half done
+                try:
+                    await self._carry_out(effects)
+                except DecentralError as error:
+                    self._fatal = error  # a full disk, say: the machine has moved on and the disk has not
+                    raise
 
     async def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -410,6 +417,8 @@ class Driver:
         asked = -JOIN_EVERY
         while True:
             now = anyio.current_time()
+            if self._fatal is not None:
+                raise self._fatal
             await self._step(self.machine.tick)
             await self._step(lambda now: self.machine.liveness(*self._absent(now), now))
             if not self.is_member and not self.stopping and self.head.anchor and now - asked >= JOIN_EVERY:

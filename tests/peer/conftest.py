@@ -12,6 +12,7 @@ import torch
 import trio
 import trio.testing
 
+from decentral.errors import DiskError
 from decentral.exchange.offload import inline
 from decentral.manifest import Manifest, preset_manifest
 from decentral.parameters import Schema, schema_of
@@ -69,6 +70,7 @@ class Member:
         self.steps = 0
         self.idle = False
         self.pull = 0.3
+        self.failure: BaseExceptionGroup[DiskError] | None = None
         self.swaps: list[Swapped] = []
 
     def _on_advance(self, advance: Advance) -> None:
@@ -77,10 +79,14 @@ class Member:
             self.digests[advance.record.round] = self.node.replica.digest.hex()
 
     async def live(self) -> None:
-        with self.scope:
-            async with self.transport, anyio.create_task_group() as group:
-                await group.start(self.node.run)
-                await self._train()
+        try:
+            with self.scope:
+                async with self.transport, anyio.create_task_group() as group:
+                    await group.start(self.node.run)
+                    await self._train()
+        except* DiskError as errors:
+            self.failure = errors
+            self.kill()
 
     async def _gossip(self, gossip: Gossip) -> None:
         driver = self.node.driver

@@ -4,6 +4,8 @@ import pytest
 import torch
 import trio
 
+from decentral.errors import DiskError
+
 SYNCHRONOUS = ["diloco", "streaming", "sparseloco"]
 
 
@@ -181,5 +183,27 @@ def test_two_branches_of_one_run_become_one_swarm_again(run_lab, terms):
         await lab.rounds(2)
         assert len({member.node.replica.digest for member in lab.members}) <= 2, "at most one round apart"
         assert any(event == "resynced" for member in lab.members for event, _ in member.events)
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_full_disk_ends_the_peer_with_its_error_and_the_others_go_on(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        victim = lab.members[1]
+        before = [anchor.clone() for anchor in victim.node.replica.anchors]
+
+        def refuse(commit, frames):
+            raise DiskError("no space left")
+
+        victim.node.driver.ledger.append = refuse
+        await lab.until(lambda: victim.failure is not None)
+        assert torch.equal(victim.node.replica.anchors[0], before[0]) or len(victim.digests) > 1
+        assert victim.log[-1].record.round == max(victim.digests), "nothing was applied that was not logged"
+        await lab.rounds(3)
+        lab.check_equal()
 
     run_lab(terms("sparseloco"), script)

@@ -39,6 +39,7 @@ def main(manifest: str, out: str) -> None:
     if accelerator.is_main_process:
         same = digest(torch.cat([bare.weight.detach().reshape(-1), bare.bias.detach()])).hex()
         Path(out, "ranks.json").write_text(json.dumps({"ranks": ranks, "anchor": anchor, "live": same}))
+    accelerator.wait_for_everyone()  # a rank that leaves first takes the store of the other with it
     accelerator.end_training()
 
 
