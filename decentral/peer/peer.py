@@ -10,8 +10,6 @@ state is never touched.
 
 from __future__ import annotations
 
-import queue
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -26,6 +24,7 @@ from decentral.errors import DecentralError
 from decentral.manifest import Manifest, load_manifest
 from decentral.observe.events import EventLog
 from decentral.observe.status import Status
+from decentral.peer.boundary import Boundary
 from decentral.peer.checkpointing import Checkpointer
 from decentral.peer.live_model import LiveModel
 from decentral.peer.node import Node, Start
@@ -33,13 +32,11 @@ from decentral.peer.reporting import Reporter
 from decentral.peer.rhythm import Rhythm
 from decentral.peer.swarm_thread import SwarmThread
 from decentral.peer.vault import Vault
-from decentral.rounds.contribution import Contribution
 from decentral.rounds.driver import Advance
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport import Transport
 from decentral.transport.daemon import DaemonTransport
-from decentral.wire.frames import Kind
 
 Observer = Callable[[dict[str, Any]], None]
 
@@ -98,7 +95,7 @@ def join(
     )
 
 
-class Peer:
+class Peer(Boundary):
     """One participant of a run, while its ``with`` block lasts."""
 
     def __init__(
@@ -132,8 +129,6 @@ class Peer:
         self._swarm: SwarmThread | None = None
         self._gossips = manifest.exchange.kind == "pair"
         self._last_status = Status(run=manifest.run.name, run_id=manifest.digest.hex())
-
-    # ---- what a training loop uses ----
 
     @property
     def round(self) -> int:
@@ -199,8 +194,6 @@ class Peer:
     def paused(self) -> bool:
         """Whether contributions are held back."""
         return self._paused
-
-    # ---- beginning and end ----
 
     def __enter__(self) -> Self:
         if self._model.is_main:
@@ -312,8 +305,6 @@ class Peer:
         assert self._swarm is not None
         return self._swarm
 
-    # ---- every inner step ----
-
     def _after_inner_step(self, *_: object) -> None:
         """Runs inside ``optimizer.step`` on every process of the peer."""
         self.inner_steps += 1
@@ -326,134 +317,6 @@ class Peer:
                 raise self.swarm.error or DecentralError("the swarm's thread ended; see events.jsonl, then restart")
         ended = self.done or self._leaving
         self.done = self._model.share(changed, ended)
-
-    def _boundary(self) -> set[int]:
-        """Merge what has come, contribute when due, wait when the algorithm waits."""
-        changed = self._merge_all(block_until=None)
-        due = self._rhythm.due and not self._paused and not self.done
-        if due and self._contribute() and self._rhythm.overlap == 0:
-            self._reporter.waits(True)
-            changed |= self._merge_all(block_until=time.monotonic() + self._patience())
-            self._reporter.waits(False)
-        self._checkpoint_if_due(changed)
-        return changed
-
-    def _patience(self) -> float:
-        """How long a round may hold the training thread: its ceiling, and as long again for the vote."""
-        return 2.0 * self.manifest.swarm.deadline_ceiling
-
-    def _contribute(self) -> bool:
-        """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now."""
-        node = self.swarm.node
-        head = node.driver.head
-        if head.anchor is None or head.hash != self._rhythm.seen or not node.driver.is_member:
-            return False
-        fragment = head.fragment(self.manifest.outer.fragments)
-        local_N = self._model.read(fragment)
-        steps = self._rhythm.since
-        contribution = Contribution(
-            fragment=fragment,
-            based_on=head.hash,
-            local_N=local_N,
-            gradient_N=node.replica.anchors[fragment] - local_N,
-            steps=steps,
-            tokens=steps * self._tokens_per_step,
-        )
-        self._rhythm.sent()
-        taken = self.swarm.begin(node.driver.contribute, contribution)
-        if self._rhythm.overlap == 0 and not taken.result():
-            self._rhythm.withdrawn()
-            return False
-        taken.add_done_callback(lambda future: self._withdraw_if_refused(future))
-        return True
-
-    def _withdraw_if_refused(self, future: Any) -> None:
-        if future.cancelled() or future.exception() is not None or not future.result():
-            self._rhythm.withdrawn()
-
-    def _merge_all(self, block_until: float | None) -> set[int]:
-        """Merge every advance whose time has come; wait for our own contribution's fate until ``block_until``."""
-        changed: set[int] = set()
-        while True:
-            self._take_advances(block_until)
-            while (advance := self._rhythm.mergeable()) is not None:
-                if self._rhythm.merge(advance, self._model):
-                    changed.add(advance.fragment)
-                self._note(advance)
-            in_flight = self._rhythm.sent_at is not None and not self.done
-            if block_until is None or not in_flight or time.monotonic() >= block_until or self._leaving:
-                return changed
-
-    def _take_advances(self, block_until: float | None) -> None:
-        advances = self.swarm.advances
-        if block_until is not None and self.swarm.alive:
-            try:
-                self._rhythm.waiting.append(advances.get(timeout=0.2))
-            except queue.Empty:
-                return
-        while not advances.empty():
-            self._rhythm.waiting.append(advances.get())
-
-    def _note(self, advance: Advance) -> None:
-        """Events of a merged commit; the end of the run."""
-        record = advance.record
-        if record is None:
-            return
-        self._reporter.round_ended(advance)
-        if record.final and not self._gossips:
-            self.done = True
-
-    # ---- gossip ----
-
-    def _gossip_boundary(self) -> set[int]:
-        """Every H steps one gossip step; after the last one, the merge of all replicas."""
-        changed = self._merge_all(block_until=None)
-        if not self._rhythm.due or self._paused or self.done:
-            return changed
-        node = self.swarm.node
-        assert node.gossip is not None
-        fragment = node.gossip.step % self.manifest.outer.fragments
-        local_N = self._model.read(fragment)
-        steps, tokens = self._rhythm.since, self._rhythm.since * self._tokens_per_step
-        self._reporter.waits(True)
-        swapped = self.swarm.call(node.gossip.exchange, fragment, local_N, steps, tokens)
-        self._reporter.waits(False)
-        self._model.write(fragment, swapped.after_N)
-        self._rhythm.since = 0
-        self._reporter.swapped(swapped)
-        if node.gossip.step >= self.manifest.run.rounds or node.driver.machine.time_is_up:
-            self._merge_replicas()
-            return set(range(len(self._model.schema.fragments)))
-        self._checkpoint_if_due({fragment})
-        return changed | {fragment}
-
-    def _merge_replicas(self) -> None:
-        """The end of a gossip run: one full average, agreed on like any other round."""
-        node = self.swarm.node
-        while not node.driver.head.final and not self._leaving:
-            self.swarm.call(self._offer_merge, node)
-            self._take_advances(time.monotonic() + 1.0)
-            while (advance := self._rhythm.mergeable()) is not None:
-                self._reporter.round_ended(advance) if advance.record is not None else None
-        for fragment, anchor_N in enumerate(node.replica.anchors):
-            self._model.write(fragment, anchor_N)
-        self.done = True
-
-    async def _offer_merge(self, node: Node) -> None:
-        head = node.driver.head
-        if node.driver.pending is not None or head.final:
-            return
-        fragment = head.fragment(self.manifest.outer.fragments)
-        slow_N = node.replica.anchors[fragment]
-        encoded = node.replica.merge_codec.encode(slow_N, None, node.replica.shapes(fragment))
-        offered = Contribution(fragment, head.hash, slow_N, slow_N, 0, 0, kind=Kind.MERGE, encoded=encoded)
-        await node.driver.contribute(offered)
-
-    # ---- durability and reports ----
-
-    def _checkpoint_if_due(self, changed: set[int]) -> None:
-        if changed and self._rhythm.num_merged % self._checkpoint_every == 0:
-            self._save()
 
     def _save(self) -> None:
         """Write a checkpoint if live model and chain are in step; while a commit arrives, leave it to the next."""

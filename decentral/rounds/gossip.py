@@ -72,12 +72,14 @@ class Gossip:
         self._current: _Swap | None = None
         self._outcomes: dict[int, tuple[bytes, bytes]] = {}  # step -> (partner's frame, YES or NO)
         self._frames: dict[tuple[PeerId, int], tuple[Frame, Tensor]] = {}
+        self._seen: dict[PeerId, int] = {}  # the latest step heard of from each member
         self._changed = anyio.Event()
         driver.on_swap = self._on_swap
         serve_requests(driver.transport, PAIR, self._on_commit, limit=_COMMIT.size)
 
     async def exchange(self, fragment: int, local_N: Tensor, steps: int, tokens: int) -> Swapped:
         """One gossip step: swap with this step's partner if it comes in time, else step alone."""
+        self.step = max(self.step, self._front())
         driver, head, step = self.driver, self.driver.head, self.step
         slow_N = driver.replica.anchors[fragment]
         delta_N = local_N - slow_N  # NoLoCo's sign: fast minus slow
@@ -124,7 +126,8 @@ class Gossip:
         """Wait until something came from a partner; False once it is known to be away."""
         with anyio.move_on_after(LOOK_EVERY):
             await self._changed.wait()
-        return self.driver.machine.presence.present(swap.partner)
+        passed = self._seen.get(swap.partner, 0) > swap.step
+        return self.driver.machine.presence.present(swap.partner) and not passed
 
     async def _follow(self, swap: _Swap) -> Tensor | None:
         while swap.step not in self._outcomes:
@@ -163,12 +166,22 @@ class Gossip:
         except PayloadError:
             return NO
 
+    def _front(self) -> int:
+        """The step that the upper half of those heard of has reached.
+
+        A peer that is behind would wait at every step for a partner that has passed it, and fall back further; a peer
+        that is ahead is caught up with. The median, so that one peer's claim moves nobody once three are known.
+        """
+        known = sorted([self.step, *(s for peer, s in self._seen.items() if peer in self.driver.head.members)])
+        return known[len(known) // 2]
+
     # ---- receiving ----
 
     def _on_swap(self, frame: Frame, decoded: Tensor) -> None:
         header = frame.header
         if header.sender not in self.driver.head.members:
             raise PayloadError("swap of a peer that is no member; drop it")
+        self._seen[header.sender] = max(self._seen.get(header.sender, 0), header.round)
         if not self.step <= header.round <= self.step + AHEAD or header.base != NOTHING:
             return  # a partner of a step that is over here: its commit is answered NO
         self._frames.setdefault((header.sender, header.round), (frame, decoded))

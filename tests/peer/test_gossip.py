@@ -104,3 +104,19 @@ def test_a_late_joiner_gossips_from_a_donors_parameters(run_lab, terms):
         assert joiner.node.gossip.step >= 4
 
     run_lab(terms("noloco"), script)
+
+
+def test_a_member_that_fell_behind_jumps_to_the_step_of_the_others_instead_of_waiting_at_each(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(len(m.swaps) >= 3 for m in lab.members))
+        slow = lab.members[2].node.gossip
+        lab.members[0].node.gossip.step += 40
+        lab.members[1].node.gossip.step += 40
+        await lab.until(lambda: slow.step >= 40, limit=100)
+        count = len(lab.members[2].swaps)
+        await lab.until(lambda: any(s.partner is not None for s in lab.members[2].swaps[count:]), limit=100)
+
+    run_lab(terms("noloco"), script)

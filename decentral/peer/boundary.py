@@ -1,0 +1,170 @@
+"""What happens at a step boundary: merge the commits that came, contribute when due, wait when the algorithm waits.
+
+Runs on the training thread of a peer's main process. The synchronous family offers to a round that all agree on; the
+gossip family swaps with one partner and ends with one merge of all replicas.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+from decentral.manifest import Manifest
+from decentral.peer.live_model import LiveModel
+from decentral.peer.node import Node
+from decentral.peer.reporting import Reporter
+from decentral.peer.rhythm import Rhythm
+from decentral.peer.swarm_thread import SwarmThread
+from decentral.rounds.contribution import Contribution
+from decentral.rounds.driver import Advance
+from decentral.wire.frames import Kind
+
+
+class Boundary(ABC):
+    """The training side of rounds; ``Peer`` adds beginning, end and durability."""
+
+    manifest: Manifest
+    done: bool
+    _model: LiveModel
+    _rhythm: Rhythm
+    _reporter: Reporter
+    _paused: bool
+    _leaving: bool
+    _tokens_per_step: int
+    _gossips: bool
+    _checkpoint_every: int
+
+    @property
+    @abstractmethod
+    def swarm(self) -> SwarmThread:
+        """The swarm side; only the main process has one."""
+
+    @abstractmethod
+    def _save(self) -> None:
+        """Write a checkpoint."""
+
+    def _boundary(self) -> set[int]:
+        """Merge what has come, contribute when due, wait when the algorithm waits."""
+        changed = self._merge_all(block_until=None)
+        due = self._rhythm.due and not self._paused and not self.done
+        if due and self._contribute() and self._rhythm.overlap == 0:
+            self._reporter.waits(True)
+            changed |= self._merge_all(block_until=time.monotonic() + self._patience())
+            self._reporter.waits(False)
+        self._checkpoint_if_due(changed)
+        return changed
+
+    def _patience(self) -> float:
+        """How long a round may hold the training thread: its ceiling, and as long again for the vote."""
+        return 2.0 * self.manifest.swarm.deadline_ceiling
+
+    def _contribute(self) -> bool:
+        """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now."""
+        node = self.swarm.node
+        head = node.driver.head
+        if head.anchor is None or head.hash != self._rhythm.seen or not node.driver.is_member:
+            return False
+        fragment = head.fragment(self.manifest.outer.fragments)
+        local_N = self._model.read(fragment)
+        steps = self._rhythm.since
+        contribution = Contribution(
+            fragment=fragment,
+            based_on=head.hash,
+            local_N=local_N,
+            gradient_N=node.replica.anchors[fragment] - local_N,
+            steps=steps,
+            tokens=steps * self._tokens_per_step,
+        )
+        self._rhythm.sent()
+        taken = self.swarm.begin(node.driver.contribute, contribution)
+        if self._rhythm.overlap == 0 and not taken.result():
+            self._rhythm.withdrawn()
+            return False
+        taken.add_done_callback(lambda future: self._withdraw_if_refused(future))
+        return True
+
+    def _withdraw_if_refused(self, future: Any) -> None:
+        if future.cancelled() or future.exception() is not None or not future.result():
+            self._rhythm.withdrawn()
+
+    def _merge_all(self, block_until: float | None) -> set[int]:
+        """Merge every advance whose time has come; wait for our own contribution's fate until ``block_until``."""
+        changed: set[int] = set()
+        while True:
+            self._take_advances(block_until)
+            while (advance := self._rhythm.mergeable()) is not None:
+                if self._rhythm.merge(advance, self._model):
+                    changed.add(advance.fragment)
+                self._note(advance)
+            in_flight = self._rhythm.sent_at is not None and not self.done
+            if block_until is None or not in_flight or time.monotonic() >= block_until or self._leaving:
+                return changed
+
+    def _take_advances(self, block_until: float | None) -> None:
+        advances = self.swarm.advances
+        if block_until is not None and self.swarm.alive:
+            try:
+                self._rhythm.waiting.append(advances.get(timeout=0.2))
+            except queue.Empty:
+                return
+        while not advances.empty():
+            self._rhythm.waiting.append(advances.get())
+
+    def _note(self, advance: Advance) -> None:
+        """Events of a merged commit; the end of the run."""
+        record = advance.record
+        if record is None:
+            return
+        self._reporter.round_ended(advance)
+        if record.final and not self._gossips:
+            self.done = True
+
+    def _gossip_boundary(self) -> set[int]:
+        """Every H steps one gossip step; after the last one, the merge of all replicas."""
+        changed = self._merge_all(block_until=None)
+        if not self._rhythm.due or self._paused or self.done:
+            return changed
+        node = self.swarm.node
+        assert node.gossip is not None
+        fragment = node.gossip.step % self.manifest.outer.fragments
+        local_N = self._model.read(fragment)
+        steps, tokens = self._rhythm.since, self._rhythm.since * self._tokens_per_step
+        self._reporter.waits(True)
+        swapped = self.swarm.call(node.gossip.exchange, fragment, local_N, steps, tokens)
+        self._reporter.waits(False)
+        self._model.write(fragment, swapped.after_N)
+        self._rhythm.since = 0
+        self._reporter.swapped(swapped)
+        if node.gossip.step >= self.manifest.run.rounds or node.driver.machine.time_is_up:
+            self._merge_replicas()
+            return set(range(len(self._model.schema.fragments)))
+        self._checkpoint_if_due({fragment})
+        return changed | {fragment}
+
+    def _merge_replicas(self) -> None:
+        """The end of a gossip run: one full average, agreed on like any other round."""
+        node = self.swarm.node
+        while not node.driver.head.final and not self._leaving:
+            self.swarm.call(self._offer_merge, node)
+            self._take_advances(time.monotonic() + 1.0)
+            while (advance := self._rhythm.mergeable()) is not None:
+                self._reporter.round_ended(advance) if advance.record is not None else None
+        for fragment, anchor_N in enumerate(node.replica.anchors):
+            self._model.write(fragment, anchor_N)
+        self.done = True
+
+    async def _offer_merge(self, node: Node) -> None:
+        head = node.driver.head
+        if node.driver.pending is not None or head.final:
+            return
+        fragment = head.fragment(self.manifest.outer.fragments)
+        slow_N = node.replica.anchors[fragment]
+        encoded = node.replica.merge_codec.encode(slow_N, None, node.replica.shapes(fragment))
+        offered = Contribution(fragment, head.hash, slow_N, slow_N, 0, 0, kind=Kind.MERGE, encoded=encoded)
+        await node.driver.contribute(offered)
+
+    def _checkpoint_if_due(self, changed: set[int]) -> None:
+        if changed and self._rhythm.num_merged % self._checkpoint_every == 0:
+            self._save()

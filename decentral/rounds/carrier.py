@@ -1,0 +1,229 @@
+"""Frames and messages of one peer: what comes in is checked and given to the machine, what it asks for goes out.
+
+All machine calls happen under one lock, and their effects are carried out in order before the next call, so what a
+peer says never runs ahead of what it has made durable.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import anyio
+import anyio.abc
+from torch import Tensor
+
+from decentral.errors import DecentralError, PayloadError, TransportError
+from decentral.exchange import gather
+from decentral.exchange.offload import Offload, in_thread
+from decentral.exchange.store import FrameStore
+from decentral.rounds.acceptor import Acceptor
+from decentral.rounds.chain import Digest, Head
+from decentral.rounds.contribution import Contribution
+from decentral.rounds.effects import Effect
+from decentral.rounds.inbox import Inbox
+from decentral.rounds.machine import RoundMachine, Terms
+from decentral.rounds.replica import Replica
+from decentral.swarm.directory import Directory
+from decentral.transport import Transport
+from decentral.transport.requests import notify, serve_requests
+from decentral.wire.frames import HEADER_NBYTES, Frame, Kind
+from decentral.wire.keys import PeerId, Signer
+from decentral.wire.messages import (
+    Commit,
+    Message,
+    Record,
+    decode,
+    encode,
+)
+
+CONTROL = "/decentral/control/1"
+CONTROL_LIMIT = 1 << 20  # bytes; a record of 1,024 members with certificate is about 380 KB
+SEND_TIMEOUT = 10.0  # s for a control message
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """One commit as the training side sees it."""
+
+    record: Record | None  # None: adopted from a snapshot
+    head: Digest  # hash of the chain's head after it
+    fragment: int
+    before_N: Tensor | None  # None: only the membership changed
+    after_N: Tensor | None
+    contribution: Contribution | None  # this peer's, when the record names it
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Where commits and acceptor state become durable. In tests it may keep them in memory."""
+
+    append: Callable[[Commit, Sequence[bytes]], None]
+    save_acceptor: Callable[[bytes], None]
+
+
+class Carrier(ABC):
+    """Holds the machine, its frames and its ways to the others."""
+
+    machine: RoundMachine  # made when ``run`` starts, at the head that is known by then
+
+    @abstractmethod
+    async def _carry_out(self, effects: list[Effect]) -> None:
+        """Do what the machine asks for, in order."""
+
+    @abstractmethod
+    def _take_slice(self, frame: Frame, decoded: Tensor) -> None:
+        """Take a checked slice of a reduce."""
+
+    def __init__(
+        self,
+        *,
+        signer: Signer,
+        head: Head,
+        terms: Terms,
+        replica: Replica,
+        inbox: Inbox,
+        transport: Transport,
+        directory: Directory,
+        ledger: Ledger,
+        on_advance: Callable[[Advance], None],
+        on_event: Callable[[str, dict[str, object]], None],
+        lease: float,
+        shrink_after: float,
+        acceptor: Acceptor | None = None,
+        reserve: int = 1 << 28,
+        offload: Offload = in_thread,
+    ) -> None:
+        self.offload = offload
+        self.signer, self.me = signer, signer.peer
+        self.terms, self.replica, self.inbox = terms, replica, inbox
+        self.transport, self.directory, self.ledger = transport, directory, ledger
+        self.on_advance, self.on_event = on_advance, on_event
+        self.lease, self.shrink_after = lease, shrink_after
+        self.store = FrameStore(reserve)
+        self.pending: Contribution | None = None
+        self.catch_up: Callable[[PeerId], None] = lambda peer: None
+        self.on_swap: Callable[[Frame, Tensor], None] = lambda frame, decoded: None
+        self.contributed = 0
+        self.stopping = False
+        self._heard: dict[PeerId, float] = {}
+        self._rivals: dict[PeerId, float] = {}
+        self._fatal: DecentralError | None = None
+        self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
+        self._slice_came = anyio.Event()
+        self._lock = anyio.Lock()
+        self._start = (head, acceptor)
+        self._group: anyio.abc.TaskGroup | None = None
+        limit = HEADER_NBYTES + inbox.limit()
+        serve_requests(transport, CONTROL, self._on_control, limit=CONTROL_LIMIT)
+        serve_requests(transport, gather.PUSH, self._on_push, limit=limit)
+        serve_requests(transport, gather.FETCH, self._on_fetch, limit=64)
+        self.frame_limit = limit
+
+    @property
+    def head(self) -> Head:
+        """Where this peer's chain stands."""
+        return self.machine.head if self._group is not None else self._start[0]
+
+    @property
+    def running(self) -> bool:
+        """Whether this peer is in step with a chain; before that, its head is only a placeholder."""
+        return self._group is not None
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this peer votes in the round in progress."""
+        return self.me in self.head.members
+
+    def begin_at(self, head: Head, acceptor: Acceptor | None = None) -> None:
+        """Stand at ``head`` when ``run`` starts: learnt from a verified snapshot, or replayed from the journal."""
+        self._start = (head, acceptor)
+
+    async def feed(self, peer: PeerId, message: Message) -> None:
+        """Hand the machine a message as if ``peer`` had just sent it."""
+        await self._step(lambda now: self.machine.receive(peer, message, now))
+
+    async def unreachable(self, peer: PeerId) -> None:
+        """A send to ``peer`` failed."""
+        await self._step(lambda now: self.machine.unreachable(peer, now))
+
+    async def hold(self, frame: Frame) -> None:
+        """Hold a checked frame."""
+        self.store.add(frame)
+        await self._step(lambda now: self.machine.hold(frame.hash, frame.header, now))
+
+    async def take(self, data: bytes, wanted: bytes | None = None) -> None:
+        """Check a frame's bytes and hold it. Raises PayloadError."""
+        frame, decoded = await self.inbox.take(data, lambda: self.head, self.terms.patience)
+        if wanted is not None and frame.hash != wanted:
+            raise PayloadError("a holder answered with another frame than the one asked for; drop it")
+        if frame.header.kind == Kind.SLICE:
+            self._take_slice(frame, decoded)
+        elif frame.header.kind == Kind.SWAP:
+            self.on_swap(frame, decoded)
+        elif frame.hash not in self.store:
+            await self.hold(frame)
+
+    async def _step(self, call: Callable[[float], list[Effect]]) -> None:
+        async with self._lock:
+            effects = call(anyio.current_time())
+            with anyio.CancelScope(shield=True):  # a caller that goes away must not leave a commit half done
+                try:
+                    await self._carry_out(effects)
+                except DecentralError as error:
+                    self._fatal = error  # a full disk, say: the machine has moved on and the disk has not
+                    raise
+
+    def _stored(self, frame: bytes) -> Frame:
+        found = self.store.get(frame)
+        assert found is not None, "the machine decides only on frames that are held"
+        return found
+
+    def _spawn(self, work: Callable[..., object], *args: object) -> None:
+        if self._group is not None:
+            self._group.start_soon(self._guarded, work, *args)
+
+    async def _guarded(self, work: Callable[..., object], *args: object) -> None:
+        """A failed send or a bad answer must not end the peer; it is counted and the timers above go on."""
+        try:
+            await work(*args)  # type: ignore[misc]
+        except DecentralError as error:
+            self.on_event("dropped", {"what": getattr(work, "__name__", "task"), "why": str(error)})
+
+    async def _send(self, to: PeerId, message: Message) -> None:
+        try:
+            await notify(self.transport, to, CONTROL, encode(message), timeout=SEND_TIMEOUT)
+        except TransportError:
+            await self.unreachable(to)
+
+    async def _push(self, frame: Frame, members: Sequence[PeerId]) -> None:
+        others = [peer for peer in members if peer != self.me]
+        for peer in await gather.push(self.transport, others, frame.to_bytes(), self.terms.ceiling):
+            await self.unreachable(peer)
+
+    async def _fetch(self, frame: bytes, holders: Sequence[PeerId]) -> None:
+        if frame in self.store:
+            return
+        data = await gather.fetch(self.transport, holders, frame, self.frame_limit, self.terms.ceiling)
+        if data is not None:
+            await self.take(data, frame)
+
+    async def _on_control(self, peer: PeerId, data: bytes) -> bytes:
+        if self._group is None:
+            return b""  # not in step yet: nothing that is said now concerns this peer
+        message = decode(data)
+        self._heard[peer] = anyio.current_time()
+        await self.feed(peer, message)
+        return b""
+
+    async def _on_push(self, peer: PeerId, data: bytes) -> bytes:
+        if self._group is None:
+            return b""
+        self._heard[peer] = anyio.current_time()
+        await self.take(data)
+        return b""
+
+    async def _on_fetch(self, peer: PeerId, data: bytes) -> bytes:
+        frame = self.store.get(data)
+        return b"" if frame is None else frame.to_bytes()
