@@ -34,6 +34,7 @@ from decentral.wire.keys import PeerId
 
 PAIR = "/decentral/pair/1"
 TIMEOUT = 10.0  # s for the answer to a commit
+UNDECIDED = 8.0  # s a commit is asked about, whatever is cancelled meanwhile: leaving takes less than 10 s
 LOOK_EVERY = 0.5  # s between looks whether an awaited partner is still there
 ASK_AGAIN = 0.5  # s until a follower that was not ready is asked again
 REMEMBERED = 256  # gossip steps whose outcome is kept for a partner that asks again
@@ -148,8 +149,8 @@ class Gossip:
     async def _ask(self, swap: _Swap, theirs: Frame) -> bool:
         """Ask the follower to commit until it answers or is gone: only it knows whether it did."""
         body = _COMMIT.pack(swap.step, swap.frame.hash, theirs.hash)
-        with anyio.CancelScope(shield=True):  # once asked, the deadline must not leave the pair half applied
-            answer = WAIT
+        answer = WAIT
+        with anyio.move_on_after(UNDECIDED, shield=True):  # once asked, a deadline must not leave the pair half applied
             while answer == WAIT and swap.partner not in self.driver.machine.presence.expired:
                 answer = await self._answer(swap.partner, body)
                 if answer == WAIT:

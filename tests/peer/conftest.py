@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import anyio
 import pytest
 import torch
 import trio
+import trio._core._run as scheduler
 import trio.testing
 
 from decentral.errors import DiskError
@@ -193,7 +195,11 @@ def terms() -> Callable[..., Manifest]:
 
 
 @pytest.fixture
-def run_lab() -> Callable[..., None]:
+def run_lab(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    # trio's own switch for simulations (the one that Hypothesis flips): the same seed runs the same interleaving
+    monkeypatch.setattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+    monkeypatch.setattr(scheduler, "_r", random.Random(0))
+
     def run(manifest: Manifest, script: Callable[[Lab], Awaitable[None]]) -> None:
         async def main() -> None:
             lab = Lab(manifest)
