@@ -4,7 +4,7 @@ Both processes train the demo's model on one thread each. Blocks of steps altern
 peers of one run with tau > 0, then without again. A step counts as "in flight" when a contribution of this peer was
 waiting for its commit at the step's end; the hook's own work (reading, encoding, merging) is inside the step's time.
 
-    OMP_NUM_THREADS=1 python experiments/overlap/measure.py --preset streaming --blocks 3
+    OMP_NUM_THREADS=1 python experiments/overlap/measure.py --preset diloco --overlap 20 --batch 16
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from decentral.tasks.corpus import load_corpus
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
 from decentral.tasks.presets import demo_tables
 
-STEPS = 120  # per block
+STEPS = 60  # per block
 
 
 class Trainer:
-    def __init__(self, manifest: Manifest, seed: int) -> None:
+    def __init__(self, manifest: Manifest, seed: int, batch_size: int) -> None:
+        self.batch_size = batch_size
         sizes = manifest.model
         config = LanguageModelConfig(
             hidden=sizes.hidden, layers=sizes.layers, heads=sizes.heads, context=sizes.context, tie_embeddings=True
@@ -45,7 +46,12 @@ class Trainer:
     def step(self) -> float:
         began = time.perf_counter()
         batch = batch_at(
-            self.corpus.train, seed=self.seed, peer=bytes(32), step=self.number, batch_size=4, context=self.context
+            self.corpus.train,
+            seed=self.seed,
+            peer=bytes(32),
+            step=self.number,
+            batch_size=self.batch_size,
+            context=self.context,
         )
         self.model(**batch).loss.backward()
         self.optimizer.step()
@@ -54,11 +60,11 @@ class Trainer:
         return time.perf_counter() - began
 
 
-def work(number: int, folder: str, blocks: int, barrier: Any, answers: Any) -> None:
+def work(number: int, folder: str, blocks: int, batch_size: int, barrier: Any, answers: Any) -> None:
     torch.set_num_threads(1)
     root = Path(folder)
     manifest = load_manifest(root / "run.toml")
-    trainer = Trainer(manifest, number)
+    trainer = Trainer(manifest, number, batch_size)
     for _ in range(10):
         trainer.step()
     alone: list[float] = []
@@ -74,6 +80,8 @@ def work(number: int, folder: str, blocks: int, barrier: Any, answers: Any) -> N
             (root / "invite.part").write_text(peer.invite)
             (root / "invite.part").rename(root / "invite")
         while len(peer.status().members) < 2:
+            trainer.step()
+        for _ in range(STEPS):  # the DHT is imported now, once: about a second of processor time
             trainer.step()
         barrier.wait()
         for _ in range(blocks * STEPS):
@@ -97,15 +105,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--preset", default="streaming")
     parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument(
+        "--batch", type=int, default=16, help="sequences per inner step: 4 takes 50 ms, 16 about 200 ms"
+    )
+    parser.add_argument("--overlap", type=int, default=20, help="tau, inner steps")
     options = parser.parse_args()
     tables = demo_tables(options.preset)
-    outer = {**tables.get("outer", {}), "overlap": tables.get("outer", {}).get("overlap") or 8}
+    outer = {**tables.get("outer", {}), "overlap": options.overlap}
     manifest = preset_manifest(options.preset, **{**tables, "outer": outer}, run={"rounds": 100_000})
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "run.toml").write_text(manifest.to_toml())
         context = multiprocessing.get_context("spawn")
         barrier, answers = context.Barrier(2), context.Queue()
-        peers = [context.Process(target=work, args=(n, folder, options.blocks, barrier, answers)) for n in range(2)]
+        peers = [
+            context.Process(target=work, args=(n, folder, options.blocks, options.batch, barrier, answers))
+            for n in range(2)
+        ]
         for process in peers:
             process.start()
         found = [answers.get() for _ in peers]
