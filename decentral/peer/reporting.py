@@ -18,19 +18,23 @@ if TYPE_CHECKING:
 
 SEEN = 100  # rounds over which "you contributed to 40 of the last 41" is counted
 RATE_WINDOW = 10.0  # s over which bytes per second are measured
+NOTABLE_WAIT = 2.0  # s; every round without overlap waits for its commit, and only a longer wait is worth a word
 
 
 class Reporter:
     """Counters of one peer; written by the training thread, read by whoever asks for the status."""
 
-    def __init__(self, emit: Callable[[str, dict[str, object]], None]) -> None:
+    def __init__(
+        self, emit: Callable[[str, dict[str, object]], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._emit = emit
+        self._clock = clock
         self._outcomes: deque[bool] = deque(maxlen=SEEN)
         self._traffic: deque[tuple[float, int, int]] = deque(maxlen=256)
         self._sent_at_round: deque[int] = deque(maxlen=SEEN)
         self._waiting = False
         self._loss: float | None = None
-        self._round_began = time.monotonic()
+        self._round_began = self._clock()
         self._round_seconds: float | None = None
         self.waited = 0.0  # s the training thread stood still for the swarm
         self._wait_began = 0.0
@@ -47,7 +51,7 @@ class Reporter:
 
     def waits(self, waiting: bool) -> None:
         """The training thread begins or ends to wait for the swarm."""
-        now = time.monotonic()
+        now = self._clock()
         if waiting:
             self._wait_began = now
         elif self._waiting:
@@ -84,7 +88,7 @@ class Reporter:
         self._ended(outcome.partner is not None)
 
     def _ended(self, contributed: bool) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._outcomes.append(contributed)
         self._round_seconds = now - self._round_began
         self._round_began = now
@@ -131,7 +135,7 @@ class Reporter:
             return node.state
         if peer.paused:
             return "paused"
-        if self._waiting:
+        if self._waiting and self._clock() - self._wait_began > NOTABLE_WAIT:
             return "waiting"
         alone = not node.directory.live()
         return "looking" if alone else "training"
@@ -157,7 +161,7 @@ class Reporter:
         return tuple(peer_name(p) for p in absent)
 
     def _rates(self, sent: int, received: int) -> tuple[float, float]:
-        now = time.monotonic()
+        now = self._clock()
         self._traffic.append((now, sent, received))
         while len(self._traffic) > 2 and now - self._traffic[0][0] > RATE_WINDOW:
             self._traffic.popleft()
@@ -168,4 +172,4 @@ class Reporter:
     def _next_sync(self) -> float | None:
         if self._round_seconds is None:
             return None
-        return max(0.0, self._round_began + self._round_seconds - time.monotonic())
+        return max(0.0, self._round_began + self._round_seconds - self._clock())
