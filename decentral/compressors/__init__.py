@@ -3,7 +3,7 @@
 One folder, one seam: `Compressor`. `parse_compressor` reads a spelling from a manifest, ``str()`` writes it.
 """
 
-from decentral.compressors.base import Compressor, PartSpec, Payload, Sparsifier
+from decentral.compressors.base import Accumulator, Compressor, PartSpec, Payload, Sparsifier, accumulate
 from decentral.compressors.chain import Chain
 from decentral.compressors.e3m0 import E3M0
 from decentral.compressors.feedback import compress_with_debt
@@ -16,6 +16,7 @@ from decentral.compressors.topk import TopK
 
 __all__ = [
     "E3M0",
+    "Accumulator",
     "BFloat16",
     "Chain",
     "Compressor",
@@ -27,6 +28,7 @@ __all__ = [
     "Sparsifier",
     "TopK",
     "Uncompressed",
+    "accumulate",
     "compress_with_debt",
     "describe_compressors",
     "parse_compressor",

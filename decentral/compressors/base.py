@@ -1,8 +1,9 @@
 """What a compressor is: tensor -> parts -> tensor, with every size known from the tensor's shape alone.
 
-A part is a flat, packed tensor that goes to the wire as its little-endian bytes. Nothing about a part's size is
-ever read from a peer: ``layout`` gives it. Compressors are pure values (frozen dataclasses): equal spelling,
-equal compressor, equal bits. ``sparsifier >> quantiser`` makes a `Chain`.
+A part is a tensor of codes, indices or floats, one element each; its kind says how it is packed or entropy coded on the
+wire (`decentral.coding`). Nothing about a part's size is ever read from a peer: ``layout`` gives it, and bounds what
+the coded part may take. Compressors are pure values (frozen dataclasses): equal spelling, equal compressor, equal bits.
+``sparsifier >> quantiser`` makes a `Chain`.
 """
 
 import dataclasses
@@ -13,27 +14,41 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from decentral.coding import Kind, Symbols
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
 
 if TYPE_CHECKING:
     from decentral.compressors.chain import Chain
 
-__all__ = ["About", "Compressor", "Method", "PartSpec", "Payload", "Sparsifier", "check_input", "check_parts"]
+__all__ = [
+    "About",
+    "Accumulator",
+    "Compressor",
+    "Method",
+    "PartSpec",
+    "Payload",
+    "Sparsifier",
+    "accumulate",
+    "check_input",
+    "check_parts",
+]
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """One part's dtype and shape."""
+    """One part's meaning, dtype and shape. Parts of one name, over all tensors of a frame, are coded together."""
 
+    name: str
     dtype: torch.dtype
     shape: Shape
+    kind: Kind
 
     @property
     def nbytes(self) -> int:
-        """Exact bytes on the wire."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes on the wire when entropy coding gains nothing, and the most it may take."""
+        return self.kind.raw_nbytes(self.shape, self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +59,9 @@ class Payload:
     parts: tuple[Tensor, ...]
 
     @property
-    def nbytes(self) -> int:
-        """Exact bytes of all parts."""
-        return sum(part.numel() * part.element_size() for part in self.parts)
+    def device(self) -> torch.device:
+        """Where the parts lie; the processor when nothing had to be sent."""
+        return self.parts[0].device if self.parts else torch.device("cpu")
 
 
 @runtime_checkable
@@ -76,8 +91,24 @@ class Sparsifier(Protocol):
     def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The index parts, and the matrices of kept values."""
 
-    def place(self, shape: Shape, index: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Tensor:
-        """The dense tensor: given values at the kept places, zero elsewhere; PayloadError on a bad index."""
+    def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
+        """``total += weight * values`` at the kept places, in place; PayloadError on a bad index, nothing added."""
+
+
+@runtime_checkable
+class Accumulator(Protocol):
+    """A compressor that can add what it decodes without making the dense tensor first."""
+
+    def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
+        """``total += weight * decompress(payload)``, bit for bit, in place; PayloadError before anything is added."""
+
+
+def accumulate(compressor: Compressor, total: Tensor, payload: Payload, weight: float = 1.0) -> None:
+    """``total += weight * compressor.decompress(payload)`` in place, by the compressor's own way if it has one."""
+    if isinstance(compressor, Accumulator):
+        compressor.accumulate(total, payload, weight)
+    else:
+        total += compressor.decompress(payload) * weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +159,9 @@ def check_parts(method: object, payload: Payload, layout: tuple[PartSpec, ...]) 
     wanted = [(spec.dtype, spec.shape) for spec in layout]
     if found != wanted:
         raise PayloadError(f"{method} for shape {payload.shape}: parts {wanted} are wanted, got {found}; drop them")
+    for part, spec in zip(payload.parts, layout, strict=True):
+        if isinstance(spec.kind, Symbols) and spec.kind.bits < 8:
+            require((part < 1 << spec.kind.bits).all(), method, f"{spec.name} must be below {1 << spec.kind.bits}")
     if len({part.device for part in payload.parts}) > 1:
         raise PayloadError(f"{method} for shape {payload.shape}: parts lie on several devices; move them to one")
 

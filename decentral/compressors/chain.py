@@ -8,6 +8,7 @@ per chunk, so a quantiser that works by rows (signmag2) has its scales per chunk
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from decentral.compressors.base import (
@@ -55,12 +56,23 @@ class Chain(Method):
         return Payload(tuple(tensor.shape), (*index, *parts))
 
     def decompress(self, payload: Payload) -> Tensor:
-        """Values first, then their places."""
+        """Kept values in their places, zero elsewhere."""
         check_parts(self, payload, self.layout(payload.shape))
+        total = torch.zeros(payload.shape, dtype=torch.float32, device=payload.device)
+        self._add(total, payload, 1.0)
+        return total
+
+    def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
+        """Touches the kept places only; a ``total`` that is a view of something else is changed there."""
+        check_parts(self, payload, self.layout(payload.shape))
+        self._add(total, payload, weight)
+
+    def _add(self, total: Tensor, payload: Payload, weight: float) -> None:
+        """Values first, then their places."""
         start = len(self.sparsifier.index_layout(payload.shape))
         index, values = payload.parts[:start], []
         for rows in self.sparsifier.value_shapes(payload.shape):
             stop = start + len(self.quantiser.layout(rows))
             values.append(self.quantiser.decompress(Payload(rows, payload.parts[start:stop])))
             start = stop
-        return self.sparsifier.place(payload.shape, index, tuple(values))
+        self.sparsifier.add_at(total, index, tuple(values), weight)

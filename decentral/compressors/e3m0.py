@@ -1,7 +1,6 @@
 """4-bit codes: a sign, 3 exponent bits, no mantissa, and one scale per block of values.
 
-Parts: codes uint8 (ceil(N/2),), two in a byte, first in the low nibble; scales bfloat16 (B,).
-4 + 16/block bits per value. Code 0 is zero, code c in 1..7 is scale * 2**(c-7), bit 3 is the sign; "minus zero"
+Parts: codes uint8 below 16 (N,); scales bfloat16 (B,). At most 4 + 16/block bits per value. Code 0 is zero, code c in 1..7 is scale * 2**(c-7), bit 3 is the sign; "minus zero"
 (code 8) is not used. scale = largest magnitude of the block, rounded up to 8 significant bits. Rounding is to the
 nearest level (linearly: 0.75 * 2**e goes up), so a value above scale/128 is off by at most a half of itself.
 
@@ -17,9 +16,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from decentral.coding import Floats, Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.blocks import check_block, num_blocks, positive, short_scale, spread, to_blocks
-from decentral.compressors.packing import pack, packed_nbytes, unpack
 
 __all__ = ["E3M0"]
 
@@ -46,8 +45,8 @@ class E3M0(Method):
         """Codes, then scales."""
         numel = math.prod(shape)
         return (
-            PartSpec(torch.uint8, (packed_nbytes(numel, 4),)),
-            PartSpec(torch.bfloat16, (num_blocks(numel, self.block),)),
+            PartSpec("codes", torch.uint8, (numel,), Symbols(4)),
+            PartSpec("scales", torch.bfloat16, (num_blocks(numel, self.block),), Floats()),
         )
 
     def compress(self, tensor: Tensor) -> Payload:
@@ -56,14 +55,13 @@ class E3M0(Method):
         scale_B = short_scale(value_BL.abs().amax(dim=1))
         size_BL = value_BL.abs() / positive(scale_B)[:, None]
         code_N = _nearest(size_BL, value_BL < 0).flatten()[: tensor.numel()]
-        return Payload(tuple(tensor.shape), (pack(code_N, 4), scale_B.to(torch.bfloat16)))
+        return Payload(tuple(tensor.shape), (code_N, scale_B.to(torch.bfloat16)))
 
     def decompress(self, payload: Payload) -> Tensor:
         """level * scale."""
         check_parts(self, payload, self.layout(payload.shape))
-        packed, scale_B = payload.parts
+        code_N, scale_B = payload.parts
         require(((scale_B >= 0) & torch.isfinite(scale_B)).all(), self, "a scale is not in [0, Inf)")
-        code_N = unpack(packed, 4, math.prod(payload.shape), self)
         require((code_N != _MINUS).all(), self, "code 8, minus zero, is not used")
         level_16 = torch.tensor([*_LEVELS, *(-level for level in _LEVELS)], dtype=torch.float32, device=code_N.device)
         level_N = level_16.index_select(0, code_N.int())

@@ -11,7 +11,7 @@ arXiv:1809.07599; the decay beta as in Sarfi et al., "SparseLoCo", 2025, arXiv:2
 
 from torch import Tensor
 
-from decentral.compressors.base import Compressor, Payload
+from decentral.compressors.base import Compressor, Payload, accumulate
 from decentral.errors import ConfigError
 
 __all__ = ["compress_with_debt"]
@@ -30,6 +30,7 @@ def compress_with_debt(
         raise ConfigError(
             f"compress_with_debt: debt {tuple(debt.shape)} and tensor {tuple(tensor.shape)} differ in shape"
         )
-    owed = tensor.detach() if debt is None else (debt * beta).add_(tensor.detach())
+    owed = tensor.detach().clone() if debt is None else (debt * beta).add_(tensor.detach())
     payload = compressor.compress(owed)
-    return payload, owed - compressor.decompress(payload)
+    accumulate(compressor, owed, payload, -1.0)
+    return payload, owed

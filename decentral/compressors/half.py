@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from decentral.coding import Floats
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 
 __all__ = ["BFloat16", "Float16"]
@@ -27,7 +28,7 @@ class _Half(Method):
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """One 16-bit part of N values."""
-        return (PartSpec(self.dtype, (math.prod(shape),)),)
+        return (PartSpec("values", self.dtype, (math.prod(shape),), Floats()),)
 
     def compress(self, tensor: Tensor) -> Payload:
         """Round to nearest, within the range."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from decentral.coding import Floats
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 
 __all__ = ["Uncompressed"]
@@ -26,7 +27,7 @@ class Uncompressed(Method):
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """One float32 part of N values."""
-        return (PartSpec(torch.float32, (math.prod(shape),)),)
+        return (PartSpec("values", torch.float32, (math.prod(shape),), Floats()),)
 
     def compress(self, tensor: Tensor) -> Payload:
         """A copy, so that a payload never changes under its reader."""

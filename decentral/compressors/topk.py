@@ -1,15 +1,15 @@
 """Keep the k entries of largest magnitude of every chunk; ``>>`` says how their values are sent.
 
-Parts: indices uint8 (ceil(1.5 K),), 12 bits each, two in three bytes, rising strictly inside each chunk; then the
-kept values of every region of equal chunks (at most four regions), float32 when used alone. 12 + 32 bits per kept
-value; with ``k=64, chunk=4096`` one value of 64 is kept. Chunks are 64x64 tiles of a matrix, runs of 4096 of anything
+Parts: indices int16 (C, k) of every region of equal chunks (at most four regions), rising strictly inside each chunk;
+then the kept values of every region, float32 when used alone. An index of 64 in 4096 takes 7.4 bits as a coded gap, where
+log2 C(4096, 64) / 64 = 7.36, and at most 12; with ``k=64, chunk=4096`` one value of 64 is kept. Chunks are 64x64 tiles of a matrix, runs of 4096 of anything
 else (`tiles`); a chunk of L values keeps max(1, round(L * k / chunk)). Biased: use it through `compress_with_debt`, or
 what it drops is gone for good.
 
 Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706; chunked
 selection from Peng et al., "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.
 """
-# Shape suffixes: C = chunks of a region, L = values per chunk, k = entries kept per chunk, K = all entries kept.
+# Shape suffixes: C = chunks of a region, L = values per chunk, k = entries kept per chunk.
 
 import math
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from decentral.coding import Rising
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, require
 from decentral.compressors.chain import Chain
 from decentral.compressors.none import Uncompressed
-from decentral.compressors.packing import pack12, packed_nbytes, unpack12
+from decentral.compressors.selection import add_at, largest
 from decentral.compressors.tiles import Region, as_matrix, cut, paste, regions
 from decentral.errors import ConfigError
 
@@ -36,7 +37,7 @@ class TopK(Method):
 
     name: ClassVar[str] = "topk"
     about: ClassVar[About] = About(
-        layout="indices 12 bits (N*k/chunk), values float32 (N*k/chunk)",
+        layout="indices, coded gaps (N*k/chunk), values float32 (N*k/chunk)",
         biased=True,
         source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706',
     )
@@ -64,35 +65,33 @@ class TopK(Method):
         return self._alone.decompress(payload)
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """One part of packed indices."""
-        kept = sum(math.prod(rows) for rows in self.value_shapes(shape))
-        return (PartSpec(torch.uint8, (packed_nbytes(kept, 12),)),)
+        """Indices (C, k) of every region."""
+        places = regions(shape, self.chunk)
+        return tuple(
+            PartSpec("index", torch.int16, (region.num_chunks, self._kept(region)), Rising(region.length))
+            for region in places
+        )
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         """(C, k) of every region."""
         return tuple((region.num_chunks, self._kept(region)) for region in regions(shape, self.chunk))
 
     def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Packed indices, and the kept values (C, k) of every region."""
-        matrix = as_matrix(check_input(tensor))
-        chunks = [(cut(matrix, region), self._kept(region)) for region in regions(tuple(tensor.shape), self.chunk)]
-        index = [_largest(chunk_CL, k) for chunk_CL, k in chunks]
-        values = tuple(chunk_CL.gather(1, index_Ck) for (chunk_CL, _), index_Ck in zip(chunks, index, strict=True))
-        nothing = torch.zeros(0, dtype=torch.int64, device=tensor.device)
-        return (pack12(torch.cat([nothing, *(index_Ck.flatten() for index_Ck in index)])),), values
+        """Rising indices and kept values, (C, k) of every region."""
+        matrix = as_matrix(check_input(tensor)).contiguous()
+        find = largest if tensor.device.type == "cpu" else _largest
+        found = [find(matrix, region, self._kept(region)) for region in regions(tuple(tensor.shape), self.chunk)]
+        return tuple(index_Ck for index_Ck, _ in found), tuple(value_Ck for _, value_Ck in found)
 
-    def place(self, shape: Shape, index: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Tensor:
-        """The dense tensor; PayloadError unless every index is inside its chunk and above the one before."""
-        shapes = self.value_shapes(shape)
-        sizes = [math.prod(rows) for rows in shapes]
-        pieces = torch.split_with_sizes(unpack12(index[0], sum(sizes), self), sizes)
-        matrix = as_matrix(torch.zeros(shape, dtype=torch.float32, device=index[0].device))
-        for region, rows, piece, value_Ck in zip(regions(shape, self.chunk), shapes, pieces, values, strict=True):
-            index_Ck = piece.view(rows)
+    def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
+        """Add at the kept places; PayloadError unless every index is inside its chunk and above the one before."""
+        places = regions(tuple(total.shape), self.chunk)
+        for region, index_Ck in zip(places, index, strict=True):
             self._check(index_Ck, region)
-            chunk_CL = matrix.new_zeros(region.num_chunks, region.length)
-            paste(matrix, region, chunk_CL.scatter_(1, index_Ck, value_Ck.view(rows)))
-        return matrix.view(shape)
+        matrix = as_matrix(total)
+        add = add_at if total.device.type == "cpu" else _add_at
+        for region, index_Ck, value_Ck in zip(places, index, values, strict=True):
+            add(matrix, region, index_Ck, value_Ck.view(index_Ck.shape), weight)
 
     @property
     def _alone(self) -> Chain:
@@ -102,12 +101,20 @@ class TopK(Method):
         return max(1, round(region.length * self.k / self.chunk))
 
     def _check(self, index_Ck: Tensor, region: Region) -> None:
-        """A peer chose these numbers. On CUDA one bad index would abort the whole process."""
-        inside = (index_Ck[:, -1] < region.length).all()  # the last is the largest when they rise
+        """A peer chose these numbers. One bad index would write elsewhere, or on CUDA abort the whole process."""
+        inside = ((index_Ck[:, 0] >= 0) & (index_Ck[:, -1] < region.length)).all()  # first and last, when they rise
         rising = (index_Ck[:, 1:] > index_Ck[:, :-1]).all()
         require(inside & rising, self, f"indices must rise strictly within [0, {region.length})")
 
 
-def _largest(chunk_CL: Tensor, k: int) -> Tensor:
-    """Rising indices (C, k) of the k largest magnitudes of every row."""
-    return chunk_CL.abs().topk(k, dim=1, sorted=False).indices.sort(dim=1).values
+def _largest(matrix: Tensor, region: Region, k: int) -> tuple[Tensor, Tensor]:
+    """What `selection.largest` does, on any device; which of equal magnitudes is kept is the device's choice."""
+    chunk_CL = cut(matrix, region)
+    index_Ck = chunk_CL.abs().topk(k, dim=1, sorted=False).indices.sort(dim=1).values
+    return index_Ck.to(torch.int16), chunk_CL.gather(1, index_Ck)
+
+
+def _add_at(matrix: Tensor, region: Region, index_Ck: Tensor, value_Ck: Tensor, weight: float) -> None:
+    """What `selection.add_at` does, on any device."""
+    chunk_CL = cut(matrix, region)
+    paste(matrix, region, chunk_CL.scatter_add(1, index_Ck.long(), value_Ck * weight))

@@ -1,6 +1,6 @@
 """A fragment's pseudo-gradient to the bytes of a frame's body, and back.
 
-What crosses the wire is the compressor's parts, tensor after tensor; what it costs is ``body_nbytes``. Sparse
+What crosses the wire is the compressor's parts, entropy coded; it costs at most ``max_body_nbytes``. Sparse
 methods see every parameter in its own shape (tiles need it); a reduce sees flat ranges, so that it can be cut
 anywhere.
 """
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, compress_with_debt
+from decentral.compressors import Compressor, accumulate
+from decentral.errors import PayloadError
 from decentral.parameters import Fragment, split
 from decentral.wire import body
 
@@ -38,29 +39,49 @@ class Codec:
     compressor: Compressor
     error_feedback: float | None  # decay of the debt, or None: what compression loses is gone
 
-    def body_nbytes(self, shapes: Shapes) -> int:
-        """Exact size of a body over ``shapes``: known before a byte arrives."""
-        return body.nbytes(self.compressor, shapes)
+    def max_body_nbytes(self, shapes: Shapes) -> int:
+        """What a body over ``shapes`` takes at most: known before a byte arrives."""
+        return body.max_nbytes(self.compressor, shapes)
 
     def encode(self, gradient_N: Tensor, debt_N: Tensor | None, shapes: Shapes) -> Encoded:
         """Compress ``error_feedback * debt + gradient``. Pure: the debt given is not changed.
 
         Raises NonFiniteError when the gradient holds NaN or Inf.
         """
-        beta = 0.0 if self.error_feedback is None else self.error_feedback
-        debts = [None] * len(shapes) if debt_N is None else split_shapes(debt_N, shapes)
-        payloads, left = [], []
-        for tensor, debt in zip(split_shapes(gradient_N, shapes), debts, strict=True):
-            payload, after = compress_with_debt(self.compressor, tensor, debt, beta)
-            payloads.append(payload)
-            left.append(after.reshape(-1))
-        debt_after = None if self.error_feedback is None else torch.cat(left)
-        return Encoded(body.encode(self.compressor, payloads), debt_after)
+        owed_N = self._owed(gradient_N, debt_N)
+        payloads = []
+        for owed in split_shapes(owed_N, shapes):
+            payloads.append(self.compressor.compress(owed))
+            if self.error_feedback is not None:
+                accumulate(self.compressor, owed, payloads[-1], -1.0)
+        return Encoded(body.encode(self.compressor, payloads), None if self.error_feedback is None else owed_N)
 
     def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
         """The flat float32 tensor that every receiver of ``data`` applies. Raises PayloadError."""
-        tensors = body.decode(self.compressor, data, shapes)
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+        decoded_N = torch.empty(numel(shapes))
+        payloads = body.decode(self.compressor, data, shapes)
+        for decoded, payload in zip(split_shapes(decoded_N, shapes), payloads, strict=True):
+            decoded.copy_(self.compressor.decompress(payload))
+        if not bool(torch.isfinite(decoded_N).all()):  # a second guard: one NaN in a mean would reach every peer
+            raise PayloadError(f"body decodes to NaN or Inf through {self.compressor}; drop it and its sender")
+        return decoded_N
+
+    def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
+        """``total += weight * decode(data)`` in place: sparse frames touch only what they hold.
+
+        Raises PayloadError; ``total`` is then to be thrown away.
+        """
+        payloads = body.decode(self.compressor, data, shapes)
+        for total, payload in zip(split_shapes(total_N, shapes), payloads, strict=True):
+            accumulate(self.compressor, total, payload, weight)
+
+    def _owed(self, gradient_N: Tensor, debt_N: Tensor | None) -> Tensor:
+        """A new tensor: what should be sent now."""
+        if self.error_feedback is None:
+            return gradient_N
+        if debt_N is None:
+            return gradient_N.clone()
+        return torch.add(gradient_N, debt_N, alpha=self.error_feedback)
 
 
 def split_shapes(flat_N: Tensor, shapes: Shapes) -> list[Tensor]:

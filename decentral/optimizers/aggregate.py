@@ -6,16 +6,18 @@ The order is that of the peer ids: summing in another order changed 73 % of the 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
 
-__all__ = ["mean_pseudo_gradient"]
+__all__ = ["mean_of", "mean_pseudo_gradient"]
 
 Contribution = tuple[bytes, Tensor, float]  # peer id, (N,) float32, weight >= 0
+Adder = tuple[bytes, Callable[..., None], float]  # peer id, add(total, weight=...), weight >= 0
 
 
 def mean_pseudo_gradient(contributions: Sequence[Contribution]) -> Tensor:
@@ -23,29 +25,41 @@ def mean_pseudo_gradient(contributions: Sequence[Contribution]) -> Tensor:
 
     ConfigError when there is nothing to average; NonFiniteError when finite contributions sum beyond float32.
     """
-    ordered = sorted(contributions, key=lambda contribution: contribution[0])
-    divisor = _divisor(ordered)
+    if len({gradient.shape for _, gradient, _ in contributions}) > 1:
+        raise ConfigError("mean_pseudo_gradient: contributions differ in shape; they must be of one fragment")
+    if not contributions:
+        raise ConfigError("mean_pseudo_gradient: there is nothing to average; pass one tensor per peer")
+    total = torch.zeros_like(contributions[0][1], dtype=torch.float32)
+    return mean_of(total, [(peer, partial(_add, gradient), weight) for peer, gradient, weight in contributions])
+
+
+def mean_of(total: Tensor, adders: Sequence[Adder]) -> Tensor:
+    """The same mean, of contributions that add themselves, weighted, to ``total``, which starts at zero.
+
+    Sparse contributions need no dense copy each. ``total`` is used up.
+    """
+    ordered = sorted(adders, key=lambda adder: adder[0])
+    divisor = _divisor([peer for peer, _, _ in ordered], [weight for _, _, weight in ordered])
     with torch.no_grad():
-        total = torch.zeros_like(ordered[0][1], dtype=torch.float32)
-        for _, gradient, weight in ordered:
-            total += gradient.to(torch.float32) * weight
-        mean = total / torch.full_like(total[:1], divisor)  # a tensor: CUDA turns /number into *(1/number)
-    if mean.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(mean))).all()):
+        for _, add, weight in ordered:
+            add(total, weight=weight)
+        total /= torch.full_like(total[:1], divisor)  # a tensor: CUDA turns /number into *(1/number)
+    if total.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(total))).all()):
         raise NonFiniteError(
             f"mean_pseudo_gradient: the sum of {len(ordered)} contributions is not finite; "
             "drop the contributor with values near 1e38"
         )
-    return mean
+    return total
 
 
-def _divisor(ordered: Sequence[Contribution]) -> float:
+def _add(gradient: Tensor, total: Tensor, weight: float) -> None:
+    total += gradient.to(torch.float32) * weight
+
+
+def _divisor(peers: Sequence[bytes], weights: Sequence[float]) -> float:
     """The sum of the weights of the contributors that are summed, in their order."""
-    peers = [peer for peer, _, _ in ordered]
     if len(set(peers)) != len(peers):
         raise ConfigError("mean_pseudo_gradient: a peer contributed twice; pass one tensor per peer")
-    if len({gradient.shape for _, gradient, _ in ordered}) > 1:
-        raise ConfigError("mean_pseudo_gradient: contributions differ in shape; they must be of one fragment")
-    weights = [weight for _, _, weight in ordered]
     divisor = math.fsum(weights)
     if not (divisor > 0 and math.isfinite(divisor) and min(weights) >= 0):
         raise ConfigError(f"mean_pseudo_gradient: weights {weights}; want them >= 0, with a positive, finite sum")

@@ -149,7 +149,7 @@ class Driver(Reducer):
         pending, head, now = self.pending, self.head, anyio.current_time()
         assert pending is not None
         if self.terms.partition is not None:
-            nbytes = self.replica.codec.body_nbytes(((self.replica.numel(pending.fragment),),))
+            nbytes = self.replica.codec.max_body_nbytes(((self.replica.numel(pending.fragment),),))
             offer = pending.offer(head, pending.commitment(), nbytes)
             await self._carry_out(self.machine.offer(offer, now))
             return

@@ -84,18 +84,18 @@ class Inbox:
     def limit(self) -> int:
         """The largest body that can be valid, over all fragments and kinds."""
         return max(
-            max(self.codec.body_nbytes(tuple(f.shapes) * 2), self.merge_codec.body_nbytes(f.shapes))
+            max(self.codec.max_body_nbytes(tuple(f.shapes) * 2), self.merge_codec.max_body_nbytes(f.shapes))
             for f in self.schema.fragments
         )
 
     def _check(self, data: bytes, head: Head) -> tuple[Frame, Tensor]:
-        frame = parse(data, lambda header: self._expected_nbytes(header, head))
+        frame = parse(data, lambda header: self._max_nbytes(header, head))
         codec = self.codec_of(frame.header)
         return frame, codec.decode(frame.body, self.shapes_of(frame.header))
 
-    def _expected_nbytes(self, header: Header, head: Head) -> int:
+    def _max_nbytes(self, header: Header, head: Head) -> int:
         if header.run != head.run:
             raise PayloadError(f"frame of run {header.run.hex()[:12]}, this is {head.run.hex()[:12]}; drop it")
         if header.kind != Kind.SWAP and not head.round < header.round <= head.round + AHEAD:
             raise PayloadError(f"frame of round {header.round} while round {head.round + 1} is open; drop it")
-        return self.codec_of(header).body_nbytes(self.shapes_of(header))
+        return self.codec_of(header).max_body_nbytes(self.shapes_of(header))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from decentral.errors import NonFiniteError, PayloadError
 from decentral.exchange.codec import Codec, Encoded, Shapes, range_shapes
 from decentral.exchange.reduce import assembled
 from decentral.optimizers import NoLoCo, OuterOptimizer
-from decentral.optimizers.aggregate import mean_pseudo_gradient
+from decentral.optimizers.aggregate import mean_of, mean_pseudo_gradient
 from decentral.parameters import Schema, combined_digest, digest
 from decentral.state.snapshot import anchor_name, outer_name
 from decentral.wire.frames import Frame, Kind
@@ -132,8 +133,11 @@ class Replica:
 
     def _gathered(self, record: Record, bodies: Sequence[bytes]) -> Tensor:
         shapes = self.shapes(record.fragment)
-        decoded = [self.codec.decode(data, shapes) for data in bodies]
-        return mean_pseudo_gradient([(ref.peer, t, 1.0) for ref, t in zip(record.frames, decoded, strict=True)])
+        adders = [
+            (ref.peer, partial(self.codec.add_to, data=data, shapes=shapes), 1.0)
+            for ref, data in zip(record.frames, bodies, strict=True)
+        ]
+        return mean_of(torch.zeros(self.numel(record.fragment)), adders)
 
     def _reduced(self, record: Record, bodies: Sequence[bytes]) -> Tensor:
         parts = {}

@@ -1,82 +1,101 @@
-"""A compressor's parts to the bytes of a body, and back: little-endian, part after part, tensor after tensor.
+"""A compressor's parts to the bytes of a body, and back: one stream per part name, over all tensors of the frame.
 
-Crosses the wire: exactly ``nbytes(compressor, shapes)`` bytes, known from the shapes alone. No count, no dtype, no
-shape is ever read from a body, so a peer's bytes cannot choose how much is allocated for them.
+Crosses the wire: streams (`decentral.coding.streams`), in the order in which the layout names them first. No count, no
+dtype, no shape is ever read from a body: the compressor's layout gives them, and bounds the body by ``max_nbytes``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from decentral import coding
 from decentral.compressors import Compressor, PartSpec, Payload
 from decentral.errors import PayloadError
 
-# Shape suffixes: B = bytes of a part.
-
 Shape = tuple[int, ...]
+Array = NDArray[np.generic]
+
+_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
-def nbytes(compressor: Compressor, shapes: Sequence[Shape]) -> int:
-    """Exact size of the body of tensors of these shapes."""
-    return sum(spec.nbytes for shape in shapes for spec in compressor.layout(shape))
+def max_nbytes(compressor: Compressor, shapes: Sequence[Shape]) -> int:
+    """What the body of tensors of these shapes takes at most."""
+    specs = _specs(compressor, shapes)
+    return sum(spec.nbytes for spec in specs) + coding.PREFIX_NBYTES * len({spec.name for spec in specs})
 
 
 def encode(compressor: Compressor, payloads: Sequence[Payload]) -> bytes:
     """The body of these payloads. Raises PayloadError when a part is not as the compressor's layout says."""
-    body = bytearray()
+    specs: list[PartSpec] = []
+    parts: list[Tensor] = []
     for payload in payloads:
         layout = compressor.layout(payload.shape)
         found = [(part.dtype, tuple(part.shape)) for part in payload.parts]
         if found != [(spec.dtype, spec.shape) for spec in layout]:
             raise PayloadError(f"encode: parts {found} of {compressor} are not its layout {layout}; nothing was sent")
-        for part in payload.parts:
-            body += _to_little_endian(part)
-    return bytes(body)
+        specs += layout
+        parts += payload.parts
+    pieces: list[bytes | memoryview] = []
+    for members in _streams(specs):
+        kinds, arrays = [specs[i].kind for i in members], [_to_array(parts[i]) for i in members]
+        pieces += coding.encode(kinds, arrays)
+    return b"".join(pieces)
 
 
-def decode(compressor: Compressor, body: bytes | memoryview, shapes: Sequence[Shape]) -> list[Tensor]:
-    """The float32 tensors of a body, one per shape, all finite.
+def decode(compressor: Compressor, body: bytes | memoryview, shapes: Sequence[Shape]) -> list[Payload]:
+    """The payloads of a body, one per shape; their parts are what the layout says, and new.
 
-    Raises PayloadError when the size is not exact, when the compressor refuses a part, or on NaN and Inf.
+    Raises PayloadError when the bytes are not those of any payloads. What the parts mean is not looked at.
     """
-    want = nbytes(compressor, shapes)
-    if len(body) != want:
-        raise PayloadError(f"body of {len(body)} bytes, {compressor} makes {want} of {len(shapes)} tensors; drop it")
-    tensors, offset = [], 0
+    specs, data, at = _specs(compressor, shapes), np.frombuffer(body, dtype=np.uint8), 0
+    parts: list[Tensor] = [torch.empty(0)] * len(specs)
+    for members in _streams(specs):
+        forms = [coding.Form(specs[i].kind, specs[i].shape, _dtype(specs[i])) for i in members]
+        arrays, taken = coding.decode(forms, data[at:])
+        at += taken
+        for i, array in zip(members, arrays, strict=True):
+            parts[i] = _to_tensor(array, specs[i])
+    if at != data.size:
+        raise PayloadError(f"body of {data.size} bytes, {compressor} reads {at} of them; drop it and its sender")
+    found, start = [], 0
     for shape in shapes:
-        parts = []
-        for spec in compressor.layout(shape):
-            parts.append(_from_little_endian(body[offset : offset + spec.nbytes], spec))
-            offset += spec.nbytes
-        tensors.append(_finite(compressor.decompress(Payload(shape, tuple(parts))), compressor))
-    return tensors
+        stop = start + len(compressor.layout(shape))
+        found.append(Payload(shape, tuple(parts[start:stop])))
+        start = stop
+    return found
 
 
-def _finite(tensor: Tensor, compressor: Compressor) -> Tensor:
-    """A second guard behind the compressor's own: one NaN in a mean would reach every peer."""
-    if not bool(torch.isfinite(tensor).all()):
-        raise PayloadError(f"body decodes to NaN or Inf through {compressor}; drop it and its sender")
-    return tensor
+def _specs(compressor: Compressor, shapes: Sequence[Shape]) -> list[PartSpec]:
+    return [spec for shape in shapes for spec in compressor.layout(shape)]
 
 
-def _to_little_endian(part: Tensor) -> bytes:
-    bytes_B = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return bytes(_swapped(bytes_B, part.dtype.itemsize).numpy().data)
+def _streams(specs: Sequence[PartSpec]) -> list[list[int]]:
+    """The parts of one name, by their places."""
+    members: dict[str, list[int]] = {}
+    for i, spec in enumerate(specs):
+        members.setdefault(spec.name, []).append(i)
+    return list(members.values())
 
 
-def _from_little_endian(data: bytes | memoryview, spec: PartSpec) -> Tensor:
-    if not data:  # torch refuses an empty buffer
-        return torch.empty(spec.shape, dtype=spec.dtype)
-    bytes_B = torch.frombuffer(bytearray(data), dtype=torch.uint8)  # a copy: aligned, and writable as torch wants
-    return _swapped(bytes_B, spec.dtype.itemsize).view(spec.dtype).reshape(spec.shape)
+def _dtype(spec: PartSpec) -> np.dtype[np.generic]:
+    if isinstance(spec.kind, coding.Floats):
+        return np.dtype(f"u{spec.dtype.itemsize}")
+    return np.dtype(str(spec.dtype).removeprefix("torch."))
 
 
-def _swapped(bytes_B: Tensor, itemsize: int) -> Tensor:
-    """The same bytes on a little-endian machine, each element's reversed on a big-endian one."""
-    if sys.byteorder == "little" or itemsize == 1:
-        return bytes_B
-    return bytes_B.reshape(-1, itemsize).flip(1).reshape(-1)
+def _to_array(part: Tensor) -> Array:
+    """The part in the processor's memory; floats as unsigned integers, which numpy has of every width."""
+    part = part.detach().cpu().contiguous()
+    if part.is_floating_point():
+        part = part.view(_UNSIGNED[part.element_size()])
+    array: Array = part.numpy()
+    return array
+
+
+def _to_tensor(array: Array, spec: PartSpec) -> Tensor:
+    return torch.from_numpy(array).view(spec.dtype)

@@ -1,7 +1,7 @@
-"""A frame: one peer's signed bytes for one round: a fixed header, then a body of known size.
+"""A frame: one peer's signed bytes for one round: a fixed header, then a body of bounded size.
 
 Crosses the wire: ``HEADER_NBYTES`` bytes, then the body. No length field: the local schema says how long
-the body of a header must be, so a peer cannot make this one allocate. The header holds the body's hash,
+the body of a header may be, so a peer cannot make this one allocate. The header holds the body's hash,
 and the signature covers the header, so one signature check covers everything and every value has one
 encoding.
 
@@ -23,7 +23,7 @@ from decentral.errors import PayloadError
 from decentral.wire.keys import DIGEST_NBYTES, SIGNATURE_NBYTES, Digest, PeerId, Signer, verify
 
 MAGIC = b"DCFR"
-VERSION = 1
+VERSION = 2  # 1 had bodies without entropy coding and was never released
 
 _FIELDS = struct.Struct("<4sHH32sQQIIII32s32sIIQ")
 _SIGNED_NBYTES = _FIELDS.size + DIGEST_NBYTES
@@ -99,17 +99,17 @@ def seal(header: Header, body: bytes, signer: Signer) -> Frame:
     return Frame(header, bytes(body), signer.sign(_pack(header, body)))
 
 
-def parse(data: bytes | memoryview, expected_nbytes: Callable[[Header], int]) -> Frame:
+def parse(data: bytes | memoryview, max_nbytes: Callable[[Header], int]) -> Frame:
     """Read and check one frame: nothing of ``data`` is trusted before its signature holds.
 
-    ``expected_nbytes`` gives the exact size of the body that belongs to a header, from the local schema; it
+    ``max_nbytes`` gives the largest size of a body that belongs to a header, from the local schema; it
     may raise PayloadError itself for a header that belongs to nothing here. Cheap checks come first.
     """
     header = parse_header(data)
-    size = expected_nbytes(header)
-    if len(data) - HEADER_NBYTES != size:
+    most = max_nbytes(header)
+    if len(data) - HEADER_NBYTES > most:
         found = len(data) - HEADER_NBYTES
-        raise _bad(f"body of {found} bytes, the schema says {size} for this {header.kind.name}")
+        raise _bad(f"body of {found} bytes, the schema allows {most} for this {header.kind.name}")
     body, signed = bytes(data[HEADER_NBYTES:]), bytes(data[:_SIGNED_NBYTES])
     if _digest(body) != signed[_FIELDS.size :]:
         raise _bad("the body does not have the hash that its header names")

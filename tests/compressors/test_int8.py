@@ -25,7 +25,7 @@ def test_whole_numbers_up_to_127_are_exact():
 def test_code_times_scale_is_exact_so_that_no_device_rounds_it_differently():
     payload = Int8(block=64).compress(gaussian(4096))
     code, scale = payload.parts
-    exact = code.double() * scale.double().repeat_interleave(64)
+    exact = (code.double() - 128) * scale.double().repeat_interleave(64)
     assert torch.equal(Int8(block=64).decompress(payload).double(), exact)
 
 
@@ -36,26 +36,26 @@ def test_an_outlier_spoils_only_its_own_block():
     assert float(lost[256:].abs().max()) < 0.02
 
 
-def test_it_costs_a_byte_per_value_and_4_per_block():
+def test_it_costs_at_most_a_byte_per_value_and_4_per_block():
     assert [spec.nbytes for spec in Int8(block=4096).layout((4097,))] == [4097, 8]
 
 
 def test_golden_bytes():
-    """These bytes are the wire format; a change needs a new frame version."""
+    """These parts are the wire format; a change needs a new frame version."""
     codes, scales = Int8(block=2).compress(torch.tensor([127.0, -1.0, 0.0])).parts
-    assert codes.tolist() == [127, -1, 0]
+    assert codes.tolist() == [255, 127, 128]
     assert scales.tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("scale", [-1.0, 3e38, float("inf"), float("nan")])
 def test_a_scale_that_is_negative_or_would_overflow_is_refused(scale):
     with pytest.raises(PayloadError, match="scale"):
-        Int8(block=4).decompress(Payload((4,), (torch.ones(4, dtype=torch.int8), torch.tensor([scale]))))
+        Int8(block=4).decompress(Payload((4,), (torch.ones(4, dtype=torch.uint8), torch.tensor([scale]))))
 
 
-def test_code_minus_128_is_refused():
-    with pytest.raises(PayloadError, match="-128"):
-        Int8(block=4).decompress(Payload((4,), (torch.full((4,), -128, dtype=torch.int8), torch.ones(1))))
+def test_code_0_is_refused():
+    with pytest.raises(PayloadError, match="code 0"):
+        Int8(block=4).decompress(Payload((4,), (torch.full((4,), 0, dtype=torch.uint8), torch.ones(1))))
 
 
 @pytest.mark.parametrize("block", [0, -1, 65537, 10**30])

@@ -1,4 +1,4 @@
-import itertools
+import math
 
 import pytest
 import torch
@@ -21,15 +21,15 @@ def test_the_relative_error_on_gaussian_top_64_of_4096_is_at_most_008():
     assert float((kept - sent(kept)).norm() / kept.norm()) <= 0.08
 
 
-def test_behind_topk_it_costs_14_bits_and_two_levels_per_chunk():
+def test_behind_topk_it_costs_at_most_14_bits_and_two_bytes_per_chunk_and_one_per_tensor():
     chain = TopK(k=64, chunk=4096) >> SignMag2()
-    assert [spec.nbytes for spec in chain.layout((4096,))] == [96, 16, 4]
+    assert [spec.nbytes for spec in chain.layout((4096,))] == [96, 16, 1, 1, 1]
 
 
 def test_chunks_of_different_size_have_their_own_levels():
     """With one scale per tensor, all values of a small chunk would vanish."""
     tensor = torch.randn(2 * 4096, generator=torch.Generator().manual_seed(0))
-    tensor[4096:] *= 1e-6
+    tensor[4096:] *= 1e-4
     kept = TopK().decompress(TopK().compress(tensor))[4096:]
     arrived = (TopK() >> SignMag2()).decompress((TopK() >> SignMag2()).compress(tensor))[4096:]
     assert float((kept - arrived).norm() / kept.norm()) <= 0.08
@@ -46,7 +46,8 @@ def test_the_split_is_the_best_of_all_splits():
             )
             for cut in range(1, 7)
         )
-        assert float(((row - decoded) ** 2).sum()) <= best * 1.01 + 1e-5  # levels are rounded to 8 bits
+        rounding = 0.022 * float(row.norm())  # a level is a sixteenth of a power of two
+        assert float((row - decoded).norm()) <= best**0.5 + rounding
 
 
 def test_a_row_of_two_magnitudes_is_exact():
@@ -54,8 +55,8 @@ def test_a_row_of_two_magnitudes_is_exact():
     assert torch.equal(sent(row), row)
 
 
-def test_one_value_and_equal_values_are_exact():
-    for tensor in (torch.tensor(-1.5), torch.full((5,), 0.75), torch.tensor([[2.0], [-3.0]])):
+def test_one_power_of_two_and_equal_ones_are_exact():
+    for tensor in (torch.tensor(-2.0), torch.full((5,), 0.25), torch.tensor([[2.0], [-4.0]])):
         assert torch.equal(sent(tensor), tensor)
 
 
@@ -65,26 +66,43 @@ def test_tiny_rows_keep_their_precision():
     assert float((kept - sent(kept)).norm() / kept.norm()) <= 0.08
 
 
-def test_golden_bytes():
-    """These bytes are the wire format; a change needs a new frame version."""
-    codes, levels = SignMag2().compress(torch.tensor([[1.0, -4.0, 4.0, -1.0, 1.0]])).parts
-    assert bytes(codes.tolist()).hex() == "9c00"  # 00 11 01 10 | 00, first in the lowest bits
-    assert levels.view(torch.int16).tolist() == [[0x3F80, 0x4080]]
+def test_a_level_is_off_by_at_most_a_thirty_second_of_a_power_of_two():
+    for value in torch.logspace(-20, 20, 997):
+        assert abs(math.log2(float(sent(value)) / float(value))) <= 1 / 32 + 0.006  # and 8 significant bits
+
+
+def test_rows_far_below_the_largest_are_left_to_error_feedback():
+    rows = torch.tensor([[1.0, 1.0], [2.0**-14, 2.0**-14], [2.0**-17, 2.0**-17]])
+    assert sent(rows).tolist() == [[1.0, 1.0], [2.0**-14, 2.0**-14], [0.0, 0.0]]
+
+
+def test_golden_parts():
+    """These parts are the wire format; a change needs a new frame version."""
+    codes, peak, levels, steps = SignMag2().compress(torch.tensor([[1.0, -4.0, 4.0, -1.0, 1.0]])).parts
+    assert codes.tolist() == [0, 3, 1, 2, 0]
+    assert (peak.tolist(), levels.tolist(), steps.tolist()) == ([102], [240], [32])
+
+
+def with_part(place: int, value: int) -> Payload:
+    payload = SignMag2().compress(torch.randn(1, 8, generator=torch.Generator().manual_seed(0)))
+    parts = list(payload.parts)
+    parts[place] = torch.full_like(parts[place], value)
+    return Payload(payload.shape, tuple(parts))
 
 
 @pytest.mark.parametrize(
-    "levels", [*itertools.product([float("nan")], [1.0]), (1.0, float("inf")), (-1.0, 1.0), (2.0, 1.0)]
+    ("place", "value", "words"), [(0, 4, "codes must be below 4"), (1, 228, "peak"), (3, 255, "below zero")]
 )
-def test_levels_out_of_order_or_range_are_refused(levels):
-    payload = SignMag2().compress(torch.randn(1, 8, generator=torch.Generator().manual_seed(0)))
-    bad = torch.tensor([levels], dtype=torch.bfloat16)
-    with pytest.raises(PayloadError, match="0 <= small <= large"):
-        SignMag2().decompress(Payload(payload.shape, (payload.parts[0], bad)))
+def test_codes_peaks_and_steps_out_of_range_are_refused(place, value, words):
+    with pytest.raises(PayloadError, match=words):
+        SignMag2().decompress(with_part(place, value))
 
 
-def test_dirty_bits_after_the_last_code_are_refused():
-    payload = SignMag2().compress(torch.ones(1, 5))
-    dirty = payload.parts[0].clone()
-    dirty[-1] |= 0x80
-    with pytest.raises(PayloadError, match="bits after the last code"):
-        SignMag2().decompress(Payload(payload.shape, (dirty, payload.parts[1])))
+@pytest.mark.parametrize("peak", [0, 227])
+def test_the_outermost_levels_are_finite_and_normal(peak):
+    payload = SignMag2().compress(torch.tensor([[1.0, 1.9]]))
+    for level in (1, 255):
+        parts = (payload.parts[0], *(torch.tensor([n], dtype=torch.uint8) for n in (peak, level, 0)))
+        found = SignMag2().decompress(Payload((1, 2), parts)).abs()
+        assert torch.isfinite(found).all()
+        assert (found >= torch.finfo(torch.float32).tiny).all()

@@ -1,12 +1,13 @@
 """A peer chose these bytes: decoding is total, and nothing but PayloadError comes out."""
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, Payload
+from decentral.compressors import Compressor, PartSpec, Payload
 from decentral.errors import PayloadError
 
 SHAPES = [(), (13,), (4097,), (67, 131)]
@@ -20,6 +21,11 @@ def _decode(compressor: Compressor, payload: Payload) -> None:
         return
     assert tuple(back.shape) == payload.shape
     assert bool(torch.isfinite(back).all())
+
+
+def memory_nbytes(spec: PartSpec) -> int:
+    """Bytes of the part before packing: a code takes one, whatever its bits."""
+    return math.prod(spec.shape) * spec.dtype.itemsize
 
 
 def _replaced(payload: Payload, place: int, part: Tensor) -> Payload:
@@ -64,7 +70,7 @@ def test_random_bytes_decode_or_are_refused(compressor: Compressor, shape: tuple
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         parts = tuple(
-            torch.randint(0, 256, (spec.nbytes,), dtype=torch.uint8, generator=generator)
+            torch.randint(0, 256, (memory_nbytes(spec),), dtype=torch.uint8, generator=generator)
             .view(spec.dtype)
             .view(spec.shape)
             .to(device)
@@ -77,7 +83,7 @@ def test_random_bytes_decode_or_are_refused(compressor: Compressor, shape: tuple
 def test_parts_of_one_byte_repeated_decode_or_are_refused(compressor: Compressor, byte: int, device: str):
     for shape in SHAPES:
         parts = tuple(
-            torch.full((spec.nbytes,), byte, dtype=torch.uint8).view(spec.dtype).view(spec.shape).to(device)
+            torch.full((memory_nbytes(spec),), byte, dtype=torch.uint8).view(spec.dtype).view(spec.shape).to(device)
             for spec in compressor.layout(shape)
         )
         _decode(compressor, Payload(shape, parts))

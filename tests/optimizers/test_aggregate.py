@@ -74,7 +74,7 @@ def test_an_empty_fragment_has_an_empty_mean():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "want them >= 0, with a positive, finite sum"),
+        ([], "nothing to average"),
         ([(PEERS[0], torch.ones(2), 0.0)], "with a positive, finite sum"),
         ([(PEERS[0], torch.ones(2), -1.0), (PEERS[1], torch.ones(2), 3.0)], "want them >= 0"),
         ([(PEERS[0], torch.ones(2), float("nan"))], "with a positive, finite sum"),

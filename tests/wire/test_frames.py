@@ -65,7 +65,7 @@ def test_no_shorter_or_longer_frame_passes() -> None:
         with pytest.raises(PayloadError):
             parse(data[:length], exactly(frame))
     for more in (b"\0", data):
-        with pytest.raises(PayloadError, match="the schema says 9"):
+        with pytest.raises(PayloadError, match="the schema allows 9"):
             parse(data + more, exactly(frame))
 
 
@@ -87,7 +87,7 @@ def test_random_bytes_behind_a_right_beginning_give_payload_errors_only(data: by
     ("offset", "value", "complaint"),
     [
         (0, b"PK\3\4", "magic"),
-        (4, b"\2\0", "version 2, this library reads 1"),
+        (4, b"\3\0", "version 3, this library reads 2"),
         (6, b"\0\0", "unknown kind 0"),
         (6, b"\6\0", "unknown kind 6"),
         (60, b"\1\0\0\0", "part 1 of 1"),
@@ -125,7 +125,7 @@ def test_the_size_is_asked_before_the_body_is_read() -> None:
     try:
         with pytest.raises(PayloadError, match="no fragment 9"):
             parse(data, refuse)
-        with pytest.raises(PayloadError, match="the schema says 5"):
+        with pytest.raises(PayloadError, match="the schema allows 5"):
             parse(data, lambda _: 5)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:

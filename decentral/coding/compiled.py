@@ -1,0 +1,26 @@
+"""Machine code for loops that numpy and torch cannot express: bit streams, entropy coding, selection inside a chunk.
+
+Compiled by numba on first use and cached beside the source, or in the user's cache folder. The functions release the
+GIL. They check no bounds of their own accord: whoever feeds them a peer's bytes checks every index in the loop, and
+the fuzzers run them with ``NUMBA_BOUNDSCHECK=1``.
+"""
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numba
+
+__all__ = ["compiled"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The function as machine code; cached where a cache can be written, compiled anew where it cannot."""
+    decorate: Any = numba.njit
+    try:
+        made = decorate(function, nogil=True, cache=True)
+    except RuntimeError:  # numba found no folder to write to
+        made = decorate(function, nogil=True)
+    return cast(Callable[P, R], made)

@@ -1,0 +1,178 @@
+"""What the elements of a part are, and so how they may cross the wire: packed as they are, or entropy coded.
+
+A kind turns an array into symbols of one byte, to be entropy coded together with those of other arrays, and side bytes
+that have no pattern worth coding; and back. ``raw`` is the same array without entropy coding, of a size that its shape
+alone gives: it bounds what a peer may send and what is allocated for it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decentral.coding import bits, gaps
+from decentral.errors import PayloadError
+
+__all__ = ["Floats", "Kind", "Rising", "Symbols"]
+
+Array = NDArray[np.generic]
+Bytes = NDArray[np.uint8]
+
+
+class Kind(Protocol):
+    """How one array becomes bytes."""
+
+    def raw_nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
+        """Size without entropy coding."""
+
+    def to_raw(self, array: Array) -> Bytes:
+        """The array without entropy coding."""
+
+    def from_raw(self, data: Bytes, array: Array) -> None:
+        """Fill the array; PayloadError when no array has these bytes."""
+
+    def to_symbols(self, array: Array) -> tuple[Bytes, Bytes]:
+        """Symbols, one per element, and side bytes."""
+
+    def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
+        """Size of the side bytes that belong to these symbols."""
+
+    def from_symbols(self, symbols: Bytes, side: Bytes, array: Array) -> None:
+        """Fill the array; PayloadError when no array has these symbols and side bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """uint8 below ``2**bits``."""
+
+    bits: int
+
+    def raw_nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
+        """``bits`` each."""
+        return bits.packed_nbytes(math.prod(shape), self.bits)
+
+    def to_raw(self, array: Array) -> Bytes:
+        """Packed."""
+        return bits.pack(array.reshape(-1), self.bits)  # type: ignore[arg-type]  # uint8 by the layout
+
+    def from_raw(self, data: Bytes, array: Array) -> None:
+        """Unpacked."""
+        if not bits.unpack(data, self.bits, array.reshape(-1)):  # type: ignore[arg-type]
+            raise PayloadError("the bits after the last code must be zero; drop the message and its sender")
+
+    def to_symbols(self, array: Array) -> tuple[Bytes, Bytes]:
+        """The array itself."""
+        return array.reshape(-1), _NOTHING  # type: ignore[return-value]
+
+    def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
+        """None."""
+        return 0
+
+    def from_symbols(self, symbols: Bytes, side: Bytes, array: Array) -> None:
+        """The symbols themselves, once they are known to be small enough."""
+        if self.bits < 8 and symbols.size and int(symbols.max()) >> self.bits:
+            raise PayloadError(f"a code does not fit {self.bits} bits; drop the message and its sender")
+        array.reshape(-1)[:] = symbols
+
+
+@dataclass(frozen=True, slots=True)
+class Rising:
+    """Rows of integers that rise strictly within ``[0, limit)``; at most 2**16 when sent raw."""
+
+    limit: int
+
+    @property
+    def width(self) -> int:
+        """Bits of one number sent raw."""
+        return max(1, (self.limit - 1).bit_length())
+
+    def raw_nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
+        """``width`` bits each."""
+        return bits.packed_nbytes(math.prod(shape), self.width)
+
+    def to_raw(self, array: Array) -> Bytes:
+        """Packed."""
+        return bits.pack(array.reshape(-1).astype(np.uint16), self.width)
+
+    def from_raw(self, data: Bytes, array: Array) -> None:
+        """Unpacked, and checked."""
+        numbers = np.empty(array.size, dtype=np.uint16)
+        if not bits.unpack(data, self.width, numbers):
+            raise PayloadError("the bits after the last index must be zero; drop the message and its sender")
+        rows = numbers.reshape(_matrix(array).shape)
+        if rows.size and ((rows[:, -1] >= self.limit).any() or (rows[:, 1:] <= rows[:, :-1]).any()):
+            raise self._refused()
+        _matrix(array)[:] = rows
+
+    def to_symbols(self, array: Array) -> tuple[Bytes, Bytes]:
+        """Gaps; their low bits on the side."""
+        symbols = np.empty(array.size, dtype=np.uint8)
+        side = np.zeros(array.size * array.dtype.itemsize + 1, dtype=np.uint8)
+        nbits = gaps.to_gaps(_matrix(array), symbols, side)
+        return symbols, side[: (nbits + 7) >> 3]
+
+    def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
+        """Low bits, filled up to a byte."""
+        nbits = gaps.side_nbits(symbols)
+        if nbits < 0:
+            raise self._refused()
+        return int((nbits + 7) >> 3)
+
+    def from_symbols(self, symbols: Bytes, side: Bytes, array: Array) -> None:
+        """Sums of gaps, checked."""
+        if not gaps.from_gaps(symbols, side, self.limit, _matrix(array)):
+            raise self._refused()
+
+    def _refused(self) -> PayloadError:
+        return PayloadError(f"indices must rise strictly within [0, {self.limit}); drop the message and its sender")
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """float32, bfloat16 or float16, seen as unsigned integers: exponents have a pattern, signs and mantissas none."""
+
+    def raw_nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
+        """As they are."""
+        return math.prod(shape) * itemsize
+
+    def to_raw(self, array: Array) -> Bytes:
+        """Little-endian."""
+        return array.reshape(-1).astype(array.dtype.newbyteorder("<")).view(np.uint8)
+
+    def from_raw(self, data: Bytes, array: Array) -> None:
+        """Little-endian."""
+        array.reshape(-1)[:] = np.frombuffer(data.tobytes(), dtype=array.dtype.newbyteorder("<"))
+
+    def to_symbols(self, array: Array) -> tuple[Bytes, Bytes]:
+        """The eight bits below the sign; then, element by element, the others with the sign last."""
+        turned = _turned(array.reshape(-1), 1)
+        columns = self.to_raw(turned).reshape(-1, array.dtype.itemsize)
+        return np.ascontiguousarray(columns[:, -1]), np.ascontiguousarray(columns[:, :-1]).reshape(-1)
+
+    def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
+        """All but one byte of each."""
+        return symbols.size * (itemsize - 1)
+
+    def from_symbols(self, symbols: Bytes, side: Bytes, array: Array) -> None:
+        """Put together again; every combination is a float."""
+        itemsize = array.dtype.itemsize
+        columns = np.empty((symbols.size, itemsize), dtype=np.uint8)
+        columns[:, -1] = symbols
+        columns[:, :-1] = side.reshape(-1, itemsize - 1)
+        turned = columns.reshape(-1).view(array.dtype.newbyteorder("<")).astype(array.dtype)
+        array.reshape(-1)[:] = _turned(turned, 8 * itemsize - 1)
+
+
+_NOTHING = np.empty(0, dtype=np.uint8)
+
+
+def _matrix(array: Array) -> Array:
+    return array.reshape(-1, array.shape[-1]) if array.size else array.reshape(0, 1)
+
+
+def _turned(array: Array, places: int) -> Array:
+    """Every unsigned integer's bits turned left."""
+    width = 8 * array.dtype.itemsize
+    return (array << places) | (array >> (width - places))  # type: ignore[operator,no-any-return]  # unsigned integers

@@ -1,0 +1,132 @@
+"""Entropy coding of bytes with fixed shares: range asymmetric numeral systems, four states side by side.
+
+Crosses the wire: four states u32, then words u16 in the order the decoder takes them. 2**31 > state >= 2**15; symbol i
+belongs to state i mod 4. A decoder ends with every state at 2**15 and every word taken, or refuses.
+Costs the entropy of the shares plus 16 bytes: 0.1 % above it for a geometric distribution of 80 symbols.
+
+Source: Duda, "Asymmetric numeral systems", 2013, arXiv:1311.2540; interleaving and division by reciprocals as in
+Giesen, "Interleaved entropy coders", 2014, arXiv:1402.3392.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decentral.coding.compiled import compiled
+from decentral.coding.frequencies import SHARE_BITS, Shares
+
+__all__ = ["decode", "encode"]
+
+_STATE_WORDS = 8
+_LOWEST = 1 << 15
+_MASK = (1 << SHARE_BITS) - 1
+
+
+def encode(symbols: NDArray[np.uint8], shares: Shares) -> NDArray[np.uint8]:
+    """The symbols, each of which has a share above zero, as bytes."""
+    words = np.empty(_STATE_WORDS + symbols.size + 1, dtype="<u2")  # at most one word per symbol
+    states = np.empty(4, dtype="<u4")
+    start = int(_encode(symbols, shares, _starts(shares), words, states)) - _STATE_WORDS
+    words[start : start + _STATE_WORDS] = states.view("<u2")
+    return words[start:].view(np.uint8)
+
+
+def decode(data: NDArray[np.uint8], shares: Shares, symbols: NDArray[np.uint8]) -> int:
+    """Fill ``symbols`` from the start of ``data``; how many bytes they took, 0 when they are not well formed."""
+    if data.size < 2 * _STATE_WORDS:
+        return 0
+    words = np.empty(data.size // 2, dtype="<u2")
+    words.view(np.uint8)[:] = data[: 2 * words.size]
+    states = words[:_STATE_WORDS].view("<u4").astype(np.uint64)
+    if (states < _LOWEST).any() or (states >= _LOWEST << 16).any():
+        return 0
+    symbol_of = np.repeat(np.arange(256, dtype=np.uint8), shares)
+    taken = int(_decode(words[_STATE_WORDS:], states, symbol_of, shares, _starts(shares), symbols))
+    return 2 * (_STATE_WORDS + taken) if taken >= 0 else 0
+
+
+def _starts(shares: Shares) -> Shares:
+    return (np.cumsum(shares) - shares).astype(np.uint32)
+
+
+@compiled
+def _encode(symbols, shares, starts, words, states):  # type: ignore[no-untyped-def]
+    """Backwards over the symbols, so that the decoder goes forwards; returns the index of the first word."""
+    step = np.zeros((256, 5), dtype=np.uint64)
+    for s in range(256):
+        _prepare(np.uint64(shares[s]), np.uint64(starts[s]), step[s])
+    at, i = np.uint64(words.size), np.uint64(symbols.size)
+    state = np.full(4, _LOWEST, dtype=np.uint64)
+    one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+    while i % four:
+        i -= one
+        state[i & three], at = _push(state[i & three], step, symbols[i], words, at)
+    a, b, c, d = state[0], state[1], state[2], state[3]
+    while i:
+        i -= four
+        d, at = _push(d, step, symbols[i + three], words, at)
+        c, at = _push(c, step, symbols[i + two], words, at)
+        b, at = _push(b, step, symbols[i + one], words, at)
+        a, at = _push(a, step, symbols[i], words, at)
+    states[0], states[1], states[2], states[3] = a, b, c, d
+    return at
+
+
+@compiled
+def _prepare(share, start, step):  # type: ignore[no-untyped-def]
+    """What a step with one symbol needs: the state to renormalise at, reciprocal, its shift, start, 2**14 - share."""
+    one, shift = np.uint64(1), np.uint64(0)
+    while (one << shift) < share:
+        shift += one
+    shift += np.uint64(31)
+    step[0] = share << np.uint64(17)
+    step[1] = ((one << shift) + share - one) // share if share else np.uint64(0)
+    step[2], step[3], step[4] = shift, start, (one << np.uint64(SHARE_BITS)) - share
+
+
+@compiled
+def _push(x, step, s, words, at):  # type: ignore[no-untyped-def]
+    """The state with one more symbol. A word is written always and kept sometimes: a branch here is a coin toss."""
+    full = np.uint64(x >= step[s, 0])
+    words[at - np.uint64(1)] = x & np.uint64(0xFFFF)
+    at -= full
+    x >>= full << np.uint64(4)
+    whole = (x * step[s, 1]) >> step[s, 2]  # x // share, exact below 2**31
+    return x + step[s, 3] + whole * step[s, 4], at
+
+
+@compiled
+def _decode(words, state, symbol_of, shares, starts, symbols):  # type: ignore[no-untyped-def]
+    """How many words were taken; -1 when they run out, or when a state is not where the encoder began."""
+    at, i, size, given = np.uint64(0), np.uint64(0), np.uint64(symbols.size), np.uint64(words.size)
+    one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+    a, b, c, d = state[0], state[1], state[2], state[3]
+    while i + four <= size and at + four <= given:
+        symbols[i], a, at = _pop(a, symbol_of, shares, starts, words, at)
+        symbols[i + one], b, at = _pop(b, symbol_of, shares, starts, words, at)
+        symbols[i + two], c, at = _pop(c, symbol_of, shares, starts, words, at)
+        symbols[i + three], d, at = _pop(d, symbol_of, shares, starts, words, at)
+        i += four
+    state[0], state[1], state[2], state[3] = a, b, c, d
+    last = np.zeros(1, dtype=words.dtype)
+    while i < size:
+        last[0] = words[at] if at < given else 0
+        symbols[i], state[i & three], taken = _pop(state[i & three], symbol_of, shares, starts, last, np.uint64(0))
+        at += taken
+        i += one
+        if at > given:
+            return -1
+    for lane in range(4):
+        if state[lane] != np.uint64(_LOWEST):
+            return -1
+    return np.int64(at)
+
+
+@compiled
+def _pop(x, symbol_of, shares, starts, words, at):  # type: ignore[no-untyped-def]
+    """The next symbol, the state without it, and the place of the next word. The word is read always."""
+    slot = x & np.uint64(_MASK)
+    s = symbol_of[slot]
+    x = np.uint64(shares[s]) * (x >> np.uint64(SHARE_BITS)) + slot - np.uint64(starts[s])
+    short = np.uint64(x < np.uint64(_LOWEST))
+    more = (x << np.uint64(16)) | np.uint64(words[at])
+    return s, (more if short else x), at + short
