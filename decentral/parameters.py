@@ -23,6 +23,7 @@ __all__ = [
     "Schema",
     "combined_digest",
     "digest",
+    "first_non_finite",
     "gather",
     "scatter",
     "schema_of",
@@ -165,6 +166,14 @@ def split(flat: Tensor, fragment_or_shapes: Fragment | Sequence[tuple[int, ...]]
     if flat.shape != (sum(sizes),):
         raise ConfigError(f"split: a flat tensor of shape ({sum(sizes)},) is wanted, got {tuple(flat.shape)}")
     return [piece.view(shape) for piece, shape in zip(torch.split_with_sizes(flat, sizes), shapes, strict=True)]
+
+
+def first_non_finite(flat: Tensor, fragment: Fragment) -> str | None:
+    """The name of the first parameter of the fragment with NaN or Inf in ``flat``; None when all are finite."""
+    if not flat.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(flat))).all()):  # one pass; both keep NaN
+        return None
+    parts = zip(fragment.parameters, split(flat, fragment), strict=True)
+    return next(spec.name for spec, part in parts if not bool(torch.isfinite(part).all()))
 
 
 def digest(flat: Tensor) -> bytes:

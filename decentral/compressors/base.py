@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Kind, Symbols
+from decentral.compressors.finite import is_finite
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
 
 if TYPE_CHECKING:
@@ -105,8 +106,9 @@ class Accumulator(Protocol):
 
 def accumulate(compressor: Compressor, total: Tensor, payload: Payload, weight: float = 1.0) -> None:
     """``total += weight * compressor.decompress(payload)`` in place, by the compressor's own way if it has one."""
-    if isinstance(compressor, Accumulator):
-        compressor.accumulate(total, payload, weight)
+    own = getattr(compressor, "accumulate", None)  # isinstance(compressor, Accumulator) costs 40 microseconds
+    if own is not None:
+        own(total, payload, weight)
     else:
         total += compressor.decompress(payload) * weight
 
@@ -143,13 +145,11 @@ def check_input(tensor: Tensor) -> Tensor:
     if tensor.dtype != torch.float32:
         raise ConfigError(f"compress: float32 is wanted, got {tensor.dtype}; call .float() first")
     tensor = tensor.detach()
-    if tensor.numel():
-        low, high = torch.aminmax(tensor)  # NaN propagates through both
-        if not bool(torch.isfinite(low) & torch.isfinite(high)):
-            raise NonFiniteError(
-                f"compress: NaN or Inf in a tensor of shape {tuple(tensor.shape)}; nothing was sent, "
-                "lower the learning rate or clip the gradients"
-            )
+    if not is_finite(tensor):
+        raise NonFiniteError(
+            f"compress: NaN or Inf in a tensor of shape {tuple(tensor.shape)}; nothing was sent, "
+            "lower the learning rate or clip the gradients"
+        )
     return tensor
 
 

@@ -8,6 +8,7 @@ Source: DeMo's tiling (Peng et al., "DeMo", 2024, arXiv:2411.19870), without its
 dimension would make tiles one value wide.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ class Region:
         return self.height * self.width
 
 
+@functools.lru_cache(maxsize=4096)
 def regions(shape: tuple[int, ...], chunk: int) -> tuple[Region, ...]:
     """The regions of a tensor of this shape, without empty ones; ``chunk`` is a square number."""
     side = math.isqrt(chunk)

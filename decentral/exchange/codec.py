@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, accumulate
+from decentral.compressors import Compressor, Payload, accumulate
+from decentral.compressors.finite import is_finite
 from decentral.errors import PayloadError
+from decentral.exchange.threads import spread
 from decentral.parameters import Fragment, split
 from decentral.wire import body
 
@@ -49,11 +51,7 @@ class Codec:
         Raises NonFiniteError when the gradient holds NaN or Inf.
         """
         owed_N = self._owed(gradient_N, debt_N)
-        payloads = []
-        for owed in split_shapes(owed_N, shapes):
-            payloads.append(self.compressor.compress(owed))
-            if self.error_feedback is not None:
-                accumulate(self.compressor, owed, payloads[-1], -1.0)
+        payloads = spread(self._compress, split_shapes(owed_N, shapes), owed_N.numel())
         return Encoded(body.encode(self.compressor, payloads), None if self.error_feedback is None else owed_N)
 
     def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
@@ -62,7 +60,7 @@ class Codec:
         payloads = body.decode(self.compressor, data, shapes)
         for decoded, payload in zip(split_shapes(decoded_N, shapes), payloads, strict=True):
             decoded.copy_(self.compressor.decompress(payload))
-        if not bool(torch.isfinite(decoded_N).all()):  # a second guard: one NaN in a mean would reach every peer
+        if not is_finite(decoded_N):  # a second guard: one NaN in a mean would reach every peer
             raise PayloadError(f"body decodes to NaN or Inf through {self.compressor}; drop it and its sender")
         return decoded_N
 
@@ -74,6 +72,13 @@ class Codec:
         payloads = body.decode(self.compressor, data, shapes)
         for total, payload in zip(split_shapes(total_N, shapes), payloads, strict=True):
             accumulate(self.compressor, total, payload, weight)
+
+    def _compress(self, owed: Tensor) -> Payload:
+        """The payload of one tensor, and ``owed`` without it."""
+        payload = self.compressor.compress(owed)
+        if self.error_feedback is not None:
+            accumulate(self.compressor, owed, payload, -1.0)
+        return payload
 
     def _owed(self, gradient_N: Tensor, debt_N: Tensor | None) -> Tensor:
         """A new tensor: what should be sent now."""

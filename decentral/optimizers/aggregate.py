@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from decentral.compressors.finite import is_finite
 from decentral.errors import ConfigError, NonFiniteError
 
 __all__ = ["mean_of", "mean_pseudo_gradient"]
@@ -44,7 +45,7 @@ def mean_of(total: Tensor, adders: Sequence[Adder]) -> Tensor:
         for _, add, weight in ordered:
             add(total, weight=weight)
         total /= torch.full_like(total[:1], divisor)  # a tensor: CUDA turns /number into *(1/number)
-    if total.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(total))).all()):
+    if not is_finite(total):
         raise NonFiniteError(
             f"mean_pseudo_gradient: the sum of {len(ordered)} contributions is not finite; "
             "drop the contributor with values near 1e38"

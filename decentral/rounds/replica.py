@@ -19,7 +19,7 @@ from decentral.exchange.codec import Codec, Encoded, Shapes, range_shapes
 from decentral.exchange.reduce import assembled
 from decentral.optimizers import NoLoCo, OuterOptimizer
 from decentral.optimizers.aggregate import mean_of, mean_pseudo_gradient
-from decentral.parameters import Schema, combined_digest, digest
+from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.state.snapshot import anchor_name, outer_name
 from decentral.wire.frames import Frame, Kind
 from decentral.wire.messages import Record
@@ -72,11 +72,13 @@ class Replica:
         return self.schema.fragments[fragment].numel
 
     def encode(self, fragment: int, gradient_N: Tensor) -> Encoded:
-        """The body of a gather frame and the debt to book with its commit."""
+        """The body of a gather frame and the debt to book with its commit. NonFiniteError names the parameter."""
+        self._check_finite(fragment, gradient_N)
         return self.codec.encode(gradient_N, self.debts[fragment], self.shapes(fragment))
 
     def encode_range(self, fragment: int, gradient_N: Tensor, start: int, stop: int) -> Encoded:
         """The body of one slice of a reduce and its share of the debt."""
+        self._check_finite(fragment, gradient_N)
         debt_N = self.debts[fragment]
         part = None if debt_N is None else debt_N[start:stop]
         return self.codec.encode(gradient_N[start:stop], part, range_shapes(start, stop))
@@ -105,6 +107,14 @@ class Replica:
         self.anchors[step.fragment] = step.after_N
         self.states[step.fragment] = step.state
         self.digests[step.fragment] = step.digest
+
+    def _check_finite(self, fragment: int, gradient_N: Tensor) -> None:
+        culprit = first_non_finite(gradient_N, self.schema.fragments[fragment])
+        if culprit is not None:
+            raise NonFiniteError(
+                f"NaN or Inf in the pseudo-gradient of {culprit}; nothing was sent: "
+                "lower the learning rate or clip the gradients, then start again from the last commit"
+            )
 
     def _mean(self, record: Record, bodies: Sequence[bytes]) -> Tensor | None:
         """The mean pseudo-gradient; None when finite contributions sum beyond float32: alike on every peer, such a

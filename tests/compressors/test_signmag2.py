@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from decentral.compressors import Payload, SignMag2, TopK
+from decentral.compressors import Payload, SignMag2, TopK, two_levels
 from decentral.errors import PayloadError
 
 
@@ -91,7 +91,7 @@ def with_part(place: int, value: int) -> Payload:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "words"), [(0, 4, "codes must be below 4"), (1, 228, "peak"), (3, 255, "below zero")]
+    ("place", "value", "words"), [(0, 4, "codes must be below 4"), (1, 228, "a peak is beyond float32"), (3, 255, "below zero")]
 )
 def test_codes_peaks_and_steps_out_of_range_are_refused(place, value, words):
     with pytest.raises(PayloadError, match=words):
@@ -106,3 +106,15 @@ def test_the_outermost_levels_are_finite_and_normal(peak):
         found = SignMag2().decompress(Payload((1, 2), parts)).abs()
         assert torch.isfinite(found).all()
         assert (found >= torch.finfo(torch.float32).tiny).all()
+
+
+@pytest.mark.parametrize("shape", [(40, 64), (7, 1), (1, 4096), (0, 64)])
+def test_the_processors_way_is_that_of_any_device(shape):
+    value = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    means = two_levels._best_means_anywhere(value)
+    assert torch.allclose(two_levels.best_means(value), means, rtol=1e-12)
+    halfway, sizes = means.float().mean(1), means.float()
+    codes = two_levels.code_rows(value, halfway)
+    assert torch.equal(codes, (value.abs() > halfway[:, None]).to(torch.uint8) + 2 * (value < 0))
+    small_or_large = sizes.gather(1, (codes & 1).long())
+    assert torch.equal(two_levels.decode_rows(codes, sizes), torch.where(value < 0, -small_or_large, small_or_large))

@@ -13,15 +13,20 @@ import pytest
 TRAINER = Path(__file__).parent / "trainer.py"
 
 
+def has_checkpoint(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("[!.]*/tensors.safetensors"))
+
+
 def run_until(folder: Path, preset: str, kill_at: int | None, last: int) -> list[dict[str, Any]]:
-    """What the trainer said until it was killed at its ``kill_at``-th commit, or ended by itself."""
+    """What the trainer said until it was killed at its ``kill_at``-th commit, or at the first one after that with a
+    checkpoint on disk (they are written beside the training), or ended by itself."""
     said: list[dict[str, Any]] = []
     command = [sys.executable, str(TRAINER), str(folder), preset, str(last)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             said.append(json.loads(line))
-            if len(said) - 1 == kill_at:
+            if kill_at is not None and len(said) > kill_at and has_checkpoint(folder):
                 process.kill()
                 break
         said += [json.loads(line) for line in process.stdout]

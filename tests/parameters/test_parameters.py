@@ -4,7 +4,17 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError, ManifestMismatch
-from decentral.parameters import ParameterSpec, combined_digest, digest, gather, scatter, schema_of, split
+from decentral.parameters import (
+    Fragment,
+    ParameterSpec,
+    combined_digest,
+    digest,
+    first_non_finite,
+    gather,
+    scatter,
+    schema_of,
+    split,
+)
 
 
 class Tiny(torch.nn.Module):
@@ -133,3 +143,14 @@ def test_the_combined_digest_depends_on_the_order():
 
 def test_a_scalar_has_one_element():
     assert ParameterSpec("t", ()).numel == 1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_the_first_parameter_that_is_not_finite_is_named(bad):
+    names = {"first": (3,), "second.weight": (2, 2), "third": ()}
+    (fragment,) = schema_of({name: torch.zeros(shape, requires_grad=True) for name, shape in names.items()}).fragments
+    flat = torch.zeros(8)
+    assert first_non_finite(flat, fragment) is None
+    flat[7] = flat[5] = bad
+    assert first_non_finite(flat, fragment) == "second.weight"
+    assert first_non_finite(torch.zeros(0), Fragment(0, ())) is None

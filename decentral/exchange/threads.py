@@ -1,0 +1,32 @@
+"""The same work on many tensors, on as many threads as torch may use; results come in order, whatever finished first.
+
+Encoding spends its time in compiled code that releases the GIL. Small jobs stay on the calling thread: handing one over
+costs some 50 microseconds, as much as compressing 20,000 values.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+WORTH_IT = 1 << 20  # elements in all
+
+
+def spread(work: Callable[[T], R], jobs: Sequence[T], numel: int) -> list[R]:
+    """``[work(job) for job in jobs]``; the first error is raised, once all have ended."""
+    threads = torch.get_num_threads()
+    if threads == 1 or numel < WORTH_IT or len(jobs) == 1:
+        return [work(job) for job in jobs]
+    return list(_pool(threads).map(work, jobs))
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="decentral-encode")
