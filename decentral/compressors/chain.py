@@ -5,6 +5,7 @@ per chunk, so a quantiser that works by rows (signmag2) has its scales per chunk
 (int8, e3m0) blocks the kept values of neighbouring chunks together.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,8 +47,7 @@ class Chain(Method):
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Index parts, then the value parts of every region."""
-        values = [spec for rows in self.sparsifier.value_shapes(shape) for spec in self.quantiser.layout(rows)]
-        return (*self.sparsifier.index_layout(shape), *values)
+        return _layout(self.sparsifier, self.quantiser, shape)
 
     def compress(self, tensor: Tensor) -> Payload:
         """Select, then quantise what was selected."""
@@ -76,3 +76,9 @@ class Chain(Method):
             values.append(self.quantiser.decompress(Payload(rows, payload.parts[start:stop])))
             start = stop
         self.sparsifier.add_at(total, index, tuple(values), weight)
+
+
+@functools.lru_cache(maxsize=4096)  # a model has few shapes, and each is asked for at every step of a round
+def _layout(sparsifier: Sparsifier, quantiser: Compressor, shape: Shape) -> tuple[PartSpec, ...]:
+    values = [spec for rows in sparsifier.value_shapes(shape) for spec in quantiser.layout(rows)]
+    return (*sparsifier.index_layout(shape), *values)

@@ -49,8 +49,8 @@ class Plugins:
             loaded = next(iter(points)).load()
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"{self.kind} {name}: its package does not load ({error}); reinstall it") from error
-        if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded)):
-            raise ConfigError(f"{self.kind} {name}: its entry point is no dataclass; ask its author")
+        if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded) and loaded.__hash__ is not None):
+            raise ConfigError(f"{self.kind} {name}: its entry point is no dataclass that is frozen; ask its author")
         return loaded
 
 

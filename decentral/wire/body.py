@@ -42,7 +42,7 @@ def encode(compressor: Compressor, payloads: Sequence[Payload]) -> bytes:
         parts += payload.parts
     pieces: list[bytes | memoryview] = []
     for members in _streams(specs):
-        kinds, arrays = [specs[i].kind for i in members], [_to_array(parts[i]) for i in members]
+        kinds, arrays = [specs[i].kind for i in members], [to_array(parts[i]) for i in members]
         pieces += coding.encode(kinds, arrays)
     return b"".join(pieces)
 
@@ -88,8 +88,8 @@ def _dtype(spec: PartSpec) -> np.dtype[np.generic]:
     return np.dtype(str(spec.dtype).removeprefix("torch."))
 
 
-def _to_array(part: Tensor) -> Array:
-    """The part in the processor's memory; floats as unsigned integers, which numpy has of every width."""
+def to_array(part: Tensor) -> Array:
+    """A part in the processor's memory; floats as unsigned integers, which numpy has of every width."""
     part = part.detach().cpu().contiguous()
     if part.is_floating_point():
         part = part.view(_UNSIGNED[part.element_size()])

@@ -87,5 +87,5 @@ def test_a_broken_package_spoils_only_its_own_method(installed):
     assert str(parse_compressor("fp16")) == "fp16"
     with pytest.raises(ConfigError, match="gone: its package does not load"):
         parse_compressor("gone")
-    with pytest.raises(ConfigError, match="odd: its entry point is no dataclass"):
+    with pytest.raises(ConfigError, match="odd: its entry point is no dataclass that is frozen"):
         parse_compressor("odd")

@@ -1,0 +1,188 @@
+"""What is measured: ours as peers use it, the published SparseLoCo pipeline, hivemind's codecs, plain zstd.
+
+Each makes bytes of a flat float32 tensor of given shapes and reads them back into an accumulator.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from decentral.benchmarks.information import information_bits
+from decentral.benchmarks.published import PublishedSparseLoCo
+from decentral.compressors import Chain, Compressor, describe_compressors, parse_compressor
+from decentral.exchange.codec import Codec, split_shapes
+from decentral.wire import body
+from decentral.wire.frames import Header, Kind, parse, seal
+from decentral.wire.keys import Signer
+
+__all__ = ["Contestant", "Ours", "others", "ours"]
+
+Shapes = Sequence[tuple[int, ...]]
+
+_CHAINS = (
+    "topk(k=64, chunk=4096) >> signmag2",
+    "topk(k=64, chunk=4096) >> int8",
+    "topk(k=64, chunk=4096) >> bf16",
+)
+_DECAY = 0.95
+
+
+class Contestant(Protocol):
+    """One way to send a tensor."""
+
+    @property
+    def name(self) -> str:
+        """As it is printed."""
+
+    def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> Any:
+        """What is sent; error feedback is computed and thrown away."""
+
+    def nbytes(self, sent: Any) -> int:
+        """Everything that crosses the wire."""
+
+    def add_to(self, total_N: Tensor, sent: Any, shapes: Shapes) -> None:
+        """Check what arrived, decode it and add it to ``total_N``."""
+
+    def entropy_bound_bits(self, sent: Any, shapes: Shapes) -> float | None:
+        """Information in all parts, in bits; None when nobody has said what they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A method of this package as a signed frame: hash, signature and header included."""
+
+    name: str
+    codec: Codec
+    signer: Signer
+
+    def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> bytes:
+        """A frame, sealed."""
+        encoded = self.codec.encode(tensor_N, debt_N if self.codec.error_feedback is not None else None, shapes)
+        return seal(_header(self.signer.peer), encoded.body, self.signer).to_bytes()
+
+    def nbytes(self, sent: bytes) -> int:
+        """Header and body."""
+        return len(sent)
+
+    def add_to(self, total_N: Tensor, sent: bytes, shapes: Shapes) -> None:
+        """Hash, signature, then the body."""
+        frame = parse(sent, lambda header: self.codec.max_body_nbytes(shapes))
+        self.codec.add_to(total_N, frame.body, shapes)
+
+    def entropy_bound_bits(self, sent: bytes, shapes: Shapes) -> float:
+        """By the statistics of this very frame."""
+        frame = parse(sent, lambda header: self.codec.max_body_nbytes(shapes))
+        return information_bits(self.codec.compressor, body.decode(self.codec.compressor, frame.body, shapes))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """SparseLoCo in plain torch."""
+
+    name: str = "published SparseLoCo, plain torch"
+    pipeline: PublishedSparseLoCo = field(default_factory=lambda: PublishedSparseLoCo(decay=_DECAY))
+
+    def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> list[list[Tensor]]:
+        """Tensor by tensor."""
+        return [
+            self.pipeline.encode(t, d)[0]
+            for t, d in zip(split_shapes(tensor_N, shapes), split_shapes(debt_N, shapes), strict=True)
+        ]
+
+    def nbytes(self, sent: list[list[Tensor]]) -> int:
+        """Without header or signature."""
+        return sum(self.pipeline.nbytes(tensors) for tensors in sent)
+
+    def add_to(self, total_N: Tensor, sent: list[list[Tensor]], shapes: Shapes) -> None:
+        """Dense, tensor by tensor, unchecked."""
+        for total, tensors in zip(split_shapes(total_N, shapes), sent, strict=True):
+            total += self.pipeline.decode(tensors, total)
+
+    def entropy_bound_bits(self, sent: Any, shapes: Shapes) -> None:
+        """Not of interest: what it packs is what ours codes."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Hivemind:
+    """One of hivemind's codecs, on the flat tensor."""
+
+    name: str
+    codec: Any  # hivemind ships no types
+
+    def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> Any:
+        """Its protobuf."""
+        from hivemind.compression import CompressionInfo
+
+        return self.codec.compress(tensor_N, CompressionInfo.from_tensor(tensor_N))
+
+    def nbytes(self, sent: Any) -> int:
+        """The serialised message."""
+        return int(sent.ByteSize())
+
+    def add_to(self, total_N: Tensor, sent: Any, shapes: Shapes) -> None:
+        """Dense."""
+        total_N += self.codec.extract(sent)
+
+    def entropy_bound_bits(self, sent: Any, shapes: Shapes) -> None:
+        """Unknown."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Zstd:
+    """The float32 bytes through zstandard."""
+
+    name: str
+    level: int
+
+    def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> bytes:
+        """One frame."""
+        import zstandard
+
+        return zstandard.ZstdCompressor(level=self.level).compress(tensor_N.numpy().data)
+
+    def nbytes(self, sent: bytes) -> int:
+        """The frame."""
+        return len(sent)
+
+    def add_to(self, total_N: Tensor, sent: bytes, shapes: Shapes) -> None:
+        """Bounded by the tensor's own size."""
+        import zstandard
+
+        data = zstandard.ZstdDecompressor().decompress(sent, max_output_size=4 * total_N.numel())
+        total_N += torch.frombuffer(bytearray(data), dtype=torch.float32)
+
+    def entropy_bound_bits(self, sent: Any, shapes: Shapes) -> None:
+        """Unknown."""
+        return
+
+
+def ours() -> list[Contestant]:
+    """Every registered method with its defaults, and chains that runs use."""
+    signer = Signer(bytes(32))
+    spellings = [str(row["spelling"]) for row in describe_compressors()]
+    compressors: list[Compressor] = [parse_compressor(spelling) for spelling in (*spellings, *_CHAINS)]
+    return [Ours(str(c), Codec(c, _DECAY if isinstance(c, Chain) else None), signer) for c in compressors]
+
+
+def others() -> list[Contestant]:
+    """What people would use instead."""
+    from hivemind import compression
+
+    codecs = (
+        compression.Float16Compression(),
+        compression.ScaledFloat16Compression(),
+        compression.Uniform8BitQuantization(),
+        compression.Quantile8BitQuantization(),
+    )
+    theirs: list[Contestant] = [Hivemind(f"hivemind {type(codec).__name__}", codec) for codec in codecs]
+    return [Published(), *theirs, Zstd("zstd level 1", 1), Zstd("zstd level 3", 3)]
+
+
+def _header(sender: bytes) -> Header:
+    nothing = bytes(32)
+    return Header(Kind.CONTRIBUTION, nothing, 1, 1, 0, 0, 1, 0, nothing, sender, 1, 1)

@@ -1,0 +1,84 @@
+"""``decentral bench``: figures of this machine, side by side with what others ship."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from decentral.cli.options import as_json
+
+_COLUMNS = (
+    ("bits_per_value", "bits/value", ".4f"),
+    ("bits_per_kept", "bits/kept", ".2f"),
+    ("entropy_bound_bits", "bound", ".4f"),
+    ("encode_MBps", "encode MB/s", ".0f"),
+    ("decode_MBps", "decode MB/s", ".0f"),
+    ("peak_extra_share", "memory", ".2f"),
+    ("relative_error", "error", ".4f"),
+    ("relative_error_kept", "of kept", ".4f"),
+)
+
+
+@click.group("bench")
+def bench_command() -> None:
+    """Measure on this machine, beside what others ship."""
+
+
+@bench_command.command("compressors")
+@click.option("--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Tensors (.safetensors).")
+@click.option("--rows", default=2048, show_default=True, help="Rows of 2048 Gaussian values; a multiple of 64.")
+@click.option("--repeats", default=5, show_default=True, help="Timed runs of each; the best counts.")
+@click.option("--threads", default=1, show_default=True, help="Threads for torch and for encoding.")
+@click.option("--only", help="Only methods with this in their name.")
+@as_json
+def compressors_bench(
+    data: Path | None, rows: int, repeats: int, threads: int, only: str | None, as_json: bool
+) -> None:
+    """Bits, speed, memory and error of every compressor, of hivemind's, of zstd, of SparseLoCo as published.
+
+    \b
+    $ decentral bench compressors --json
+    """
+    import torch
+
+    from decentral.benchmarks import compressors as benchmark
+    from decentral.benchmarks.contestants import others, ours
+
+    torch.set_num_threads(threads)
+    contestants = [c for c in (*ours(), *others()) if only is None or only in c.name]
+    found = []
+    for name, tensor_N, shapes in _data(data, rows):
+        found += benchmark.measure(contestants, name, tensor_N, shapes, repeats=repeats)
+    if as_json:
+        click.echo(json.dumps([row.as_json() for row in found]))
+    else:
+        _print([row.as_json() for row in found])
+
+
+def _data(data: Path | None, rows: int) -> list[tuple[str, Any, tuple[tuple[int, ...], ...]]]:
+    import torch
+
+    shape = (max(64, rows // 64 * 64), 2048)
+    gaussian = torch.randn(shape, generator=torch.Generator().manual_seed(0)).flatten()
+    if data is None:
+        return [("gaussian", gaussian, (shape,))]
+    from safetensors.torch import load_file
+
+    tensors = list(load_file(data).values())
+    flat = torch.cat([tensor.float().flatten() for tensor in tensors])
+    return [("gaussian", gaussian, (shape,)), (data.stem, flat, tuple(tuple(t.shape) for t in tensors))]
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    widest = max(len(row["method"]) for row in rows) + 2
+    data = None
+    for row in rows:
+        if row["data"] != data:
+            data = row["data"]
+            click.echo(f"{data:<{widest}}" + "".join(f"{title:>13}" for _, title, _ in _COLUMNS))
+        if row["failed"]:
+            click.echo(f"{row['method']:<{widest}}does not run here: {row['failed']}")
+            continue
+        cells = (f"{row[key]:{form}}" if row[key] is not None else "-" for key, _, form in _COLUMNS)
+        click.echo(f"{row['method']:<{widest}}" + "".join(f"{cell:>13}" for cell in cells))
