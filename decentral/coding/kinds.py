@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decentral.coding import bits, gaps
+from decentral.coding import bits, exponents, gaps
 from decentral.errors import PayloadError
 
 __all__ = ["Floats", "Kind", "Rising", "Symbols"]
@@ -147,9 +147,10 @@ class Floats:
 
     def to_symbols(self, array: Array) -> tuple[Bytes, Bytes]:
         """The eight bits below the sign; then, element by element, the others with the sign last."""
-        turned = _turned(array.reshape(-1), 1)
-        columns = self.to_raw(turned).reshape(-1, array.dtype.itemsize)
-        return np.ascontiguousarray(columns[:, -1]), np.ascontiguousarray(columns[:, :-1]).reshape(-1)
+        symbols = np.empty(array.size, dtype=np.uint8)
+        rest = np.empty((array.size, array.dtype.itemsize - 1), dtype=np.uint8)
+        exponents.take_apart(array.reshape(-1), symbols, rest)
+        return symbols, rest.reshape(-1)
 
     def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
         """All but one byte of each."""
@@ -157,12 +158,7 @@ class Floats:
 
     def from_symbols(self, symbols: Bytes, side: Bytes, array: Array) -> None:
         """Put together again; every combination is a float."""
-        itemsize = array.dtype.itemsize
-        columns = np.empty((symbols.size, itemsize), dtype=np.uint8)
-        columns[:, -1] = symbols
-        columns[:, :-1] = side.reshape(-1, itemsize - 1)
-        turned = columns.reshape(-1).view(array.dtype.newbyteorder("<")).astype(array.dtype)
-        array.reshape(-1)[:] = _turned(turned, 8 * itemsize - 1)
+        exponents.put_together(symbols, side.reshape(-1, array.dtype.itemsize - 1), array.reshape(-1))
 
 
 _NOTHING = np.empty(0, dtype=np.uint8)
@@ -170,9 +166,3 @@ _NOTHING = np.empty(0, dtype=np.uint8)
 
 def _matrix(array: Array) -> Array:
     return array.reshape(-1, array.shape[-1]) if array.size else array.reshape(0, 1)
-
-
-def _turned(array: Array, places: int) -> Array:
-    """Every unsigned integer's bits turned left."""
-    width = 8 * array.dtype.itemsize
-    return (array << places) | (array >> (width - places))  # type: ignore[operator,no-any-return]  # unsigned integers

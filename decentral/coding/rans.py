@@ -17,17 +17,29 @@ from decentral.coding.frequencies import SHARE_BITS, Shares
 __all__ = ["decode", "encode"]
 
 _STATE_WORDS = 8
+_BLOCK = 1 << 16  # symbols; a multiple of four, so that every block begins at state 0
 _LOWEST = 1 << 15
 _MASK = (1 << SHARE_BITS) - 1
 
 
-def encode(symbols: NDArray[np.uint8], shares: Shares) -> NDArray[np.uint8]:
-    """The symbols, each of which has a share above zero, as bytes."""
-    words = np.empty(_STATE_WORDS + symbols.size + 1, dtype="<u2")  # at most one word per symbol
-    states = np.empty(4, dtype="<u4")
-    start = int(_encode(symbols, shares, _starts(shares), words, states)) - _STATE_WORDS
-    words[start : start + _STATE_WORDS] = states.view("<u2")
-    return words[start:].view(np.uint8)
+def encode(symbols: NDArray[np.uint8], shares: Shares) -> list[NDArray[np.uint8]]:
+    """The symbols, each of which has a share above zero, as pieces of bytes.
+
+    Block by block from the end: the scratch space stays small and in cache, whatever is encoded.
+    """
+    state, step = np.full(4, _LOWEST, dtype=np.uint64), _steps(shares)
+    words = np.empty(min(symbols.size, _BLOCK) + 1, dtype="<u2")  # at most one word per symbol
+    pieces: list[NDArray[np.uint8]] = []
+    for stop in _ends(symbols.size):
+        block = symbols[(stop - 1) // _BLOCK * _BLOCK : stop]
+        pieces.append(words[int(_encode(block, step, words, state)) :].view(np.uint8).copy())
+    pieces.append(state.astype("<u4").view(np.uint8))
+    return pieces[::-1]
+
+
+def _ends(size: int) -> list[int]:
+    """Where blocks end, last first; all but the last begin and end at multiples of the block."""
+    return [size, *range((size - 1) // _BLOCK * _BLOCK, 0, -_BLOCK)] if size else []
 
 
 def decode(data: NDArray[np.uint8], shares: Shares, symbols: NDArray[np.uint8]) -> int:
@@ -48,14 +60,16 @@ def _starts(shares: Shares) -> Shares:
     return (np.cumsum(shares) - shares).astype(np.uint32)
 
 
-@compiled
-def _encode(symbols, shares, starts, words, states):  # type: ignore[no-untyped-def]
-    """Backwards over the symbols, so that the decoder goes forwards; returns the index of the first word."""
+def _steps(shares: Shares) -> NDArray[np.uint64]:
     step = np.zeros((256, 5), dtype=np.uint64)
-    for s in range(256):
-        _prepare(np.uint64(shares[s]), np.uint64(starts[s]), step[s])
+    _prepare(shares.astype(np.uint64), _starts(shares).astype(np.uint64), step)
+    return step
+
+
+@compiled
+def _encode(symbols, step, words, state):  # type: ignore[no-untyped-def]
+    """Backwards over the symbols, so that the decoder goes forwards; returns the index of the first word."""
     at, i = np.uint64(words.size), np.uint64(symbols.size)
-    state = np.full(4, _LOWEST, dtype=np.uint64)
     one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
     while i % four:
         i -= one
@@ -67,20 +81,22 @@ def _encode(symbols, shares, starts, words, states):  # type: ignore[no-untyped-
         c, at = _push(c, step, symbols[i + two], words, at)
         b, at = _push(b, step, symbols[i + one], words, at)
         a, at = _push(a, step, symbols[i], words, at)
-    states[0], states[1], states[2], states[3] = a, b, c, d
+    state[0], state[1], state[2], state[3] = a, b, c, d
     return at
 
 
 @compiled
-def _prepare(share, start, step):  # type: ignore[no-untyped-def]
+def _prepare(shares, starts, step):  # type: ignore[no-untyped-def]
     """What a step with one symbol needs: the state to renormalise at, reciprocal, its shift, start, 2**14 - share."""
-    one, shift = np.uint64(1), np.uint64(0)
-    while (one << shift) < share:
-        shift += one
-    shift += np.uint64(31)
-    step[0] = share << np.uint64(17)
-    step[1] = ((one << shift) + share - one) // share if share else np.uint64(0)
-    step[2], step[3], step[4] = shift, start, (one << np.uint64(SHARE_BITS)) - share
+    one = np.uint64(1)
+    for s in range(256):
+        share, shift = shares[s], np.uint64(0)
+        while (one << shift) < share:
+            shift += one
+        shift += np.uint64(31)
+        step[s, 0] = share << np.uint64(17)
+        step[s, 1] = ((one << shift) + share - one) // share if share else np.uint64(0)
+        step[s, 2], step[s, 3], step[s, 4] = shift, starts[s], (one << np.uint64(SHARE_BITS)) - share
 
 
 @compiled

@@ -76,7 +76,7 @@ def _coded(kinds: Sequence[Kind], arrays: Sequence[Array]) -> list[Bytes]:
     halves = [kind.to_symbols(array) for kind, array in zip(kinds, arrays, strict=True)]
     symbols = halves[0][0] if len(halves) == 1 else np.concatenate([symbols for symbols, _ in halves])
     shares = frequencies.shares_of(frequencies.counts(symbols))
-    return [frequencies.write_shares(shares), rans.encode(symbols, shares), *(side for _, side in halves)]
+    return [frequencies.write_shares(shares), *rans.encode(symbols, shares), *(side for _, side in halves)]
 
 
 def _from_coded(forms: Sequence[Form], body: Bytes) -> list[Array]:

@@ -47,7 +47,7 @@ class Chain(Method):
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Index parts, then the value parts of every region."""
-        return _layout(self.sparsifier, self.quantiser, shape)
+        return _layout(self.sparsifier, self.quantiser, shape)  # type: ignore[arg-type]  # frozen dataclasses
 
     def compress(self, tensor: Tensor) -> Payload:
         """Select, then quantise what was selected."""

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[list[Kind], list[Array]]] = {
     "every byte alike often": ([Symbols(8)], [np.tile(np.arange(256, dtype=np.uint8), 30)]),
     "one rare symbol": ([Symbols(8)], [np.array([*[0] * 99999, 255], dtype=np.uint8)]),
     "a bell": ([Symbols(8)], [np.clip(rng().normal(128, 20, 5001), 0, 255).astype(np.uint8)]),
+    "a bell of several blocks": ([Symbols(8)], [np.clip(rng().normal(128, 9, 200003), 0, 255).astype(np.uint8)]),
     "several arrays": ([Symbols(2)] * 3, [rng(n).integers(0, 2, n, dtype=np.uint8) for n in (1, 1000, 0)]),
     "indices": ([Rising(4096)], [rising(50, 64, 4096)]),
     "indices of two sizes": ([Rising(4096), Rising(100)], [rising(20, 64, 4096), rising(1, 2, 100)]),
@@ -136,7 +137,7 @@ def test_a_table_that_the_symbols_do_not_give_is_refused() -> None:
     shares = frequencies.shares_of(frequencies.counts(codes))
     shares[0] -= 100
     shares[1] += 100
-    body = np.concatenate([frequencies.write_shares(shares), rans.encode(codes, shares)])
+    body = np.concatenate([frequencies.write_shares(shares), *rans.encode(codes, shares)])
     data = np.concatenate([np.array([body.size], dtype="<u4").view(np.uint8), body])
     with pytest.raises(PayloadError, match="not the one of its symbols"):
         decode([Form(Symbols(8), (1000,), np.dtype(np.uint8))], data)
