@@ -24,6 +24,7 @@ Shares = NDArray[np.uint32]
 @compiled
 def counts(symbols):  # type: ignore[no-untyped-def]
     """Occurrences (256,) of each byte."""
+    found = np.zeros(256, dtype=np.int64)
     lanes = np.zeros((4, 256), dtype=np.int64)  # four: equal neighbours would wait for each other's store
     whole = symbols.size // 4 * 4
     for i in range(0, whole, 4):
@@ -33,7 +34,9 @@ def counts(symbols):  # type: ignore[no-untyped-def]
         lanes[3, symbols[i + 3]] += 1
     for i in range(whole, symbols.size):
         lanes[0, symbols[i]] += 1
-    return lanes.sum(axis=0)
+    for s in range(256):
+        found[s] = lanes[0, s] + lanes[1, s] + lanes[2, s] + lanes[3, s]
+    return found
 
 
 def shares_of(count: NDArray[np.int64]) -> Shares:
@@ -53,7 +56,7 @@ def shares_of(count: NDArray[np.int64]) -> Shares:
 def write_shares(shares: Shares) -> NDArray[np.uint8]:
     """The table as bytes."""
     bits = np.zeros(_LONGEST_TABLE, dtype=np.uint8)
-    return bits[: int(_write(shares, bits))]
+    return bits[: int(_write(shares, np.count_nonzero(shares), bits))]
 
 
 def read_shares(data: NDArray[np.uint8]) -> tuple[Shares, int]:
@@ -63,26 +66,26 @@ def read_shares(data: NDArray[np.uint8]) -> tuple[Shares, int]:
 
 
 @compiled
-def _write(shares, bits):  # type: ignore[no-untyped-def]
-    at = push(bits, 0, np.count_nonzero(shares) - 1, 8)
-    absent = 0
+def _write(shares, present, bits):  # type: ignore[no-untyped-def]
+    at = push(bits, np.int64(0), np.int64(present) - 1, np.int64(8))
+    absent = np.int64(0)
     for share in shares:
         if share == 0:
-            absent += 1
+            absent += np.int64(1)
             continue
-        at = _push_golomb(bits, at, absent, _GAP_ORDER)
-        at = _push_golomb(bits, at, np.int64(share) - 1, _SHARE_ORDER)
-        absent = 0
+        at = _push_golomb(bits, at, absent, np.int64(_GAP_ORDER))
+        at = _push_golomb(bits, at, np.int64(share) - 1, np.int64(_SHARE_ORDER))
+        absent = np.int64(0)
     return (at + 7) >> 3
 
 
 @compiled
 def _read(data, shares):  # type: ignore[no-untyped-def]
-    present = pull(data, 0, 8) + 1  # 0 when there is no byte
-    at, symbol, total = 8, -1, 0
+    present = pull(data, np.int64(0), np.int64(8)) + 1  # 0 when there is no byte
+    at, symbol, total = np.int64(8), -1, 0
     for _ in range(present):
-        absent, at = _pull_golomb(data, at, _GAP_ORDER)
-        share, at = _pull_golomb(data, at, _SHARE_ORDER)
+        absent, at = _pull_golomb(data, at, np.int64(_GAP_ORDER))
+        share, at = _pull_golomb(data, at, np.int64(_SHARE_ORDER))
         symbol += absent + 1
         if absent < 0 or share < 0 or symbol > 255 or share >= _TOTAL:
             return 0
@@ -97,11 +100,11 @@ def _read(data, shares):  # type: ignore[no-untyped-def]
 @compiled
 def _push_golomb(bits, at, number, order):  # type: ignore[no-untyped-def]
     number += 1 << order
-    width = 0
+    width = np.int64(0)
     while number >> (width + 1):
         width += 1
     at += width - order  # zeros
-    at = push(bits, at, 1, 1)
+    at = push(bits, at, np.int64(1), np.int64(1))
     return push(bits, at, number & ((1 << width) - 1), width)
 
 
@@ -110,7 +113,7 @@ def _pull_golomb(data, at, order):  # type: ignore[no-untyped-def]
     """The number and the place behind it; -1 for a number cut short or beyond 16 bits."""
     width = order
     while True:
-        bit = pull(data, at, 1)
+        bit = pull(data, at, np.int64(1))
         at += 1
         if bit == 1:
             break

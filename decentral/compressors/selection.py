@@ -38,7 +38,7 @@ def _largest(values, bits, where, index, kept):  # type: ignore[no-untyped-def]
     """Candidates are what reaches seven eighths of the threshold of the chunk before: one compare for most entries."""
     top, left, tile_rows, tile_columns, height, width = where
     k, length = np.uint64(index.shape[1]), height * width
-    size, place = np.empty(length, dtype=np.uint32), np.empty(length, dtype=np.uint16)
+    size, order, place = np.empty(length, np.uint32), np.empty(length, np.uint32), np.empty(length, np.uint16)
     guess = np.uint32(0)
     for chunk in range(index.shape[0]):
         y, x = top + chunk // tile_columns * height, left + chunk % tile_columns * width
@@ -46,7 +46,9 @@ def _largest(values, bits, where, index, kept):  # type: ignore[no-untyped-def]
         n = _reaching(tile, guess, size, place)
         if n < k:  # the guess was too high
             n = _reaching(tile, np.uint32(0), size, place)
-        threshold = np.partition(size[:n], n - k)[n - k]
+        for i in range(n):
+            order[i] = size[i]
+        threshold = _kth_largest(order, n, k)
         spare = k
         for s in size[:n]:
             spare -= np.uint64(s > threshold)
@@ -73,6 +75,31 @@ def _reaching(tile, least, size, place):  # type: ignore[no-untyped-def]
                 n += np.uint64(1)
             i += np.uint64(1)
     return n
+
+
+@compiled
+def _kth_largest(sizes, n, k):  # type: ignore[no-untyped-def]
+    """Hoare's selection among the first n sizes, which it reorders; numpy's partition takes numba 7 s to compile."""
+    low, high, wanted = np.int64(0), np.int64(n) - 1, np.int64(k) - 1
+    while low < high:
+        pivot = sizes[(low + high) >> 1]
+        i, j = low, high
+        while i <= j:
+            while sizes[i] > pivot:
+                i += 1
+            while sizes[j] < pivot:
+                j -= 1
+            if i <= j:
+                sizes[i], sizes[j] = sizes[j], sizes[i]
+                i += 1
+                j -= 1
+        if wanted <= j:
+            high = j
+        elif wanted >= i:
+            low = i
+        else:
+            break
+    return sizes[wanted]
 
 
 @compiled

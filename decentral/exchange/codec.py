@@ -24,6 +24,7 @@ from decentral.wire import body
 # Shape suffixes: N = elements of the fragment or range, flat float32.
 
 Shapes = Sequence[tuple[int, ...]]
+_SMALL = 70  # more than a tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,15 @@ class Codec:
         payloads = body.decode(self.compressor, data, shapes)
         for total, payload in zip(split_shapes(total_N, shapes), payloads, strict=True):
             accumulate(self.compressor, total, payload, weight)
+
+    def warm_up(self) -> None:
+        """Compile what encoding and decoding need, so that the first round does not wait for it: 5 s on a machine that
+        never did, half a second later.
+        """
+        shapes = ((_SMALL, _SMALL), (_SMALL,))
+        ramp_N = torch.linspace(-1, 1, numel(shapes))
+        encoded = self.encode(ramp_N, ramp_N, shapes)
+        self.add_to(self.decode(encoded.body, shapes), encoded.body, shapes)
 
     def _compress(self, owed: Tensor) -> Payload:
         """The payload of one tensor, and ``owed`` without it."""

@@ -261,6 +261,7 @@ def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) 
     given |= {"beta": outer.beta, "gamma": outer.gamma}
     made = make_outer(outer.method, {name: value for name, value in given.items() if value is not None})
     codec = Codec(parse_compressor(manifest.compressor.chain), manifest.compressor.error_feedback)
+    codec.warm_up()
     by_peers = outer.learning_rate is None and isinstance(made, DiLoCo)
     return Replica(
         schema,
