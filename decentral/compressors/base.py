@@ -109,7 +109,9 @@ def accumulate(compressor: Compressor, total: Tensor, payload: Payload, weight: 
     own = getattr(compressor, "accumulate", None)  # isinstance(compressor, Accumulator) costs 40 microseconds
     if own is not None:
         own(total, payload, weight)
-    else:
+    elif weight == 1:
+        total += compressor.decompress(payload)
+    else:  # not add_(alpha=weight): that rounds once where the machine can, and replicas would differ
         total += compressor.decompress(payload) * weight
 
 
