@@ -111,8 +111,9 @@ class Schema:
         """One line per difference, ``self`` being "here" and ``other`` "in the run"; empty when equal."""
         here, there = _places(self), _places(other)
         lines = []
-        for name in dict.fromkeys([*here, *there]):
-            mine, theirs = here.get(name), there.get(name)
+        for key in dict.fromkeys([*here, *there]):
+            mine, theirs = here.get(key), there.get(key)
+            name = key if key.isprintable() else ascii(key)  # a stranger's, and shown on a terminal
             if mine is None or theirs is None:
                 lines.append(
                     f"{name}: {mine[0] if mine else 'absent'} here, {theirs[0] if theirs else 'absent'} in the run"

@@ -57,8 +57,8 @@ class Codec:
 
     def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
         """The flat float32 tensor that every receiver of ``data`` applies. Raises PayloadError."""
-        decoded_N = torch.empty(numel(shapes))
         payloads = body.decode(self.compressor, data, shapes)
+        decoded_N = torch.empty(numel(shapes))
         for decoded, payload in zip(split_shapes(decoded_N, shapes), payloads, strict=True):
             decoded.copy_(self.compressor.decompress(payload))
         if not is_finite(decoded_N):  # a second guard: one NaN in a mean would reach every peer

@@ -15,6 +15,7 @@ from decentral.errors import ConfigError
 from decentral.manifest.terms import Manifest, Table
 
 MAX_NBYTES = 64 * 1024  # ours take 3 kB; the text may come from a peer
+MAX_DOTS = 64  # in a line: the parser's time grows with the square of a dotted key, 20 s for one of 30,000 words
 
 
 def load_manifest(path: str | Path) -> Manifest:
@@ -43,6 +44,8 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
     """The manifest of a text; method and compressor are checked by ``check_methods``. Raises ConfigError."""
     if len(text) > MAX_NBYTES:
         raise ConfigError(f"{source}: longer than {MAX_NBYTES} bytes; a manifest is a short TOML file")
+    if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
+        raise ConfigError(f"{source}: a line has more than {MAX_DOTS} dots; no key of ours is nested that deep")
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: its syntax error, and numbers of 5000 digits
@@ -84,9 +87,9 @@ def _explained(error: ErrorDetails) -> str:
     if kind == "missing":
         return f"{where} is missing{means or '; add the table [' + where + ']'}"
     if kind == "string_pattern_mismatch":
-        return f"{where} = {_shown(repr(error['input']))}: has characters that do not belong, or too many{means}"
+        return f"{where} = {_value(error['input'])}: has characters that do not belong, or too many{means}"
     rule = _one_line(error["msg"])
-    return f"{where} = {_shown(repr(error['input']))}: {rule[:1].lower()}{rule[1:]}{means}"
+    return f"{where} = {_value(error['input'])}: {rule[:1].lower()}{rule[1:]}{means}"
 
 
 def _table_of(place: list[str]) -> type[Table]:
@@ -94,6 +97,14 @@ def _table_of(place: list[str]) -> type[Table]:
     field = Manifest.model_fields.get(place[0]) if len(place) > 1 else None
     inner = field.annotation if field is not None else None
     return inner if isinstance(inner, type) and issubclass(inner, Table) else Manifest
+
+
+def _value(found: object) -> str:
+    """What a stranger wrote, on one line."""
+    try:
+        return _shown(repr(found))
+    except (RecursionError, ValueError):  # tables 1000 deep, numbers of 5000 digits
+        return f"{type(found).__name__} too large to show"
 
 
 def _shown(text: str, limit: int = 60) -> str:

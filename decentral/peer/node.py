@@ -219,26 +219,36 @@ class Hello:
     schema: Schema
     age: float  # s
 
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Hello:
+        """Read a peer's answer. Raises VersionError, PayloadError."""
+        try:
+            found = json.loads(data)
+            wire, theirs = int(found["wire"]), _visible(str(found["version"])[:32])
+            text, schema, age = str(found["manifest"]), str(found["schema"]), float(found["age"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            reason = type(error).__name__
+            raise PayloadError(f"greeting that does not parse ({reason}); use another peer") from None
+        if wire != WIRE_VERSION:
+            raise VersionError(
+                f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
+                f"{version('decentral')}); install the same version: pip install decentral=={theirs}"
+            )
+        try:
+            manifest = parse_manifest(text)
+        except ConfigError as error:
+            raise PayloadError(f"the peer's manifest is none: {error}") from error
+        return cls(theirs, manifest, Schema.from_json(schema), age if 0 <= age < 1e9 else 0.0)
+
 
 async def ask_hello(transport: Transport, peer: PeerId) -> Hello:
     """Ask a peer for the terms of its run. Raises VersionError, PayloadError, TransportError."""
-    data = await request(transport, peer, HELLO, b"", limit=HELLO_LIMIT, timeout=HELLO_TIMEOUT)
-    try:
-        found = json.loads(data)
-        wire, theirs = int(found["wire"]), str(found["version"])[:32]
-        text, schema, age = str(found["manifest"]), str(found["schema"]), float(found["age"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise PayloadError(f"greeting that does not parse ({error!r}); use another peer") from None
-    if wire != WIRE_VERSION:
-        raise VersionError(
-            f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
-            f"{version('decentral')}); install the same version: pip install decentral=={theirs}"
-        )
-    try:
-        manifest = parse_manifest(text)
-    except ConfigError as error:
-        raise PayloadError(f"the peer's manifest is none: {error}") from error
-    return Hello(theirs, manifest, Schema.from_json(schema), age if 0 <= age < 1e9 else 0.0)
+    return Hello.from_bytes(await request(transport, peer, HELLO, b"", limit=HELLO_LIMIT, timeout=HELLO_TIMEOUT))
+
+
+def _visible(text: str) -> str:
+    """A stranger's word, safe on a terminal."""
+    return "".join(c if "!" <= c <= "~" else "?" for c in text)
 
 
 def check_terms(manifest: Manifest, schema: Schema, hello: Hello) -> None:

@@ -101,7 +101,7 @@ class CatchUp:
 
     async def _commits_after(self, holder: PeerId, where: bytes) -> list[Commit]:
         try:
-            return _split_commits(
+            return split_commits(
                 await request(self.transport, holder, CHAIN, where, limit=CHAIN_LIMIT, timeout=TIMEOUT)
             )
         except TransportError:
@@ -249,7 +249,7 @@ def _digest_in(index: SnapshotIndex) -> bytes:
     return bytes.fromhex(claimed)
 
 
-def _split_commits(answer: bytes) -> list[Commit]:
+def split_commits(answer: bytes) -> list[Commit]:
     """The commits of a chain answer. Raises PayloadError."""
     commits, at = [], 0
     while at < len(answer):

@@ -85,7 +85,7 @@ class Head:
             newcomers = frozenset(bytes.fromhex(peer) for peer in found["newcomers"])
             numbers = [int(found[key]) for key in ("epoch", "round", "outer_step")]
             final = bool(found["final"])
-        except (AssertionError, KeyError, TypeError, ValueError) as error:
+        except (AssertionError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise PayloadError(f"head of the chain: {error!r} where JSON of ours was due; drop it") from None
         sound = all(len(d) == 32 for d in (*digests, *members)) and 0 < len(members) <= MAX_PEERS
         if not sound or any(not 0 <= n < 2**63 for n in numbers) or list(members) != sorted(set(members)):

@@ -53,10 +53,16 @@ class Inbox:
             while True:
                 came = self._plan_came
                 try:
-                    return await self._offload(self._check, data, head())
+                    return await self._offload(self.check, data, head())
                 except PlanUnknown:
                     await came.wait()
         raise PlanUnknown("slice or result of a plan that never came; drop it")
+
+    def check(self, data: bytes, head: Head) -> tuple[Frame, Tensor]:
+        """The checked frame and its decoded tensor, now. Raises PlanUnknown when its plan has not come."""
+        frame = parse(data, lambda header: self._max_nbytes(header, head))
+        codec = self.codec_of(frame.header)
+        return frame, codec.decode(frame.body, self.shapes_of(frame.header))
 
     def shapes_of(self, header: Header) -> Shapes:
         """The shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""
@@ -72,6 +78,8 @@ class Inbox:
             raise PlanUnknown(f"frame of plan {header.plan} in round {header.round}, which is not known here")
         if header.part >= len(partition):
             raise PayloadError(f"frame for part {header.part} of {len(partition)}; drop it")
+        if partition[-1][2] != self.schema.fragments[header.fragment].numel:
+            raise PayloadError(f"plan {header.plan} does not cover fragment {header.fragment}; drop it and its frames")
         owner, start, stop = partition[header.part]
         if header.kind == Kind.RESULT and header.sender != owner:
             raise PayloadError(f"result of part {header.part} by a peer that does not own it; drop it")
@@ -87,11 +95,6 @@ class Inbox:
             max(self.codec.max_body_nbytes(tuple(f.shapes) * 2), self.merge_codec.max_body_nbytes(f.shapes))
             for f in self.schema.fragments
         )
-
-    def _check(self, data: bytes, head: Head) -> tuple[Frame, Tensor]:
-        frame = parse(data, lambda header: self._max_nbytes(header, head))
-        codec = self.codec_of(frame.header)
-        return frame, codec.decode(frame.body, self.shapes_of(frame.header))
 
     def _max_nbytes(self, header: Header, head: Head) -> int:
         if header.run != head.run:

@@ -40,7 +40,7 @@ def unflatten(document: Json, tensors: Mapping[str, Tensor]) -> Tree:
     """Inverse of ``flatten``; ``tensors`` may hold others too. Raises ConfigError on another document."""
     try:
         return _decode(document, tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"stored state does not decode ({type(error).__name__}: {error}); another version wrote it"
         ) from error

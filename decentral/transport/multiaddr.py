@@ -34,7 +34,10 @@ def to_bytes(text: str) -> bytes:
 
 def to_text(packed: bytes) -> str:
     """The text form. PayloadError for bytes that are no multiaddr of the known protocols."""
-    return "".join(f"/{name}" if value is None else f"/{name}/{value}" for name, value in _parts(packed))
+    text = "".join(f"/{name}" if value is None else f"/{name}/{value}" for name, value in _parts(packed))
+    if not text:
+        raise _wrong(text)
+    return text
 
 
 def _parts(packed: bytes) -> Iterator[tuple[str, str | None]]:
@@ -42,13 +45,12 @@ def _parts(packed: bytes) -> Iterator[tuple[str, str | None]]:
     while at < len(packed):
         code, at = read_varint(packed, at)
         name = _NAMES.get(code, str(code))
-        _, size, _, decode = _codec(name)
-        if size is None:
-            size, at = read_varint(packed, at)
+        _, fixed, _, decode = _codec(name)
+        size, at = read_varint(packed, at) if fixed is None else (fixed, at)
         value, at = packed[at : at + size], at + size
         if at > len(packed):
             raise _wrong(name)
-        yield name, (_decoded(decode, value, name) if size else None)
+        yield name, (None if fixed == 0 else _decoded(decode, value, name))
 
 
 def _codec(name: str) -> Codec:
@@ -80,9 +82,15 @@ def _port(text: str) -> bytes:
 
 
 def _host_name(text: str) -> bytes:
-    if not text:
-        raise ValueError("empty")
+    if not text or not all("!" <= c <= "~" and c != "/" for c in text):  # a slash would begin another protocol
+        raise ValueError("no host name")
     return text.encode("ascii")
+
+
+def _host_text(value: bytes) -> str:
+    text = value.decode("latin-1")
+    _host_name(text)
+    return text
 
 
 def _peer(value: bytes) -> str:
@@ -100,7 +108,7 @@ def _flag(code: int) -> Codec:
 
 
 def _name(code: int) -> Codec:
-    return code, None, _host_name, lambda value: value.decode("ascii")
+    return code, None, _host_name, _host_text
 
 
 _CODECS: dict[str, Codec] = {

@@ -1,0 +1,178 @@
+"""Messages, records, leases and invites."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+
+from decentral.swarm.invite import Invite
+from decentral.swarm.leases import write_leases
+from decentral.wire import messages
+from tests.corpus.builders import ACCEPTED, STRANGE, Entry, counted, put, sized, sized_text
+from tests.fuzz.targets import ANCHOR, HASH, PARTITION, PEERS, PLAN, REFS, ROUND, RUN, SIGNERS, THE_PLAN
+
+GATHERED = messages.Record(RUN, 1, ROUND, 16, 0, 0, HASH, ANCHOR, PEERS, REFS, (), (), PEERS, False)
+
+
+REDUCED = replace(
+    GATHERED,
+    plan=PLAN,
+    frames=tuple(replace(ref, part=part) for part, ref in enumerate(REFS)),
+    contributors=REFS,
+    partition=PARTITION,
+)
+
+
+def _messages() -> Iterator[Entry]:
+    offer = messages.encode(messages.Offer(1, ROUND, 0, ANCHOR, HASH, 4344, 30, 15360))
+    yield "message", "offer", offer, ACCEPTED
+    yield "message", "empty", b"", "message of 0 bytes"
+    yield "message", "one byte", b"\1", "message of 1 bytes"
+    yield "message", "goodbye", b"\x0a\1", ACCEPTED
+    yield "message", "goodbye and one", b"\x0a\1\0", "Goodbye has 1 bytes after its end"
+    yield "message", "type 0", b"\0" + offer[1:], "unknown type 0"
+    yield "message", "type 255", b"\xff" + offer[1:], "unknown type 255"
+    yield "message", "version 2", b"\1\2" + offer[2:], "Offer in version 2"
+    yield "message", "less one", offer[:-1], "Offer.tokens: cut short: 8 bytes wanted, 7 left"
+    yield "message", "two", offer + offer, "Offer has 106 bytes after its end"
+    for name, data in STRANGE.items():
+        yield "message", name, data, "message"
+    missing = b"\3\1" + bytes(20)
+    peers = "items are not sorted, or one is there twice"
+    yield "message", "count 2**32-1", missing + counted(count=2**32 - 1), "Missing.peers: 4294967295 items, at most"
+    yield "message", "count 1025", missing + counted(count=1025), "1025 items, at most 1024"
+    yield "message", "count 1024 and nothing", missing + counted(count=1024), "cut short"
+    yield "message", "nobody missing", missing + counted(), ACCEPTED
+    yield "message", "peers twice", missing + counted(PEERS[0], PEERS[0]), peers
+    yield "message", "peers unsorted", missing + counted(*PEERS[::-1]), peers
+    promise = b"\7\1" + bytes(16) + struct.pack("<Ii", 2, -1)
+    yield "message", "promise of nothing", promise + b"\0", ACCEPTED
+    yield "message", "flag 2", promise + b"\2", "flag byte 2, want 0 or 1"
+    yield "message", "promise of something missing", promise + b"\1", "cut short"
+    low = b"\7\1" + bytes(16) + struct.pack("<Ii", 2, -2)
+    yield "message", "promise below nothing", low + b"\0", "accepted ballot -2 without a record"
+    yield "message", "plan", messages.encode(THE_PLAN), ACCEPTED
+    yield from _plans()
+    yield from _records()
+
+
+def _plans() -> Iterator[Entry]:
+    head = b"\2\1" + messages.encode(THE_PLAN)[2:26]
+    ref = messages.encode(THE_PLAN)[30:110]
+    for name, ranges, words in [
+        ("hole", [(0, 100), (101, 144)], "does not begin where the one before ends, at 100"),
+        ("overlap", [(0, 100), (99, 144)], "does not begin where the one before ends, at 100"),
+        ("not from zero", [(1, 100), (100, 144)], "does not begin where the one before ends, at 0"),
+        ("empty range", [(0, 100), (100, 100)], "or is empty"),
+        ("backwards", [(0, 100), (100, 99)], "or is empty"),
+        ("beyond every model", [(0, 100), (100, 2**64 - 1)], ACCEPTED),  # `Inbox` knows the model's size
+    ]:
+        packed = [peer + struct.pack("<QQ", *range_) for peer, range_ in zip(PEERS, ranges, strict=False)]
+        yield "message", f"plan {name}", head + counted(ref) + counted(*packed), words
+    yield "message", "plan of nothing", head + counted() + counted(), "without contributors or without a partition"
+    yield "message", "plan count", head + counted(count=2**31), "2147483648 items"
+
+
+def _records() -> Iterator[Entry]:
+    gathered, reduced = messages.encode_record(GATHERED), messages.encode_record(REDUCED)
+    yield "record", "of a gather", gathered, ACCEPTED
+    yield "record", "of a reduce", reduced, ACCEPTED
+    yield "record", "empty", b"", "Record.run: cut short"
+    yield "record", "less one", gathered[:-1], "Record.final: cut short"
+    yield "record", "and one", gathered + b"\0", "1 bytes after its end"
+    yield "record", "final 255", gathered[:-1] + b"\xff", "flag byte 255"
+    at = 32 + 8 * 3 + 8 + 64
+    yield "record", "members 2**32-1", put(gathered, at, b"\xff" * 4), "Record.members: 4294967295 items"
+    swapped = gathered[: at + 4] + PEERS[1] + PEERS[0] + gathered[at + 68 :]
+    yield "record", "members unsorted", swapped, "not sorted"
+    alone = reduced.replace(counted(*(p + struct.pack("<QQ", a, b) for p, a, b in PARTITION)), counted())
+    yield "record", "contributors without a partition", alone, "names both its contributors and its partition"
+    owner = put(reduced, reduced.index(PEERS[1], at + 100) + 64, b"\2")
+    yield "record", "a result of no range", owner, "frames of a reduce are its owners' results"
+    yield "chain", "nothing", b"", ACCEPTED
+    yield "chain", "inside a length", b"\1\0", "ends inside a length"
+    yield "chain", "length 2**32-1", b"\xff" * 4 + bytes(10), "ends inside a commit"
+    yield "chain", "a goodbye", sized(b"\x0a\1"), "holds a Goodbye"
+    commit = messages.encode(messages.Commit(GATHERED, messages.Certificate(0, ())))
+    yield "chain", "two commits", sized(commit) * 2, ACCEPTED
+    yield "chain", "a commit cut short", sized(commit[:-1]), "cut short"
+    yield "acceptor", "cut short", bytes(23), "23 bytes is cut short"
+    yield "acceptor", "of nothing", bytes(24), ACCEPTED
+    yield "acceptor", "of a broken record", bytes(24) + gathered[:-1], "cut short"
+
+
+LEASE = messages.Lease(RUN, PEERS[0], 7, 15, ("/ip4/192.0.2.1/tcp/4001",), 1, ROUND, ANCHOR, 2, 20_000_000, "0.1.0")
+
+
+def _leases() -> Iterator[Entry]:
+    good = messages.encode(messages.seal_lease(LEASE, SIGNERS[0]))
+    at = 2 + 32 + 32 + 8 + 4  # the count of addresses
+    yield "lease", "as it should be", good, ACCEPTED
+    yield "lease", "signed by another", good[:-64] + SIGNERS[1].sign(good[:-64]), "not signed by the peer it names"
+    yield "lease", "sequence raised", put(good, 66, b"\xff" * 8), "not signed by the peer it names"
+    yield "lease", "another message", b"\x0a\1", "Goodbye where a lease belongs"
+    yield "sealed lease", "seventeen addresses", put(good, at, b"\x11\0\0\0"), "17 items, at most 16"
+    yield "sealed lease", "addresses 2**32-1", put(good, at, b"\xff" * 4), "4294967295 items"
+    yield "sealed lease", "address of 257", put(good, at + 4, b"\1\1"), "text of 257 characters, at most 256"
+    yield "sealed lease", "address of 65535", put(good, at + 4, b"\xff\xff"), "text of 65535 characters"
+    for name, text in {
+        "nul": b"\0",
+        "space": b" ",
+        "newline": b"\n",
+        "escape": b"\x1b",
+        "delete": b"\x7f",
+        "utf8 bom": b"\xef\xbb\xbf",
+        "right to left": "\u202e".encode(),
+        "latin": b"\xe9",
+    }.items():
+        yield "sealed lease", f"address with {name}", put(good, at + 7, text), "other than visible ASCII"
+    small = put(good, 34, bytes(32))
+    yield "sealed lease", "key zero", small, "not signed by the peer it names"
+    lists = write_leases([(3.0, messages.seal_lease(LEASE, SIGNERS[0]))] * 2)
+    yield "lease list", "two", lists, ACCEPTED
+    yield "lease list", "none", b"", ACCEPTED
+    yield "lease list", "cut in a head", lists[:3], "is cut short"
+    yield "lease list", "cut in a lease", lists[:-1], "names one of"
+    yield "lease list", "of 65535 bytes", put(lists, 4, b"\xff\xff"), "names one of 65535 bytes"
+    yield "lease list", "of no bytes", struct.pack("<IH", 1, 0), "message of 0 bytes"
+
+
+def _invites() -> Iterator[Entry]:
+    invite = Invite(RUN, ("/ip4/192.0.2.1/tcp/4001",), "word")
+    line = str(invite).encode()
+    yield "invite", "as it should be", line, ACCEPTED
+    yield "invite", "with line breaks", line[:40] + b"\r\n  " + line[40:] + b"\n", ACCEPTED
+    yield "invite", "empty", b"", "empty; an invite begins with"
+    yield "invite", "prefix alone", b"decentral1:", "cut short"
+    yield "invite", "less one", line[:-1], "cut short"
+    yield "invite", "and one", line + b"AAAA", "something follows its end"
+    yield "invite", "another version", line.replace(b"1:", b"2:", 1), "another version of this program"
+    yield "invite", "a letter altered", put(line, 30, b"A" if line[30:31] != b"A" else b"B"), "altered on the way"
+    yield "invite", "last letter has a spare bit", line[:-1] + bytes([line[-1] + 1]), "altered"
+    yield "invite", "padding", line + b"=", "altered"
+    yield "invite", "plus and slash", line[:20] + b"+/" + line[22:], "altered"
+    yield "invite", "nul", put(line, 20, b"\0"), "characters that do not belong"
+    yield "invite", "utf8 bom", b"\xef\xbb\xbf" + line, "is not an invite"
+    yield "invite", "right to left", "\u202e".encode() + line, "is not an invite"
+    yield "invite", "path", b"../../etc/passwd", "../../etc/passwd is not an invite"
+    yield "invite", "very long", b"decentral1:" + b"A" * 9000, "characters are too many"
+    yield "invite", "many zeros", b"decentral1:" + b"A" * 8000, "something follows its end"
+    content = RUN + counted(sized_text(b"/a")) + b"\0"
+    yield "sealed invite", "as it should be", content, ACCEPTED
+    yield "sealed invite", "less one", content[:-1], "cut short"
+    yield "sealed invite", "and one", content + b"\0", "1 bytes after its end"
+    yield "sealed invite", "address without a slash", RUN + counted(sized_text(b"a")) + b"\0", "does not begin with /"
+    yield "sealed invite", "empty address", RUN + counted(sized_text(b"")) + b"\0", "does not begin with /"
+    yield "sealed invite", "nine addresses", RUN + counted(count=9), "9 items, at most 8"
+    yield "sealed invite", "addresses 2**32-1", RUN + counted(count=2**32 - 1), "4294967295 items"
+    yield "sealed invite", "token flag 2", content[:-1] + b"\2", "flag byte 2"
+    yield "sealed invite", "token of 129", content[:-1] + b"\1" + sized_text(b"a" * 129), "text of 129 characters"
+    yield "sealed invite", "token with a newline", content[:-1] + b"\1" + sized_text(b"a\nb"), "visible ASCII"
+
+
+def controls() -> Iterator[Entry]:
+    """Every entry of this file."""
+    yield from _messages()
+    yield from _leases()
+    yield from _invites()

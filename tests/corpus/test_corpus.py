@@ -1,0 +1,36 @@
+"""Every file of the corpus ends in exactly its error, or is accepted."""
+
+import tomllib
+
+import pytest
+
+from tests.corpus.make import ACCEPTED, FOLDER, entries, path_of, table
+from tests.fuzz.targets import TARGETS
+
+TABLE = tomllib.loads((FOLDER / "corpus.toml").read_text(encoding="ascii"))
+FILES = [(target, path, words) for target in TABLE if target != "skipped" for path, words in TABLE[target].items()]
+
+
+@pytest.mark.parametrize(("target", "path", "words"), FILES, ids=[f"{target}: {path}" for target, path, _ in FILES])
+def test_it_ends_in_its_error(target: str, path: str, words: str) -> None:
+    data = (FOLDER / path).read_bytes()
+    if words == ACCEPTED:
+        TARGETS[target].read(data)
+        return
+    with pytest.raises(TARGETS[target].refusal) as caught:
+        TARGETS[target].read(data)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert str(caught.value).isprintable()
+
+
+def test_the_files_are_those_that_the_script_makes() -> None:
+    made = {path_of(target, name): data for target, name, data, _ in entries()}
+    assert len(made) == len(entries()), "two entries have one name"
+    assert made == {str(path.relative_to(FOLDER)): path.read_bytes() for path in FOLDER.glob("*/*.bin")}
+    assert table() == (FOLDER / "corpus.toml").read_text(encoding="ascii")
+
+
+def test_every_target_has_files_that_are_refused() -> None:
+    unseen = set(TARGETS) - set(TABLE)
+    assert {name for name in unseen if not name.startswith(("body", "bodies"))} == {"any frame", "sealed frame"}
