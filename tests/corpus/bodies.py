@@ -96,7 +96,7 @@ def _levels() -> Iterator[Entry]:
     rows = level.expand(12)
     yield "body signmag2", "highest peak", parts_body("signmag2", codes, peak, rows, step.expand(12)), ACCEPTED
     beyond = parts_body("signmag2", codes, peak + 1, rows, step.expand(12))
-    yield "body signmag2", "peak too high", beyond, "the peak is above"
+    yield "body signmag2", "peak too high", beyond, "a peak is beyond float32"
     below = parts_body("signmag2", codes, peak, rows - 1, step.expand(12))
     yield "body signmag2", "step below zero", below, "a small level lies below zero"
     four = coded(bytes([4] * 144))  # codes have two bits

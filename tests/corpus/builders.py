@@ -95,7 +95,8 @@ def coded(symbols: bytes, side: bytes = b"", shares: object = None) -> bytes:
     """An entropy coded stream of any symbols, with any side bytes."""
     array = np.frombuffer(symbols, dtype=np.uint8)
     shares = frequencies.shares_of(frequencies.counts(array)) if shares is None else shares
-    return sized(frequencies.write_shares(shares).tobytes() + rans.encode(array, shares).tobytes() + side)  # type: ignore[arg-type]
+    words = b"".join(piece.tobytes() for piece in rans.encode(array, shares))  # type: ignore[arg-type]
+    return sized(frequencies.write_shares(shares).tobytes() + words + side)  # type: ignore[arg-type]
 
 
 def states(*values: int) -> bytes:
