@@ -8,6 +8,7 @@ from decentral.compressors.chain import Chain
 from decentral.compressors.e3m0 import E3M0
 from decentral.compressors.feedback import compress_with_debt
 from decentral.compressors.half import BFloat16, Float16
+from decentral.compressors.int4 import Int4
 from decentral.compressors.int8 import Int8
 from decentral.compressors.none import Uncompressed
 from decentral.compressors.registry import describe_compressors, parse_compressor
@@ -21,6 +22,7 @@ __all__ = [
     "Chain",
     "Compressor",
     "Float16",
+    "Int4",
     "Int8",
     "PartSpec",
     "Payload",

@@ -15,6 +15,8 @@ COMPRESSORS = [
     "bf16",
     "int8(block=4096)",
     "int8(block=7)",
+    "int4(block=256)",
+    "int4(block=5)",
     "e3m0(block=256)",
     "e3m0(block=5)",
     "signmag2",
