@@ -13,6 +13,13 @@ from decentral.compressors.int8 import Int8
 from decentral.compressors.none import Uncompressed
 from decentral.compressors.registry import describe_compressors, parse_compressor
 from decentral.compressors.signmag2 import SignMag2
+from decentral.compressors.fp8 import FP8
+from decentral.compressors.nf4 import NF4
+from decentral.compressors.sign import Sign
+from decentral.compressors.codebook8 import Codebook8
+from decentral.compressors.sparseloco2 import SparseLoCo2
+from decentral.compressors.qsgd import QSGD
+from decentral.compressors.natural import Natural
 from decentral.compressors.topk import TopK
 
 __all__ = [
@@ -28,6 +35,13 @@ __all__ = [
     "Payload",
     "SignMag2",
     "Sparsifier",
+    "FP8",
+    "NF4",
+    "Sign",
+    "Codebook8",
+    "SparseLoCo2",
+    "QSGD",
+    "Natural",
     "TopK",
     "Uncompressed",
     "accumulate",
