@@ -2,7 +2,8 @@
 
 Compiled by numba on first use and cached beside the source, or in the user's cache folder. The functions release the
 GIL. They check no bounds of their own accord: whoever feeds them a peer's bytes checks every index in the loop, and
-the fuzzers run them with ``NUMBA_BOUNDSCHECK=1``.
+the fuzzers run them with ``NUMBA_BOUNDSCHECK=1``. Nor do they raise on a division by zero, which gives Inf or NaN as in
+torch: a check in every lap would cost the vector instructions.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """The function as machine code; cached where a cache can be written, compiled anew where it cannot."""
     decorate: Any = numba.njit
     try:
-        made = decorate(function, nogil=True, cache=True)
+        made = decorate(function, nogil=True, error_model="numpy", cache=True)
     except RuntimeError:  # numba found no folder to write to
-        made = decorate(function, nogil=True)
+        made = decorate(function, nogil=True, error_model="numpy")
     return cast(Callable[P, R], made)

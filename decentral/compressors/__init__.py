@@ -8,10 +8,18 @@ from decentral.compressors.chain import Chain
 from decentral.compressors.e3m0 import E3M0
 from decentral.compressors.feedback import compress_with_debt
 from decentral.compressors.half import BFloat16, Float16
+from decentral.compressors.int4 import Int4
 from decentral.compressors.int8 import Int8
 from decentral.compressors.none import Uncompressed
 from decentral.compressors.registry import describe_compressors, parse_compressor
 from decentral.compressors.signmag2 import SignMag2
+from decentral.compressors.fp8 import FP8
+from decentral.compressors.nf4 import NF4
+from decentral.compressors.sign import Sign
+from decentral.compressors.codebook8 import Codebook8
+from decentral.compressors.sparseloco2 import SparseLoCo2
+from decentral.compressors.qsgd import QSGD
+from decentral.compressors.natural import Natural
 from decentral.compressors.topk import TopK
 
 __all__ = [
@@ -21,11 +29,19 @@ __all__ = [
     "Chain",
     "Compressor",
     "Float16",
+    "Int4",
     "Int8",
     "PartSpec",
     "Payload",
     "SignMag2",
     "Sparsifier",
+    "FP8",
+    "NF4",
+    "Sign",
+    "Codebook8",
+    "SparseLoCo2",
+    "QSGD",
+    "Natural",
     "TopK",
     "Uncompressed",
     "accumulate",

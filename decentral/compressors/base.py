@@ -30,8 +30,11 @@ __all__ = [
     "Payload",
     "Sparsifier",
     "accumulate",
+    "check_dtype",
     "check_input",
     "check_parts",
+    "non_finite",
+    "require",
 ]
 
 Shape = tuple[int, ...]
@@ -122,6 +125,7 @@ class About:
     layout: str  # the parts in words
     biased: bool  # without error feedback, what it drops is gone for good
     source: str  # authors, title, year, arXiv
+    bound: str = "|error| <= |tensor|"  # of the Euclidean norms, unless it says per value; the laws hold it to this
 
 
 class Method:
@@ -142,17 +146,27 @@ class Method:
         return Chain(self, quantiser)  # type: ignore[arg-type]  # Chain refuses what is no sparsifier
 
 
-def check_input(tensor: Tensor) -> Tensor:
-    """The tensor without its graph, once it is known to be float32 and finite. One pass, one device sync."""
+def check_dtype(tensor: Tensor) -> Tensor:
+    """The tensor without its graph, once it is known to be float32."""
     if tensor.dtype != torch.float32:
         raise ConfigError(f"compress: float32 is wanted, got {tensor.dtype}; call .float() first")
-    tensor = tensor.detach()
+    return tensor.detach()
+
+
+def check_input(tensor: Tensor) -> Tensor:
+    """The tensor without its graph, once it is known to be float32 and finite. One pass, one device sync."""
+    tensor = check_dtype(tensor)
     if not is_finite(tensor):
-        raise NonFiniteError(
-            f"compress: NaN or Inf in a tensor of shape {tuple(tensor.shape)}; nothing was sent, "
-            "lower the learning rate or clip the gradients"
-        )
+        raise non_finite(tensor)
     return tensor
+
+
+def non_finite(tensor: Tensor) -> NonFiniteError:
+    """The error for a tensor that holds NaN or Inf."""
+    return NonFiniteError(
+        f"compress: NaN or Inf in a tensor of shape {tuple(tensor.shape)}; nothing was sent, "
+        "lower the learning rate or clip the gradients"
+    )
 
 
 def check_parts(method: object, payload: Payload, layout: tuple[PartSpec, ...]) -> None:

@@ -5,12 +5,23 @@ every device decodes the same bits, fused multiply-add or not, and ``tensor - de
 Rounding the scale up costs less than 1/128 of its size.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
 
-__all__ = ["LARGEST_SCALE", "check_block", "num_blocks", "positive", "short_scale", "spread", "to_blocks"]
+__all__ = [
+    "LARGEST_SCALE",
+    "check_block",
+    "largest_scale",
+    "num_blocks",
+    "positive",
+    "short_scale",
+    "spread",
+    "to_blocks",
+]
 
 LARGEST_SCALE = torch.finfo(torch.bfloat16).max  # 3.39e38; float32 ends at 3.40e38
 _LARGEST_BLOCK = 65536  # a short tensor is filled up to a whole block, so a block must not be huge
@@ -45,6 +56,12 @@ def short_scale(size_B: Tensor, largest: float = LARGEST_SCALE) -> Tensor:
     """Sizes >= 0 rounded up to 8 significant bits, float32, at most ``largest``."""
     bits_B = (size_B.view(torch.int32) + _LONG_BITS) & ~_LONG_BITS
     return bits_B.view(torch.float32).clamp(max=largest)
+
+
+def largest_scale(top: float) -> float:
+    """The largest scale of 8 significant bits for which ``top * scale`` is finite."""
+    mantissa, exponent = math.frexp(torch.finfo(torch.float32).max / top)
+    return math.ldexp(math.floor(mantissa * 256) / 256, exponent)
 
 
 def positive(scale_B: Tensor) -> Tensor:

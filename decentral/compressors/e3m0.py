@@ -1,8 +1,9 @@
 """4-bit codes: a sign, 3 exponent bits, no mantissa, and one scale per block of values.
 
-Parts: codes uint8 below 16 (N,); scales bfloat16 (B,). At most 4 + 16/block bits per value. Code 0 is zero, code c in 1..7 is scale * 2**(c-7), bit 3 is the sign; "minus zero"
-(code 8) is not used. scale = largest magnitude of the block, rounded up to 8 significant bits. Rounding is to the
-nearest level (linearly: 0.75 * 2**e goes up), so a value above scale/128 is off by at most a half of itself.
+Parts: codes uint8 below 16 (N,); scales bfloat16 (B,). At most 4 + 16/block bits per value. Code 0 is zero, code c in
+1..7 is scale * 2**(c-7), bit 3 is the sign; "minus zero" (code 8) is not used. scale = largest magnitude of the block,
+rounded up to 8 significant bits. Rounding is to the nearest level (linearly: 0.75 * 2**e goes up), so a value is off
+by at most a third of itself, or by scale / 128 if that is more.
 
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512, which leaves
 scale, block and rounding open; those three are ours.
@@ -17,13 +18,14 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Floats, Symbols
+from decentral.compressors import tables
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.blocks import check_block, num_blocks, positive, short_scale, spread, to_blocks
+from decentral.compressors.blocks import check_block, num_blocks, positive, short_scale, to_blocks
 
 __all__ = ["E3M0"]
 
 _LEVELS = [0.0, *(2.0**-place for place in range(6, -1, -1))]
-_MINUS = 8  # the sign bit; alone it would be a second spelling of zero
+_SIGNED = tables.table([*_LEVELS, tables.UNUSED, *(-level for level in _LEVELS[1:])])  # bit 3 is the sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class E3M0(Method):
         layout="codes 4 bits (N), scales bfloat16 (N/block)",
         biased=True,
         source='Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512',
+        bound="|error| <= max(|value| / 3, scale / 128) per value",
     )
     block: int = 256
 
@@ -62,10 +65,8 @@ class E3M0(Method):
         check_parts(self, payload, self.layout(payload.shape))
         code_N, scale_B = payload.parts
         require(((scale_B >= 0) & torch.isfinite(scale_B)).all(), self, "a scale is not in [0, Inf)")
-        require((code_N != _MINUS).all(), self, "code 8, minus zero, is not used")
-        level_16 = torch.tensor([*_LEVELS, *(-level for level in _LEVELS)], dtype=torch.float32, device=code_N.device)
-        level_N = level_16.index_select(0, code_N.int())
-        return spread(scale_B.float(), level_N, self.block).reshape(payload.shape)
+        value_N = tables.decode(self, _SIGNED, code_N, scale_B, self.block, "code 8, minus zero, is not used")
+        return value_N.reshape(payload.shape)
 
 
 def _nearest(size_BL: Tensor, negative_BL: Tensor) -> Tensor:

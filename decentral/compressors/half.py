@@ -49,7 +49,12 @@ class Float16(_Half):
 
     name: ClassVar[str] = "fp16"
     dtype: ClassVar[torch.dtype] = torch.float16
-    about: ClassVar[About] = About(layout="values float16 (N)", biased=False, source=_SOURCE)
+    about: ClassVar[About] = About(
+        layout="values float16 (N)",
+        biased=False,
+        source=_SOURCE,
+        bound="|error| <= |value| / 2048 + 2**-25 per value up to 65504",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +63,6 @@ class BFloat16(_Half):
 
     name: ClassVar[str] = "bf16"
     dtype: ClassVar[torch.dtype] = torch.bfloat16
-    about: ClassVar[About] = About(layout="values bfloat16 (N)", biased=False, source=_SOURCE)
+    about: ClassVar[About] = About(
+        layout="values bfloat16 (N)", biased=False, source=_SOURCE, bound="|error| <= |value| / 256 per value"
+    )

@@ -22,7 +22,10 @@ class Uncompressed(Method):
 
     name: ClassVar[str] = "none"
     about: ClassVar[About] = About(
-        layout="values float32 (N)", biased=False, source='Douillard et al., "DiLoCo", 2023, arXiv:2311.08105'
+        layout="values float32 (N)",
+        biased=False,
+        source='Douillard et al., "DiLoCo", 2023, arXiv:2311.08105',
+        bound="error = 0",
     )
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:

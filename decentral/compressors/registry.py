@@ -12,16 +12,24 @@ from decentral.compressors.base import Compressor
 from decentral.compressors.chain import Chain
 from decentral.compressors.e3m0 import E3M0
 from decentral.compressors.half import BFloat16, Float16
+from decentral.compressors.int4 import Int4
 from decentral.compressors.int8 import Int8
 from decentral.compressors.none import Uncompressed
 from decentral.compressors.plugins import Plugins
 from decentral.compressors.signmag2 import SignMag2
+from decentral.compressors.fp8 import FP8
+from decentral.compressors.nf4 import NF4
+from decentral.compressors.sign import Sign
+from decentral.compressors.codebook8 import Codebook8
+from decentral.compressors.sparseloco2 import SparseLoCo2
+from decentral.compressors.qsgd import QSGD
+from decentral.compressors.natural import Natural
 from decentral.compressors.topk import TopK
 from decentral.errors import ConfigError
 
 __all__ = ["describe_compressors", "parse_compressor"]
 
-_OURS = (Uncompressed, Float16, BFloat16, Int8, E3M0, TopK, SignMag2)
+_OURS = (Uncompressed, Float16, BFloat16, Int8, Int4, E3M0, FP8, NF4, Sign, Codebook8, SparseLoCo2, QSGD, Natural, TopK, SignMag2)
 _METHODS = Plugins("compressor", "decentral.compressors", MappingProxyType({m.name: m for m in _OURS}))
 _LONGEST_SPELLING = 256
 _MEASURED_SHAPE = (1024, 1024)  # bits per value are those of a matrix of this shape
@@ -41,7 +49,7 @@ def parse_compressor(spelling: str) -> Compressor:
 
 
 def describe_compressors() -> list[dict[str, object]]:
-    """One row per method: name, spelling with defaults, layout in words, bits_per_value, biased, source."""
+    """One row per method: name, spelling with defaults, layout in words, bits_per_value, biased, bound, source."""
     return [_describe(name, _METHODS.make(name, {})) for name in _METHODS.names()]
 
 
@@ -82,5 +90,6 @@ def _describe(name: str, compressor: Compressor) -> dict[str, object]:
         "layout": getattr(about, "layout", "not described"),
         "bits_per_value": round(8 * nbytes / numel, 5),
         "biased": getattr(about, "biased", True),
+        "bound": getattr(about, "bound", "not described"),
         "source": getattr(about, "source", "not described"),
     }

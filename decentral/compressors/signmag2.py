@@ -39,6 +39,7 @@ class SignMag2(Method):
         layout="codes 2 bits (N), levels 8 + 8 bits (rows), one exponent",
         biased=True,
         source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706; Lloyd, 1982',
+        bound="|error|**2 <= |x|**2 - 0.999 * sum(|x|)**2 / columns, per row",
     )
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:

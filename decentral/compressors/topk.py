@@ -40,6 +40,7 @@ class TopK(Method):
         layout="indices, coded gaps (N*k/chunk), values float32 (N*k/chunk)",
         biased=True,
         source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706',
+        bound="|error|**2 <= (1 - k/chunk) * |x|**2, per chunk",
     )
     k: int = 64
     chunk: int = 4096

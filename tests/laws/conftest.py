@@ -15,6 +15,19 @@ COMPRESSORS = [
     "bf16",
     "int8(block=4096)",
     "int8(block=7)",
+    "int4(block=256)",
+    "int4(block=5)",
+    "nf4(block=64)",
+    "nf4(block=7)",
+    "fp8(block=256)",
+    "fp8(block=3)",
+    "sign(block=1024)",
+    "sign(block=9)",
+    "codebook8",
+    "sparseloco2",
+    "qsgd(levels=7, block=256, seed=0)",
+    "qsgd(levels=127, block=5, seed=3)",
+    "natural(seed=0)",
     "e3m0(block=256)",
     "e3m0(block=5)",
     "signmag2",
@@ -25,7 +38,15 @@ COMPRESSORS = [
     "topk(k=64, chunk=4096) >> int8(block=64)",
     "topk(k=3, chunk=64) >> e3m0(block=6)",
     "topk(k=64, chunk=4096) >> fp16",
+    "topk(k=64, chunk=4096) >> qsgd(levels=7, block=64, seed=0)",
+    "topk(k=64, chunk=4096) >> sparseloco2",
+    "topk(k=64, chunk=4096) >> codebook8",
 ]
+# Laws that a method cannot keep, by its name, and why.
+FOLLOWS = ("int8", "codebook8", "sparseloco2", "qsgd")  # levels follow what is sent, so what arrived has others
+LOPSIDED = ("nf4", "sparseloco2")  # published with more levels on one side of zero than on the other
+FINE = ("fp8", "nf4", "codebook8", "sparseloco2")  # levels have so many bits that a debt is rounded to float32
+
 SHAPES = [
     (),
     (1,),
@@ -48,6 +69,26 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 @pytest.fixture(params=COMPRESSORS)
 def compressor(request: pytest.FixtureRequest) -> Compressor:
     return parse_compressor(request.param)
+
+
+def _last(compressor: Compressor) -> str:
+    """The name of the method, or of the quantiser of a chain."""
+    return str(compressor).split(" >> ")[-1].split("(")[0]
+
+
+@pytest.fixture
+def follows(compressor: Compressor) -> bool:
+    return _last(compressor) in FOLLOWS
+
+
+@pytest.fixture
+def lopsided(compressor: Compressor) -> bool:
+    return _last(compressor) in LOPSIDED
+
+
+@pytest.fixture
+def fine(compressor: Compressor) -> bool:
+    return _last(compressor) in FINE
 
 
 @pytest.fixture(params=SHAPES, ids=str)

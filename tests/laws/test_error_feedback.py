@@ -40,11 +40,12 @@ def ledger(device: str) -> Ledger:
 
 
 def test_nothing_is_lost_or_doubled_by_commits_and_aborts(
-    compressor: Compressor, ledger: Ledger, integers: Callable[..., Tensor]
+    compressor: Compressor, fine: bool, ledger: Ledger, integers: Callable[..., Tensor]
 ):
     for seed, fate in enumerate(FATES):
         ledger.round(compressor, integers(SHAPE, seed), fate)
-        assert torch.equal(ledger.sent + ledger.kept, ledger.given), f"after round {seed}, {fate}"
+        rounding = 2**-24 * 500 * (seed + 1) ** 2 if fine else 0  # of each sum so far, all rounds
+        assert float((ledger.sent + ledger.kept - ledger.given).abs().max()) <= rounding, f"after round {seed}, {fate}"
 
 
 def test_gaussian_mass_is_conserved_up_to_rounding(
