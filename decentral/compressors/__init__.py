@@ -10,6 +10,7 @@ from decentral.compressors.feedback import compress_with_debt
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.int8 import Int8
 from decentral.compressors.none import Uncompressed
+from decentral.compressors.randk import RandK
 from decentral.compressors.registry import describe_compressors, parse_compressor
 from decentral.compressors.signmag2 import SignMag2
 from decentral.compressors.topk import TopK
@@ -24,6 +25,7 @@ __all__ = [
     "Int8",
     "PartSpec",
     "Payload",
+    "RandK",
     "SignMag2",
     "Sparsifier",
     "TopK",

@@ -25,6 +25,9 @@ COMPRESSORS = [
     "topk(k=64, chunk=4096) >> int8(block=64)",
     "topk(k=3, chunk=64) >> e3m0(block=6)",
     "topk(k=64, chunk=4096) >> fp16",
+    "randk(k=64, chunk=4096, seed=0)",
+    "randk(k=7, chunk=50, seed=3) >> int8(block=64)",
+    "randk(k=64, chunk=4096, seed=0) >> signmag2",
 ]
 SHAPES = [
     (),

@@ -44,7 +44,10 @@ def test_zeros_arrive_as_zeros(compressor: Compressor, shape, device):
 
 
 def test_sending_what_arrived_changes_nothing_more(compressor: Compressor, shape, gaussian):
-    """Except int8, whose largest code may be 126 after its scale was rounded up; it stays within half a step."""
+    """Except int8, whose largest code may be 126 after its scale was rounded up; it stays within half a step. And
+    randk draws other places for another tensor."""
+    if "randk" in str(compressor):
+        return
     once = _sent(compressor, gaussian(shape))
     twice = _sent(compressor, once)
     if "int8" in str(compressor):
