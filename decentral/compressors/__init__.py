@@ -13,6 +13,7 @@ from decentral.compressors.none import Uncompressed
 from decentral.compressors.randk import RandK
 from decentral.compressors.registry import describe_compressors, parse_compressor
 from decentral.compressors.signmag2 import SignMag2
+from decentral.compressors.threshold import Threshold
 from decentral.compressors.topk import TopK
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "RandK",
     "SignMag2",
     "Sparsifier",
+    "Threshold",
     "TopK",
     "Uncompressed",
     "accumulate",

@@ -17,12 +17,13 @@ from decentral.compressors.none import Uncompressed
 from decentral.compressors.plugins import Plugins
 from decentral.compressors.randk import RandK
 from decentral.compressors.signmag2 import SignMag2
+from decentral.compressors.threshold import Threshold
 from decentral.compressors.topk import TopK
 from decentral.errors import ConfigError
 
 __all__ = ["describe_compressors", "parse_compressor"]
 
-_OURS = (Uncompressed, Float16, BFloat16, Int8, E3M0, TopK, RandK, SignMag2)
+_OURS = (Uncompressed, Float16, BFloat16, Int8, E3M0, TopK, RandK, Threshold, SignMag2)
 _METHODS = Plugins("compressor", "decentral.compressors", MappingProxyType({m.name: m for m in _OURS}))
 _LONGEST_SPELLING = 256
 _MEASURED_SHAPE = (1024, 1024)  # bits per value are those of a matrix of this shape
