@@ -5,6 +5,7 @@ One folder, one seam: `Compressor`. `parse_compressor` reads a spelling from a m
 
 from decentral.compressors.base import Accumulator, Compressor, PartSpec, Payload, Sparsifier, accumulate
 from decentral.compressors.chain import Chain
+from decentral.compressors.dct import DCT
 from decentral.compressors.e3m0 import E3M0
 from decentral.compressors.feedback import compress_with_debt
 from decentral.compressors.half import BFloat16, Float16
@@ -17,6 +18,7 @@ from decentral.compressors.threshold import Threshold
 from decentral.compressors.topk import TopK
 
 __all__ = [
+    "DCT",
     "E3M0",
     "Accumulator",
     "BFloat16",

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from decentral.compressors.base import Compressor
 from decentral.compressors.chain import Chain
+from decentral.compressors.dct import DCT
 from decentral.compressors.e3m0 import E3M0
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.int8 import Int8
@@ -23,7 +24,7 @@ from decentral.errors import ConfigError
 
 __all__ = ["describe_compressors", "parse_compressor"]
 
-_OURS = (Uncompressed, Float16, BFloat16, Int8, E3M0, TopK, RandK, Threshold, SignMag2)
+_OURS = (Uncompressed, Float16, BFloat16, Int8, E3M0, TopK, RandK, Threshold, DCT, SignMag2)
 _METHODS = Plugins("compressor", "decentral.compressors", MappingProxyType({m.name: m for m in _OURS}))
 _LONGEST_SPELLING = 256
 _MEASURED_SHAPE = (1024, 1024)  # bits per value are those of a matrix of this shape

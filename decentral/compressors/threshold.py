@@ -11,8 +11,8 @@ one pass writes those down, and the exact K are taken from them. A guess that to
 ``sample`` changes the time, never the result: of equal magnitudes the first are kept. Other devices select with torch,
 and which of equal magnitudes is kept is their choice.
 
-Source: Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887 (a threshold from 0.1 to 1 % of the entries, then
-an exact selection among what reached it).
+Source: Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887 (a threshold from 0.1 to 1 % of the entries,
+then an exact selection among what reached it).
 """
 # Shape suffixes: N = values, K = entries kept.
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from decentral.coding import Rising
 from decentral.coding.compiled import compiled
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, require
+from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, require_rising
 from decentral.compressors.chain import Chain
 from decentral.compressors.none import Uncompressed
 from decentral.errors import ConfigError
@@ -98,7 +98,7 @@ class Threshold(Method):
     def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
         """Add at the kept places; PayloadError unless indices rise strictly inside the tensor."""
         for index_1K in index:
-            self._check(index_1K, total.numel())
+            require_rising(index_1K, total.numel(), self)
             flat_N = total.contiguous().view(-1)
             flat_N[index_1K[0].long()] += torch.cat([value.flatten() for value in values]) * weight
             if not total.is_contiguous():
@@ -110,12 +110,6 @@ class Threshold(Method):
 
     def _kept(self, numel: int) -> int:
         return max(1, round(numel * self.k / _OF)) if numel else 0
-
-    def _check(self, index_1K: Tensor, numel: int) -> None:
-        """A peer chose these numbers: one bad index would write elsewhere."""
-        inside = ((index_1K[:, 0] >= 0) & (index_1K[:, -1] < numel)).all()  # first and last, when they rise
-        rising = (index_1K[:, 1:] > index_1K[:, :-1]).all()
-        require(inside & rising, self, f"indices must rise strictly within [0, {numel})")
 
     def _largest(self, flat_N: Tensor, kept: int) -> Tensor:
         """Rising places (K,) of the largest magnitudes."""
