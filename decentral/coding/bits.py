@@ -11,6 +11,7 @@ from decentral.coding.compiled import compiled
 __all__ = ["pack", "packed_nbytes", "pull", "push", "unpack"]
 
 Bytes = NDArray[np.uint8]
+Unsigned = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 
 def packed_nbytes(count: int, width: int) -> int:
@@ -18,8 +19,8 @@ def packed_nbytes(count: int, width: int) -> int:
     return (count * width + 7) // 8
 
 
-def pack(numbers: NDArray[np.uint8] | NDArray[np.uint16], width: int) -> Bytes:
-    """Numbers below ``2**width``, width 1 to 16, one after the other."""
+def pack(numbers: Unsigned, width: int) -> Bytes:
+    """Numbers below ``2**width``, width 1 to 32, one after the other."""
     packed = np.zeros(packed_nbytes(numbers.size, width), dtype=np.uint8)
     if width == 8 and numbers.dtype == np.uint8:
         packed[:] = numbers
@@ -28,7 +29,7 @@ def pack(numbers: NDArray[np.uint8] | NDArray[np.uint16], width: int) -> Bytes:
     return packed
 
 
-def unpack(packed: Bytes, width: int, numbers: NDArray[np.uint8] | NDArray[np.uint16]) -> bool:
+def unpack(packed: Bytes, width: int, numbers: Unsigned) -> bool:
     """Fill ``numbers`` from exactly as many bytes as `pack` makes of them; False when left-over bits are set."""
     if width == 8 and numbers.dtype == np.uint8:
         numbers[:] = packed

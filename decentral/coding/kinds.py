@@ -79,7 +79,7 @@ class Symbols:
 
 @dataclass(frozen=True, slots=True)
 class Rising:
-    """Rows of integers that rise strictly within ``[0, limit)``; at most 2**16 when sent raw."""
+    """Rows of integers that rise strictly within ``[0, limit)``, at most 2**31."""
 
     limit: int
 
@@ -94,12 +94,12 @@ class Rising:
 
     def to_raw(self, array: Array) -> Bytes:
         """Packed."""
-        return bits.pack(array.reshape(-1).astype(np.uint16), self.width)
+        return bits.pack(array.reshape(-1).astype(self._unsigned), self.width)  # type: ignore[arg-type]
 
     def from_raw(self, data: Bytes, array: Array) -> None:
         """Unpacked, and checked."""
-        numbers = np.empty(array.size, dtype=np.uint16)
-        if not bits.unpack(data, self.width, numbers):
+        numbers = np.empty(array.size, dtype=self._unsigned)
+        if not bits.unpack(data, self.width, numbers):  # type: ignore[arg-type]
             raise PayloadError("the bits after the last index must be zero; drop the message and its sender")
         rows = numbers.reshape(_matrix(array).shape)
         if rows.size and ((rows[:, -1] >= self.limit).any() or (rows[:, 1:] <= rows[:, :-1]).any()):
@@ -124,6 +124,10 @@ class Rising:
         """Sums of gaps, checked."""
         if not gaps.from_gaps(symbols, side, self.limit, _matrix(array)):
             raise self._refused()
+
+    @property
+    def _unsigned(self) -> type[np.uint16] | type[np.uint32]:
+        return np.uint16 if self.width <= 16 else np.uint32
 
     def _refused(self) -> PayloadError:
         return PayloadError(f"indices must rise strictly within [0, {self.limit}); drop the message and its sender")

@@ -5,12 +5,14 @@ One folder, one seam: `Compressor`. `parse_compressor` reads a spelling from a m
 
 from decentral.compressors.base import Accumulator, Compressor, PartSpec, Payload, Sparsifier, accumulate
 from decentral.compressors.chain import Chain
+from decentral.compressors.dct import DCT
 from decentral.compressors.e3m0 import E3M0
 from decentral.compressors.feedback import compress_with_debt
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.int4 import Int4
 from decentral.compressors.int8 import Int8
 from decentral.compressors.none import Uncompressed
+from decentral.compressors.randk import RandK
 from decentral.compressors.registry import describe_compressors, parse_compressor
 from decentral.compressors.signmag2 import SignMag2
 from decentral.compressors.fp8 import FP8
@@ -20,9 +22,11 @@ from decentral.compressors.codebook8 import Codebook8
 from decentral.compressors.sparseloco2 import SparseLoCo2
 from decentral.compressors.qsgd import QSGD
 from decentral.compressors.natural import Natural
+from decentral.compressors.threshold import Threshold
 from decentral.compressors.topk import TopK
 
 __all__ = [
+    "DCT",
     "E3M0",
     "Accumulator",
     "BFloat16",
@@ -33,6 +37,7 @@ __all__ = [
     "Int8",
     "PartSpec",
     "Payload",
+    "RandK",
     "SignMag2",
     "Sparsifier",
     "FP8",
@@ -42,6 +47,7 @@ __all__ = [
     "SparseLoCo2",
     "QSGD",
     "Natural",
+    "Threshold",
     "TopK",
     "Uncompressed",
     "accumulate",

@@ -35,6 +35,7 @@ __all__ = [
     "check_parts",
     "non_finite",
     "require",
+    "require_rising",
 ]
 
 Shape = tuple[int, ...]
@@ -180,6 +181,16 @@ def check_parts(method: object, payload: Payload, layout: tuple[PartSpec, ...]) 
             require((part < 1 << spec.kind.bits).all(), method, f"{spec.name} must be below {1 << spec.kind.bits}")
     if len({part.device for part in payload.parts}) > 1:
         raise PayloadError(f"{method} for shape {payload.shape}: parts lie on several devices; move them to one")
+
+
+def require_rising(index_Ck: Tensor, limit: int, method: object) -> None:
+    """PayloadError unless every row rises strictly within ``[0, limit)``.
+
+    A peer chose these numbers. One bad index would write elsewhere, or on CUDA abort the whole process.
+    """
+    inside = ((index_Ck[:, 0] >= 0) & (index_Ck[:, -1] < limit)).all()  # first and last, when they rise
+    rising = (index_Ck[:, 1:] > index_Ck[:, :-1]).all()
+    require(inside & rising, method, f"indices must rise strictly within [0, {limit})")
 
 
 def require(rule_holds: Tensor, method: object, rule: str) -> None:

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Rising
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, require
+from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, require_rising
 from decentral.compressors.chain import Chain
 from decentral.compressors.none import Uncompressed
 from decentral.compressors.selection import add_at, largest
 from decentral.compressors.tiles import Region, as_matrix, cut, paste, regions
 from decentral.errors import ConfigError
 
-__all__ = ["TopK"]
+__all__ = ["TopK", "largest_of_rows"]
 
 _LONGEST_CHUNK = 4096  # what 12 bits can point into
 
@@ -88,7 +88,7 @@ class TopK(Method):
         """Add at the kept places; PayloadError unless every index is inside its chunk and above the one before."""
         places = regions(tuple(total.shape), self.chunk)
         for region, index_Ck in zip(places, index, strict=True):
-            self._check(index_Ck, region)
+            require_rising(index_Ck, region.length, self)
         matrix = as_matrix(total)
         add = add_at if total.device.type == "cpu" else _add_at
         for region, index_Ck, value_Ck in zip(places, index, values, strict=True):
@@ -101,11 +101,11 @@ class TopK(Method):
     def _kept(self, region: Region) -> int:
         return max(1, round(region.length * self.k / self.chunk))
 
-    def _check(self, index_Ck: Tensor, region: Region) -> None:
-        """A peer chose these numbers. One bad index would write elsewhere, or on CUDA abort the whole process."""
-        inside = ((index_Ck[:, 0] >= 0) & (index_Ck[:, -1] < region.length)).all()  # first and last, when they rise
-        rising = (index_Ck[:, 1:] > index_Ck[:, :-1]).all()
-        require(inside & rising, self, f"indices must rise strictly within [0, {region.length})")
+
+def largest_of_rows(value_CL: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Rising indices int16 (C, k) of the largest magnitudes of each row, and the values there."""
+    rows = Region(0, 0, value_CL.shape[0], 1, 1, value_CL.shape[1])
+    return largest(value_CL, rows, k) if value_CL.device.type == "cpu" else _largest(value_CL, rows, k)
 
 
 def _largest(matrix: Tensor, region: Region, k: int) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,10 @@ import pytest
 from decentral.coding import bits, frequencies
 
 
-@pytest.mark.parametrize("width", range(1, 17))
+@pytest.mark.parametrize("width", range(1, 33))
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 1000])
 def test_numbers_of_every_width_survive(width: int, count: int) -> None:
-    dtype = np.uint8 if width <= 8 else np.uint16
+    dtype = np.uint8 if width <= 8 else np.uint16 if width <= 16 else np.uint32
     numbers = np.random.default_rng(0).integers(0, 2**width, count).astype(dtype)
     packed = bits.pack(numbers, width)
     assert packed.size == bits.packed_nbytes(count, width)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from decentral.coding import Floats, Form, Kind, Rising, Symbols, decode, encode, raw_nbytes
+from decentral.coding import Floats, Form, Kind, Rising, Symbols, bits, decode, encode, raw_nbytes
 from decentral.errors import PayloadError
 
 Array = NDArray[np.generic]
@@ -22,6 +22,11 @@ def rising(rows: int, columns: int, limit: int, seed: int = 0) -> Array:
     """Rows of distinct numbers below the limit, in order."""
     drawn = [rng(seed + row).choice(limit, columns, replace=False) for row in range(rows)]
     return np.sort(np.array(drawn, dtype=np.int64).reshape(rows, columns), axis=1).astype(np.int16)
+
+
+def long_rising(columns: int, limit: int) -> Array:
+    """One row of distinct numbers below the limit, in order."""
+    return np.sort(rng().choice(limit, (1, columns), replace=False).astype(np.int32))
 
 
 def sent(kinds: list[Kind], arrays: list[Array]) -> tuple[bytes, list[Array]]:
@@ -52,6 +57,8 @@ CASES: dict[str, tuple[list[Kind], list[Array]]] = {
     "several arrays": ([Symbols(2)] * 3, [rng(n).integers(0, 2, n, dtype=np.uint8) for n in (1, 1000, 0)]),
     "indices": ([Rising(4096)], [rising(50, 64, 4096)]),
     "indices of two sizes": ([Rising(4096), Rising(100)], [rising(20, 64, 4096), rising(1, 2, 100)]),
+    "indices of a whole tensor": ([Rising(10**6)], [long_rising(700, 10**6)]),
+    "few indices of the longest tensor": ([Rising(2**31)], [np.array([[0, 2**20, 2**31 - 1]], dtype=np.int32)]),
     "all indices": ([Rising(16)], [np.tile(np.arange(16, dtype=np.int16), (3, 1))]),
     "no rows": ([Rising(4096)], [np.zeros((0, 64), dtype=np.int16)]),
     "float32": ([Floats()], [rng().normal(size=3000).astype(np.float32).view(np.uint32)]),
@@ -121,6 +128,23 @@ def test_indices_of_64_in_4096_take_one_percent_more_than_the_logarithm_of_the_s
     subsets = (math.lgamma(4097) - math.lgamma(65) - math.lgamma(4033)) / math.log(2)
     data, _ = sent([Rising(4096)], [rows])
     assert 8 * len(data) <= 1.012 * len(rows) * subsets
+
+
+def test_a_long_row_of_indices_takes_what_many_short_ones_do() -> None:
+    data, _ = sent([Rising(10**6)], [long_rising(10**6 // 64, 10**6)])
+    assert 7.3 < 8 * len(data) / (10**6 // 64) < 7.5  # a geometric gap has 7.43
+
+
+@pytest.mark.parametrize("last", [10**6, 2**20 - 1])
+def test_raw_indices_of_more_than_16_bits_are_checked(last: int) -> None:
+    """Twenty bits hold more than the limit."""
+    form = Form(Rising(10**6), (1, 3), np.dtype(np.int32))
+    raw = bytes(4) + bits.pack(np.array([5, 70000, last], dtype=np.uint32), 20).tobytes()
+    with pytest.raises(PayloadError, match="rise strictly within"):
+        decode([form], np.frombuffer(raw, dtype=np.uint8))
+    fine = bytes(4) + bits.pack(np.array([5, 70000, 10**6 - 1], dtype=np.uint32), 20).tobytes()
+    (found,), _ = decode([form], np.frombuffer(fine, dtype=np.uint8))
+    assert found.tolist() == [[5, 70000, 10**6 - 1]]
 
 
 def test_a_stream_that_would_grow_is_sent_raw() -> None:

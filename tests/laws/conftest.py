@@ -41,6 +41,15 @@ COMPRESSORS = [
     "topk(k=64, chunk=4096) >> qsgd(levels=7, block=64, seed=0)",
     "topk(k=64, chunk=4096) >> sparseloco2",
     "topk(k=64, chunk=4096) >> codebook8",
+    "threshold(k=64, sample=0.01)",
+    "threshold(k=640, sample=1.0) >> signmag2",
+    "threshold(k=64, sample=0.01) >> int8(block=64)",
+    "dct(k=64, chunk=4096)",
+    "dct(k=5, chunk=49) >> int8(block=64)",
+    "dct(k=64, chunk=4096) >> signmag2",
+    "randk(k=64, chunk=4096, seed=0)",
+    "randk(k=7, chunk=50, seed=3) >> int8(block=64)",
+    "randk(k=64, chunk=4096, seed=0) >> signmag2",
 ]
 # Laws that a method cannot keep, by its name, and why.
 FOLLOWS = ("int8", "codebook8", "sparseloco2", "qsgd")  # levels follow what is sent, so what arrived has others
