@@ -7,7 +7,6 @@ the coded part may take. Compressors are pure values (frozen dataclasses): equal
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
