@@ -5,48 +5,48 @@ One folder, one seam: `Compressor`. `parse_compressor` reads a spelling from a m
 
 from decentral.compressors.base import Accumulator, Compressor, PartSpec, Payload, Sparsifier, accumulate
 from decentral.compressors.chain import Chain
+from decentral.compressors.codebook8 import Codebook8
 from decentral.compressors.dct import DCT
 from decentral.compressors.e3m0 import E3M0
 from decentral.compressors.feedback import compress_with_debt
+from decentral.compressors.fp8 import FP8
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.int4 import Int4
 from decentral.compressors.int8 import Int8
+from decentral.compressors.natural import Natural
+from decentral.compressors.nf4 import NF4
 from decentral.compressors.none import Uncompressed
+from decentral.compressors.qsgd import QSGD
 from decentral.compressors.randk import RandK
 from decentral.compressors.registry import describe_compressors, parse_compressor
-from decentral.compressors.signmag2 import SignMag2
-from decentral.compressors.fp8 import FP8
-from decentral.compressors.nf4 import NF4
 from decentral.compressors.sign import Sign
-from decentral.compressors.codebook8 import Codebook8
+from decentral.compressors.signmag2 import SignMag2
 from decentral.compressors.sparseloco2 import SparseLoCo2
-from decentral.compressors.qsgd import QSGD
-from decentral.compressors.natural import Natural
 from decentral.compressors.threshold import Threshold
 from decentral.compressors.topk import TopK
 
 __all__ = [
     "DCT",
     "E3M0",
+    "FP8",
+    "NF4",
+    "QSGD",
     "Accumulator",
     "BFloat16",
     "Chain",
+    "Codebook8",
     "Compressor",
     "Float16",
     "Int4",
     "Int8",
+    "Natural",
     "PartSpec",
     "Payload",
     "RandK",
-    "SignMag2",
-    "Sparsifier",
-    "FP8",
-    "NF4",
     "Sign",
-    "Codebook8",
+    "SignMag2",
     "SparseLoCo2",
-    "QSGD",
-    "Natural",
+    "Sparsifier",
     "Threshold",
     "TopK",
     "Uncompressed",

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from decentral.coding.compiled import compiled
-
 from decentral.errors import ConfigError
 
 __all__ = ["check_seed", "key", "uniform"]

@@ -38,7 +38,7 @@ def look_up(code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int) -> t
 
 
 @compiled
-def _quantise(values, scales, row, value_bits, scale_bits, row_bits, block, top, largest, codes):  # type: ignore[no-untyped-def]
+def _quantise(values, scales, row, value_bits, scale_bits, row_bits, block, top, largest, codes):  # type: ignore
     end, zero = np.float32(top), np.uint32(top + 1)
     for b in range(scales.size):
         start = b * block

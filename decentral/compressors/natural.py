@@ -1,12 +1,11 @@
-"""Stochastic rounding to powers of two: what arrives is right on average, with a relative error that no block can spoil.
+"""Stochastic rounding to powers of two: right on average, and no value's error depends on its neighbours.
 
-Parts: codes uint8 (N,); base uint8 (1,), the exponent of code 1 plus 149. Code 0 is zero, code c in 1..127 is
-2**(c - 1 + base - 149), 128 + c is its negative, 128 is not used. At most 8 bits per value; entropy coded 3.6 on Gaussian data,
-at an error of 0.285 of the norm.
-A value between 2**e and 2**(e + 1) goes up with a probability of (|value| - 2**e) / 2**e: the mean is the value itself,
-and E|error|**2 <= |x|**2 / 8; each value is off by at most itself. The base is chosen for the largest value, 126 powers
-of two below it; what is smaller still becomes the lowest power or zero, unbiased too. Above 2**127, where the next
-power is not a float32, values go down.
+Parts: codes uint8 (N,); base uint8 (1,), the exponent of code 1 plus 149. Code 0 is zero, code c in 1..127 is 2**(c -
+1 + base - 149), 128 + c is its negative, 128 is not used. At most 8 bits per value; entropy coded 3.6 on Gaussian
+data, at an error of 0.285 of the norm. A value between 2**e and 2**(e + 1) goes up with a probability of (|value| -
+2**e) / 2**e: the mean is the value itself, and E|error|**2 <= |x|**2 / 8; each value is off by at most itself. The
+base is chosen for the largest value, 126 powers of two below it; what is smaller still becomes the lowest power or
+zero, unbiased too. Above 2**127, where the next power is not a float32, values go down.
 
 The paper sends sign and exponent of a float32, 9 bits; a base per tensor makes it 8, and one stream to code. The
 rounding is drawn from the tensor and ``seed`` (`chance`): repeatable, unbiased over tensors; `compress_with` takes the
@@ -90,7 +89,7 @@ def _base(size_N: Tensor) -> Tensor:
 
 
 def _split(size_N: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """The code of the power of two below each size, 0 if even the lowest is above it, and the way to the next in [0, 1)."""
+    """The code of the power of two below each size, 0 if there is none, and the way to the next one in [0, 1)."""
     ratio_N = size_N / _powers(base - _LOWEST)[1]
     mantissa_N, exponent_N = torch.frexp(ratio_N)  # ratio = mantissa * 2**exponent, mantissa in [0.5, 1)
     below_N = ratio_N < 1

@@ -1,12 +1,12 @@
 """4-bit codes for levels that a Gaussian fills equally often, with one scale per block of values.
 
 Parts: codes uint8 below 16 (N,), rising with the level; code 7 is zero; scales bfloat16 (B,), the largest magnitude of
-the block, rounded up to 8 significant bits. At most 4 + 16/block bits per value; entropy coded
-4.0 on Gaussian data, at an error of 0.092 of the norm. Equally full levels are the best use of 4 bits that are sent as
-they are; an entropy coder takes less for unequal ones, so here int4(block=16), 4.3 bits and 0.085, does as well.
-The levels are NF4's, rounded to 16 significant bits (off by 2**-17 at most) so that level * scale is exact. Rounding is
-to the nearest level: a value is off by at most 0.152 * scale, half the widest gap, and by at most itself. There is one
-positive level more than negative ones, so the tensor -x does not decode to minus what x decodes to.
+the block, rounded up to 8 significant bits. At most 4 + 16/block bits per value; entropy coded 4.0 on Gaussian data,
+at an error of 0.092 of the norm. Equally full levels are the best use of 4 bits that are sent as they are; an entropy
+coder takes less for unequal ones, so here int4(block=16), 4.3 bits and 0.085, does as well. The levels are NF4's,
+rounded to 16 significant bits (off by 2**-17 at most) so that level * scale is exact. Rounding is to the nearest
+level: a value is off by at most 0.152 * scale, half the widest gap, and by at most itself. There is one positive level
+more than negative ones, so the tensor -x does not decode to minus what x decodes to.
 
 Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023, arXiv:2305.14314, appendix E.
 """
@@ -14,6 +14,7 @@ Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023, 
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -33,7 +34,7 @@ _PUBLISHED = [
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 ]
 _LEVELS = [round(level * 2**16) / 2**16 for level in _PUBLISHED]
-_HALFWAY = [(low + high) / 2 for low, high in zip(_LEVELS, _LEVELS[1:], strict=False)]  # 17 bits: exact in float32
+_HALFWAY = [(low + high) / 2 for low, high in pairwise(_LEVELS)]  # 17 bits: exact in float32
 _TABLE = tables.table(_LEVELS)
 
 

@@ -1,17 +1,17 @@
 """Stochastic rounding to evenly spaced levels: what arrives is right on average.
 
 Parts: codes uint8 (N,), 0 to 2 * levels for -levels..levels; scales bfloat16 (B,). At most b + 16/block bits per value
-with b the bits of 2 * levels; entropy coded 3.3 on Gaussian data for 7 levels, at an error of 0.179 of the norm, and 7.5
-for 127, at 0.0099.
-scale = largest magnitude of the block / levels, rounded up to 8 significant bits; |value| / scale lies between two
-whole numbers and goes up with a probability of its distance from the lower one. So the mean is the value itself, to
-2**-24 of a scale, and E|error|**2 <= min(block / (4 levels**2), sqrt(block) / levels) * (129/128)**2 * |block|**2.
-The paper divides by the 2-norm; the largest magnitude is never above it and keeps the paper's bound, with fewer zeros.
-A bound above 1 (few levels, long blocks) means that error feedback may blow the debt up: it wants a contraction.
+with b the bits of 2 * levels; entropy coded 3.3 on Gaussian data for 7 levels, at an error of 0.179 of the norm, and
+7.5 for 127, at 0.0099. scale = largest magnitude of the block / levels, rounded up to 8 significant bits; |value| /
+scale lies between two whole numbers and goes up with a probability of its distance from the lower one. So the mean is
+the value itself, to 2**-24 of a scale, and E|error|**2 <= min(block / (4 levels**2), sqrt(block) / levels) *
+(129/128)**2 * |block|**2. The paper divides by the 2-norm; the largest magnitude is never above it and keeps the
+paper's bound, with fewer zeros. A bound above 1 (few levels, long blocks) means that error feedback may blow the debt
+up: it wants a contraction.
 
 The rounding is drawn from the tensor and ``seed`` (`chance`): repeatable, unbiased over tensors. `compress_with` takes
-the numbers instead. Against rounding to nearest (int8, int4) the error's energy is twice as large on Gaussian data; use
-it where many peers' errors average out and none keeps a debt.
+the numbers instead. Against rounding to nearest (int8, int4) the error's energy is twice as large on Gaussian data;
+use it where many peers' errors average out and none keeps a debt.
 
 Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", 2017,
 arXiv:1610.02132.

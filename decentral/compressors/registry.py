@@ -10,29 +10,48 @@ from types import MappingProxyType
 
 from decentral.compressors.base import Compressor
 from decentral.compressors.chain import Chain
+from decentral.compressors.codebook8 import Codebook8
 from decentral.compressors.dct import DCT
 from decentral.compressors.e3m0 import E3M0
+from decentral.compressors.fp8 import FP8
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.int4 import Int4
 from decentral.compressors.int8 import Int8
+from decentral.compressors.natural import Natural
+from decentral.compressors.nf4 import NF4
 from decentral.compressors.none import Uncompressed
 from decentral.compressors.plugins import Plugins
-from decentral.compressors.randk import RandK
-from decentral.compressors.signmag2 import SignMag2
-from decentral.compressors.fp8 import FP8
-from decentral.compressors.nf4 import NF4
-from decentral.compressors.sign import Sign
-from decentral.compressors.codebook8 import Codebook8
-from decentral.compressors.sparseloco2 import SparseLoCo2
 from decentral.compressors.qsgd import QSGD
-from decentral.compressors.natural import Natural
+from decentral.compressors.randk import RandK
+from decentral.compressors.sign import Sign
+from decentral.compressors.signmag2 import SignMag2
+from decentral.compressors.sparseloco2 import SparseLoCo2
 from decentral.compressors.threshold import Threshold
 from decentral.compressors.topk import TopK
 from decentral.errors import ConfigError
 
 __all__ = ["describe_compressors", "parse_compressor"]
 
-_OURS = (Uncompressed, Float16, BFloat16, Int8, Int4, E3M0, FP8, NF4, Sign, Codebook8, SparseLoCo2, QSGD, Natural, TopK, RandK, Threshold, DCT, SignMag2)
+_OURS = (
+    Uncompressed,
+    Float16,
+    BFloat16,
+    Int8,
+    Int4,
+    E3M0,
+    FP8,
+    NF4,
+    Sign,
+    Codebook8,
+    SparseLoCo2,
+    QSGD,
+    Natural,
+    TopK,
+    RandK,
+    Threshold,
+    DCT,
+    SignMag2,
+)
 _METHODS = Plugins("compressor", "decentral.compressors", MappingProxyType({m.name: m for m in _OURS}))
 _LONGEST_SPELLING = 256
 _MEASURED_SHAPE = (1024, 1024)  # bits per value are those of a matrix of this shape

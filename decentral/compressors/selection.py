@@ -36,7 +36,7 @@ def _where(region: Region) -> tuple[int, ...]:
 @compiled
 def _largest(values, bits, where, index, kept):  # type: ignore[no-untyped-def]
     """Candidates are what reaches seven eighths of the threshold of the chunk before: one compare for most entries."""
-    top, left, tile_rows, tile_columns, height, width = where
+    top, left, _, tile_columns, height, width = where
     k, length = np.uint64(index.shape[1]), height * width
     size, order, place = np.empty(length, np.uint32), np.empty(length, np.uint32), np.empty(length, np.uint16)
     guess = np.uint32(0)

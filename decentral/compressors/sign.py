@@ -2,9 +2,9 @@
 
 Parts: codes uint8 below 2 (N,), 1 for negative (-0.0 too, so that -x always decodes to minus what x does); scales
 bfloat16 (B,), the mean magnitude of the block, cut to 8 significant bits. 1 + 16/block bits per value: signs have no
-pattern, so entropy coding gains nothing. Of all magnitudes the mean loses least:
-|error|**2 = |x|**2 - (sum of |x|)**2 / block, which for Gaussian data is 0.363 |x|**2, an error of 0.603 of the norm.
-A zero decodes to +-scale unless its whole block is zero. Use error feedback: the largest values always arrive too small.
+pattern, so entropy coding gains nothing. Of all magnitudes the mean loses least: |error|**2 = |x|**2 - (sum of |x|)**2
+/ block, which for Gaussian data is 0.363 |x|**2, an error of 0.603 of the norm. A zero decodes to +-scale unless its
+whole block is zero. Use error feedback: the largest values always arrive too small.
 
 Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", 2019,
 arXiv:1901.09847 (one scale per tensor; a block is ours).

@@ -1,7 +1,7 @@
 """2 bits per value: its sign, and whether its magnitude is a small or a large one of its row.
 
-Parts: codes uint8 below 4 (N,), bit 0 magnitude, bit 1 sign; peaks uint8 (1,), the exponent of the largest level plus 100;
-levels uint8 (rows,) of the large magnitudes; steps uint8 (rows,) from there down to the small ones. At most 2 +
+Parts: codes uint8 below 4 (N,), bit 0 magnitude, bit 1 sign; peaks uint8 (1,), the exponent of the largest level plus
+100; levels uint8 (rows,) of the large magnitudes; steps uint8 (rows,) from there down to the small ones. At most 2 +
 16/columns bits per value; behind topk 64 of 4096, entropy coded, 1.9: a large magnitude is one of four.
 Rows are the last dimension: behind topk, one row is one chunk.
 The levels are the means of the small and of the large magnitudes, split where the squared error is least (exact: all

@@ -1,15 +1,16 @@
 """2 bits per value, exactly as SparseLoCo's code has them: one uniform grid per tensor, decoded to its bins' means.
 
-Parts: codes uint8 below 4 (N,), rising with the value; levels float32 (4,). At most 2 + 128/N bits per value.
-shift = mean(v); scale = 6 * std(v) / 4; code = clamp(round((v - shift) / scale + 2), 0, 3), ties to even;
-level = shift + mean of the code's members, less shift. The published code sends shift and the four means apart; their sum, rounded
-to float32, decodes to the same bits. What is lost is at most the variance: |error|**2 <= N std**2.
+Parts: codes uint8 below 4 (N,), rising with the value; levels float32 (4,). At most 2 + 128/N bits per value. shift =
+mean(v); scale = 6 * std(v) / 4; code = clamp(round((v - shift) / scale + 2), 0, 3), ties to even; level = shift + mean
+of the code's members, less shift. The published code sends shift and the four means apart; their sum, rounded to
+float32, decodes to the same bits. What is lost is at most the variance: |error|**2 <= N std**2.
 
-Here for comparison with published runs; use signmag2. The edges of the bins lie 2.25 and 0.75 sigmas below the mean and
-0.75 above it. What topk keeps is bimodal, with magnitudes around one sigma, and so only two of the four bins are
-populated: two bits buy the sign. On Gaussian top-64-of-4096 the error is 0.113 of the norm over many chunks
-where signmag2's is 0.063, and entropy coding finds that the second bit says nothing: 1.02 bits against 1.93. One grid per tensor also sends all values of chunks with small values to one
-bin; and bin 0 reaches less far than bin 3, so the tensor -x does not decode to minus what x decodes to.
+Here for comparison with published runs; use signmag2. The edges of the bins lie 2.25 and 0.75 sigmas below the mean
+and 0.75 above it. What topk keeps is bimodal, with magnitudes around one sigma, and so only two of the four bins are
+populated: two bits buy the sign. On Gaussian top-64-of-4096 the error is 0.113 of the norm over many chunks where
+signmag2's is 0.063, and entropy coding finds that the second bit says nothing: 1.02 bits against 1.93. One grid per
+tensor also sends all values of chunks with small values to one bin; and bin 0 reaches less far than bin 3, so the
+tensor -x does not decode to minus what x decodes to.
 
 Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706, and the
 authors' code (sparseloco.py), with n_bins=4 as Templar sets it.

@@ -1,10 +1,10 @@
 """Keep the k entries of largest magnitude of every chunk; ``>>`` says how their values are sent.
 
 Parts: indices int16 (C, k) of every region of equal chunks (at most four regions), rising strictly inside each chunk;
-then the kept values of every region, float32 when used alone. An index of 64 in 4096 takes 7.4 bits as a coded gap, where
-log2 C(4096, 64) / 64 = 7.36, and at most 12; with ``k=64, chunk=4096`` one value of 64 is kept. Chunks are 64x64 tiles of a matrix, runs of 4096 of anything
-else (`tiles`); a chunk of L values keeps max(1, round(L * k / chunk)). Biased: use it through `compress_with_debt`, or
-what it drops is gone for good.
+then the kept values of every region, float32 when used alone. An index of 64 in 4096 takes 7.4 bits as a coded gap,
+where log2 C(4096, 64) / 64 = 7.36, and at most 12; with ``k=64, chunk=4096`` one value of 64 is kept. Chunks are 64x64
+tiles of a matrix, runs of 4096 of anything else (`tiles`); a chunk of L values keeps max(1, round(L * k / chunk)).
+Biased: use it with error feedback, or what it drops is gone for good.
 
 Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706; chunked
 selection from Peng et al., "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.

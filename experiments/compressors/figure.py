@@ -1,7 +1,7 @@
 """The README's figure: what a round loses against what it sends, for every method that was measured.
 
-    OMP_NUM_THREADS=1 decentral bench compressors --data pseudo_gradients.safetensors --json > rows.json
-    python experiments/compressors/figure.py rows.json docs/compressors.png
+OMP_NUM_THREADS=1 decentral bench compressors --data pseudo_gradients.safetensors --json > rows.json
+python experiments/compressors/figure.py rows.json docs/compressors.png
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 import re
 import sys
 import types
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -18,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs/compressors.md"
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example as an installed package would be found."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert len(code.splitlines()) <= 40
@@ -28,12 +27,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     group = "decentral.compressors"
     found = EntryPoints([EntryPoint(name="ternary", value="my_package:Ternary", group=group)])
     monkeypatch.setattr(plugins, "entry_points", lambda **wanted: found.select(**wanted))
-    yield
 
 
 @pytest.mark.parametrize("spelling", ["ternary(cut=0.5)", "topk(k=64, chunk=4096) >> ternary(cut=0.3)"])
 @pytest.mark.parametrize("shape", [(), (0,), (13,), (67, 131)])
-def test_the_example_sends_tensors_like_any_other_method(installed: None, spelling: str, shape: tuple[int, ...]) -> None:
+def test_the_example_sends_tensors_like_any_other_method(
+    installed: None, spelling: str, shape: tuple[int, ...]
+) -> None:
     compressor = parse_compressor(spelling)
     assert str(compressor) == spelling
     codec = Codec(compressor, 0.95)

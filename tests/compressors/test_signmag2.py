@@ -91,7 +91,8 @@ def with_part(place: int, value: int) -> Payload:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "words"), [(0, 4, "codes must be below 4"), (1, 228, "a peak is beyond float32"), (3, 255, "below zero")]
+    ("place", "value", "words"),
+    [(0, 4, "codes must be below 4"), (1, 228, "a peak is beyond float32"), (3, 255, "below zero")],
 )
 def test_codes_peaks_and_steps_out_of_range_are_refused(place, value, words):
     with pytest.raises(PayloadError, match=words):

@@ -71,7 +71,15 @@ def test_golden_bytes():
 class TestIndicesOfAPeer:
     @pytest.mark.parametrize(
         "index",
-        [[1, 2, 3, 4, 100], [1, 2, 3, 4, 4095], [1, 1, 2, 3, 4], [5, 4, 3, 2, 1], [1, 2, 2, 3, 4], [0, 0, 0, 0, 0], [-1, 0, 1, 2, 3]],
+        [
+            [1, 2, 3, 4, 100],
+            [1, 2, 3, 4, 4095],
+            [1, 1, 2, 3, 4],
+            [5, 4, 3, 2, 1],
+            [1, 2, 2, 3, 4],
+            [0, 0, 0, 0, 0],
+            [-1, 0, 1, 2, 3],
+        ],
         ids=["one past the end", "far outside", "twice", "falling", "twice inside", "all the same", "negative"],
     )
     def test_any_other_is_refused(self, index):
