@@ -7,7 +7,7 @@ from decentral.compressors.base import Accumulator, Compressor, PartSpec, Payloa
 from decentral.compressors.chain import Chain
 from decentral.compressors.dct import DCT
 from decentral.compressors.e3m0 import E3M0
-from decentral.compressors.feedback import compress_with_debt
+from decentral.compressors.feedback import Feedback, compress_with_debt, describe_feedback, feedback_of, parse_feedback
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.int8 import Int8
 from decentral.compressors.none import Uncompressed
@@ -24,6 +24,7 @@ __all__ = [
     "BFloat16",
     "Chain",
     "Compressor",
+    "Feedback",
     "Float16",
     "Int8",
     "PartSpec",
@@ -37,5 +38,8 @@ __all__ = [
     "accumulate",
     "compress_with_debt",
     "describe_compressors",
+    "describe_feedback",
+    "feedback_of",
     "parse_compressor",
+    "parse_feedback",
 ]
