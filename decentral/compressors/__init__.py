@@ -8,7 +8,7 @@ from decentral.compressors.chain import Chain
 from decentral.compressors.codebook8 import Codebook8
 from decentral.compressors.dct import DCT
 from decentral.compressors.e3m0 import E3M0
-from decentral.compressors.feedback import compress_with_debt
+from decentral.compressors.feedback import Feedback, compress_with_debt, describe_feedback, feedback_of, parse_feedback
 from decentral.compressors.fp8 import FP8
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.int4 import Int4
@@ -36,6 +36,7 @@ __all__ = [
     "Chain",
     "Codebook8",
     "Compressor",
+    "Feedback",
     "Float16",
     "Int4",
     "Int8",
@@ -53,5 +54,8 @@ __all__ = [
     "accumulate",
     "compress_with_debt",
     "describe_compressors",
+    "describe_feedback",
+    "feedback_of",
     "parse_compressor",
+    "parse_feedback",
 ]

@@ -5,7 +5,6 @@ the canonical spelling, with every argument. Other packages add methods through 
 "decentral.compressors" (`plugins`).
 """
 
-import re
 from types import MappingProxyType
 
 from decentral.compressors.base import Compressor
@@ -26,6 +25,7 @@ from decentral.compressors.randk import RandK
 from decentral.compressors.sign import Sign
 from decentral.compressors.signmag2 import SignMag2
 from decentral.compressors.sparseloco2 import SparseLoCo2
+from decentral.compressors.spelling import make
 from decentral.compressors.threshold import Threshold
 from decentral.compressors.topk import TopK
 from decentral.errors import ConfigError
@@ -55,8 +55,7 @@ _OURS = (
 _METHODS = Plugins("compressor", "decentral.compressors", MappingProxyType({m.name: m for m in _OURS}))
 _LONGEST_SPELLING = 256
 _MEASURED_SHAPE = (1024, 1024)  # bits per value are those of a matrix of this shape
-_METHOD = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\))?\s*", re.ASCII)
-_ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([^\s=]+)\s*", re.ASCII)
+_EXAMPLE = "int8(block=4096)"
 
 
 def parse_compressor(spelling: str) -> Compressor:
@@ -66,40 +65,13 @@ def parse_compressor(spelling: str) -> Compressor:
     words = spelling.split(">>")
     if len(words) > 2:
         raise ConfigError(f'compressor "{spelling}": one >> joins two methods; write sparsifier >> quantiser')
-    methods = [_method(word) for word in words]
+    methods: list[Compressor] = [make(word, _METHODS, _EXAMPLE) for word in words]
     return methods[0] if len(methods) == 1 else Chain(methods[0], methods[1])  # type: ignore[arg-type]  # it checks
 
 
 def describe_compressors() -> list[dict[str, object]]:
     """One row per method: name, spelling with defaults, layout in words, bits_per_value, biased, bound, source."""
     return [_describe(name, _METHODS.make(name, {})) for name in _METHODS.names()]
-
-
-def _method(word: str) -> Compressor:
-    match = _METHOD.fullmatch(word)
-    if match is None:
-        raise ConfigError(f'compressor "{word.strip()}": want name or name(key=number, ...), such as int8(block=4096)')
-    made: Compressor = _METHODS.make(match[1], _arguments(match[2] or "", match[1]))
-    return made
-
-
-def _arguments(text: str, name: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for word in text.split(",") if text.strip() else []:
-        match = _ARGUMENT.fullmatch(word)
-        if match is None:
-            raise ConfigError(f'compressor {name}: "{word.strip()}" is not key=number')
-        if match[1] in found:
-            raise ConfigError(f"compressor {name}: {match[1]} is given twice; keep one")
-        found[match[1]] = _number(match[2], name)
-    return found
-
-
-def _number(word: str, name: str) -> float:
-    try:
-        return int(word) if re.fullmatch(r"[+-]?\d+", word, re.ASCII) else float(word)
-    except ValueError:
-        raise ConfigError(f'compressor {name}: "{word}" is not a number') from None
 
 
 def _describe(name: str, compressor: Compressor) -> dict[str, object]:

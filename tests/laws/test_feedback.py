@@ -1,0 +1,155 @@
+"""What every feedback mechanism promises: pure, repeatable, spelled, and nothing lost that its equation keeps."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.compressors import Compressor, Feedback, TopK, Uncompressed, parse_compressor, parse_feedback
+from decentral.compressors.feedback import add_sent
+from decentral.errors import ConfigError, NonFiniteError
+
+MECHANISMS = [
+    "none",
+    "ef(beta=1)",
+    "ef(beta=0.95)",
+    "ef21",
+    "econtrol(eta=0.0)",
+    "econtrol(eta=0.25)",
+    "dgc(momentum=0.5)",
+]
+SHAPES = ((67, 31), (13,), (), (0, 4), (2, 3, 50))
+NUMEL = 67 * 31 + 13 + 1 + 300
+SPARSE: Compressor = parse_compressor("topk(k=64, chunk=4096)")
+LOSSY: Compressor = parse_compressor("topk(k=64, chunk=4096) >> signmag2")
+
+each_compressor = pytest.mark.parametrize("compressor", [SPARSE, LOSSY, parse_compressor("int8(block=64)")], ids=str)
+
+
+@pytest.fixture(params=MECHANISMS)
+def feedback(request: pytest.FixtureRequest) -> Feedback:
+    return parse_feedback(request.param)
+
+
+def decoded(compressor: Compressor, payloads, like_N: Tensor) -> Tensor:
+    total_N = torch.zeros_like(like_N)
+    add_sent(compressor, total_N, payloads)
+    return total_N
+
+
+def rounds(feedback: Feedback, compressor: Compressor, gradients: list[Tensor]) -> list[tuple[Tensor, Tensor, dict]]:
+    """(what was decoded, the estimate, the sender's state) of a sole peer's rounds."""
+    sender, receiver, found = {}, {}, []
+    for gradient_N in gradients:
+        sending = feedback.send(compressor, gradient_N, sender, SHAPES)
+        mean_N = decoded(compressor, sending.payloads, gradient_N)
+        estimate_N, receiver = feedback.receive(mean_N, receiver)
+        sender = sending.state
+        found.append((mean_N, estimate_N, sender))
+    return found
+
+
+@each_compressor
+def test_state_has_the_names_and_the_size_that_are_declared(feedback: Feedback, compressor: Compressor, gaussian):
+    sending = feedback.send(compressor, gaussian(NUMEL), {}, SHAPES)
+    estimate_N, received = feedback.receive(gaussian(NUMEL), {})
+    assert tuple(sending.state) == feedback.sender
+    assert tuple(received) == feedback.receiver
+    for tensor in (estimate_N, *sending.state.values(), *received.values()):
+        assert (tensor.shape, tensor.dtype) == ((NUMEL,), torch.float32)
+    assert [payload.shape for payload in sending.payloads] == list(SHAPES)
+
+
+@each_compressor
+def test_nothing_given_is_changed_and_nothing_returned_is_shared(feedback: Feedback, compressor: Compressor, gaussian):
+    state = {name: gaussian(NUMEL, seed) for seed, name in enumerate(feedback.sender)}
+    held = {name: gaussian(NUMEL, seed) for seed, name in enumerate(feedback.receiver)}
+    gradient_N = gaussian(NUMEL, 9)
+    sending = feedback.send(compressor, gradient_N, state, SHAPES)
+    for tensor in sending.state.values():
+        tensor.fill_(7.0)
+    estimate_N, received = feedback.receive(gradient_N, held)
+    kept = [tensor.clone() for tensor in received.values()]
+    if feedback.receiver:  # without state, the mean itself may come back
+        estimate_N.fill_(7.0)
+    assert all(torch.equal(a, b) for a, b in zip(kept, received.values(), strict=True))
+    assert torch.equal(gradient_N, gaussian(NUMEL, 9))
+    for given in (state, held):
+        assert all(torch.equal(tensor, gaussian(NUMEL, seed)) for seed, tensor in enumerate(given.values()))
+
+
+@each_compressor
+def test_an_aborted_round_can_be_repeated_bit_for_bit(feedback: Feedback, compressor: Compressor, gaussian):
+    state = {name: gaussian(NUMEL, seed) for seed, name in enumerate(feedback.sender)}
+    first, second = (feedback.send(compressor, gaussian(NUMEL, 9), state, SHAPES) for _ in range(2))
+    for a, b in zip(first.payloads, second.payloads, strict=True):
+        assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(a.parts, b.parts, strict=True))
+    assert all(torch.equal(first.state[name], second.state[name]) for name in feedback.sender)
+
+
+def test_no_state_means_zeros(feedback: Feedback, gaussian):
+    zeros = {name: torch.zeros(NUMEL) for name in (*feedback.sender, *feedback.receiver)}
+    (fresh, zeroed) = (feedback.send(SPARSE, gaussian(NUMEL), state, SHAPES) for state in ({}, zeros))
+    assert all(torch.equal(fresh.state[name], zeroed.state[name]) for name in feedback.sender)
+    assert torch.equal(feedback.receive(gaussian(NUMEL), {})[0], feedback.receive(gaussian(NUMEL), zeros)[0])
+
+
+def test_without_loss_the_estimate_is_the_gradient(feedback: Feedback, integers: Callable[..., Tensor]):
+    """econtrol with e = 0 and C = identity has h = g, too."""
+    gradients = [integers((NUMEL,), seed) for seed in range(5)]
+    for gradient_N, (_, estimate_N, _) in zip(gradients, rounds(feedback, Uncompressed(), gradients), strict=True):
+        assert torch.equal(estimate_N, gradient_N)
+
+
+def test_what_is_kept_and_what_arrived_add_up_to_what_was_given(feedback: Feedback, integers: Callable[..., Tensor]):
+    """Whole numbers and quarters: nothing is rounded, so every sum is exact."""
+    gradients = [integers((NUMEL,), seed) for seed in range(4)]
+    found = rounds(feedback, SPARSE, gradients)
+    given_N, state = sum(gradients), found[-1][2]
+    arrived_N, estimates_N = sum(mean for mean, _, _ in found), sum(estimate for _, estimate, _ in found)
+    if str(feedback) == "ef(beta=1)":
+        assert torch.equal(arrived_N + state["debt"], given_N)
+    if "sent" in feedback.sender:  # receivers hold what the sender thinks they hold
+        assert torch.equal(state["sent"], arrived_N)
+        assert torch.equal(found[-1][1], arrived_N)
+    if str(feedback).startswith("econtrol"):  # e_T = sum of (g_t - h_{t+1})
+        assert torch.equal(state["debt"], given_N - estimates_N)
+
+
+@pytest.mark.parametrize("compressor", [SPARSE, LOSSY], ids=str)
+@pytest.mark.parametrize("spelling", ["ef(beta=1)", "ef21", "econtrol(eta=0.001)", "dgc(momentum=0.5)"])
+def test_a_constant_gradient_arrives_in_time(spelling: str, compressor: Compressor, gaussian):
+    """On average over rounds, whatever the compressor drops at first; alone, 0.9 of the norm is lost for ever."""
+    gradient_N = gaussian(NUMEL)
+    estimates = [estimate for _, estimate, _ in rounds(parse_feedback(spelling), compressor, [gradient_N] * 300)]
+    late_N = torch.stack(estimates[100:]).mean(0)
+    share = float(late_N @ gradient_N / gradient_N.square().sum())
+    assert float((late_N / share - gradient_N).norm()) < 0.35 * float(gradient_N.norm())
+    assert 0.5 < share < 2.1  # dgc's momentum of 0.5 doubles what waits
+
+
+def test_state_of_another_fragment_is_refused(feedback: Feedback, gaussian):
+    for name in feedback.sender:
+        with pytest.raises(ConfigError, match=rf"{name} \(3,\) and gradient \({NUMEL},\) differ in shape"):
+            feedback.send(SPARSE, gaussian(NUMEL), {name: torch.zeros(3)}, SHAPES)
+    for name in feedback.receiver:
+        with pytest.raises(ConfigError, match="differ in shape"):
+            feedback.receive(gaussian(NUMEL), {name: torch.zeros(3)})
+
+
+def test_nan_is_refused_before_any_state_is_made(feedback: Feedback, gaussian):
+    gradient_N = gaussian(NUMEL)
+    gradient_N[5] = torch.nan
+    with pytest.raises(NonFiniteError):
+        feedback.send(SPARSE, gradient_N, {}, SHAPES)
+
+
+def test_the_spelling_makes_an_equal_mechanism(feedback: Feedback):
+    assert parse_feedback(str(feedback)) == feedback
+    assert isinstance(feedback, Feedback)
+
+
+def test_a_gradient_that_requires_gradients_leaves_no_graph(feedback: Feedback, gaussian):
+    sending = feedback.send(TopK(), gaussian(NUMEL).requires_grad_(), {}, SHAPES)
+    assert not any(tensor.requires_grad for tensor in sending.state.values())
