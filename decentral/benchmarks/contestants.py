@@ -13,6 +13,7 @@ from torch import Tensor
 from decentral.benchmarks.information import information_bits
 from decentral.benchmarks.published import PublishedSparseLoCo
 from decentral.compressors import Chain, Compressor, describe_compressors, parse_compressor
+from decentral.compressors.feedback import ErrorFeedback, NoFeedback
 from decentral.exchange.codec import Codec, split_shapes
 from decentral.wire import body
 from decentral.wire.frames import Header, Kind, parse, seal
@@ -60,7 +61,7 @@ class Ours:
 
     def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> bytes:
         """A frame, sealed."""
-        encoded = self.codec.encode(tensor_N, debt_N if self.codec.error_feedback is not None else None, shapes)
+        encoded = self.codec.encode(tensor_N, {name: debt_N for name in self.codec.feedback.sender}, shapes)
         return seal(_header(self.signer.peer), encoded.body, self.signer).to_bytes()
 
     def nbytes(self, sent: bytes) -> int:
@@ -166,7 +167,10 @@ def ours() -> list[Contestant]:
     signer = Signer(bytes(32))
     spellings = [str(row["spelling"]) for row in describe_compressors()]
     compressors: list[Compressor] = [parse_compressor(spelling) for spelling in (*spellings, *_CHAINS)]
-    return [Ours(str(c), Codec(c, _DECAY if isinstance(c, Chain) else None), signer) for c in compressors]
+    return [
+        Ours(str(c), Codec(c, ErrorFeedback(_DECAY) if isinstance(c, Chain) else NoFeedback()), signer)
+        for c in compressors
+    ]
 
 
 def others() -> list[Contestant]:

@@ -60,7 +60,7 @@ def make_plan(algorithm: str, *, num_peers: int, minutes: float, seed: int) -> P
     manifest = demo_manifest(algorithm, seed=seed)
     corpus = load_corpus(None, held_out=manifest.data.held_out)
     bits, step_seconds = _measure(manifest, corpus)
-    Codec(parse_compressor(manifest.compressor.chain), None).warm_up()  # once here, instead of in every peer at a time
+    Codec(parse_compressor(manifest.compressor.chain)).warm_up()  # once here, instead of in every peer at a time
     interval = manifest.inner.steps // manifest.outer.fragments
     crowd = max(1.0, (num_peers + 1) / num_cores())  # processes that share a core; the solo peer is one of them
     start = _START_SECONDS * crowd

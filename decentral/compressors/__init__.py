@@ -8,7 +8,7 @@ from decentral.compressors.chain import Chain
 from decentral.compressors.codebook8 import Codebook8
 from decentral.compressors.dct import DCT
 from decentral.compressors.e3m0 import E3M0
-from decentral.compressors.feedback import Feedback, compress_with_debt, describe_feedback, feedback_of, parse_feedback
+from decentral.compressors.feedback import Feedback, compress_with_debt, describe_feedback, parse_feedback
 from decentral.compressors.fp8 import FP8
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.int4 import Int4
@@ -55,7 +55,6 @@ __all__ = [
     "compress_with_debt",
     "describe_compressors",
     "describe_feedback",
-    "feedback_of",
     "parse_compressor",
     "parse_feedback",
 ]

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, Payload, accumulate
+from decentral.compressors import Compressor, accumulate
+from decentral.compressors.feedback import Feedback, NoFeedback, State
 from decentral.compressors.finite import is_finite
 from decentral.errors import PayloadError
-from decentral.exchange.threads import spread
 from decentral.parameters import Fragment, split
 from decentral.wire import body
 
@@ -29,31 +29,30 @@ _SMALL = 70  # more than a tile
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The bytes to send, and the debt to book if, and only if, a commit names them."""
+    """The bytes to send, and the sender's feedback to book if, and only if, a commit names them."""
 
     body: bytes
-    debt_N: Tensor | None
+    feedback: dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A compressor with its error feedback, applied to fragments."""
+    """A compressor with its feedback, applied to fragments."""
 
     compressor: Compressor
-    error_feedback: float | None  # decay of the debt, or None: what compression loses is gone
+    feedback: Feedback = field(default_factory=NoFeedback)
 
     def max_body_nbytes(self, shapes: Shapes) -> int:
         """What a body over ``shapes`` takes at most: known before a byte arrives."""
         return body.max_nbytes(self.compressor, shapes)
 
-    def encode(self, gradient_N: Tensor, debt_N: Tensor | None, shapes: Shapes) -> Encoded:
-        """Compress ``error_feedback * debt + gradient``. Pure: the debt given is not changed.
+    def encode(self, gradient_N: Tensor, state: State, shapes: Shapes) -> Encoded:
+        """Compress the gradient with what ``state``, this sender's feedback, remembers. Pure: neither is changed.
 
         Raises NonFiniteError when the gradient holds NaN or Inf.
         """
-        owed_N = self._owed(gradient_N, debt_N)
-        payloads = spread(self._compress, split_shapes(owed_N, shapes), owed_N.numel())
-        return Encoded(body.encode(self.compressor, payloads), None if self.error_feedback is None else owed_N)
+        sending = self.feedback.send(self.compressor, gradient_N, state, shapes)
+        return Encoded(body.encode(self.compressor, sending.payloads), sending.state)
 
     def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
         """The flat float32 tensor that every receiver of ``data`` applies. Raises PayloadError."""
@@ -80,23 +79,8 @@ class Codec:
         """
         shapes = ((_SMALL, _SMALL), (_SMALL,))
         ramp_N = torch.linspace(-1, 1, numel(shapes))
-        encoded = self.encode(ramp_N, ramp_N, shapes)
+        encoded = self.encode(ramp_N, {}, shapes)
         self.add_to(self.decode(encoded.body, shapes), encoded.body, shapes)
-
-    def _compress(self, owed: Tensor) -> Payload:
-        """The payload of one tensor, and ``owed`` without it."""
-        payload = self.compressor.compress(owed)
-        if self.error_feedback is not None:
-            accumulate(self.compressor, owed, payload, -1.0)
-        return payload
-
-    def _owed(self, gradient_N: Tensor, debt_N: Tensor | None) -> Tensor:
-        """A new tensor: what should be sent now."""
-        if self.error_feedback is None:
-            return gradient_N
-        if debt_N is None:
-            return gradient_N.clone()
-        return torch.add(gradient_N, debt_N, alpha=self.error_feedback)
 
 
 def split_shapes(flat_N: Tensor, shapes: Shapes) -> list[Tensor]:

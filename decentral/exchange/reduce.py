@@ -42,7 +42,7 @@ class Reduction:
         """The mean over exactly the plan's contributors, compressed once."""
         weighted = [(ref.peer, self.slices[ref.peer], 1.0) for ref in self.plan.contributors]
         mean_N = mean_pseudo_gradient(weighted)
-        return codec.encode(mean_N, None, range_shapes(*self.range)).body
+        return codec.encode(mean_N, {}, range_shapes(*self.range)).body
 
 
 def owned_part(plan: Plan, peer: PeerId) -> int | None:

@@ -39,7 +39,7 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
             "fragments": chosen.fragments,
             "overlap": chosen.overlap,
         },
-        "compressor": {"chain": chosen.compressor, "error_feedback": chosen.error_feedback},
+        "compressor": {"chain": chosen.compressor, "feedback": chosen.feedback},
         "exchange": {"kind": chosen.exchange},
     }
     for table, keys in tables.items():
@@ -49,11 +49,17 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
 
 def check_methods(manifest: Manifest) -> None:
     """Raise ConfigError unless outer optimizer, compressor and exchange exist and fit one another."""
-    from decentral.compressors import parse_compressor  # torch
+    from decentral.compressors import parse_compressor, parse_feedback  # torch
     from decentral.optimizers import NoLoCo, make_outer
 
     gossips = isinstance(make_outer(manifest.outer.method, manifest.outer.hyper), NoLoCo)
     parse_compressor(manifest.compressor.chain)
+    feedback = parse_feedback(manifest.compressor.feedback)
+    if feedback.receiver:
+        raise ConfigError(
+            f'compressor.feedback = "{feedback}": receivers add up what is sent, so the same peers must contribute to '
+            'every round, and in a swarm they do not; use "ef(beta=0.95)" or "dgc"'
+        )
     kind = manifest.exchange.kind
     if gossips != (kind == "pair"):
         fits = '"pair"' if gossips else '"gather" or "reduce"'

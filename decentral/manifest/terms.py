@@ -141,8 +141,8 @@ class Compression(Table):
     """How a contribution is packed."""
 
     chain: Spelling = Field(description="decentral compressors lists them; sparsifier >> quantiser")
-    error_feedback: Share | None = Field(
-        default=None, description="decay of what compression left unsent; unset: it is dropped", examples=[0.95]
+    feedback: Spelling = Field(
+        default="none", description='what becomes of what compression left unsent: "ef(beta=0.95)", "dgc", "none"'
     )
 
 

@@ -21,7 +21,7 @@ def summary(manifest: Manifest) -> str:
     limit = f" or {run.minutes:g} minutes" if run.minutes is not None else ""
     whole = "the whole model at once" if outer.fragments == 1 else f"{outer.fragments} fragments in turn"
     meanwhile = f"training goes on for {outer.overlap} steps meanwhile" if outer.overlap else "training waits for it"
-    debt = manifest.compressor.error_feedback
+    feedback = manifest.compressor.feedback
     rows = {
         "run": f"{run.name} ({manifest.run_id}), {run.rounds} outer steps{limit}",
         "model": f"{model.task}, {model.layers} layers of {model.hidden}, {model.heads} heads, context {model.context}"
@@ -31,7 +31,7 @@ def summary(manifest: Manifest) -> str:
         "inner": f"{inner.steps} steps of AdamW at {inner.learning_rate:g}, weight decay {inner.weight_decay:g}",
         "outer": ", ".join([outer.method, *(f"{k} {v:g}" for k, v in outer.hyper.items()), whole, meanwhile]),
         "sends": f"{manifest.compressor.chain}, {manifest.exchange.kind}"
-        + (f", error feedback {debt:g}" if debt is not None else ""),
+        + (f", feedback {feedback}" if feedback != "none" else ""),
         "swarm": f"at least {manifest.swarm.min_peers}, waits {manifest.swarm.deadline_ceiling:g} s at most",
     }
     return "\n".join(f"{name:<8}{text}" for name, text in rows.items())

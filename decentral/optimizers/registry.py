@@ -29,7 +29,7 @@ class Preset:
     method: str  # a name that make_outer knows
     hyper: Mapping[str, float]  # its hyper-parameters; lr for 2 to 5 peers where it depends on their number
     compressor: str  # canonical spelling
-    error_feedback: float | None  # the debt's decay beta; None without error feedback
+    feedback: str  # canonical spelling
     exchange: Literal["reduce", "gather", "pair"]
     fragments: int  # strided over the blocks; 1 is the whole model at once
     overlap: int  # tau: inner steps between contribution and merge
@@ -50,7 +50,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             method="diloco",
             hyper=MappingProxyType({"lr": 0.6, "momentum": 0.9}),
             compressor="int8(block=4096)",
-            error_feedback=None,
+            feedback="none",
             exchange="reduce",
             fragments=1,
             overlap=0,
@@ -61,7 +61,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             method="streaming",
             hyper=MappingProxyType({"lr": 0.4, "momentum": 0.9, "alpha": 0.5}),
             compressor="e3m0(block=256)",
-            error_feedback=None,
+            feedback="none",
             exchange="gather",
             fragments=3,
             overlap=1,
@@ -71,7 +71,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             method="sparseloco",
             hyper=MappingProxyType({"lr": 1.0}),
             compressor="topk(k=64, chunk=4096) >> signmag2",
-            error_feedback=0.95,
+            feedback="ef(beta=0.95)",
             exchange="gather",
             fragments=1,
             overlap=0,
@@ -81,7 +81,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             method="noloco",
             hyper=MappingProxyType({"alpha": 0.5, "beta": 0.7, "gamma": 0.7}),
             compressor="fp16",
-            error_feedback=None,
+            feedback="none",
             exchange="pair",
             fragments=1,
             overlap=0,

@@ -161,7 +161,7 @@ class Boundary(ABC):
             return
         fragment = head.fragment(self.manifest.outer.fragments)
         slow_N = node.replica.anchors[fragment]
-        encoded = node.replica.merge_codec.encode(slow_N, None, node.replica.shapes(fragment))
+        encoded = node.replica.merge_codec.encode(slow_N, {}, node.replica.shapes(fragment))
         offered = Contribution(fragment, head.hash, slow_N, slow_N, 0, 0, kind=Kind.MERGE, encoded=encoded)
         await node.driver.contribute(offered)
 

@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 from torch import Tensor
 
-from decentral.compressors import parse_compressor
+from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError, ManifestMismatch, NoPeersError, PayloadError, TransportError, VersionError
 from decentral.exchange.codec import Codec
 from decentral.exchange.offload import Offload, in_thread
@@ -270,7 +270,7 @@ def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) 
     given = {"lr": outer.learning_rate, "momentum": outer.momentum, "alpha": outer.alpha}
     given |= {"beta": outer.beta, "gamma": outer.gamma}
     made = make_outer(outer.method, {name: value for name, value in given.items() if value is not None})
-    codec = Codec(parse_compressor(manifest.compressor.chain), manifest.compressor.error_feedback)
+    codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
     codec.warm_up()
     by_peers = outer.learning_rate is None and isinstance(made, DiLoCo)
     return Replica(
@@ -278,7 +278,7 @@ def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) 
         anchors,
         made,
         codec,
-        Codec(parse_compressor("none"), None),
+        Codec(parse_compressor("none")),
         _lr_by_peers if by_peers else None,
     )
 

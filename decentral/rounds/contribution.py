@@ -36,14 +36,15 @@ class Contribution:
         """What a reduce offer names instead of a frame."""
         return hashlib.blake2b(self.gradient_N.numpy().tobytes(), digest_size=32).digest()
 
-    def debt_after(self, record: Record) -> Tensor | None:
-        """The debt to book with ``record``, which names this contribution."""
+    def feedback_after(self, record: Record) -> dict[str, Tensor] | None:
+        """The feedback to book with ``record``, which names this contribution; None when that changes nothing."""
         if self.encoded is not None:
-            return self.encoded.debt_N
+            return self.encoded.feedback
         slices = self.slices.get(record.plan, {})
-        debts = [slices[part].debt_N for part in range(len(record.partition)) if part in slices]
-        kept = [debt for debt in debts if debt is not None]
-        return torch.cat(kept) if kept and len(kept) == len(record.partition) else None
+        made = [slices[part].feedback for part in range(len(record.partition)) if part in slices]
+        if len(made) != len(record.partition):
+            return None
+        return {name: torch.cat([part[name] for part in made]) for name in made[0]}
 
     def frame(self, head: Head, signer: Signer) -> Frame:
         """The frame for the round after ``head``."""

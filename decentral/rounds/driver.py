@@ -131,9 +131,9 @@ class Driver(Reducer):
         if self.me not in {ref.peer for ref in (record.contributors or record.frames)}:
             return None
         self.contributed += 1
-        debt_N = pending.debt_after(record)
-        if debt_N is not None:
-            self.replica.debts[record.fragment] = debt_N
+        feedback = pending.feedback_after(record)
+        if feedback is not None:
+            self.replica.feedback[record.fragment] = feedback
         return pending
 
     def _takes(self, contribution: Contribution, head: Head) -> bool:

@@ -85,7 +85,8 @@ class Gossip:
         slow_N = driver.replica.anchors[fragment]
         delta_N = local_N - slow_N  # NoLoCo's sign: fast minus slow
         shapes = tuple(driver.replica.shapes(fragment)) * 2
-        encoded: Encoded = await driver.offload(driver.replica.codec.encode, torch.cat([delta_N, slow_N]), None, shapes)
+        both_N, nothing_owed = torch.cat([delta_N, slow_N]), dict[str, torch.Tensor]()
+        encoded: Encoded = await driver.offload(driver.replica.codec.encode, both_N, nothing_owed, shapes)
         sent_N = driver.replica.codec.decode(encoded.body, shapes)
         theirs = None
         partner = partner_of(head.run, step, head.members, driver.me) if driver.is_member else None

@@ -1,4 +1,4 @@
-"""The state every peer holds alike: anchor, outer optimizer state, and this peer's own debt.
+"""The state every peer holds alike: anchor, outer optimizer state, and this peer's own feedback.
 
 Tensors are replaced, never written to: whoever holds a reference (a snapshot being served, a checkpoint being
 written, a round being encoded) has an immutable copy for free. Everything lives in float32 on the CPU, so that
@@ -55,7 +55,7 @@ class Replica:
         self.schema, self.outer, self.codec, self.merge_codec = schema, outer, codec, merge_codec
         self.anchors: list[Tensor] = list(anchors)
         self.states: list[dict[str, Tensor]] = [outer.init(anchor) for anchor in self.anchors]
-        self.debts: list[Tensor | None] = [None] * len(self.anchors)
+        self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as a sender
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
 
     @property
@@ -72,15 +72,14 @@ class Replica:
         return self.schema.fragments[fragment].numel
 
     def encode(self, fragment: int, gradient_N: Tensor) -> Encoded:
-        """The body of a gather frame and the debt to book with its commit. NonFiniteError names the parameter."""
+        """The body of a gather frame and the feedback to book with its commit. NonFiniteError names the parameter."""
         self._check_finite(fragment, gradient_N)
-        return self.codec.encode(gradient_N, self.debts[fragment], self.shapes(fragment))
+        return self.codec.encode(gradient_N, self.feedback[fragment], self.shapes(fragment))
 
     def encode_range(self, fragment: int, gradient_N: Tensor, start: int, stop: int) -> Encoded:
-        """The body of one slice of a reduce and its share of the debt."""
+        """The body of one slice of a reduce and its share of the feedback."""
         self._check_finite(fragment, gradient_N)
-        debt_N = self.debts[fragment]
-        part = None if debt_N is None else debt_N[start:stop]
+        part = {name: tensor[start:stop] for name, tensor in self.feedback[fragment].items()}
         return self.codec.encode(gradient_N[start:stop], part, range_shapes(start, stop))
 
     def outer_step(self, record: Record, frames: Mapping[bytes, Frame]) -> OuterStep:
@@ -170,8 +169,8 @@ class Replica:
         return named
 
     def own_tensors(self) -> dict[str, Tensor]:
-        """The debt: this peer's alone."""
-        return {debt_name(f): debt for f, debt in enumerate(self.debts) if debt is not None}
+        """The feedback, a debt for instance: this peer's alone."""
+        return {feedback_name(f, name): t for f, own in enumerate(self.feedback) for name, t in own.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over ``shared_tensors`` and, when they are there, ``own_tensors``; all or nothing.
@@ -183,8 +182,11 @@ class Replica:
             {key: self._wanted(tensors, outer_name(f, key), t) for key, t in state.items()}
             for f, state in enumerate(self.states)
         ]
-        debts = [tensors.get(debt_name(f)) for f in range(len(anchors))]
-        self.anchors, self.states, self.debts = anchors, states, debts
+        feedback = [
+            {name: tensors[key] for name in self.codec.feedback.sender if (key := feedback_name(f, name)) in tensors}
+            for f in range(len(anchors))
+        ]
+        self.anchors, self.states, self.feedback = anchors, states, feedback
         self.digests = [digest(anchor) for anchor in anchors]
 
     @staticmethod
@@ -195,6 +197,6 @@ class Replica:
         return found
 
 
-def debt_name(fragment: int) -> str:
-    """Name of a fragment's debt in a checkpoint; debts are never in a snapshot."""
-    return f"debt/{fragment}"
+def feedback_name(fragment: int, name: str) -> str:
+    """Name of a fragment's feedback in a checkpoint; feedback is never in a snapshot."""
+    return f"feedback/{fragment}/{name}"

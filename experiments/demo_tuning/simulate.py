@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from decentral.compressors import compress_with_debt, parse_compressor
+from decentral.compressors import compress_with_debt, parse_compressor, parse_feedback
 from decentral.manifest import preset_manifest
 from decentral.optimizers import make_outer, mean_pseudo_gradient, merge
 from decentral.parameters import Fragment, gather, scatter, schema_of, split
@@ -222,7 +222,7 @@ def demo_settings(method: str) -> dict[str, object]:
         "fragments": outer.fragments,
         "exchange": manifest.exchange.kind,
         "compressor": manifest.compressor.chain,
-        "beta": manifest.compressor.error_feedback,
+        "beta": getattr(parse_feedback(manifest.compressor.feedback), "beta", None),
         "hyper": hyper,
     }
 

@@ -61,7 +61,7 @@ WRITTEN = [
     (manifest('"diloco"', '"dilocoo"'), 10, "diloco"),
     (manifest('"none"', '"topk(k=9000, chunk=4096)"'), 10, "want 1 <= k <= 4096"),
     (manifest('"reduce"', '"pair"'), 10, "does not fit outer.method diloco"),
-    (manifest("[compressor]", "[compressor]\nerror_feedback = 1.5"), 10, "error_feedback = 1.5"),
+    (manifest("[compressor]", "[compressor]\nfeedback = 'ef(beta=1.5)'"), 10, "debt's decay"),
     ("this is not TOML", 10, "not TOML"),
     ("", 10, "missing"),
 ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from decentral.compressors import Payload, parse_compressor, plugins
+from decentral.compressors.feedback import ErrorFeedback
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.exchange.codec import Codec
 
@@ -36,11 +37,11 @@ def test_the_example_sends_tensors_like_any_other_method(
 ) -> None:
     compressor = parse_compressor(spelling)
     assert str(compressor) == spelling
-    codec = Codec(compressor, 0.95)
+    codec = Codec(compressor, ErrorFeedback(0.95))
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0)).flatten()
-    encoded = codec.encode(tensor, None, (shape,))
+    encoded = codec.encode(tensor, {}, (shape,))
     found = codec.decode(encoded.body, (shape,))
-    assert torch.allclose(found + encoded.debt_N, tensor, atol=1e-6)
+    assert torch.allclose(found + encoded.feedback["debt"], tensor, atol=1e-6)
     assert len(encoded.body) <= codec.max_body_nbytes((shape,))
 
 

@@ -12,7 +12,6 @@ from decentral.compressors import (
     Uncompressed,
     compress_with_debt,
     describe_feedback,
-    feedback_of,
     parse_feedback,
 )
 from decentral.compressors.feedback import DGC, EF21, EControl, ErrorFeedback, NoFeedback, add_sent
@@ -146,9 +145,7 @@ def test_the_mean_of_peers_is_what_receivers_hold():
     assert torch.equal(estimate, (peers[0]["sent"] + peers[1]["sent"]) / 2)
 
 
-def test_a_manifests_number_means_error_feedback_and_none_means_none():
-    assert feedback_of(0.9) == ErrorFeedback(beta=0.9)
-    assert feedback_of(None) == NoFeedback()
+def test_without_feedback_nothing_is_kept():
     assert NoFeedback().send(Uncompressed(), torch.ones(2), {}, ((2,),)).state == {}
 
 

@@ -65,7 +65,7 @@ def bodies() -> Iterator[Entry]:
 
 
 def _most(spelling: str) -> int:
-    return Codec(parse_compressor(spelling), None).max_body_nbytes(SHAPES[0])
+    return Codec(parse_compressor(spelling)).max_body_nbytes(SHAPES[0])
 
 
 def _scales() -> Iterator[Entry]:

@@ -40,7 +40,7 @@ def ramp(numel: int) -> torch.Tensor:
 def encoded(spelling: str, shapes: object = SHAPES[0], scale: float = 1.0) -> bytes:
     """A valid body."""
     numel = sum(int(np.prod(shape)) for shape in shapes)  # type: ignore[attr-defined]
-    return Codec(parse_compressor(spelling), None).encode(ramp(numel) * scale, None, shapes).body  # type: ignore[arg-type]
+    return Codec(parse_compressor(spelling)).encode(ramp(numel) * scale, {}, shapes).body  # type: ignore[arg-type]
 
 
 def frame(content: bytes | None = None, signer: int = 0, **changes: object) -> bytes:

@@ -88,7 +88,7 @@ def spellings() -> list[str]:
 @functools.cache
 def inbox(spelling: str) -> Inbox:
     """What checks the frames of a run with this compressor; it knows one plan."""
-    made = Inbox(SCHEMA, Codec(parse_compressor(spelling), None), Codec(parse_compressor("none"), None))
+    made = Inbox(SCHEMA, Codec(parse_compressor(spelling)), Codec(parse_compressor("none")))
     made.expect(THE_PLAN)
     return made
 
@@ -165,7 +165,7 @@ def _any_frame(data: bytes) -> object:
 
 
 def _body(spelling: str, shapes: Shapes) -> Callable[[bytes], object]:
-    codec = Codec(parse_compressor(spelling), None)
+    codec = Codec(parse_compressor(spelling))
 
     def read(data: bytes) -> object:
         if len(data) > codec.max_body_nbytes(shapes):

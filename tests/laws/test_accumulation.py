@@ -26,10 +26,10 @@ def test_adding_gives_the_bits_of_decoding_and_then_adding(
 
 
 def test_the_order_of_arrival_changes_no_bit_of_the_aggregate(compressor: Compressor):
-    codec, shapes = Codec(compressor, None), (SHAPE, (999,))
+    codec, shapes = Codec(compressor), (SHAPE, (999,))
     numel = SHAPE[0] * SHAPE[1] + 999
     tensors = [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    bodies = [codec.encode(tensor, None, shapes).body for tensor in tensors]
+    bodies = [codec.encode(tensor, {}, shapes).body for tensor in tensors]
     adders = [
         (bytes([peer]), partial(codec.add_to, data=data, shapes=shapes), 1.0 + peer) for peer, data in enumerate(bodies)
     ]

@@ -24,7 +24,7 @@ learning_rate = 1e-3
 method = "sparseloco"
 [compressor]
 chain = "topk(k=64, chunk=4096) >> signmag2"
-error_feedback = 0.95
+feedback = "ef(beta=0.95)"
 [exchange]
 kind = "gather"
 [swarm]
@@ -58,7 +58,7 @@ def one_line(error: ConfigError) -> str:
         ("1e-3", "nan", r"inner.learning_rate = nan"),
         ("1e-3", "0", r"inner.learning_rate = 0"),
         ("1e-3", "false", r"inner.learning_rate = False: input should be a valid number"),
-        ("0.95", "1.5", r"compressor.error_feedback = 1.5: input should be less than or equal to 1"),
+        ('"ef(beta=0.95)"', "0.95", r"compressor.feedback = 0.95: input should be a valid string"),
         ('kind = "gather"', 'kind = "gathr"', r"exchange.kind = 'gathr': input should be 'gather', 'reduce' or 'pair'"),
         ('kind = "gather"', "", r"exchange.kind is missing; kind means: gather: all to all"),
         ('[exchange]\nkind = "gather"', "", r"exchange is missing; add the table \[exchange\]"),

@@ -2,7 +2,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from decentral.compressors import parse_compressor, plugins
+from decentral.compressors import parse_compressor, parse_feedback, plugins
 from decentral.errors import ConfigError
 from decentral.optimizers import (
     PRESETS,
@@ -62,7 +62,7 @@ def test_every_preset_names_things_that_exist(name):
     preset = PRESETS[name]
     make_outer(preset.method, preset.hyper_for(4))
     assert str(parse_compressor(preset.compressor)) == preset.compressor
-    assert (preset.error_feedback is None) or 0 < preset.error_feedback <= 1
+    assert str(parse_feedback(preset.feedback)) == preset.feedback
     assert preset.fragments >= 1
     assert preset.overlap >= 0
 
@@ -75,7 +75,7 @@ def test_the_presets_are_the_papers():
         "noloco": "pair",
     }
     assert [PRESETS["diloco"].hyper_for(peers)["lr"] for peers in (1, 4, 8)] == [0.4, 0.6, 0.8]
-    assert PRESETS["sparseloco"].error_feedback == 0.95
+    assert PRESETS["sparseloco"].feedback == "ef(beta=0.95)"
     assert (PRESETS["streaming"].fragments, PRESETS["streaming"].overlap, PRESETS["streaming"].alpha) == (3, 1, 0.5)
 
 

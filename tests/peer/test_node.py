@@ -112,7 +112,7 @@ def test_the_debt_is_booked_with_the_commit_and_not_before(run_lab, terms):
         await lab.rounds(1)
         advance = next(a for a in member.advances if a.contribution is not None)
         sent = member.node.replica.codec.decode(advance.contribution.encoded.body, member.node.replica.shapes(0))
-        total = sent + advance.contribution.encoded.debt_N
+        total = sent + advance.contribution.encoded.feedback["debt"]
         torch.testing.assert_close(total, advance.contribution.gradient_N)
 
     run_lab(terms("sparseloco"), script)

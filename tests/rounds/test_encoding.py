@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from decentral.compressors import parse_compressor
+from decentral.compressors import parse_compressor, threads
+from decentral.compressors.feedback import ErrorFeedback
 from decentral.errors import NonFiniteError
-from decentral.exchange import threads
 from decentral.exchange.codec import Codec
 from decentral.optimizers import DiLoCo
 from decentral.parameters import schema_of
@@ -13,22 +13,22 @@ from decentral.rounds.replica import Replica
 
 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    codec = Codec(parse_compressor("topk(k=64, chunk=4096) >> signmag2"), 0.95)
+    codec = Codec(parse_compressor("topk(k=64, chunk=4096) >> signmag2"), ErrorFeedback(0.95))
     shapes = ((64, 130), (999,), (3, 5, 7), (4096,))
     gradient = torch.randn(64 * 130 + 999 + 105 + 4096, generator=torch.Generator().manual_seed(0))
-    alone = codec.encode(gradient, gradient, shapes)
+    alone = codec.encode(gradient, {"debt": gradient}, shapes)
     monkeypatch.setattr(threads, "WORTH_IT", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    together = codec.encode(gradient, gradient, shapes)
+    together = codec.encode(gradient, {"debt": gradient}, shapes)
     assert together.body == alone.body
-    assert torch.equal(together.debt_N, alone.debt_N)
+    assert torch.equal(together.feedback["debt"], alone.feedback["debt"])
 
 
 def test_an_error_on_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "WORTH_IT", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     with pytest.raises(NonFiniteError):
-        Codec(parse_compressor("int8"), None).encode(torch.tensor([1.0, float("nan")]), None, ((1,), (1,)))
+        Codec(parse_compressor("int8")).encode(torch.tensor([1.0, float("nan")]), {}, ((1,), (1,)))
 
 
 @pytest.mark.parametrize("how", ["whole", "range"])
@@ -36,10 +36,10 @@ def test_a_nan_is_refused_by_the_name_of_its_parameter_and_changes_nothing(how: 
     schema = schema_of(
         {"embedding": torch.zeros(4, 2, requires_grad=True), "head.weight": torch.zeros(3, requires_grad=True)}
     )
-    codec = Codec(parse_compressor("int8"), 0.95)
+    codec = Codec(parse_compressor("int8"), ErrorFeedback(0.95))
     replica = Replica(schema, [torch.zeros(11)], DiLoCo(), codec, codec)
     gradient = torch.ones(11)
     gradient[9] = float("nan")
     with pytest.raises(NonFiniteError, match=r"pseudo-gradient of head\.weight; nothing was sent"):
         replica.encode(0, gradient) if how == "whole" else replica.encode_range(0, gradient, 0, 11)
-    assert replica.debts == [None]
+    assert replica.feedback == [{}]

@@ -78,10 +78,10 @@ def test_a_body_one_byte_off_is_refused(spelling: str) -> None:
 @given(seed=st.integers(0, 2**32), share=st.sampled_from([0.01, 0.3, 1.0]))
 @settings(max_examples=60, deadline=None)
 def test_hostile_bodies_decode_to_finite_tensors_or_payload_error(spelling: str, seed: int, share: float) -> None:
-    codec = Codec(parse_compressor(spelling), None)
+    codec = Codec(parse_compressor(spelling))
     generator = torch.Generator().manual_seed(seed)
     shapes = ((70, 5),)
-    data = bytearray(codec.encode(torch.randn(350, generator=generator), None, shapes).body)
+    data = bytearray(codec.encode(torch.randn(350, generator=generator), {}, shapes).body)
     for position in torch.randint(len(data), (max(1, int(share * len(data))),), generator=generator).tolist():
         data[position] = int(torch.randint(256, (1,), generator=generator))
     try:
@@ -96,7 +96,7 @@ def test_hostile_bodies_decode_to_finite_tensors_or_payload_error(spelling: str,
 def test_values_that_are_not_finite_are_refused(value: float) -> None:
     data = bytes(4) + torch.tensor([0.0, value]).numpy().tobytes()
     with pytest.raises(PayloadError):
-        Codec(parse_compressor("none"), None).decode(data, ((2,),))
+        Codec(parse_compressor("none")).decode(data, ((2,),))
 
 
 def test_a_careless_compressor_is_guarded_against_too() -> None:
@@ -109,7 +109,7 @@ def test_a_careless_compressor_is_guarded_against_too() -> None:
 
     data = bytes(4) + torch.tensor([float("nan")]).numpy().tobytes()
     with pytest.raises(PayloadError, match="NaN or Inf"):
-        Codec(Careless(), None).decode(data, ((1,),))
+        Codec(Careless()).decode(data, ((1,),))
 
 
 def test_parts_that_are_not_the_layout_are_not_sent() -> None:

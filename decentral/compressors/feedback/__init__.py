@@ -9,7 +9,7 @@ from decentral.compressors.feedback.econtrol import EControl
 from decentral.compressors.feedback.ef import ErrorFeedback, compress_with_debt
 from decentral.compressors.feedback.ef21 import EF21
 from decentral.compressors.feedback.none import NoFeedback
-from decentral.compressors.feedback.registry import describe_feedback, feedback_of, parse_feedback
+from decentral.compressors.feedback.registry import describe_feedback, parse_feedback
 
 __all__ = [
     "DGC",
@@ -24,6 +24,5 @@ __all__ = [
     "compress_flat",
     "compress_with_debt",
     "describe_feedback",
-    "feedback_of",
     "parse_feedback",
 ]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.base import Compressor, Payload, accumulate
+from decentral.compressors.threads import spread
 from decentral.errors import ConfigError
 from decentral.parameters import split
 
@@ -64,8 +65,8 @@ def slot(state: State, name: str, like_N: Tensor) -> Tensor:
 
 
 def compress_flat(compressor: Compressor, flat_N: Tensor, shapes: Shapes) -> tuple[Payload, ...]:
-    """One payload per shape."""
-    return tuple(compressor.compress(piece) for piece in split(flat_N, shapes))
+    """One payload per shape, on as many threads as torch may use."""
+    return tuple(spread(compressor.compress, split(flat_N, shapes), flat_N.numel()))
 
 
 def add_sent(compressor: Compressor, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0) -> None:

@@ -2,11 +2,11 @@
 
 d = C(eta * debt + (g - sent)) ; sent = sent + d ; debt = debt + (g - sent) ; receiver: mean = mean + mean of d.
 
-EF21 follows the gradient but never sends what it missed on the way; EF sends all of it at once, which amplifies noise.
-``eta`` sets how much of the debt is asked for; 0 is EF21. It must stay below the compressor's contraction: behind
-topk of 64 in 4096, on a constant with half as much noise, the estimate's error is 0.65 of the constant at 0.001, 0.95 at
-0.01, 1.4 at 0.03, and at 0.1 it diverges; with 256 in 4096 it is 0.50, 0.56, 0.63 and 0.80. No bound on how the peers'
-gradients differ is needed.
+EF21 follows the gradient but never sends what it missed on the way; EF sends all of it at once, which amplifies
+noise. ``eta`` sets how much of the debt is asked for; 0 is EF21. It must stay below the compressor's contraction:
+behind topk of 64 in 4096, on a constant with half as much noise, the estimate's error is 0.65 of the constant at
+0.001, 0.95 at 0.01, 1.4 at 0.03, and at 0.1 it diverges; with 256 in 4096 it is 0.50, 0.56, 0.63 and 0.80. No bound
+on how the peers' gradients differ is needed.
 
 Source: Gao, Islamov, Stich, "EControl: Fast Distributed Optimization with Compression and Error Control", 2023,
 arXiv:2311.05645.

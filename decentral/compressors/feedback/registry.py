@@ -15,7 +15,7 @@ from decentral.compressors.plugins import Plugins
 from decentral.compressors.spelling import make
 from decentral.errors import ConfigError
 
-__all__ = ["describe_feedback", "feedback_of", "parse_feedback"]
+__all__ = ["describe_feedback", "parse_feedback"]
 
 _OURS = (NoFeedback, ErrorFeedback, EF21, EControl, DGC)
 _METHODS = Plugins("feedback", "decentral.feedback", MappingProxyType({m.name: m for m in _OURS}))
@@ -28,11 +28,6 @@ def parse_feedback(spelling: str) -> Feedback:
         raise ConfigError(f"feedback of {len(spelling)} characters: at most {_LONGEST_SPELLING} are read")
     made: Feedback = make(spelling, _METHODS, "ef(beta=0.95)")
     return made
-
-
-def feedback_of(beta: float | None) -> Feedback:
-    """What a manifest's number means: the decay of error feedback, or None for no feedback."""
-    return NoFeedback() if beta is None else ErrorFeedback(beta=beta)
 
 
 def describe_feedback() -> list[dict[str, object]]:
