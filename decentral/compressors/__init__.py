@@ -11,6 +11,7 @@ from decentral.compressors.feedback import Feedback, compress_with_debt, describ
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.int8 import Int8
 from decentral.compressors.none import Uncompressed
+from decentral.compressors.powersgd import PowerSGD
 from decentral.compressors.randk import RandK
 from decentral.compressors.registry import describe_compressors, parse_compressor
 from decentral.compressors.signmag2 import SignMag2
@@ -29,6 +30,7 @@ __all__ = [
     "Int8",
     "PartSpec",
     "Payload",
+    "PowerSGD",
     "RandK",
     "SignMag2",
     "Sparsifier",

@@ -15,6 +15,7 @@ from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.int8 import Int8
 from decentral.compressors.none import Uncompressed
 from decentral.compressors.plugins import Plugins
+from decentral.compressors.powersgd import PowerSGD
 from decentral.compressors.randk import RandK
 from decentral.compressors.signmag2 import SignMag2
 from decentral.compressors.spelling import make
@@ -24,7 +25,7 @@ from decentral.errors import ConfigError
 
 __all__ = ["describe_compressors", "parse_compressor"]
 
-_OURS = (Uncompressed, Float16, BFloat16, Int8, E3M0, TopK, RandK, Threshold, DCT, SignMag2)
+_OURS = (Uncompressed, Float16, BFloat16, Int8, E3M0, TopK, RandK, Threshold, DCT, PowerSGD, SignMag2)
 _METHODS = Plugins("compressor", "decentral.compressors", MappingProxyType({m.name: m for m in _OURS}))
 _LONGEST_SPELLING = 256
 _MEASURED_SHAPE = (1024, 1024)  # bits per value are those of a matrix of this shape

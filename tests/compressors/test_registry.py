@@ -40,7 +40,7 @@ def test_the_spelling_of_sparseloco():
     [
         ("topkk", "did you mean topk?"),
         ("in8(block=4)", "did you mean int8?"),
-        ("zzz", "known: bf16, dct, e3m0, fp16, int8, none, randk, signmag2, threshold, topk"),
+        ("zzz", "known: bf16, dct, e3m0, fp16, int8, none, powersgd, randk, signmag2, threshold, topk"),
         ("int8(blok=4)", "int8 has no blok; did you mean block?"),
         ("signmag2(k=1)", "signmag2 has no k; known: nothing"),
         ("int8(block=4.5)", "must be a whole number"),
@@ -65,7 +65,7 @@ def test_a_spelling_that_cannot_be_meant_says_what_could(spelling, message):
 
 def test_every_method_is_described_with_its_cost_and_source():
     rows = {row["name"]: row for row in describe_compressors()}
-    assert set(rows) == {"none", "fp16", "bf16", "int8", "e3m0", "topk", "randk", "threshold", "dct", "signmag2"}
+    assert set(rows) == {"none", "fp16", "bf16", "int8", "e3m0", "topk", "randk", "threshold", "dct", "powersgd", "signmag2"}
     assert rows["int8"]["bits_per_value"] == pytest.approx(8 + 32 / 4096, abs=1e-5)
     assert rows["topk"]["bits_per_value"] == pytest.approx(44 / 64, abs=1e-5)
     assert all(row["source"] and row["layout"] and isinstance(row["biased"], bool) for row in rows.values())

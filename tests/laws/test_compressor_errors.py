@@ -45,12 +45,12 @@ def test_zeros_arrive_as_zeros(compressor: Compressor, shape, device):
 
 def test_sending_what_arrived_changes_nothing_more(compressor: Compressor, shape, gaussian):
     """Except int8, whose largest code may be 126 after its scale was rounded up; it stays within half a step. And
-    randk draws other places for another tensor; dct rounds what it decodes."""
+    randk draws other places for another tensor; dct and powersgd round what they decode."""
     if "randk" in str(compressor):
         return
     once = _sent(compressor, gaussian(shape))
     twice = _sent(compressor, once)
-    if "dct" in str(compressor):
+    if "dct" in str(compressor) or "powersgd" in str(compressor):
         assert float((twice - once).norm()) <= float(once.norm()) / (50 if "int8" in str(compressor) else 1000)
     elif "int8" in str(compressor):
         assert torch.allclose(twice, once, rtol=0, atol=float(once.abs().max()) / 250 if once.numel() else 0)
