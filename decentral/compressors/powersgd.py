@@ -2,8 +2,8 @@
 
 Parts of a matrix (n, m): left float16 (n, r) and right float16 (m, r), none above 1 in magnitude; scales uint8 (1,),
 the power of two of the right one plus 120, 0 for a matrix of zeros. At most 16 * r * (n + m) / (n * m) bits per value:
-0.125 for rank 4 of 1024x1024. A tensor of more dimensions is the matrix (first, all others). Vectors, and matrices that would
-not get half as small in numbers, go dense: values float32 (N,).
+0.125 for rank 4 of 1024x1024. A tensor of more dimensions is the matrix (first, all others). Vectors, and matrices that
+would not get half as small in numbers, go dense: values float32 (N,).
 left has orthonormal columns (then rounded), right = matrix.T @ left, and what arrives is left @ right.T.
 
 Peers must decode the same bits: float16 numbers up to 1 are multiples of 2**-24, so sixteen products add up exactly in
