@@ -17,12 +17,14 @@ DecentralError                          exit code
 │   ├── ListenError                        1   the address cannot be listened on
 │   ├── PeerUnreachable                    1   no path to that peer now
 │   └── StreamClosed                       1   the other side ended early
+├── BaseMismatch         ask for it all    1   a delta to a version that is not held
 └── RoundFailed          go on             1   no commit; state is as before the round
 
 Messages are one line: the call with its values; the rule; the way out.
 """
 
 __all__ = [
+    "BaseMismatch",
     "ConfigError",
     "DataError",
     "DecentralError",
@@ -114,6 +116,10 @@ class DiskError(ConfigError):
 
 class PayloadError(DecentralError):
     """A peer's bytes break a rule: drop them and their sender; nothing was applied."""
+
+
+class BaseMismatch(DecentralError):
+    """A delta belongs to a version that is not held; nothing was applied, the full version helps."""
 
 
 class TransportError(DecentralError):

@@ -16,6 +16,7 @@ from decentral.compressors.int8 import Int8
 from decentral.compressors.natural import Natural
 from decentral.compressors.nf4 import NF4
 from decentral.compressors.none import Uncompressed
+from decentral.compressors.powersgd import PowerSGD
 from decentral.compressors.qsgd import QSGD
 from decentral.compressors.randk import RandK
 from decentral.compressors.registry import describe_compressors, parse_compressor
@@ -43,6 +44,7 @@ __all__ = [
     "Natural",
     "PartSpec",
     "Payload",
+    "PowerSGD",
     "RandK",
     "Sign",
     "SignMag2",

@@ -20,6 +20,7 @@ from decentral.compressors.natural import Natural
 from decentral.compressors.nf4 import NF4
 from decentral.compressors.none import Uncompressed
 from decentral.compressors.plugins import Plugins
+from decentral.compressors.powersgd import PowerSGD
 from decentral.compressors.qsgd import QSGD
 from decentral.compressors.randk import RandK
 from decentral.compressors.sign import Sign
@@ -50,6 +51,7 @@ _OURS = (
     RandK,
     Threshold,
     DCT,
+    PowerSGD,
     SignMag2,
 )
 _METHODS = Plugins("compressor", "decentral.compressors", MappingProxyType({m.name: m for m in _OURS}))

@@ -29,6 +29,7 @@ EXIT_CODES = {
     "ListenError": 1,
     "PeerUnreachable": 1,
     "StreamClosed": 1,
+    "BaseMismatch": 1,
     "RoundFailed": 1,
     "DecentralError": 1,
 }

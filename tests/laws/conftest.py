@@ -44,6 +44,8 @@ COMPRESSORS = [
     "threshold(k=64, sample=0.01)",
     "threshold(k=640, sample=1.0) >> signmag2",
     "threshold(k=64, sample=0.01) >> int8(block=64)",
+    "powersgd(rank=4, iterations=4)",
+    "powersgd(rank=17, iterations=1)",
     "dct(k=64, chunk=4096)",
     "dct(k=5, chunk=49) >> int8(block=64)",
     "dct(k=64, chunk=4096) >> signmag2",
