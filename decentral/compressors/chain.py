@@ -63,7 +63,10 @@ class Chain(Method):
         return total
 
     def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
-        """Touches the kept places only; a ``total`` that is a view of something else is changed there."""
+        """Touches the kept places only."""
+        if not total.is_contiguous():  # sparsifiers work on a reshaped view, which would be a copy
+            total += self.decompress(payload) * weight
+            return
         check_parts(self, payload, self.layout(payload.shape))
         self._add(total, payload, weight)
 

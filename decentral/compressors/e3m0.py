@@ -19,7 +19,7 @@ from torch import Tensor
 
 from decentral.coding import Floats, Symbols
 from decentral.compressors import tables
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.base import About, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.blocks import check_block, num_blocks, positive, short_scale, to_blocks
 
 __all__ = ["E3M0"]
@@ -29,7 +29,7 @@ _SIGNED = tables.table([*_LEVELS, tables.UNUSED, *(-level for level in _LEVELS[1
 
 
 @dataclass(frozen=True, slots=True)
-class E3M0(Method):
+class E3M0(tables.Tabled):
     """Blockwise 4-bit powers of two; ``block`` values share a scale."""
 
     name: ClassVar[str] = "e3m0"
@@ -60,13 +60,12 @@ class E3M0(Method):
         code_N = _nearest(size_BL, value_BL < 0).flatten()[: tensor.numel()]
         return Payload(tuple(tensor.shape), (code_N, scale_B.to(torch.bfloat16)))
 
-    def decompress(self, payload: Payload) -> Tensor:
-        """level * scale."""
+    def read(self, payload: Payload) -> tables.Coded:
+        """Codes and scales, checked."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, scale_B = payload.parts
         require(((scale_B >= 0) & torch.isfinite(scale_B)).all(), self, "a scale is not in [0, Inf)")
-        value_N = tables.decode(self, _SIGNED, code_N, scale_B, self.block, "code 8, minus zero, is not used")
-        return value_N.reshape(payload.shape)
+        return tables.Coded(_SIGNED, code_N, scale_B, self.block, "code 8, minus zero, is not used")
 
 
 def _nearest(size_BL: Tensor, negative_BL: Tensor) -> Tensor:

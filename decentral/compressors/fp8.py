@@ -21,7 +21,7 @@ from torch import Tensor
 
 from decentral.coding import Floats, Symbols
 from decentral.compressors import tables
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.base import About, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.blocks import check_block, largest_scale, num_blocks, positive, short_scale, to_blocks
 
 __all__ = ["FP8"]
@@ -43,7 +43,7 @@ _LEVELS = tables.table([_level(code) for code in range(256)])
 
 
 @dataclass(frozen=True, slots=True)
-class FP8(Method):
+class FP8(tables.Tabled):
     """Blockwise float8 e4m3; ``block`` values share a scale."""
 
     name: ClassVar[str] = "fp8"
@@ -76,11 +76,11 @@ class FP8(Method):
         code_N = code_N.masked_fill(code_N == _MINUS_ZERO, 0)
         return Payload(tuple(tensor.shape), (code_N, scale_B.to(torch.bfloat16)))
 
-    def decompress(self, payload: Payload) -> Tensor:
-        """level * scale."""
+    def read(self, payload: Payload) -> tables.Coded:
+        """Codes and scales, checked."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, scale_B = payload.parts
         fits = ((scale_B >= 0) & torch.isfinite(scale_B.float() * _TOP)).all()
         require(fits, self, f"a scale is bad: want 0 <= {_TOP} * scale < Inf")
         rule = "codes 0x7F, 0x80 and 0xFF, NaN and minus zero, are not used"
-        return tables.decode(self, _LEVELS, code_N, scale_B, self.block, rule).reshape(payload.shape)
+        return tables.Coded(_LEVELS, code_N, scale_B, self.block, rule)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decentral.coding.compiled import compiled
 
-__all__ = ["look_up", "quantise"]
+__all__ = ["add_looked_up", "all_used", "look_up", "quantise"]
 
 _ROUND = np.float32(3 << 22)  # x + this has the nearest whole number to x, ties to even, in its lowest bits
 _SIZE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign: they rise as the magnitude does
@@ -30,11 +30,23 @@ def quantise(flat_N: Tensor, block: int, top: int, largest: float) -> tuple[Tens
     return (code_N, scale_B) if finite else None
 
 
-def look_up(code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int) -> tuple[Tensor, bool]:
-    """level * scale of every code, float32 (N,), and whether none of them is NaN."""
+def look_up(code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int) -> Tensor:
+    """level * scale of every code, float32 (N,)."""
     value_N = torch.empty(code_N.numel(), dtype=torch.float32)
     codes, scales = code_N.contiguous().numpy(), scale_B.contiguous().numpy()
-    return value_N, bool(_look_up(codes, level_256.numpy(), scales, block, value_N.numpy()))
+    _look_up(codes, level_256.numpy(), scales, block, value_N.numpy())
+    return value_N
+
+
+def add_looked_up(total: Tensor, code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int, weight: float) -> None:
+    """``total += weight * (level * scale)`` in place; ``total`` is contiguous, of any shape."""
+    codes, scales = code_N.contiguous().numpy(), scale_B.contiguous().numpy()
+    _add_looked_up(codes, level_256.numpy(), scales, block, np.float32(weight), total.view(-1).numpy())
+
+
+def all_used(code_N: Tensor, level_256: Tensor) -> bool:
+    """Whether every code has a level that is not NaN."""
+    return bool(_all_used(code_N.contiguous().numpy(), level_256.isnan().numpy()))
 
 
 @compiled
@@ -62,13 +74,28 @@ def _quantise(values, scales, row, value_bits, scale_bits, row_bits, block, top,
 
 
 @compiled
+def _all_used(codes, unused):  # type: ignore[no-untyped-def]
+    found = False
+    for code in codes:
+        found |= unused[code]
+    return not found
+
+
+@compiled
 def _look_up(codes, levels, scales, block, values):  # type: ignore[no-untyped-def]
-    unknown = False
     for b in range(scales.size):
         start = b * block
         size = min(block, values.size - start)
         code, value, scale = codes[start : start + size], values[start : start + size], scales[b]
         for i in range(size):
             value[i] = levels[code[i]] * scale
-            unknown |= value[i] != value[i]
-    return not unknown
+
+
+@compiled
+def _add_looked_up(codes, levels, scales, block, weight, total):  # type: ignore[no-untyped-def]
+    for b in range(scales.size):
+        start = b * block
+        size = min(block, total.size - start)
+        code, value, scale = codes[start : start + size], total[start : start + size], scales[b]
+        for i in range(size):
+            value[i] += weight * (levels[code[i]] * scale)

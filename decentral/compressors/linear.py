@@ -15,7 +15,6 @@ from torch import Tensor
 from decentral.coding import Floats, Symbols
 from decentral.compressors import fused, tables
 from decentral.compressors.base import (
-    Method,
     PartSpec,
     Payload,
     Shape,
@@ -31,7 +30,7 @@ __all__ = ["Linear"]
 
 
 @dataclass(frozen=True, slots=True)
-class Linear(Method):
+class Linear(tables.Tabled):
     """Blockwise absmax with codes for ``-top`` to ``top``."""
 
     bits: ClassVar[int]
@@ -60,15 +59,14 @@ class Linear(Method):
         code_N, scale_B = quantise(tensor, self.block, self.top)
         return Payload(tuple(tensor.shape), (code_N, scale_B.to(self.scale_dtype)))
 
-    def decompress(self, payload: Payload) -> Tensor:
-        """(code - top - 1) * scale."""
+    def read(self, payload: Payload) -> tables.Coded:
+        """Codes and scales, checked."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, scale_B = payload.parts
         fits = ((scale_B >= 0) & torch.isfinite(scale_B.float() * self.top)).all()
         require(fits, self, f"a scale is bad: want 0 <= {self.top} * scale < Inf")
         levels = tables.table([tables.UNUSED, *(float(whole) for whole in range(-self.top, self.top + 1))])
-        value_N = tables.decode(self, levels, code_N, scale_B, self.block, "code 0 is not used")
-        return value_N.reshape(payload.shape)
+        return tables.Coded(levels, code_N, scale_B, self.block, "code 0 is not used")
 
 
 def _fused(tensor: Tensor, block: int, top: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from decentral.coding import Floats, Symbols
 from decentral.compressors import tables
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.base import About, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.blocks import check_block, num_blocks, positive, short_scale, to_blocks
 
 __all__ = ["NF4"]
@@ -39,7 +39,7 @@ _TABLE = tables.table(_LEVELS)
 
 
 @dataclass(frozen=True, slots=True)
-class NF4(Method):
+class NF4(tables.Tabled):
     """Blockwise 4-bit NormalFloat; ``block`` values share a scale."""
 
     name: ClassVar[str] = "nf4"
@@ -71,10 +71,9 @@ class NF4(Method):
         code_N = code_BL.flatten()[: tensor.numel()].to(torch.uint8)
         return Payload(tuple(tensor.shape), (code_N, scale_B.to(torch.bfloat16)))
 
-    def decompress(self, payload: Payload) -> Tensor:
-        """level * scale."""
+    def read(self, payload: Payload) -> tables.Coded:
+        """Codes and scales, checked."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, scale_B = payload.parts
         require(((scale_B >= 0) & torch.isfinite(scale_B)).all(), self, "a scale is not in [0, Inf)")
-        value_N = tables.decode(self, _TABLE, code_N, scale_B, self.block, "codes must be below 16")
-        return value_N.reshape(payload.shape)
+        return tables.Coded(_TABLE, code_N, scale_B, self.block, "codes must be below 16")

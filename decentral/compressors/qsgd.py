@@ -27,7 +27,7 @@ from torch import Tensor
 
 from decentral.coding import Floats, Symbols
 from decentral.compressors import tables
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.base import About, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.blocks import check_block, largest_scale, num_blocks, positive, short_scale, to_blocks
 from decentral.compressors.chance import check_seed, uniform
 from decentral.errors import ConfigError
@@ -36,7 +36,7 @@ __all__ = ["QSGD"]
 
 
 @dataclass(frozen=True, slots=True)
-class QSGD(Method):
+class QSGD(tables.Tabled):
     """Blockwise stochastic rounding to ``levels`` levels and their negatives; ``block`` values share a scale."""
 
     name: ClassVar[str] = "qsgd"
@@ -78,12 +78,12 @@ class QSGD(Method):
         code_N = level_N.copysign_(tensor.detach().flatten()).add_(self.levels).to(torch.uint8)
         return Payload(tuple(tensor.shape), (code_N, scale_B.to(torch.bfloat16)))
 
-    def decompress(self, payload: Payload) -> Tensor:
-        """(code - levels) * scale."""
+    def read(self, payload: Payload) -> tables.Coded:
+        """Codes and scales, checked."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, scale_B = payload.parts
         fits = ((scale_B >= 0) & torch.isfinite(scale_B.float() * self.levels)).all()
         require(fits, self, f"a scale is bad: want 0 <= {self.levels} * scale < Inf")
         levels = tables.table([float(whole) for whole in range(-self.levels, self.levels + 1)])
         rule = f"codes must be at most {2 * self.levels}"
-        return tables.decode(self, levels, code_N, scale_B, self.block, rule).reshape(payload.shape)
+        return tables.Coded(levels, code_N, scale_B, self.block, rule)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from decentral.coding import Floats, Symbols
 from decentral.compressors import tables
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.base import About, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.blocks import check_block, num_blocks, to_blocks
 
 __all__ = ["Sign"]
@@ -30,7 +30,7 @@ _SHORT_BITS = ~0xFFFF  # the bits that a bfloat16 keeps of a float32
 
 
 @dataclass(frozen=True, slots=True)
-class Sign(Method):
+class Sign(tables.Tabled):
     """Scaled sign; ``block`` values share a magnitude."""
 
     name: ClassVar[str] = "sign"
@@ -59,12 +59,12 @@ class Sign(Method):
         scale_B = _cut(_means(to_blocks(value_N.abs(), self.block), value_N.numel()))
         return Payload(tuple(tensor.shape), (torch.signbit(value_N).to(torch.uint8), scale_B.to(torch.bfloat16)))
 
-    def decompress(self, payload: Payload) -> Tensor:
-        """+-scale."""
+    def read(self, payload: Payload) -> tables.Coded:
+        """Codes and scales, checked."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, scale_B = payload.parts
         require(((scale_B >= 0) & torch.isfinite(scale_B)).all(), self, "a scale is not in [0, Inf)")
-        return tables.decode(self, _LEVELS, code_N, scale_B, self.block, "codes must be below 2").reshape(payload.shape)
+        return tables.Coded(_LEVELS, code_N, scale_B, self.block, "codes must be below 2")
 
 
 def _means(size_BL: Tensor, numel: int) -> Tensor:

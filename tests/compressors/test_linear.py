@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decentral.compressors import E3M0, Int4, Int8, linear, tables
+from decentral.compressors import E3M0, Int4, Int8, Payload, linear, tables
 from decentral.errors import NonFiniteError, PayloadError
 
 
@@ -41,18 +41,33 @@ def test_both_ways_of_decoding_give_the_same_bits(name: str, method, monkeypatch
     assert torch.equal(slow.view(torch.int32), fast.view(torch.int32))
 
 
+class Two(tables.Tabled):
+    """Code 1 is a zero, no other code is used."""
+
+    name = "it"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read(self, payload: Payload) -> tables.Coded:
+        levels = tables.table([tables.UNUSED, 1.0])
+        return tables.Coded(levels, payload.parts[0], torch.zeros(13), 8, "no such code")
+
+
 @pytest.mark.parametrize("fast", [True, False])
-def test_an_unused_code_is_refused_wherever_it_stands(fast: bool, monkeypatch: pytest.MonkeyPatch):
+def test_an_unused_code_is_refused_wherever_it_stands_and_nothing_is_added(fast: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tables, "_on_processor", lambda tensor: fast)
-    codes, scale = torch.ones(100, dtype=torch.uint8), torch.zeros(13)
-    levels = tables.table([tables.UNUSED, 1.0])
-    assert tables.decode("it", levels, codes, scale, 8, "no such code").tolist() == [0.0] * 100
+    codes, total = torch.ones(100, dtype=torch.uint8), torch.ones(100)
+    assert Two().decompress(Payload((100,), (codes,))).tolist() == [0.0] * 100
     for place in (0, 50, 99):
         for code in (0, 2, 255):
             bad = codes.clone()
             bad[place] = code
             with pytest.raises(PayloadError, match="it: no such code"):
-                tables.decode("it", levels, bad, scale, 8, "no such code")
+                Two().decompress(Payload((100,), (bad,)))
+            with pytest.raises(PayloadError, match="it: no such code"):
+                Two().accumulate(total, Payload((100,), (bad,)), 1.0)
+    assert total.tolist() == [1.0] * 100
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf"), float("inf")])

@@ -25,6 +25,16 @@ def test_adding_gives_the_bits_of_decoding_and_then_adding(
     assert torch.equal(total, expected)
 
 
+def test_adding_to_a_tensor_with_gaps_changes_it_and_nothing_between(
+    compressor: Compressor, gaussian: Callable[..., Tensor]
+):
+    payload, whole = compressor.compress(gaussian((8, 3, 66))), torch.zeros(66, 6, 8)
+    total = whole[:, ::2].permute(2, 1, 0)
+    accumulate(compressor, total, payload, 1.0)
+    assert torch.equal(total, compressor.decompress(payload))
+    assert not whole[:, 1::2].any()
+
+
 def test_the_order_of_arrival_changes_no_bit_of_the_aggregate(compressor: Compressor):
     codec, shapes = Codec(compressor), (SHAPE, (999,))
     numel = SHAPE[0] * SHAPE[1] + 999
