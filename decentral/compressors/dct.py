@@ -10,7 +10,7 @@ Coefficients are orthonormal, halved six times for a tile of 64x64 so that float
 
 Peers must decode the same bits, and floating-point matrix products do not give them: `cosine` multiplies whole numbers.
 Decoding costs two products of 64x64 matrices per tile, 0.08 s per million values on one core where topk takes 0.01; its
-rounding is 1e-4 of the root mean square of a Gaussian tile, and is owed like all else.
+rounding is 2e-5 of the root mean square of a Gaussian tile, and is owed like all else.
 
 Source: Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.
 """
