@@ -22,7 +22,11 @@ _COLUMNS = (
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure on this machine, beside what others ship."""
+    """Measure on this machine, beside what others ship.
+
+    \b
+    $ decentral bench compressors
+    """
 
 
 @bench_command.command("compressors")

@@ -10,6 +10,7 @@ arXiv:1809.07599; the decay beta as in Sarfi et al., "SparseLoCo", 2025, arXiv:2
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from decentral.compressors.base import About, Compressor, Method, Payload, accumulate
@@ -39,7 +40,7 @@ class ErrorFeedback(Method):
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
         """The gradient and what is owed, compressed; the new debt is what that lost."""
-        owed_N = (slot(state, "debt", gradient_N) * self.beta).add_(gradient_N.detach())
+        owed_N = _owed(gradient_N.detach(), state, self.beta)
         payloads = compress_flat(compressor, owed_N, shapes)
         add_sent(compressor, owed_N, payloads, -1.0)
         return Sending(payloads, {"debt": owed_N})
@@ -47,6 +48,13 @@ class ErrorFeedback(Method):
     def receive(self, mean_N: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean itself."""
         return mean_N, {}
+
+
+def _owed(gradient_N: Tensor, state: State, beta: float) -> Tensor:
+    """A new tensor, in one pass; rounded once where the machine can, which the sender alone sees."""
+    if "debt" not in state:
+        return gradient_N.clone()
+    return torch.add(gradient_N, slot(state, "debt", gradient_N), alpha=beta)
 
 
 def compress_with_debt(
@@ -62,7 +70,7 @@ def compress_with_debt(
         raise ConfigError(
             f"compress_with_debt: debt {tuple(debt.shape)} and tensor {tuple(tensor.shape)} differ in shape"
         )
-    owed = tensor.detach().clone() if debt is None else (debt * beta).add_(tensor.detach())
+    owed = tensor.detach().clone() if debt is None else torch.add(tensor.detach(), debt, alpha=beta)
     payload = compressor.compress(owed)
     accumulate(compressor, owed, payload, -1.0)
     return payload, owed
