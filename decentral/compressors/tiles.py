@@ -9,6 +9,7 @@ dimension would make tiles one value wide.
 """
 
 import math
+from functools import lru_cache
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -38,6 +39,7 @@ class Region:
         return self.height * self.width
 
 
+@lru_cache(maxsize=1024)
 def regions(shape: tuple[int, ...], chunk: int) -> tuple[Region, ...]:
     """The regions of a tensor of this shape, without empty ones; ``chunk`` is a square number."""
     side = math.isqrt(chunk)
