@@ -2,7 +2,8 @@
 
 Crosses the wire: a size u32, little-endian. 0: the arrays raw, one after the other. Otherwise so many bytes: the
 table of shares (`frequencies`), the symbols of all arrays (`rans`), then each array's side bytes; always fewer than
-raw. There is one spelling: the table is the one that the symbols give, and the choice is by size.
+raw. What is coded has one spelling: the table is the one that the symbols give. A writer chooses by size; a reader
+takes raw arrays that coding would have made shorter, for only coding them again would tell.
 """
 
 import struct
@@ -23,6 +24,7 @@ Bytes = NDArray[np.uint8]
 
 _PREFIX = struct.Struct("<I")
 PREFIX_NBYTES = _PREFIX.size
+_LARGEST = 1 << 32  # what the prefix cannot hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def encode(kinds: Sequence[Kind], arrays: Sequence[Array]) -> list[bytes | memor
     coded = _coded(kinds, arrays)
     limit = sum(kind.raw_nbytes(a.shape, a.dtype.itemsize) for kind, a in zip(kinds, arrays, strict=True))
     size = sum(piece.size for piece in coded)
-    if size < limit:
+    if size < min(limit, _LARGEST):
         return [_PREFIX.pack(size), *(piece.data for piece in coded)]
     return [_PREFIX.pack(0), *(kind.to_raw(array).data for kind, array in zip(kinds, arrays, strict=True))]
 

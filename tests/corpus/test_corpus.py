@@ -32,5 +32,6 @@ def test_the_files_are_those_that_the_script_makes() -> None:
 
 
 def test_every_target_has_files_that_are_refused() -> None:
-    unseen = set(TARGETS) - set(TABLE)
-    assert {name for name in unseen if not name.startswith(("body", "bodies"))} == {"any frame", "sealed frame"}
+    of_every_compressor = ("body ", "bodies ", "frame ")
+    unseen = {name for name in TARGETS if name not in TABLE and not name.startswith(of_every_compressor)}
+    assert unseen == {"any frame", "sealed frame"}

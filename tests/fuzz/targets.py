@@ -6,10 +6,13 @@ checking what must hold of it: that it is finite and of the right size, and that
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import hashlib
 import json
 import math
+import shutil
 import struct
 import tempfile
 from collections.abc import Callable
@@ -142,11 +145,16 @@ def sealed_invite(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """``read`` returns, or raises ``refusal``; any other exception is a bug."""
+    """``read`` returns, or raises ``refusal``; any other exception is a bug.
+
+    ``guided``: worth libFuzzer's time. The others differ from one that is in nothing that their bytes decide, or need a
+    signature, which only the mutator of frames makes.
+    """
 
     name: str
     read: Callable[[bytes], object]
     refusal: type[Exception] | tuple[type[Exception], ...] = PayloadError
+    guided: bool = True
 
 
 def _frame(data: bytes) -> object:
@@ -164,31 +172,28 @@ def _any_frame(data: bytes) -> object:
     return frame
 
 
-def _body(spelling: str, shapes: Shapes) -> Callable[[bytes], object]:
-    codec = Codec(parse_compressor(spelling))
-
-    def read(data: bytes) -> object:
-        if len(data) > codec.max_body_nbytes(shapes):
-            raise PayloadError("longer than the schema allows: `frames.parse` says so before a body is read")
-        total = torch.zeros(numel(shapes))
-        try:
-            decoded = codec.decode(data, shapes)
-        except PayloadError:
-            refused = True
-        else:
-            refused = False
-            check_decoded(decoded, shapes)
-        try:
+def read_body(codec: Codec, shapes: Shapes, data: bytes) -> torch.Tensor:
+    """Decoded, and added to zeros with the same outcome: nothing of a refused tensor is added."""
+    total = torch.zeros(numel(shapes))
+    try:
+        decoded = codec.decode(data, shapes)
+    except PayloadError:
+        with contextlib.suppress(PayloadError):
             codec.add_to(total, data, shapes)
-        except PayloadError:
-            assert refused, "add_to refuses what decode takes"
-            assert len(shapes) > 1 or not total.any(), "a refused body was added in part"
-            raise
-        assert not refused, "add_to takes what decode refuses"
-        assert torch.equal(total, decoded + 0.0)
-        return decoded
+            raise AssertionError("add_to takes what decode refuses") from None
+        assert len(shapes) > 1 or not total.any(), "a refused body was added in part"
+        raise
+    check_decoded(decoded, shapes)
+    codec.add_to(total, data, shapes)
+    assert torch.equal(total, decoded + 0.0)
+    return decoded
 
-    return read
+
+def _body(spelling: str, shapes: Shapes, data: bytes) -> object:
+    codec = inbox(spelling).codec
+    if len(data) > codec.max_body_nbytes(shapes):
+        raise PayloadError("longer than the schema allows: `frames.parse` says so before a body is read")
+    return read_body(codec, shapes, data)
 
 
 def _stream(*forms: Form) -> Callable[[bytes], object]:
@@ -304,9 +309,10 @@ def _compressor(data: bytes) -> object:
 
 @functools.cache
 def _folder() -> Path:
-    """Of this process, in memory where there is such a place."""
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="decentral-fuzz-", dir=memory if memory.is_dir() else None))
+    """Of this process."""
+    folder = tempfile.mkdtemp(prefix="decentral-fuzz-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _header_hash(data: bytes) -> str:
@@ -364,13 +370,14 @@ def _form(kind: coding.Kind, shape: tuple[int, ...], dtype: str) -> Form:
 
 
 def _targets() -> list[Target]:
-    bodies = [(f"body {spelling}", _body(spelling, SHAPES[0])) for spelling in spellings()]
-    bodies += [(f"bodies {spelling}", _body(spelling, SHAPES[1])) for spelling in spellings()[-5:]]
+    partial, every = functools.partial, spellings()
     return [
         Target("frame", _frame),
         Target("sealed frame", _sealed_frame),
         Target("any frame", _any_frame),
-        *(Target(name, read) for name, read in bodies),
+        *(Target(f"frame {spelling}", partial(take_frame, spelling), guided=False) for spelling in every),
+        *(Target(f"body {spelling}", partial(_body, spelling, SHAPES[0])) for spelling in every),
+        *(Target(f"bodies {spelling}", partial(_body, spelling, SHAPES[1]), guided=False) for spelling in every),
         Target("stream symbols 2", _stream(_form(Symbols(2), (40,), "u1"))),
         Target("stream symbols 8", _stream(_form(Symbols(8), (40,), "u1"), _form(Symbols(8), (0,), "u1"))),
         Target("stream rising", _stream(_form(Rising(300), (4, 5), "i2"), _form(Rising(7), (1, 7), "i2"))),

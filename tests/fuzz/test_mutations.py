@@ -1,0 +1,99 @@
+"""The fuzzers' small brothers: every target under changed files of its corpus, and some hundred mutated frames."""
+
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decentral.coding import Rising
+from decentral.compressors import Uncompressed
+from decentral.errors import PayloadError
+from decentral.exchange.codec import Codec
+from tests.corpus.make import entries
+from tests.fuzz.mutants import Count, Crash, mutant, run, seeds
+from tests.fuzz.targets import SHAPES, TARGETS, read_body, spellings
+
+CORPUS: dict[str, list[bytes]] = {}
+for target, _, data, _ in entries():
+    if len(data) < 5000:
+        CORPUS.setdefault(target, []).append(data)
+
+
+@st.composite
+def changed(draw: st.DrawFn, samples: list[bytes]) -> bytes:
+    """A file of the corpus with bytes overwritten, cut out or put in; or any bytes."""
+    data = bytearray(draw(st.sampled_from(samples) | st.binary(max_size=80)))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(data)))
+        stop = min(len(data), at + draw(st.integers(0, 8)))
+        data[at:stop] = draw(st.binary(max_size=8))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_changed_bytes_are_read_or_refused_in_one_way(name: str, data: st.DataObject) -> None:
+    samples = CORPUS.get(name) or CORPUS["frame"]
+    changed_bytes = data.draw(changed(samples))
+    with contextlib.suppress(TARGETS[name].refusal):
+        TARGETS[name].read(changed_bytes)
+
+
+@pytest.mark.parametrize("spelling", spellings())
+def test_mutated_frames_are_read_or_refused(spelling: str) -> None:
+    count = Count()
+    run(spelling, 300, "test", count)
+    assert count.frames == 300
+    assert count.accepted >= 5
+    assert count.behind_the_signature >= 50
+
+
+def test_one_seed_gives_the_same_mutants() -> None:
+    def some() -> list[bytes]:
+        rng = random.Random(7)
+        found = seeds("int8(block=8)", rng)
+        return [mutant(rng.choice(found), found, rng) for _ in range(50)]
+
+    assert some() == some()
+
+
+def test_a_decoder_without_its_check_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    careless = Uncompressed.decompress
+
+    def unchecked(self: Uncompressed, payload: object) -> torch.Tensor:
+        try:
+            return careless(self, payload)  # type: ignore[arg-type]
+        except PayloadError as error:
+            raise ValueError("as if it were not checked") from error
+
+    monkeypatch.setattr(Uncompressed, "decompress", unchecked)
+    with pytest.raises(Crash, match="as if it were not checked") as caught:
+        run("none", 2000, "planted", Count())
+    assert caught.value.data[:4] == b"DCFR"
+
+
+def test_an_unchecked_index_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rising, "_refused", lambda self: IndexError("as if it were not checked"))
+    with pytest.raises(Crash, match="as if it were not checked"):
+        run("topk(k=3, chunk=64)", 2000, "planted", Count())
+
+
+def test_what_is_added_in_part_is_caught() -> None:
+    class Hasty(Uncompressed):
+        def accumulate(self, total: torch.Tensor, payload: object, weight: float) -> None:
+            total += 1
+            raise PayloadError("too late")
+
+    with pytest.raises(AssertionError, match="in part"):
+        read_body(Codec(Hasty()), SHAPES[0], bytes(4) + b"\xff" * (4 * 144))
+
+
+def test_a_crash_is_a_file_for_the_corpus(tmp_path: Path) -> None:
+    path = Crash("frame none", b"bytes", "ValueError()").save(tmp_path / "crashes")
+    assert path.read_bytes() == b"bytes"
+    assert "frame none" in path.with_suffix(".txt").read_text()
