@@ -101,4 +101,6 @@ class Inbox:
             raise PayloadError(f"frame of run {header.run.hex()[:12]}, this is {head.run.hex()[:12]}; drop it")
         if header.kind != Kind.SWAP and not head.round < header.round <= head.round + AHEAD:
             raise PayloadError(f"frame of round {header.round} while round {head.round + 1} is open; drop it")
+        if header.kind == Kind.SLICE and header.sender not in head.members:  # one is kept for each sender
+            raise PayloadError("slice of a peer that is no member; drop it")
         return self.codec_of(header).max_body_nbytes(self.shapes_of(header))

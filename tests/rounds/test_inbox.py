@@ -1,0 +1,30 @@
+"""Who may send a slice: a decoded one is kept for each sender, so strangers must not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from decentral.compressors import parse_compressor
+from decentral.errors import PayloadError
+from decentral.exchange.codec import Codec
+from decentral.rounds.inbox import Inbox
+from decentral.wire.frames import Kind, seal
+from decentral.wire.keys import Signer
+from tests.corpus.builders import header
+from tests.fuzz.targets import HEAD, SCHEMA, SIGNERS, THE_PLAN
+
+
+def test_a_slice_of_a_stranger_is_refused_and_one_of_a_member_taken() -> None:
+    codec = Codec(parse_compressor("none"))
+    inbox = Inbox(SCHEMA, codec, codec)
+    inbox.expect(THE_PLAN)
+    stranger = Signer(bytes([77]) * 32)
+    fields = {"kind": Kind.SLICE, "part": 0, "parts": len(THE_PLAN.partition), "plan": THE_PLAN.number}
+    _, start, stop = THE_PLAN.partition[0]
+    body = codec.encode(torch.ones(stop - start), {}, ((stop - start,),)).body
+    given = header(**fields)
+    with pytest.raises(PayloadError, match="slice of a peer that is no member"):
+        inbox.check(seal(replace(given, sender=stranger.peer), body, stranger).to_bytes(), HEAD)
+    _, decoded = inbox.check(seal(given, body, SIGNERS[0]).to_bytes(), HEAD)
+    assert torch.equal(decoded, torch.ones(stop - start))
