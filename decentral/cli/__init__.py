@@ -25,6 +25,7 @@ COMMANDS = {
     "identity": "decentral.cli.identity",
     "optimizers": "decentral.cli.methods",
     "compressors": "decentral.cli.methods",
+    "feedback": "decentral.cli.methods",
     "bench": "decentral.cli.benchmarks",
 }
 

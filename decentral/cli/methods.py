@@ -1,4 +1,4 @@
-"""``optimizers`` and ``compressors``: what a manifest can name, and where it comes from."""
+"""``optimizers``, ``compressors`` and ``feedback``: what a manifest can name, and where it comes from."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,6 +35,19 @@ def compressors_command(as_json: bool) -> None:
     from decentral.compressors import describe_compressors
 
     _print(describe_compressors(), as_json)
+
+
+@click.command("feedback")
+@as_json
+def feedback_command(as_json: bool) -> None:
+    """List what may become of what compression left unsent.
+
+    \b
+    $ decentral feedback
+    """
+    from decentral.compressors import describe_feedback
+
+    _print(describe_feedback(), as_json)
 
 
 def _print(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:

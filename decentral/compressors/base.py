@@ -125,6 +125,7 @@ class About:
     layout: str  # the parts in words
     biased: bool  # without error feedback, what it drops is gone for good
     source: str  # authors, title, year, arXiv
+    state: str = "none"  # what is kept from round to round; compressors are pure, feedback keeps
     bound: str = "|error| <= |tensor|"  # of the Euclidean norms, unless it says per value; the laws hold it to this
 
 

@@ -72,7 +72,7 @@ def parse_compressor(spelling: str) -> Compressor:
 
 
 def describe_compressors() -> list[dict[str, object]]:
-    """One row per method: name, spelling with defaults, layout in words, bits_per_value, biased, bound, source."""
+    """One row per method: name, spelling with defaults, layout in words, bits_per_value, biased, bound, state, source."""
     return [_describe(name, _METHODS.make(name, {})) for name in _METHODS.names()]
 
 
@@ -87,5 +87,6 @@ def _describe(name: str, compressor: Compressor) -> dict[str, object]:
         "bits_per_value": round(8 * nbytes / numel, 5),
         "biased": getattr(about, "biased", True),
         "bound": getattr(about, "bound", "not described"),
+        "state": getattr(about, "state", "none"),
         "source": getattr(about, "source", "not described"),
     }

@@ -44,7 +44,20 @@ def test_every_option_says_what_it_is_for(name: str) -> None:
             assert parameter.help, f"{name} {parameter.opts}"
 
 
-REPORTING = ("status", "peers", "logs", "doctor", "optimizers", "compressors", "demo", "start", "join", "export")
+REPORTING = (
+    "status",
+    "peers",
+    "logs",
+    "doctor",
+    "optimizers",
+    "compressors",
+    "feedback",
+    "bench compressors",
+    "demo",
+    "start",
+    "join",
+    "export",
+)
 
 
 @pytest.mark.parametrize("name", REPORTING)
@@ -55,6 +68,7 @@ def test_every_command_that_reports_can_do_so_in_json(name: str) -> None:
 CHEAP_EXAMPLES = [
     ("init", []),
     ("optimizers", ["SparseLoCo", "arXiv:2508.15706"]),
+    ("feedback", ["ef(beta=0.95)", "econtrol", "arXiv:2311.05645"]),
     ("compressors", ["topk"]),
     ("status", ["healthy: round 41, you contributed to 40 of the last 41, 0.2 MB sent per round"]),
     ("peers", ["12D3KooWother"]),

@@ -177,6 +177,6 @@ def test_a_spelling_that_cannot_be_meant_says_what_could(spelling: str, message:
 def test_every_mechanism_is_described_with_its_state_and_source():
     rows = {row["name"]: row for row in describe_feedback()}
     assert set(rows) == {"none", "ef", "ef21", "econtrol", "dgc"}
-    assert (rows["econtrol"]["sender"], rows["econtrol"]["receiver"]) == (("debt", "sent"), ("mean",))
+    assert (rows["econtrol"]["sender keeps"], rows["econtrol"]["receivers keep"]) == ("debt, sent", "mean")
     assert all(row["source"] for row in rows.values())
     assert rows["ef"]["spelling"] == "ef(beta=0.95)"

@@ -31,12 +31,18 @@ def parse_feedback(spelling: str) -> Feedback:
 
 
 def describe_feedback() -> list[dict[str, object]]:
-    """One row per mechanism: name, spelling with defaults, what is kept on each side, source."""
+    """One row per mechanism: name, spelling with defaults, what is kept on each side (layout), source."""
     rows: list[dict[str, object]] = []
     for name in _METHODS.names():
         made: Feedback = _METHODS.make(name, {})
         source = getattr(getattr(made, "about", None), "source", "not described")
         rows.append(
-            {"name": name, "spelling": str(made), "sender": made.sender, "receiver": made.receiver, "source": source}
+            {
+                "name": name,
+                "spelling": str(made),
+                "sender keeps": ", ".join(made.sender) or "nothing",
+                "receivers keep": ", ".join(made.receiver) or "nothing",
+                "source": source,
+            }
         )
     return rows
