@@ -72,7 +72,7 @@ def parse_compressor(spelling: str) -> Compressor:
 
 
 def describe_compressors() -> list[dict[str, object]]:
-    """One row per method: name, spelling with defaults, layout in words, bits_per_value, biased, bound, state, source."""
+    """One row per method: name, spelling, layout in words, bits_per_value at most, biased, bound, state, source."""
     return [_describe(name, _METHODS.make(name, {})) for name in _METHODS.names()]
 
 
