@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from decentral.coding.compiled import compiled
+from decentral.compressors.fresh import fresh_like
 
 __all__ = ["add_looked_up", "all_used", "look_up", "quantise"]
 
@@ -22,7 +23,7 @@ _LONG_BITS = np.uint32(0xFFFF)  # as in blocks.short_scale
 def quantise(flat_N: Tensor, block: int, top: int, largest: float) -> tuple[Tensor, Tensor] | None:
     """Codes uint8 (N,), 1 to 2 * top + 1, and scales float32 (B,); None when a value is NaN or Inf."""
     values = flat_N.contiguous().numpy()
-    code_N = torch.empty(values.size, dtype=torch.uint8)
+    code_N = torch.from_numpy(np.empty(values.size, dtype=np.uint8))
     scale_B = torch.empty(-(-values.size // block), dtype=torch.float32)
     row, scales = np.empty(min(block, values.size), dtype=np.float32), scale_B.numpy()
     bits = (values.view(np.uint32), scales.view(np.uint32), row.view(np.uint32))
@@ -32,7 +33,7 @@ def quantise(flat_N: Tensor, block: int, top: int, largest: float) -> tuple[Tens
 
 def look_up(code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int) -> Tensor:
     """level * scale of every code, float32 (N,)."""
-    value_N = torch.empty(code_N.numel(), dtype=torch.float32)
+    value_N = fresh_like(code_N)
     codes, scales = code_N.contiguous().numpy(), scale_B.contiguous().numpy()
     _look_up(codes, level_256.numpy(), scales, block, value_N.numpy())
     return value_N

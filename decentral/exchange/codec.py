@@ -17,6 +17,7 @@ from torch import Tensor
 from decentral.compressors import Compressor, accumulate
 from decentral.compressors.feedback import Feedback, NoFeedback, State
 from decentral.compressors.finite import is_finite
+from decentral.compressors.fresh import fresh_zeros
 from decentral.errors import PayloadError
 from decentral.parameters import Fragment, split
 from decentral.wire import body
@@ -57,7 +58,7 @@ class Codec:
     def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
         """The flat float32 tensor that every receiver of ``data`` applies. Raises PayloadError."""
         payloads = body.decode(self.compressor, data, shapes)
-        decoded_N = torch.empty(numel(shapes))
+        decoded_N = fresh_zeros(numel(shapes))
         for decoded, payload in zip(split_shapes(decoded_N, shapes), payloads, strict=True):
             decoded.copy_(self.compressor.decompress(payload))
         if not is_finite(decoded_N):  # a second guard: one NaN in a mean would reach every peer

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from decentral.compressors.fresh import fresh_zeros
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.exchange.codec import Codec, Encoded, Shapes, range_shapes
 from decentral.exchange.reduce import assembled
@@ -146,7 +147,7 @@ class Replica:
             (ref.peer, partial(self.codec.add_to, data=data, shapes=shapes), 1.0)
             for ref, data in zip(record.frames, bodies, strict=True)
         ]
-        return mean_of(torch.zeros(self.numel(record.fragment)), adders)
+        return mean_of(fresh_zeros(self.numel(record.fragment)), adders)
 
     def _reduced(self, record: Record, bodies: Sequence[bytes]) -> Tensor:
         parts = {}

@@ -15,7 +15,7 @@ from decentral.optimizers.aggregate import mean_of, mean_pseudo_gradient
 SHAPE = (67, 131)
 
 
-@pytest.mark.parametrize("weight", [1.0, -1.0, 0.3])
+@pytest.mark.parametrize("weight", [-1.0, 0.3])
 def test_adding_gives_the_bits_of_decoding_and_then_adding(
     compressor: Compressor, shape: tuple[int, ...], gaussian: Callable[..., Tensor], weight: float
 ):

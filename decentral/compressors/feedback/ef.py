@@ -15,6 +15,7 @@ from torch import Tensor
 
 from decentral.compressors.base import About, Compressor, Method, Payload, accumulate
 from decentral.compressors.feedback.base import Sending, Shapes, State, add_sent, compress_flat, slot
+from decentral.compressors.fresh import fresh_like
 from decentral.errors import ConfigError
 
 __all__ = ["ErrorFeedback", "compress_with_debt"]
@@ -52,9 +53,10 @@ class ErrorFeedback(Method):
 
 def _owed(gradient_N: Tensor, state: State, beta: float) -> Tensor:
     """A new tensor, in one pass; rounded once where the machine can, which the sender alone sees."""
+    owed_N = fresh_like(gradient_N)
     if "debt" not in state:
-        return gradient_N.clone()
-    return torch.add(gradient_N, slot(state, "debt", gradient_N), alpha=beta)
+        return owed_N.copy_(gradient_N)
+    return torch.add(gradient_N, slot(state, "debt", gradient_N), alpha=beta, out=owed_N)
 
 
 def compress_with_debt(
