@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Rising
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, require_rising
+from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_dtype, non_finite, require_rising
 from decentral.compressors.chain import Chain
+from decentral.compressors.finite import is_finite
 from decentral.compressors.none import Uncompressed
 from decentral.compressors.selection import add_at, largest
 from decentral.compressors.tiles import Region, as_matrix, cut, paste, regions
@@ -78,10 +79,14 @@ class TopK(Method):
         return tuple((region.num_chunks, self._kept(region)) for region in regions(shape, self.chunk))
 
     def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Rising indices and kept values, (C, k) of every region."""
-        matrix = as_matrix(check_input(tensor)).contiguous()
+        """Rising indices and kept values, (C, k) of every region. NaN and Inf are the largest of all, so they are kept:
+        looking at what is kept finds them without another pass over everything.
+        """
+        matrix = as_matrix(check_dtype(tensor)).contiguous()
         find = largest if tensor.device.type == "cpu" else _largest
         found = [find(matrix, region, self._kept(region)) for region in regions(tuple(tensor.shape), self.chunk)]
+        if not all(is_finite(value_Ck) for _, value_Ck in found):
+            raise non_finite(tensor)
         return tuple(index_Ck for index_Ck, _ in found), tuple(value_Ck for _, value_Ck in found)
 
     def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
