@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from decentral.errors import DiskError, ManifestMismatch, NoPeersError, PayloadError, TransportError
+from decentral.errors import DiskError, InviteError, ManifestMismatch, NoPeersError, PayloadError, TransportError
 from decentral.manifest import Manifest, check_methods, load_manifest
 from decentral.peer.node import RETRY, ask_hello
 from decentral.swarm.directory import Directory
@@ -28,6 +28,8 @@ def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout:
                 f"{kept} is of run {manifest.run_id}, the invite of {invite.run.hex()[:12]}; choose another --out"
             )
         return manifest
+    if not invite.addresses:
+        raise InviteError("invite: it names the run and nobody who is in it; ask for a fresh one: decentral status")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -29,6 +29,7 @@ from decentral.wire.keys import PeerId, peer_name
 
 _REMEMBERED = 1024  # peers whose addresses are dialled again after the daemon died
 _LOOK_EVERY = 5.0  # s between looks at the daemon's addresses: relays and NATs change them
+_LISTEN_POLL = 0.02  # s between questions to a daemon that does not listen yet
 _LONGEST_PAUSE = 30.0  # s between attempts to start a daemon again
 
 logger = logging.getLogger("decentral.transport")
@@ -266,7 +267,7 @@ class DaemonTransport:
         return self._pinned
 
     async def _set_up(self, child: Child) -> None:
-        peer, found = await self._control.identify()
+        peer, found = await self._listening()
         if peer != self.peer:
             raise TransportError(f"{self.key}: holds the key of {peer_name(peer)} now; put the old one back")
         self._found = tuple(found)
@@ -277,6 +278,18 @@ class DaemonTransport:
         self.daemon_pid = child.pid
         self._down = anyio.Event()
         self._up.set()
+
+    async def _listening(self) -> tuple[PeerId, list[str]]:
+        """Who the daemon is and where it listens: it answers a moment before it does, with no address at all, and an
+        invite made then would lead nowhere.
+        """
+        with anyio.move_on_after(self.options.start_timeout):
+            while True:
+                peer, found = await self._control.identify()
+                if found:
+                    return peer, found
+                await anyio.sleep(_LISTEN_POLL)
+        raise TransportError(f"the libp2p daemon listens on none of {', '.join(self._listen)}; give another address")
 
     async def _look_at_addresses(self) -> None:
         while True:

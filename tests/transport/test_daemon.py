@@ -19,6 +19,7 @@ import pytest
 
 from decentral.errors import ListenError, StreamClosed, TransportError
 from decentral.transport.child import private_folder
+from decentral.transport.control import Control
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.requests import request, serve_requests
 
@@ -52,6 +53,25 @@ async def answered(a, b, body=b"?"):
                 return await request(a, b.peer, ECHO, body, limit=len(body), timeout=10)
             except TransportError:
                 await anyio.sleep(0.05)
+
+
+def test_it_is_entered_only_when_the_daemon_says_where_it_listens(daemons, monkeypatch):
+    """Asked too early, a daemon names no address; an invite made then led nowhere."""
+    identify, early = Control.identify, [True, True]
+
+    async def slowly(control):
+        peer, found = await identify(control)
+        return peer, [] if early and early.pop() else found
+
+    monkeypatch.setattr(Control, "identify", slowly)
+    a = daemons.transport()
+
+    async def script():
+        async with a:
+            assert a.addresses()
+
+    anyio.run(script)
+    assert not early
 
 
 def test_it_starts_with_nobody_to_talk_to_and_says_where_it_can_be_dialled(daemons):
@@ -214,6 +234,7 @@ PARENT = """
 import sys, anyio
 from pathlib import Path
 from decentral.swarm.identity import Identity
+from decentral.transport.control import Control
 from decentral.transport.daemon import DaemonOptions, DaemonTransport
 
 async def main():
