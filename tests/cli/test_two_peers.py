@@ -69,6 +69,7 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     told: dict[str, Any] = json.loads(run("status", "--out", second.directory, "--json").stdout)
     assert told["running"] is True
     assert len(told["members"]) == 2
+    until(lambda: len(status_of(first).members) == 2)  # each peer writes its status now and then
     members = json.loads(run("peers", "--out", first.directory, "--json").stdout)["members"]
     assert {member["peer"] for member in members} == {status_of(first).peer, status_of(second).peer}
 
