@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import anyio
@@ -110,7 +111,9 @@ def test_the_lease_of_a_peer_that_was_sigkilled_ends_after_its_life(tmp_path):
 @pytest.fixture(scope="module")
 def hivemind():
     quiet_hivemind()
-    import hivemind
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whoever imports it first meets its use of torch.jit.script
+        import hivemind
 
     return hivemind
 
