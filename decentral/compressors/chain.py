@@ -22,9 +22,10 @@ from decentral.compressors.base import (
     Sparsifier,
     check_parts,
 )
+from decentral.compressors.none import Uncompressed
 from decentral.errors import ConfigError
 
-__all__ = ["Chain"]
+__all__ = ["Alone", "Chain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,32 @@ class Chain(Method):
             values.append(self.quantiser.decompress(Payload(rows, payload.parts[start:stop])))
             start = stop
         self.sparsifier.add_at(total, index, tuple(values), weight)
+
+
+class Alone(Method):
+    """A sparsifier is a compressor too: alone, it sends its index parts and the kept values as float32."""
+
+    __slots__ = ()
+
+    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Index parts, then float32 values."""
+        return self._chain.layout(shape)
+
+    def compress(self, tensor: Tensor) -> Payload:
+        """Keep what is selected exactly."""
+        return self._chain.compress(tensor)
+
+    def decompress(self, payload: Payload) -> Tensor:
+        """What was kept, and zero, or its transform, elsewhere."""
+        return self._chain.decompress(payload)
+
+    def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
+        """See `Chain.accumulate`."""
+        self._chain.accumulate(total, payload, weight)
+
+    @property
+    def _chain(self) -> Chain:
+        return Chain(self, Uncompressed())  # type: ignore[arg-type]  # Chain refuses what is no sparsifier
 
 
 @functools.lru_cache(maxsize=4096)  # a model has few shapes, and each is asked for at every step of a round

@@ -25,10 +25,9 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Rising
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, require_rising
-from decentral.compressors.chain import Chain
+from decentral.compressors.base import About, PartSpec, Shape, check_input, require_rising
+from decentral.compressors.chain import Alone
 from decentral.compressors.cosine import from_spectrum, to_spectrum
-from decentral.compressors.none import Uncompressed
 from decentral.compressors.tiles import Region, as_matrix, cut, paste, regions
 from decentral.compressors.topk import largest_of_rows
 from decentral.errors import ConfigError
@@ -40,7 +39,7 @@ _SLAB = 64  # chunks at a time, 2 MiB of float64
 
 
 @dataclass(frozen=True, slots=True)
-class DCT(Method):
+class DCT(Alone):
     """Keep ``k`` of every ``chunk`` cosine coefficients."""
 
     name: ClassVar[str] = "dct"
@@ -57,18 +56,6 @@ class DCT(Method):
             raise ConfigError(f"{self}: chunk is the area of a square tile of at most 64x64; use 4096, 1024 or 256")
         if not 1 <= self.k <= self.chunk:
             raise ConfigError(f"{self}: k coefficients of a chunk are kept; want 1 <= k <= {self.chunk}")
-
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Indices, then float32 coefficients."""
-        return self._alone.layout(shape)
-
-    def compress(self, tensor: Tensor) -> Payload:
-        """Keep the largest coefficients."""
-        return self._alone.compress(tensor)
-
-    def decompress(self, payload: Payload) -> Tensor:
-        """The inverse transform of kept coefficients among zeros."""
-        return self._alone.decompress(payload)
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Indices (C, k) of every region."""
@@ -101,10 +88,6 @@ class DCT(Method):
             coef_CL.scatter_(1, index_Ck.long(), coef_Ck.view(index_Ck.shape))
             tile_CL = self._transformed(from_spectrum, coef_CL, region, both)
             paste(matrix, region, cut(matrix, region) + tile_CL * weight)
-
-    @property
-    def _alone(self) -> Chain:
-        return Chain(self, Uncompressed())
 
     def _kept(self, region: Region) -> int:
         return max(1, round(region.length * self.k / self.chunk))

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Symbols
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input
+from decentral.compressors.base import About, PartSpec, Shape, check_input
 from decentral.compressors.blocks import check_block
-from decentral.compressors.chain import Chain
+from decentral.compressors.chain import Alone
 from decentral.compressors.counter import below, hash32, nonce_of
-from decentral.compressors.none import Uncompressed
 from decentral.errors import ConfigError
 
 __all__ = ["RandK"]
@@ -37,7 +36,7 @@ _MASK = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class RandK(Method):
+class RandK(Alone):
     """Keep ``k`` of every ``chunk`` entries, drawn anew for every tensor."""
 
     name: ClassVar[str] = "randk"
@@ -56,18 +55,6 @@ class RandK(Method):
             raise ConfigError(f"{self}: k entries of a chunk are kept; want 1 <= k <= {self.chunk}")
         if not 0 <= self.seed <= _MASK:
             raise ConfigError(f"{self}: a seed has 32 bits; want 0 <= seed <= {_MASK}")
-
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """The nonce, then float32 values."""
-        return self._alone.layout(shape)
-
-    def compress(self, tensor: Tensor) -> Payload:
-        """Keep what the nonce says, exactly."""
-        return self._alone.compress(tensor)
-
-    def decompress(self, payload: Payload) -> Tensor:
-        """Kept entries in their places, zero elsewhere."""
-        return self._alone.decompress(payload)
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """The nonce, unless there is nothing to keep."""
@@ -93,10 +80,6 @@ class RandK(Method):
                 flat_N[place_Ck] += value_Ck.view(place_Ck.shape) * weight  # places are distinct
         if not total.is_contiguous():
             total.copy_(flat_N.view(total.shape))
-
-    @property
-    def _alone(self) -> Chain:
-        return Chain(self, Uncompressed())
 
     def _kept(self, length: int) -> int:
         return max(1, round(length * self.k / self.chunk))

@@ -27,9 +27,8 @@ from torch import Tensor
 
 from decentral.coding import Rising
 from decentral.coding.compiled import compiled
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, require_rising
-from decentral.compressors.chain import Chain
-from decentral.compressors.none import Uncompressed
+from decentral.compressors.base import About, PartSpec, Shape, check_input, require_rising
+from decentral.compressors.chain import Alone
 from decentral.errors import ConfigError
 
 __all__ = ["Threshold"]
@@ -41,7 +40,7 @@ _LEAST_SAMPLE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold(Method):
+class Threshold(Alone):
     """Keep ``k`` in 4096 of all entries, wherever they are; ``sample`` of them are looked at for a guess."""
 
     name: ClassVar[str] = "threshold"
@@ -58,18 +57,6 @@ class Threshold(Method):
             raise ConfigError(f"{self}: k of {_OF} entries are kept; want 1 <= k <= {_OF}")
         if not 0 < self.sample <= 1:
             raise ConfigError(f"{self}: sample is a share of the entries; want 0 < sample <= 1, 0.01 is usual")
-
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Indices, then float32 values."""
-        return self._alone.layout(shape)
-
-    def compress(self, tensor: Tensor) -> Payload:
-        """Keep the largest entries exactly."""
-        return self._alone.compress(tensor)
-
-    def decompress(self, payload: Payload) -> Tensor:
-        """Kept entries in their places, zero elsewhere."""
-        return self._alone.decompress(payload)
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Indices (1, K), unless there is nothing to keep."""
@@ -103,10 +90,6 @@ class Threshold(Method):
             flat_N[index_1K[0].long()] += torch.cat([value.flatten() for value in values]) * weight
             if not total.is_contiguous():
                 total.copy_(flat_N.view(total.shape))
-
-    @property
-    def _alone(self) -> Chain:
-        return Chain(self, Uncompressed())
 
     def _kept(self, numel: int) -> int:
         return max(1, round(numel * self.k / _OF)) if numel else 0

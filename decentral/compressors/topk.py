@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Rising
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_dtype, non_finite, require_rising
-from decentral.compressors.chain import Chain
+from decentral.compressors.base import About, PartSpec, Shape, check_dtype, non_finite, require_rising
+from decentral.compressors.chain import Alone
 from decentral.compressors.finite import is_finite
-from decentral.compressors.none import Uncompressed
 from decentral.compressors.selection import add_at, largest
 from decentral.compressors.tiles import Region, as_matrix, cut, paste, regions
 from decentral.errors import ConfigError
@@ -33,7 +32,7 @@ _LONGEST_CHUNK = 4096  # what 12 bits can point into
 
 
 @dataclass(frozen=True, slots=True)
-class TopK(Method):
+class TopK(Alone):
     """Keep ``k`` of every ``chunk`` entries."""
 
     name: ClassVar[str] = "topk"
@@ -53,18 +52,6 @@ class TopK(Method):
             )
         if not 1 <= self.k <= self.chunk:
             raise ConfigError(f"{self}: k entries of a chunk are kept; want 1 <= k <= {self.chunk}")
-
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Indices, then float32 values."""
-        return self._alone.layout(shape)
-
-    def compress(self, tensor: Tensor) -> Payload:
-        """Keep the largest entries exactly."""
-        return self._alone.compress(tensor)
-
-    def decompress(self, payload: Payload) -> Tensor:
-        """Kept entries in their places, zero elsewhere."""
-        return self._alone.decompress(payload)
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Indices (C, k) of every region."""
@@ -98,10 +85,6 @@ class TopK(Method):
         add = add_at if total.device.type == "cpu" else _add_at
         for region, index_Ck, value_Ck in zip(places, index, values, strict=True):
             add(matrix, region, index_Ck, value_Ck.view(index_Ck.shape), weight)
-
-    @property
-    def _alone(self) -> Chain:
-        return Chain(self, Uncompressed())
 
     def _kept(self, region: Region) -> int:
         return max(1, round(region.length * self.k / self.chunk))

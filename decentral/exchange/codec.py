@@ -75,8 +75,8 @@ class Codec:
             accumulate(self.compressor, total, payload, weight)
 
     def warm_up(self) -> None:
-        """Compile what encoding and decoding need, so that the first round does not wait for it: 5 s on a machine that
-        never did, half a second later.
+        """Compile what encoding and decoding need, so that the first round does not wait for it: some seconds on a
+        machine that never did, half a second later.
         """
         shapes = ((_SMALL, _SMALL), (_SMALL,))
         ramp_N = torch.linspace(-1, 1, numel(shapes))
