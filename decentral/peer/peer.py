@@ -140,10 +140,11 @@ class Peer(Boundary):
 
     @property
     def invite(self) -> str:
-        """The line that lets others join; empty on processes that do not talk to the swarm."""
-        if self._swarm is None:
-            return ""
-        return str(Invite(self.manifest.digest, self._swarm.transport.addresses()[:8], None))
+        """The line that lets others join; empty while nobody could reach this peer: before its transport listens, and
+        on processes that do not talk to the swarm.
+        """
+        addresses = self._swarm.transport.addresses() if self._swarm is not None else ()
+        return str(Invite(self.manifest.digest, addresses[:8], None)) if addresses else ""
 
     @property
     def anchor_digest(self) -> str:

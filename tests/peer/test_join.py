@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -14,6 +14,9 @@ from torch import nn
 import decentral
 from decentral.manifest import Manifest, preset_manifest
 from decentral.peer import Peer, join
+from decentral.swarm.identity import Identity
+from decentral.swarm.invite import Invite
+from decentral.transport.daemon import DaemonTransport
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
@@ -213,6 +216,22 @@ def test_a_model_of_another_shape_is_refused_with_the_parameter_that_differs(tmp
         refused = join(peer.invite, other, optimizer, out=tmp_path / "b", listen=LOOPBACK)
         with pytest.raises(decentral.ManifestMismatch, match=r"weight"), refused:
             pass
+
+
+def test_a_peer_invites_nobody_before_it_can_be_reached(tmp_path):
+    said: list[str] = []
+
+    class Asked(DaemonTransport):
+        async def __aenter__(self) -> Self:
+            said.append(peer.invite)
+            return await super().__aenter__()
+
+    problem = Problem(0)
+    transport = Asked(Identity.load_or_create(tmp_path / "identity.key"), listen=LOOPBACK)
+    peer = join(run_terms("diloco"), problem.model, problem.optimizer, out=tmp_path, transport=transport)
+    with peer:
+        assert Invite.parse(peer.invite).addresses
+    assert said == [""]
 
 
 def test_required_peers_that_do_not_come_end_with_no_peers(tmp_path):
