@@ -1,0 +1,210 @@
+"""Reads what simulated peers logged and wrote to their disks, and says which guarantee was broken.
+
+Knows nothing of how a round is made: it has the records, the frames, the marks that inner steps left, and arithmetic.
+Names in brackets are the invariants of the project's reliability notes (I1: one record per round, and so on).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from decentral.compressors import parse_compressor, parse_feedback
+from decentral.exchange.codec import Codec
+from decentral.manifest import Manifest
+from decentral.rounds.chain import majority
+from decentral.simulate.trace import Entry, Trace
+from decentral.simulate.training import UNIT, VALUES, toy_schema
+from decentral.wire.frames import HEADER_NBYTES, parse
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import Record
+
+Hash = bytes
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found; all zero and empty when every guarantee held."""
+
+    divergence: int = 0  # rounds with two records, or one record with two anchors
+    lost_updates: int = 0  # inner steps of peers that never went down, gone
+    duplicated_updates: int = 0  # inner steps that moved the anchor twice
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was broken."""
+        return not (self.divergence or self.lost_updates or self.duplicated_updates or self.problems)
+
+    def say(self, problem: str) -> None:
+        """Note one broken guarantee."""
+        self.problems.append(problem)
+
+
+def check(trace: Trace, manifest: Manifest, *, exact: bool) -> Verdict:
+    """Judge one finished run."""
+    verdict = Verdict()
+    if not any(trace.of("went_back")):  # a restored backup forgets its votes: that heals, but it may fork
+        _one_record_per_round(trace, verdict)
+    _same_record_same_bits(trace, verdict)
+    _durable_before_applied(trace, verdict)
+    _rounds_only_rise(trace, verdict)
+    _rest_in_one_state(trace, verdict)
+    _named_contributors_are_members(trace, verdict)
+    if exact and manifest.exchange.kind == "gather":
+        _Mass(trace, manifest, verdict).check()
+    return verdict
+
+
+def _one_record_per_round(trace: Trace, verdict: Verdict) -> None:
+    """[I1] Two records after one predecessor: never, unless the few who were left went on without a majority."""
+    successors: dict[Hash, list[Record]] = defaultdict(list)
+    for commit in trace.commits.values():
+        successors[commit.record.previous].append(commit.record)
+    for records in successors.values():
+        whole = [r for r in records if 2 * len(set(r.members) & set(r.next_members)) > len(r.members)]
+        if len(whole) > 1:
+            verdict.divergence += 1
+            hashes = ", ".join(sorted(record.hash.hex()[:6] for record in whole))
+            verdict.say(f"[I1] round {whole[0].round} has {len(whole)} records after one predecessor: {hashes}")
+    for commit in trace.commits.values():
+        votes = {peer for peer, _ in commit.certificate.votes}
+        record = commit.record
+        if not votes <= set(record.members):
+            verdict.say(f"[I11] round {record.round} was voted for by a peer that is no member")
+        if len(record.members) == len(set(record.members) & set(record.next_members)) and len(votes) < majority(
+            record.members
+        ):
+            verdict.say(f"[I1] round {record.round} was committed by {len(votes)} of {len(record.members)}")
+
+
+def _same_record_same_bits(trace: Trace, verdict: Verdict) -> None:
+    """[I2] Whoever stands at one record holds one anchor."""
+    digests: dict[Hash, bytes] = {}
+    for event in ("applied", "rested"):
+        for entry in trace.of(event):
+            seen = digests.setdefault(entry.fields["hash"], entry.fields["digest"])
+            if seen != entry.fields["digest"]:
+                verdict.divergence += 1
+                verdict.say(f"[I2] round {entry.fields['round']}: host {entry.host} holds another anchor than others")
+
+
+def _durable_before_applied(trace: Trace, verdict: Verdict) -> None:
+    """[I10] A record is on the disk of its peer before it is applied there, and still known after a restart."""
+    logged: set[tuple[int, Hash]] = set()
+    applied: dict[int, int] = {}  # host -> highest round applied
+    for entry in trace:
+        if entry.event == "logged":
+            logged.add((entry.host, entry.fields["hash"]))
+        elif entry.event == "applied":
+            if (entry.host, entry.fields["hash"]) not in logged:
+                verdict.say(f"[I10] host {entry.host} applied round {entry.fields['round']} before it was on its disk")
+            applied[entry.host] = entry.fields["round"]
+        elif entry.event in ("forgot", "went_back", "damaged", "adopted"):
+            applied.pop(entry.host, None)
+        elif entry.event == "resumed" and entry.fields["round"] < applied.get(entry.host, 0):
+            verdict.say(
+                f"[I9] host {entry.host} had applied round {applied[entry.host]} and woke up at {entry.fields['round']}"
+            )
+
+
+def _rounds_only_rise(trace: Trace, verdict: Verdict) -> None:
+    """[I9] One process never applies a round twice or goes back, except by adopting another branch."""
+    at: dict[tuple[int, int], int] = {}
+    for entry in trace:
+        key = (entry.host, entry.life)
+        if entry.event in ("adopted", "resumed"):
+            at[key] = entry.fields["round"]
+        elif entry.event == "applied":
+            if entry.fields["round"] != at.get(key, entry.fields["round"] - 1) + 1:
+                verdict.say(f"[I9] host {entry.host} went from round {at[key]} to {entry.fields['round']}")
+            at[key] = entry.fields["round"]
+
+
+def _rest_in_one_state(trace: Trace, verdict: Verdict) -> None:
+    """[I14] After the faults stopped all live peers hold one head and one anchor."""
+    heads = {(entry.fields["hash"], entry.fields["digest"]) for entry in trace.of("rested")}
+    if len(heads) > 1:
+        verdict.divergence += 1
+        verdict.say(f"[I14] peers came to rest in {len(heads)} states")
+
+
+def _named_contributors_are_members(trace: Trace, verdict: Verdict) -> None:
+    """[I11] No frame of a stranger, none twice."""
+    for commit in trace.commits.values():
+        record = commit.record
+        named = [ref.peer for ref in (record.contributors or record.frames)]
+        if len(set(named)) != len(named) or not set(named) <= set(record.members):
+            verdict.say(f"[I11] round {record.round} names a contributor twice or one that is no member")
+
+
+class _Mass:
+    """[I3, I4, I5] Every mark of an inner step is in one committed frame, or still with its peer, and never in both.
+
+    Exact: marks are multiples of 840 and sums stay below 2**24. Steps that went down with a crashed process are
+    allowed to be gone (G4); steps that moved the anchor twice are not, whatever happened.
+    """
+
+    def __init__(self, trace: Trace, manifest: Manifest, verdict: Verdict) -> None:
+        self.trace, self.verdict = trace, verdict
+        self.codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
+        self.shapes = [fragment.shapes for fragment in toy_schema(manifest.outer.fragments).fragments]
+
+    def check(self) -> None:
+        """Compare made with committed and carried, host by host."""
+        chain = list(self._chain())
+        committed = self._committed(chain)
+        peers = self._peers()
+        gone_back = {entry.host for entry in self.trace.of("went_back")}
+        for entry in self.trace.of("rested"):
+            if entry.host in gone_back:  # its disk brought back steps that were committed since
+                continue
+            mine = [peer for peer, host in peers.items() if host == entry.host]
+            for f in range(len(self.shapes)):
+                total_N = sum((committed[peer, f] for peer in mine if (peer, f) in committed), torch.zeros(VALUES))
+                missing_N = self._made(entry.host, f) - total_N - entry.tensors[str(f)]
+                self._judge(entry, f, missing_N)
+
+    def _judge(self, entry: Entry, f: int, missing_N: Tensor) -> None:
+        twice = int((-missing_N).clamp(min=0).sum().item() / UNIT)
+        lost = int(missing_N.clamp(min=0).sum().item() / UNIT)
+        if twice or not torch.equal(missing_N, (missing_N / UNIT).round() * UNIT):
+            self.verdict.duplicated_updates += max(twice, 1)
+            self.verdict.say(f"[I5] host {entry.host}, fragment {f}: {twice} inner steps moved the anchor twice")
+        if lost and self._never_down(entry.host):
+            self.verdict.lost_updates += lost
+            self.verdict.say(f"[I3] host {entry.host}, fragment {f}: {lost} inner steps are gone, and it never went down")
+
+    def _chain(self) -> Iterator[Record]:
+        """The records behind the state in which the peers rest, newest first."""
+        last = next((entry.fields["hash"] for entry in self.trace.of("rested")), b"")
+        while (commit := self.trace.commits.get(last)) is not None:
+            yield commit.record
+            last = commit.record.previous
+
+    def _committed(self, chain: list[Record]) -> dict[tuple[PeerId, int], Tensor]:
+        sums: dict[tuple[PeerId, int], Tensor] = defaultdict(lambda: torch.zeros(VALUES))
+        for record in chain:
+            for ref in record.frames:
+                data = self.trace.frames[ref.frame]
+                body = parse(data, lambda header, n=len(data): n - HEADER_NBYTES).body  # type: ignore[misc]
+                sums[ref.peer, record.fragment] += self.codec.decode(body, self.shapes[record.fragment])
+        return sums
+
+    def _peers(self) -> dict[PeerId, int]:
+        return {entry.fields["peer"]: entry.host for entry in self.trace.of("started")}
+
+    def _made(self, host: int, f: int) -> Tensor:
+        made_N = torch.zeros(VALUES)
+        for entry in self.trace.of("stepped"):
+            if entry.host == host:
+                made_N[(entry.fields["number"] - 1 + f) % VALUES] += UNIT
+        return made_N
+
+    def _never_down(self, host: int) -> bool:
+        told = (entry.event for entry in self.trace if entry.host == host)
+        return not any(event in ("crashed", "left", "failed", "adopted") for event in told)

@@ -1,0 +1,306 @@
+"""One machine of a simulated swarm: a key and a disk that outlive processes, and a process that comes and goes.
+
+What runs in a process is the real node on the real vault: rounds, exchange, directory, catch-up, codecs, journal,
+checkpoints. A crash ends it between any two steps of its tasks: nothing it does afterwards reaches a disk or a peer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import torch
+from torch import Tensor
+
+from decentral.errors import DecentralError, DiskError
+from decentral.manifest import Manifest
+from decentral.peer.node import Node, Start
+from decentral.peer.rhythm import Rhythm
+from decentral.peer.vault import Resumed, Vault
+from decentral.rounds.driver import Advance, Ledger
+from decentral.simulate.trace import Trace
+from decentral.simulate.training import FlatModel, Pace, Trainer, toy_schema
+from decentral.simulate.weather import Weather, WeatheredTransport
+from decentral.transport.memory import MemoryNetwork
+from decentral.wire.keys import PeerId, Signer
+from decentral.wire.messages import Commit
+
+CHECKPOINT_EVERY = 5  # commits
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What all hosts of one world share."""
+
+    manifest: Manifest
+    network: MemoryNetwork
+    weather: Weather
+    trace: Trace
+    seed: int
+    exact: bool
+
+
+class Host:
+    """A machine. ``live`` runs one process on it until that is crashed, leaves or fails."""
+
+    def __init__(self, site: Site, number: int, folder: Path, pace: Pace, *, founder: bool) -> None:
+        self.site, self.number, self.folder, self.pace, self.founder = site, number, folder, pace, founder
+        self.identity = 0
+        self.lives = 0
+        self._damaged = False
+        self.up = False
+        self.num_steps = 0  # inner steps over all lives, so that no two leave the same mark
+        self.process: Process | None = None
+        self.ended = anyio.Event()
+
+    @property
+    def signer(self) -> Signer:
+        """The key on this machine's disk."""
+        text = f"{self.site.seed}/{self.number}/{self.identity}".encode()
+        return Signer(hashlib.blake2b(text, digest_size=32).digest())
+
+    @property
+    def peer(self) -> PeerId:
+        """Whose key it is."""
+        return self.signer.peer
+
+    async def live(self, bootstrap: tuple[str, ...]) -> None:
+        """One process, from its start to its end."""
+        self.lives += 1
+        self.up, self.ended = True, anyio.Event()
+        self.process = Process(self, bootstrap)
+        self.note("started", peer=self.peer)
+        try:
+            await self.process.run()
+        except* DecentralError as errors:
+            self.note("failed", why=sorted(type(error).__name__ for error in _leaves(errors)))
+        finally:
+            self.up = False
+            self.num_steps = self.process.num_steps
+            self.ended.set()
+
+    def crash(self) -> None:
+        """End the process as a power cut would."""
+        assert self.process is not None
+        self.note("crashed")
+        self.process.crash()
+
+    async def leave(self) -> None:
+        """End the process as Ctrl-C does."""
+        assert self.process is not None
+        self.note("left")
+        with anyio.move_on_after(10.0):
+            await self.process.leave()
+        self.process.crash()
+
+    def forget(self) -> None:
+        """A new key and an empty disk: to the others a stranger."""
+        self.identity += 1
+        self.founder = False
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.note("forgot")
+
+    def keep_copy(self) -> None:
+        """Remember the disk as it is now, for ``go_back``."""
+        copy = self.folder.with_suffix(".old")
+        shutil.rmtree(copy, ignore_errors=True)
+        if self.folder.exists():
+            shutil.copytree(self.folder, copy)
+
+    def go_back(self) -> None:
+        """The disk of some time before, as after restoring a backup."""
+        copy = self.folder.with_suffix(".old")
+        if copy.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.copytree(copy, self.folder)
+            self.note("went_back")
+
+    def damage(self, generator: random.Random) -> None:
+        """Flip a byte of the newest checkpoint, once in the life of this machine: all of them would be ``forget``."""
+        found = sorted((self.folder / "checkpoints").glob("*/tensors.safetensors"))
+        if len(found) > 1 and not self._damaged:
+            self._damaged = True
+            data = bytearray(found[-1].read_bytes())
+            data[generator.randrange(len(data))] ^= 0xFF
+            found[-1].write_bytes(bytes(data))
+            self.note("damaged")
+
+    def note(self, event: str, tensors: dict[str, Tensor] | None = None, **fields: Any) -> None:
+        """Add to the trace."""
+        self.site.trace.note(self.number, self.lives, event, tensors, **fields)
+
+
+class _Dead(DiskError):
+    """What a crashed process was about to write."""
+
+
+class Process:
+    """One life of a host."""
+
+    def __init__(self, host: Host, bootstrap: tuple[str, ...]) -> None:
+        site = host.site
+        self.host, self.site, self.note = host, site, host.note
+        self.dead = False
+        self.vault = Vault(host.folder)
+        schema = toy_schema(site.manifest.outer.fragments)
+        found = self.vault.load(site.manifest.digest)
+        self.model = FlatModel(self._live(found, [torch.zeros(f.numel) for f in schema.fragments]))
+        self.transport = WeatheredTransport(site.network.transport(host.signer), site.weather)
+        start = Start(
+            manifest=site.manifest,
+            schema=schema,
+            anchors=self.model.fragments,
+            founder=host.founder and found is None,
+            bootstrap=bootstrap,
+            head=None if found is None else found.head,
+            acceptor=None if found is None else found.acceptor,
+            age=0.0 if found is None else float(found.meta["age"]),
+            gossip_step=0 if found is None else int(found.meta["gossip_step"]),
+        )
+        self.node = Node(
+            start,
+            signer=host.signer,
+            transport=self.transport,
+            ledger=Ledger(self._append, self._save_acceptor),
+            on_advance=self._on_advance,
+            on_event=lambda event, fields: self.note(f"node_{event}", **fields),
+            offload=_interleaved,
+        )
+        self.named = False
+        if found is not None:
+            self._resume(found)
+        self.scope = anyio.CancelScope()
+        self.num_steps = host.num_steps
+        self.trainer: Trainer | None = None
+        self._early: list[Advance] = []
+        self._num_merged = 0
+
+    async def run(self) -> None:
+        """Until crashed."""
+        with self.scope:
+            try:
+                async with self.transport, anyio.create_task_group() as group:
+                    await group.start(self.node.run)
+                    self.trainer = self._trainer()
+                    self._save()
+                    self.note("resumed", self.trainer.carried(), round=self.node.driver.head.round)
+                    await self.trainer.run()
+            finally:
+                self.num_steps = self.trainer.num_steps if self.trainer is not None else self.num_steps
+                self.vault.close()
+
+    def crash(self) -> None:
+        """Nothing that happens from here on counts."""
+        self.dead = True
+        self.site.network.kill(self.host.peer)
+        self.scope.cancel()
+
+    async def leave(self) -> None:
+        """Say goodbye and save."""
+        if self.trainer is not None:
+            self.trainer.idle = True
+            await self.node.leave()
+            self._save()
+
+    # ---- beginning ----
+
+    @staticmethod
+    def _live(found: Resumed | None, fresh: Sequence[Tensor]) -> list[Tensor]:
+        return list(fresh) if found is None else [found.tensors[f"live/{f}"] for f in range(len(fresh))]
+
+    def _resume(self, found: Resumed) -> None:
+        node = self.node
+        node.replica.load(found.tensors)
+        head, self.named = self.vault.replay(found.head, node.replica, node.driver.me)
+        node.driver.begin_at(head, found.acceptor)
+        for fragment, anchor_N in enumerate(node.replica.anchors):
+            live_N = anchor_N if self.named else self.model.fragments[fragment] + (
+                anchor_N - found.tensors[f"anchor/{fragment}"]
+            )
+            self.model.write(fragment, live_N)
+
+    def _trainer(self) -> Trainer:
+        manifest, node = self.site.manifest, self.node
+        if node.start.head is None:
+            for fragment, anchor_N in enumerate(node.replica.anchors):
+                self.model.write(fragment, anchor_N)
+        alpha = manifest.outer.alpha if manifest.outer.method == "streaming" else None
+        interval = manifest.inner.steps // manifest.outer.fragments
+        rhythm = Rhythm(interval, manifest.outer.overlap, alpha, node.driver.head.hash)
+        trainer = Trainer(
+            node,
+            self.model,
+            rhythm,
+            self.host.pace,
+            self.note,
+            exact=self.site.exact,
+            num_steps=self.num_steps,
+            on_merged=self._merged,
+        )
+        for advance in self._early:
+            trainer.take(advance)
+        return trainer
+
+    # ---- what the node writes and says ----
+
+    def _append(self, commit: Commit, frames: Sequence[bytes]) -> None:
+        if self.dead:
+            raise _Dead("this process has crashed")
+        self.vault.append(commit, frames)
+        record = commit.record
+        self.note("logged", round=record.round, hash=record.hash, voters=[peer for peer, _ in commit.certificate.votes])
+        self.site.trace.keep(commit, frames)
+
+    def _save_acceptor(self, blob: bytes) -> None:
+        if self.dead:
+            raise _Dead("this process has crashed")
+        self.vault.acceptor.write(blob)
+
+    def _on_advance(self, advance: Advance) -> None:
+        record, head = advance.record, self.node.driver.head
+        self.note(
+            "applied" if record is not None else "adopted",
+            round=head.round,
+            hash=advance.head,
+            digest=self.node.replica.digest,
+            mine=advance.contribution is not None,
+        )
+        if self.trainer is None:
+            self._early.append(advance)
+            return
+        self.trainer.take(advance)
+
+    def _merged(self) -> None:
+        self._num_merged += 1
+        if self._num_merged % CHECKPOINT_EVERY == 0:
+            self._save()
+
+    def _save(self) -> None:
+        """A checkpoint, when live model and chain are in step."""
+        driver, trainer = self.node.driver, self.trainer
+        if self.dead or trainer is None or driver.head.anchor is None or driver.head.hash != trainer.rhythm.seen:
+            return
+        replica = self.node.replica
+        live = {f"live/{f}": tensor.clone() for f, tensor in enumerate(self.model.fragments)}
+        step = self.node.gossip.step if self.node.gossip is not None else 0
+        meta = {"age": self.node.age, "gossip_step": step}
+        self.vault.save(driver.head, {**replica.shared_tensors(), **replica.own_tensors(), **live}, meta)
+
+
+async def _interleaved(work: Any, *args: Any) -> Any:
+    """Work of a thread: others run before it begins and after it has ended."""
+    await anyio.lowlevel.checkpoint()
+    result = work(*args)
+    await anyio.lowlevel.checkpoint()
+    return result
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    return [leaf for error in group.exceptions for leaf in (_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])]

@@ -1,0 +1,53 @@
+"""What is simulated: the terms of a run, how many machines, what befalls them. A function of its seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from decentral.manifest import Manifest, preset_manifest
+from decentral.simulate.profiles import PROFILES, Profile
+
+__all__ = ["Scenario", "drawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One simulated run."""
+
+    manifest: Manifest
+    profile: Profile
+    seed: int = 0
+    hosts: int = 4
+    rounds: int = 20  # outer steps under the profile; then all faults stop, and the swarm must come to rest
+    step_seconds: float = 0.25  # of one inner step at the median speed
+    exact: bool = True  # integer marks (for a checker) rather than random ones
+    settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
+
+
+_EXACT = {"chain": "topk(k=1024, chunk=4096)", "feedback": "ef(beta=1)"}
+_LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "lease": 3.0, "shrink_after": 90.0, "min_peers": 1}
+
+
+def drawn(seed: int, rounds: int = 20) -> Scenario:
+    """The scenario that a seed stands for in the project's own suites: algorithm, size and weather are all drawn."""
+    generator = random.Random(seed)
+    kind = generator.choice(["gather", "gather", "reduce", "streaming", "float"])
+    profile = generator.choice([PROFILES["home"], PROFILES["storm"], PROFILES["storm"], PROFILES["spot"]])
+    hosts = generator.choice([2, 3, 3, 3, 4, 5])
+    shortened = replace(profile, away=generator.choice([1.0, 3.0, 8.0]), partition_for=generator.choice([1.0, 4.0, 15.0]))
+    return Scenario(_manifest(kind, seed), shortened, seed, hosts, rounds, exact=kind in ("gather", "reduce"))
+
+
+def _manifest(kind: str, seed: int) -> Manifest:
+    run = {"rounds": 1_000_000, "salt": f"s{seed}", "seed": seed}
+    inner = {"steps": 4}
+    if kind == "reduce":
+        outer = {"method": "diloco", "learning_rate": 1.0, "momentum": 0.0}
+        plain = {"chain": "none", "feedback": "none"}
+        return preset_manifest("diloco", run=run, inner=inner, swarm=_LIMITS, outer=outer, compressor=plain)
+    if kind == "streaming":
+        return preset_manifest("streaming", run=run, inner={"steps": 6}, swarm=_LIMITS, outer={"fragments": 3, "overlap": 1})
+    if kind == "float":
+        return preset_manifest("sparseloco", run=run, inner=inner, swarm=_LIMITS)
+    return preset_manifest("sparseloco", run=run, inner=inner, swarm=_LIMITS, compressor=_EXACT)

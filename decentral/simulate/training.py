@@ -1,0 +1,184 @@
+"""Training without a model: every inner step leaves a mark, so that a checker can say where each one went.
+
+In exact mode inner step n subtracts 840 from one parameter. 840 is divisible by every number of contributors up to 8, so
+means, debts and carried progress stay integers below 2**24 and float32 sums of them are exact: nothing can hide in a
+tolerance. In the other mode steps are random, so that an order of summation shows in the digests.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import anyio
+import torch
+from torch import Tensor
+
+from decentral.parameters import Fragment, ParameterSpec, Schema
+from decentral.peer.node import Node
+from decentral.peer.rhythm import Rhythm
+from decentral.rounds.contribution import Contribution
+from decentral.rounds.driver import Advance
+from decentral.rounds.gossip import Gossip
+
+UNIT = 840.0  # lcm(1..8)
+VALUES = 96  # parameters of one fragment: more than any peer makes inner steps between two commits of its own
+Note = Callable[..., None]
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+def toy_schema(num_fragments: int) -> Schema:
+    """A model of one small matrix per fragment."""
+    rows = 8
+    return Schema(
+        tuple(Fragment(f, (ParameterSpec(f"layers.{f}.weight", (rows, VALUES // rows)),)) for f in range(num_fragments))
+    )
+
+
+class FlatModel:
+    """The live parameters, fragment by fragment."""
+
+    def __init__(self, fragments: Sequence[Tensor]) -> None:
+        self.fragments = [fragment.clone() for fragment in fragments]
+
+    def read(self, fragment: int) -> Tensor:
+        """A copy of one fragment."""
+        return self.fragments[fragment].clone()
+
+    def write(self, fragment: int, flat_N: Tensor) -> None:
+        """Overwrite one fragment."""
+        self.fragments[fragment] = flat_N.clone()
+
+
+@dataclass(slots=True)
+class Pace:
+    """Seconds of one inner step: a peer's own speed, a factor per step, and now and then a straggle.
+
+    Sources: proposals of ours, with the tail as in Dean and Barroso, "The Tail at Scale", 2013.
+    """
+
+    generator: random.Random
+    seconds: float
+    jitter: float = 0.0  # sigma of the lognormal factor
+    straggles: float = 0.0  # share of steps that take a Pareto(1.3) factor of at most 50
+
+    def next(self) -> float:
+        """Seconds that the next step takes."""
+        factor = self.generator.lognormvariate(0.0, self.jitter) if self.jitter else 1.0
+        if self.straggles and self.generator.random() < self.straggles:
+            factor *= min(50.0, self.generator.paretovariate(1.3))
+        return self.seconds * factor
+
+
+class Trainer:
+    """The training side of one life of one peer: steps, contributes, merges, exactly when a real one would."""
+
+    def __init__(
+        self,
+        node: Node,
+        model: FlatModel,
+        rhythm: Rhythm,
+        pace: Pace,
+        note: Note,
+        *,
+        exact: bool,
+        num_steps: int,
+        on_merged: Callable[[], None],
+    ) -> None:
+        self.node, self.model, self.rhythm, self.pace, self.note = node, model, rhythm, pace, note
+        self.exact, self.num_steps = exact, num_steps
+        self.on_merged = on_merged
+        self.asleep = False
+        self.idle = False
+        self.busy_seconds = 0.0
+        self._came = anyio.Event()
+
+    def take(self, advance: Advance) -> None:
+        """The next commit; merged at the next step boundary."""
+        self.rhythm.waiting.append(advance)
+        self._came.set()
+        self._came = anyio.Event()
+
+    async def run(self) -> None:
+        """Train until cancelled."""
+        gossip = self.node.gossip
+        while True:
+            seconds = self.pace.next()
+            await anyio.sleep(seconds)
+            if self.asleep:
+                continue
+            if not self.idle:
+                self._step()
+                self.busy_seconds += seconds
+            if gossip is None:
+                await self._boundary()
+            else:
+                await self._gossip(gossip)
+
+    def _step(self) -> None:
+        for fragment, live_N in enumerate(self.model.fragments):
+            live_N -= self.mark(fragment, live_N)
+        self.num_steps += 1
+        self.rhythm.stepped()
+        self.note("stepped", number=self.num_steps)
+
+    def mark(self, fragment: int, like_N: Tensor) -> Tensor:
+        """What the next inner step subtracts from a fragment."""
+        if self.exact:
+            mark_N = torch.zeros_like(like_N)
+            mark_N[(self.num_steps + fragment) % len(mark_N)] = UNIT
+            return mark_N
+        seed = self.pace.generator.randrange(1 << 30)
+        return 0.01 * torch.randn(like_N.shape, generator=torch.Generator().manual_seed(seed))
+
+    async def _boundary(self) -> None:
+        self._merge()
+        if not self.rhythm.due or self.idle or not await self._contribute() or self.rhythm.overlap:
+            return
+        with anyio.move_on_after(2.0 * self.node.manifest.swarm.deadline_ceiling):
+            while self.rhythm.sent_at is not None:
+                came = self._came
+                self._merge()
+                if self.rhythm.sent_at is not None:
+                    await came.wait()
+
+    def _merge(self) -> None:
+        while (advance := self.rhythm.mergeable()) is not None:
+            self.rhythm.merge(advance, self.model)
+            self.on_merged()
+
+    async def _contribute(self) -> bool:
+        driver, head = self.node.driver, self.node.driver.head
+        if head.anchor is None or head.hash != self.rhythm.seen or not driver.is_member or head.final:
+            return False
+        fragment = head.fragment(self.node.manifest.outer.fragments)
+        local_N = self.model.read(fragment)
+        gradient_N = self.node.replica.anchors[fragment] - local_N
+        steps = self.rhythm.since
+        self.rhythm.sent()
+        taken = await driver.contribute(Contribution(fragment, head.hash, local_N, gradient_N, steps, steps))
+        if not taken:
+            self.rhythm.withdrawn()
+        return taken
+
+    async def _gossip(self, gossip: Gossip) -> None:
+        self._merge()
+        if self.idle or not self.rhythm.due:
+            return
+        fragment = gossip.step % self.node.manifest.outer.fragments
+        steps = self.rhythm.since
+        swapped = await gossip.exchange(fragment, self.model.read(fragment), steps, steps)
+        self.model.write(fragment, swapped.after_N)
+        self.rhythm.since = 0
+        self.note("swapped", step=gossip.step)
+
+    def carried(self) -> dict[str, Tensor]:
+        """What no commit has taken yet, per fragment: local progress and the debt of what was sent by halves."""
+        return {str(f): self._carried(f, anchor_N) for f, anchor_N in enumerate(self.node.replica.anchors)}
+
+    def _carried(self, fragment: int, anchor_N: Tensor) -> Tensor:
+        debt_N = self.node.replica.feedback[fragment].get("debt")
+        progress_N = anchor_N - self.model.fragments[fragment]
+        return progress_N if debt_N is None else progress_N + debt_N

@@ -1,0 +1,42 @@
+"""Hours of timeouts in seconds, and the same interleaving for the same seed, in every process.
+
+trio runs ready tasks in an order that it shuffles with a random source of its own; seeding that source and a clock that
+jumps to the next deadline make a run of many peers a function of its seed. The two names below are trio's own switch
+for simulations (the one that Hypothesis flips) and no public interface: trio is pinned, and a test holds the pin.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from decentral.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def run_in_virtual_time(main: Callable[[], Awaitable[T]], seed: int) -> T:
+    """Run ``main()`` on trio under virtual time; equal seeds give equal interleavings. ConfigError without trio."""
+    try:
+        import trio
+        from trio.testing import MockClock
+    except ImportError:
+        raise ConfigError("simulating needs trio; install it: pip install 'decentral[simulate]'") from None
+
+    with _deterministic(seed):
+        return trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@contextmanager
+def _deterministic(seed: int) -> Iterator[None]:
+    import trio._core._run as scheduler
+
+    before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r  # type: ignore[attr-defined]
+    scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    scheduler._r = random.Random(seed)  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r = before  # type: ignore[misc]
