@@ -42,12 +42,12 @@ class Resumed:
 class Vault:
     """The durable side of one run directory."""
 
-    def __init__(self, out: Path, *, disk: Disk = DISK, keep: int = 1024) -> None:
-        """Open or create; the journal holds the last ``keep`` commits or a few more. Raises DiskError."""
+    def __init__(self, out: Path, *, disk: Disk = DISK) -> None:
+        """Open or create. Raises DiskError."""
         self._disk = disk
         self.checkpoints = out / "checkpoints"
         self.frames = out / "frames"
-        self.journal = Journal(out / "journal", keep=keep, disk=disk)
+        self.journal = Journal(out / "journal", disk)
         self.acceptor = AcceptorFile(out / "acceptor", disk)
         self._saved_rounds: list[int] = []
 
@@ -64,11 +64,13 @@ class Vault:
         self.journal.append(encode(commit))
 
     def save(self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write a checkpoint and drop the frames that every kept checkpoint has behind it."""
+        """Write a checkpoint and drop the commits and frames that every kept checkpoint has behind it."""
         save(self.checkpoints, f"round-{head.round:06d}", tensors, {**meta, "head": head.to_dict()}, self._disk)
         self._saved_rounds = [*self._saved_rounds, head.round][-KEPT_CHECKPOINTS:]
         if len(self._saved_rounds) == KEPT_CHECKPOINTS:
-            self._drop_frames(min(self._saved_rounds))
+            oldest = min(self._saved_rounds)
+            self.journal.shorten(head.round - oldest)
+            self._drop_frames(oldest)
 
     def load(self, run: bytes) -> Resumed | None:
         """The newest valid checkpoint of this run, or None. Raises DiskError when all are damaged."""

@@ -1,14 +1,12 @@
 """The log of committed records, and the small file of a Paxos acceptor: durable before a call returns.
 
 Journal, on disk: entries of u32 length, blake2b-128 of (length + body), body; little-endian, nothing else.
-An append that a crash cut short fails its hash and is cut off when the journal is opened again. Beyond ``2
-* keep`` entries the file is rewritten with the last ``keep``, so disk use is bounded and an append costs
-O(its own bytes), amortised.
+An append that a crash cut short fails its hash and is cut off when the journal is opened again. Nothing is dropped
+before its owner says so: only the owner knows which entries a checkpoint has made unnecessary.
 """
 
 import contextlib
 import struct
-from collections import deque
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -24,7 +22,7 @@ HEAD_NBYTES = _LENGTH.size + _SEAL_NBYTES
 
 
 class Journal:
-    """Append-only entries of bytes; the last ``keep`` are held in memory as ``entries``, oldest first.
+    """Append-only entries of bytes, held in memory, too, as ``entries``, oldest first.
 
     Attributes:
         entries: what is durable now.
@@ -32,11 +30,10 @@ class Journal:
 
     """
 
-    def __init__(self, path: Path, *, keep: int = 1024, disk: Disk = DISK) -> None:
+    def __init__(self, path: Path, disk: Disk = DISK) -> None:
         """Open or create. Raises DiskError when the file cannot be read or written."""
-        if keep < 1:
-            raise ConfigError(f"Journal(keep={keep}): must be at least 1")
-        self.path, self.keep, self._disk, self._closed = path, keep, disk, False
+        self.path, self._disk, self._closed = path, disk, False
+        self.entries: list[bytes] = []
         with disk_errors(f"opening journal {path}"):
             disk.make_folders(path.parent)
             if not path.exists():
@@ -64,10 +61,24 @@ class Journal:
                     self._disk.truncate(self.path, self._end)
                 raise
         self._end += len(data)
-        self._count += 1
         self.entries.append(body)
-        if self._count >= 2 * self.keep:
-            self._compact()
+
+    def shorten(self, keep: int) -> None:
+        """Drop all but the last ``keep`` entries, but only when there are twice as many: O(1) per entry, amortised.
+
+        Never raises: on a full disk the long file is still right, and it is tried again.
+        """
+        if len(self.entries) < 2 * max(1, keep):
+            return
+        kept = self.entries[len(self.entries) - keep :]
+        rewritten = self.path.with_name(f"{TEMPORARY}{self.path.name}")
+        with contextlib.suppress(OSError):
+            self._disk.remove(rewritten)
+            self._disk.write(rewritten, [_entry(body) for body in kept])
+            self._disk.rename(rewritten, self.path)
+            self.entries, self._end = kept, _nbytes(kept)
+            self._name_is_durable = False
+            self._sync_name()
 
     def close(self) -> None:
         """Take no more appends; everything appended is already durable."""
@@ -82,9 +93,8 @@ class Journal:
         self.close()
 
     def _recover(self, data: bytes) -> None:
-        bodies = list(_intact_entries(data))
-        self.entries: deque[bytes] = deque(bodies, maxlen=self.keep)
-        self._count, self._end = len(bodies), _nbytes(bodies)
+        self.entries = list(_intact_entries(data))
+        self._end = _nbytes(self.entries)
         self.dropped_nbytes = len(data) - self._end
         # Synced even if nothing is cut: a killed process may have left whole entries in the page cache only.
         self._disk.truncate(self.path, self._end)
@@ -96,17 +106,6 @@ class Journal:
         if not self._name_is_durable:
             self._disk.sync_folder(self.path.parent)
             self._name_is_durable = True
-
-    def _compact(self) -> None:
-        """Rewrite with the last ``keep``. A full disk is no failure: the long file is still right."""
-        rewritten = self.path.with_name(f"{TEMPORARY}{self.path.name}")
-        with contextlib.suppress(OSError):
-            self._disk.remove(rewritten)
-            self._disk.write(rewritten, [_entry(body) for body in self.entries])
-            self._disk.rename(rewritten, self.path)
-            self._count, self._end = len(self.entries), _nbytes(self.entries)
-            self._name_is_durable = False
-            self._sync_name()
 
 
 class AcceptorFile:

@@ -21,7 +21,6 @@ from tests.faults.history import ME, RUN, History
 Word = Literal["vote", "commit", "checkpoint"]
 Tell = Callable[[Word, int], None]
 CHECKPOINT_EVERY = 2  # rounds
-KEEP = 4  # commits in the journal, so that it is compacted: more than lie between two checkpoints
 
 
 @dataclass(slots=True)
@@ -43,12 +42,13 @@ class Life:
     def __init__(self, history: History, folder: Path, tell: Tell, disk: Disk = DISK) -> None:
         """Begin, or resume what the folder holds. Raises DiskError."""
         self.history, self.tell = history, tell
-        self.vault = Vault(folder, disk=disk, keep=KEEP)
+        self.vault = Vault(folder, disk=disk)
         self.replica: Replica = history.replica()
         self.head: Head = history.heads[0]
         found = self.vault.load(RUN)
         self.resumed_from = -1 if found is None else found.head.round
         self.passed_over = () if found is None else found.passed_over
+        self.acceptor = None if found is None else found.acceptor
         if found is not None:
             self.replica.load(found.tensors)
             self.head, _ = self.vault.replay(found.head, self.replica, ME)
@@ -69,8 +69,7 @@ class Life:
         """Vote, learn of the commit, apply it."""
         number = self.head.round + 1
         commit, frames = self.history.commits[number - 1], self.history.frames[number - 1]
-        self.vault.acceptor.write(Acceptor(number).promise(1).to_bytes())  # type: ignore[union-attr]
-        self.vault.acceptor.write(vote_in(self.history, number).to_bytes())
+        self.vote(number)
         self.tell("vote", number)
         self.vault.append(commit, frames)
         self.tell("commit", number)
@@ -79,15 +78,28 @@ class Life:
         if number % CHECKPOINT_EVERY == 0:
             self.save()
 
+    def vote(self, number: int) -> None:
+        """Promise ballot 1 and accept in it, unless that was done before a restart."""
+        if self.acceptor == vote_in(self.history, number):
+            return
+        for step in (promise_in(number), vote_in(self.history, number)):
+            self.vault.acceptor.write(step.to_bytes())
+
     def close(self) -> None:
         """Give the folder back."""
         self.vault.close()
 
 
-def vote_in(history: History, number: int) -> Acceptor:
-    """What the peer accepted in a round."""
+def promise_in(number: int) -> Acceptor:
+    """What the peer promises in a round."""
     promised = Acceptor(number).promise(1)
-    accepted = promised.accept(1, history.commits[number - 1].record) if promised is not None else None
+    assert promised is not None
+    return promised
+
+
+def vote_in(history: History, number: int) -> Acceptor:
+    """What the peer accepts in a round."""
+    accepted = promise_in(number).accept(1, history.commits[number - 1].record)
     assert accepted is not None
     return accepted
 
