@@ -19,7 +19,7 @@ from decentral.rounds.chain import Head, check_succession, moves_anchor
 from decentral.rounds.driver import Ledger
 from decentral.rounds.replica import Replica
 from decentral.state.checkpoint import load_newest, save
-from decentral.state.durable import disk_errors, make_folder, replace_file
+from decentral.state.durable import DISK, Disk, disk_errors
 from decentral.state.journal import AcceptorFile, Journal
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
@@ -42,11 +42,13 @@ class Resumed:
 class Vault:
     """The durable side of one run directory."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, *, disk: Disk = DISK) -> None:
+        """Open or create. Raises DiskError."""
+        self._disk = disk
         self.checkpoints = out / "checkpoints"
         self.frames = out / "frames"
-        self.journal = Journal(out / "journal")
-        self.acceptor = AcceptorFile(out / "acceptor")
+        self.journal = Journal(out / "journal", disk)
+        self.acceptor = AcceptorFile(out / "acceptor", disk)
         self._saved_rounds: list[int] = []
 
     def ledger(self) -> Ledger:
@@ -56,17 +58,19 @@ class Vault:
     def append(self, commit: Commit, frames: Sequence[bytes]) -> None:
         """Make a commit durable: frames first, so that a commit in the journal can always be replayed."""
         with disk_errors(f"writing frames to {self.frames}"):
-            make_folder(self.frames)
+            self._disk.make_folders(self.frames)
             for ref, data in zip(commit.record.frames, frames, strict=True):
-                replace_file(self._frame_path(commit.record.round, ref.frame), [data])
+                self._disk.replace_file(self._frame_path(commit.record.round, ref.frame), [data])
         self.journal.append(encode(commit))
 
     def save(self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write a checkpoint and drop the frames that every kept checkpoint has behind it."""
-        save(self.checkpoints, f"round-{head.round:06d}", tensors, {**meta, "head": head.to_dict()})
+        """Write a checkpoint and drop the commits and frames that every kept checkpoint has behind it."""
+        save(self.checkpoints, f"round-{head.round:06d}", tensors, {**meta, "head": head.to_dict()}, self._disk)
         self._saved_rounds = [*self._saved_rounds, head.round][-KEPT_CHECKPOINTS:]
         if len(self._saved_rounds) == KEPT_CHECKPOINTS:
-            self._drop_frames(min(self._saved_rounds))
+            oldest = min(self._saved_rounds)
+            self.journal.shorten(head.round - oldest)
+            self._drop_frames(oldest)
 
     def load(self, run: bytes) -> Resumed | None:
         """The newest valid checkpoint of this run, or None. Raises DiskError when all are damaged."""
@@ -121,4 +125,4 @@ class Vault:
     def _drop_frames(self, upto: int) -> None:
         for path in self.frames.glob("*-*"):
             if int(path.name.split("-")[0]) <= upto:
-                path.unlink(missing_ok=True)
+                self._disk.remove(path)

@@ -8,8 +8,6 @@ either completely or not at all. One process writes a directory at a time.
 
 import contextlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from decentral.errors import ConfigError, DiskError
-from decentral.state.durable import TEMPORARY, disk_errors, make_folder, sync_folder, write_new_file
+from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.tensor_file import DamagedFile, read_tensor_file, write_tensor_file
 
 FORMAT = 1
@@ -39,7 +37,7 @@ class Checkpoint:
     passed_over: tuple[tuple[str, str], ...] = ()
 
 
-def save(directory: Path, name: str, tensors: Mapping[str, Tensor], meta: Json) -> Path:
+def save(directory: Path, name: str, tensors: Mapping[str, Tensor], meta: Json, disk: Disk = DISK) -> Path:
     """Store a checkpoint durably and drop all but the last three. Returns its folder.
 
     Args:
@@ -47,6 +45,7 @@ def save(directory: Path, name: str, tensors: Mapping[str, Tensor], meta: Json) 
         name: for people, e.g. "round-41"; order comes from a number in front of it.
         tensors: any devices and dtypes that safetensors knows; must not change until this returns.
         meta: anything JSON can hold exactly (no NaN, no integer keys).
+        disk: what carries the writing out.
 
     Raises:
         DiskError: full, read-only...; every earlier checkpoint is as before.
@@ -57,13 +56,13 @@ def save(directory: Path, name: str, tensors: Mapping[str, Tensor], meta: Json) 
         raise ConfigError(f"checkpoint name {name!r}: must be a plain file name without a leading dot")
     _document(meta, {})  # refuse before anything is written
     with disk_errors(f"writing checkpoint {name} to {directory}"):
-        make_folder(directory)
-        _sweep(directory)
+        disk.make_folders(directory)
+        _sweep(directory, disk)
         kept = _folders(directory)
         sequence = int(kept[-1].name[:8]) + 1 if kept else 0
         final = directory / f"{sequence:08d}-{name}"
-        _write(directory / f"{TEMPORARY}{final.name}", final, tensors, meta)
-    _prune([*kept, final])
+        _write(directory / f"{TEMPORARY}{final.name}", final, tensors, meta, disk)
+    _prune([*kept, final], disk)
     return final
 
 
@@ -112,17 +111,18 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Json]:
     return read_tensor_file(folder / TENSORS, whole["hashes"]), whole["meta"]
 
 
-def _write(temporary: Path, final: Path, tensors: Mapping[str, Tensor], meta: Json) -> None:
+def _write(temporary: Path, final: Path, tensors: Mapping[str, Tensor], meta: Json, disk: Disk) -> None:
     try:
-        os.mkdir(temporary)
-        hashes = write_tensor_file(temporary / TENSORS, tensors, {"format": "pt"})
-        write_new_file(temporary / META, [_document(meta, hashes)])
-        sync_folder(temporary)
-        os.rename(temporary, final)
-        sync_folder(final.parent)
+        disk.make_folder(temporary)
+        hashes = write_tensor_file(temporary / TENSORS, tensors, {"format": "pt"}, disk)
+        disk.write(temporary / META, [_document(meta, hashes)])
+        disk.sync_folder(temporary)
+        disk.rename(temporary, final)
+        disk.sync_folder(final.parent)
     except BaseException:  # also a Ctrl-C: nothing half-written or half-promised stays
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(final, ignore_errors=True)
+        for path in (temporary, final):
+            with contextlib.suppress(OSError):
+                disk.remove(path)
         raise
 
 
@@ -143,16 +143,17 @@ def _folders(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name[:8]))
 
 
-def _sweep(directory: Path) -> None:
+def _sweep(directory: Path, disk: Disk) -> None:
     """Remove what an earlier crash left half-written or half-deleted."""
     for path in directory.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            disk.remove(path)
 
 
-def _prune(folders: list[Path]) -> None:
+def _prune(folders: list[Path], disk: Disk) -> None:
     """Drop all but the newest; a failure is no reason to fail: the new checkpoint is already safe."""
     for folder in folders[:-KEEP]:
         doomed = folder.with_name(f"{TEMPORARY}{folder.name}")  # first: half-deleted would look damaged
         with contextlib.suppress(OSError):
-            os.rename(folder, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            disk.rename(folder, doomed)
+            disk.remove(doomed)

@@ -8,7 +8,6 @@ hold ``parameters`` (``Schema.to_json()``); ``model`` = {"task": "causal-lm", "c
 
 import contextlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 from decentral.errors import ConfigError, DiskError, PayloadError, UsageError
 from decentral.parameters import Schema, split
 from decentral.state.checkpoint import Checkpoint, load_newest
-from decentral.state.durable import TEMPORARY, disk_errors, sync_folder, write_new_file
+from decentral.state.durable import DISK, TEMPORARY, disk_errors
 from decentral.state.snapshot import anchor_name
 from decentral.state.tensor_file import write_tensor_file
 
@@ -62,16 +61,16 @@ def _write(to: Path, parameters: dict[str, Tensor], model: dict[str, Any]) -> No
     temporary = to.with_name(f"{TEMPORARY}{to.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        os.mkdir(temporary)
+        DISK.make_folder(temporary)
         write_tensor_file(temporary / "model.safetensors", parameters, {"format": "pt"})
         if model.get("task") == "causal-lm":
             config = json.dumps(model["config"], indent=2, sort_keys=True) + "\n"
-            write_new_file(temporary / "config.json", [config.encode()])
-        sync_folder(temporary)
+            DISK.write(temporary / "config.json", [config.encode()])
+        DISK.sync_folder(temporary)
         with contextlib.suppress(FileNotFoundError):
             to.rmdir()  # an empty folder, checked above
-        os.rename(temporary, to)
+        DISK.rename(temporary, to)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    sync_folder(to.parent)
+    DISK.sync_folder(to.parent)

@@ -1,22 +1,19 @@
 """The log of committed records, and the small file of a Paxos acceptor: durable before a call returns.
 
 Journal, on disk: entries of u32 length, blake2b-128 of (length + body), body; little-endian, nothing else.
-An append that a crash cut short fails its hash and is cut off when the journal is opened again. Beyond ``2
-* keep`` entries the file is rewritten with the last ``keep``, so disk use is bounded and an append costs
-O(its own bytes), amortised.
+An append that a crash cut short fails its hash and is cut off when the journal is opened again. Nothing is dropped
+before its owner says so: only the owner knows which entries a checkpoint has made unnecessary.
 """
 
 import contextlib
-import os
 import struct
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 
 from decentral.errors import ConfigError, DiskError
-from decentral.state.durable import disk_errors, make_folder, replace_file, sync_folder, write_all
+from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 
 MAX_ENTRY_NBYTES = 2**20  # a record of 1024 peers with its votes stays below 512 KiB
 _LENGTH = struct.Struct("<I")
@@ -25,7 +22,7 @@ HEAD_NBYTES = _LENGTH.size + _SEAL_NBYTES
 
 
 class Journal:
-    """Append-only entries of bytes; the last ``keep`` are held in memory as ``entries``, oldest first.
+    """Append-only entries of bytes, held in memory, too, as ``entries``, oldest first.
 
     Attributes:
         entries: what is durable now.
@@ -33,19 +30,15 @@ class Journal:
 
     """
 
-    def __init__(self, path: Path, *, keep: int = 1024) -> None:
+    def __init__(self, path: Path, disk: Disk = DISK) -> None:
         """Open or create. Raises DiskError when the file cannot be read or written."""
-        if keep < 1:
-            raise ConfigError(f"Journal(keep={keep}): must be at least 1")
-        self.path, self.keep = path, keep
+        self.path, self._disk, self._closed = path, disk, False
+        self.entries: list[bytes] = []
         with disk_errors(f"opening journal {path}"):
-            make_folder(path.parent)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
-            try:
-                self._recover(path.read_bytes())
-            except BaseException:
-                os.close(self._descriptor)
-                raise
+            disk.make_folders(path.parent)
+            if not path.exists():
+                disk.write(path, [])
+            self._recover(path.read_bytes())
 
     def append(self, body: bytes) -> None:
         """Store one entry; it is on the disk when this returns.
@@ -54,29 +47,42 @@ class Journal:
             DiskError: nothing was appended; the journal is as before.
 
         """
+        if self._closed:  # another journal may own the file by now
+            raise ConfigError(f"journal {self.path} was closed; open it again")
         if len(body) > MAX_ENTRY_NBYTES:
             raise ConfigError(f"journal entry of {len(body)} bytes: at most {MAX_ENTRY_NBYTES}")
         data = _entry(body)
         with disk_errors(f"writing journal {self.path}"):
+            self._sync_name()
             try:
-                os.lseek(self._descriptor, self._end, os.SEEK_SET)
-                write_all(self._descriptor, data)
-                os.fsync(self._descriptor)
+                self._disk.write(self.path, [data], self._end)
             except OSError:
                 with contextlib.suppress(OSError):  # what stays is overwritten next
-                    os.ftruncate(self._descriptor, self._end)
+                    self._disk.truncate(self.path, self._end)
                 raise
         self._end += len(data)
-        self._count += 1
         self.entries.append(body)
-        if self._count >= 2 * self.keep:
-            self._compact()
+
+    def shorten(self, keep: int) -> None:
+        """Drop all but the last ``keep`` entries, but only when there are twice as many: O(1) per entry, amortised.
+
+        Never raises: on a full disk the long file is still right, and it is tried again.
+        """
+        if len(self.entries) < 2 * max(1, keep):
+            return
+        kept = self.entries[len(self.entries) - keep :]
+        rewritten = self.path.with_name(f"{TEMPORARY}{self.path.name}")
+        with contextlib.suppress(OSError):
+            self._disk.remove(rewritten)
+            self._disk.write(rewritten, [_entry(body) for body in kept])
+            self._disk.rename(rewritten, self.path)
+            self.entries, self._end = kept, _nbytes(kept)
+            self._name_is_durable = False
+            self._sync_name()
 
     def close(self) -> None:
-        """Give the file back; everything appended is already durable."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Take no more appends; everything appended is already durable."""
+        self._closed = True
 
     def __enter__(self) -> "Journal":
         return self
@@ -87,32 +93,26 @@ class Journal:
         self.close()
 
     def _recover(self, data: bytes) -> None:
-        bodies = list(_intact_entries(data))
-        self._count = len(bodies)
-        self._end = sum(HEAD_NBYTES + len(body) for body in bodies)
-        self.entries: deque[bytes] = deque(bodies, maxlen=self.keep)
+        self.entries = list(_intact_entries(data))
+        self._end = _nbytes(self.entries)
         self.dropped_nbytes = len(data) - self._end
-        if self.dropped_nbytes:
-            os.ftruncate(self._descriptor, self._end)
-        os.fsync(self._descriptor)
-        sync_folder(self.path.parent)  # the name of a journal just created
+        # Synced even if nothing is cut: a killed process may have left whole entries in the page cache only.
+        self._disk.truncate(self.path, self._end)
+        self._name_is_durable = False  # a journal just created, or replaced right before a crash
+        self._sync_name()
 
-    def _compact(self) -> None:
-        """Rewrite with the last ``keep``. A full disk is no failure: the long file is still right."""
-        with contextlib.suppress(OSError):
-            replace_file(self.path, [_entry(body) for body in self.entries])
-            descriptor = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-            os.close(self._descriptor)
-            self._descriptor = descriptor
-            self._count = len(self.entries)
-            self._end = sum(HEAD_NBYTES + len(body) for body in self.entries)
+    def _sync_name(self) -> None:
+        """An fsync of the file is worth nothing while its name may still lead to an older one."""
+        if not self._name_is_durable:
+            self._disk.sync_folder(self.path.parent)
+            self._name_is_durable = True
 
 
 class AcceptorFile:
     """One small blob, replaced atomically: what a peer promised and accepted in the round under way."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, disk: Disk = DISK) -> None:
+        self.path, self._disk = path, disk
 
     def read(self) -> bytes | None:
         """The last blob written, or None when there never was one.
@@ -138,13 +138,18 @@ class AcceptorFile:
     def write(self, body: bytes) -> None:
         """Replace the blob; durable when this returns. Raises DiskError with the old one still in place."""
         with disk_errors(f"writing {self.path}"):
-            make_folder(self.path.parent)
-            replace_file(self.path, [_entry(body)])
+            self._disk.make_folders(self.path.parent)
+            self._disk.replace_file(self.path, [_entry(body)])
 
 
 def _entry(body: bytes) -> bytes:
     length = _LENGTH.pack(len(body))
     return length + _seal(length, body) + body
+
+
+def _nbytes(bodies: Iterable[bytes]) -> int:
+    """What these entries take in the file."""
+    return sum(HEAD_NBYTES + len(body) for body in bodies)
 
 
 def _seal(length: bytes, body: bytes) -> bytes:

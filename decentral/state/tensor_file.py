@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.state.durable import write_new_file
+from decentral.state.durable import DISK, Disk
 
 HASH_NBYTES = 32
 DTYPES = {
@@ -32,7 +32,9 @@ class DamagedFile(Exception):
     """The file is not what was written. Callers pass over it and say why; never leaves ``state``."""
 
 
-def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], format_note: Mapping[str, str]) -> dict[str, str]:
+def write_tensor_file(
+    path: Path, tensors: Mapping[str, Tensor], format_note: Mapping[str, str], disk: Disk = DISK
+) -> dict[str, str]:
     """Write and fsync a new safetensors file; returns the hashes of ``""`` (the header) and each tensor.
 
     Tensors are read one after the other, on any device; one at a time is copied if it is not contiguous CPU
@@ -53,7 +55,7 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], format_note: Ma
             hashes[name] = blake2b(data, digest_size=HASH_NBYTES).hexdigest()
             yield data
 
-    write_new_file(path, parts())
+    disk.write(path, parts())
     return hashes
 
 

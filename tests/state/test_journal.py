@@ -10,8 +10,8 @@ from decentral.state.journal import HEAD_NBYTES, MAX_ENTRY_NBYTES, AcceptorFile,
 BODIES = [b"first", b"", b"third" * 7]
 
 
-def entries_in(path, **options):
-    with Journal(path, **options) as journal:
+def entries_in(path):
+    with Journal(path) as journal:
         return list(journal.entries), journal.dropped_nbytes
 
 
@@ -58,30 +58,46 @@ def test_appending_after_a_torn_tail_goes_on_from_the_last_whole_entry(journal_p
 
 def test_only_the_last_entries_are_kept_and_the_file_stays_bounded(tmp_path):
     path, largest = tmp_path / "journal", 0
-    with Journal(path, keep=4) as journal:
+    with Journal(path) as journal:
         for number in range(50):
             journal.append(b"%03d" % number)
-            assert list(journal.entries) == [b"%03d" % n for n in range(max(0, number - 3), number + 1)]
+            journal.shorten(4)
+            first = number - len(journal.entries) + 1
+            assert journal.entries == [b"%03d" % n for n in range(first, number + 1)]
+            assert min(4, number + 1) <= len(journal.entries) < 8
             largest = max(largest, path.stat().st_size)
     assert largest <= 8 * (HEAD_NBYTES + 3)
-    assert entries_in(path, keep=4) == ([b"046", b"047", b"048", b"049"], 0)
+    assert entries_in(path)[0][-4:] == [b"046", b"047", b"048", b"049"]
+
+
+def test_nothing_is_dropped_before_its_owner_says_so(tmp_path):
+    with Journal(tmp_path / "journal") as journal:
+        for number in range(3000):
+            journal.entries.append(b"%d" % number)  # without an fsync each
+        journal.append(b"last")
+        journal.shorten(1501)
+        assert len(journal.entries) == 3001
+        journal.shorten(1500)
+    assert entries_in(tmp_path / "journal")[0][0] == b"1501"
 
 
 def test_no_crash_loses_an_entry_whose_append_returned(tmp_path, record_disk):
     disk = record_disk()
     written = [f"entry {number}".encode() for number in range(7)]
     finished = []
-    with Journal(disk.root / "run" / "journal", keep=2) as journal:  # rewritten once on the way
+    with Journal(disk.root / "run" / "journal") as journal:  # rewritten on the way
         for body in written:
             journal.append(body)
             finished.append(disk.mark())
+            journal.shorten(2)
     record_disk.stop()
     for done, left in disk.crash_states(tmp_path):
         safe = sum(done >= mark for mark in finished)
-        found, _ = entries_in(left / "run" / "journal", keep=2)
+        found, _ = entries_in(left / "run" / "journal")
         last = written.index(found[-1]) + 1 if found else 0
         assert last in (safe, safe + 1), f"after operation {done} ({disk.history[done][0]})"
-        assert found == written[max(0, last - 2) : last]
+        assert found == written[last - len(found) : last]
+        assert len(found) >= min(last, 2)
         shutil.rmtree(left)
 
 
@@ -116,7 +132,7 @@ def test_a_refused_append_changes_nothing(journal_path, monkeypatch, error):
 
 
 def test_a_full_disk_at_the_rewrite_loses_nothing(tmp_path, monkeypatch):
-    journal = Journal(tmp_path / "journal", keep=2)
+    journal = Journal(tmp_path / "journal")
     real = os.replace
 
     def full(source, target):
@@ -125,10 +141,13 @@ def test_a_full_disk_at_the_rewrite_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     for number in range(6):
         journal.append(b"%d" % number)
+        journal.shorten(2)
+    assert len(journal.entries) == 6
     monkeypatch.setattr(os, "replace", real)
+    journal.shorten(2)
     journal.append(b"6")
     journal.close()
-    assert entries_in(tmp_path / "journal", keep=2) == ([b"5", b"6"], 0)
+    assert entries_in(tmp_path / "journal") == ([b"4", b"5", b"6"], 0)
 
 
 def test_a_journal_that_cannot_be_opened_is_one_line(tmp_path):
@@ -138,10 +157,10 @@ def test_a_journal_that_cannot_be_opened_is_one_line(tmp_path):
 
 
 def test_limits_of_a_journal_are_checked(tmp_path):
-    with pytest.raises(ConfigError, match="keep=0"):
-        Journal(tmp_path / "journal", keep=0)
     with Journal(tmp_path / "journal") as journal, pytest.raises(ConfigError, match="at most"):
         journal.append(bytes(MAX_ENTRY_NBYTES + 1))
+    with pytest.raises(ConfigError, match="was closed"):
+        journal.append(b"late")
 
 
 def test_an_acceptor_never_written_is_none(tmp_path):

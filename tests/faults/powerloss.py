@@ -1,0 +1,151 @@
+"""Real SIGKILLs of a process that does nothing but write: python -m tests.faults.powerloss --kills 10000
+
+One warm process, without threads of its own, forks a child per kill: no child pays for importing torch. The child
+resumes in the folder that the last one was killed in, acknowledges through a pipe what each call made durable, and is
+killed at a random moment, its restart included. Then the folder is asked for all that was ever acknowledged in it.
+
+A killed process leaves its writes in the page cache, so this finds torn files and wrong orders, not missing fsyncs;
+those are found by enumeration: --states restarts in every state a power cut may leave, with wide bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from decentral.errors import DecentralError
+from decentral.simulate.durability import crash_states
+from decentral.state.checkpoint import read_checkpoint
+from decentral.state.durable import DISK, TEMPORARY
+from decentral.state.tensor_file import DamagedFile
+from tests.faults.history import History, make_history
+from tests.faults.life import Acknowledged, Life, Word, found_in
+from tests.faults.test_power_loss import Recorded, broken_promises
+
+ROUNDS = 60  # of one folder; then the next begins
+WIDTH = 512  # 2048 parameters: checkpoints of 16 KiB, frames of 8 KiB
+LONGEST = 0.1  # s until a kill: a child restarts in 0.02 s and lives through a round in 0.05 s beside other work
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it. ``half_written`` counts the kills that left a temporary file: they hit the middle of a write."""
+
+    kills: int = 0
+    half_written: int = 0
+    commits: int = 0
+    checkpoints: int = 0
+    torn: int = 0
+    lost: int = 0
+    seconds: float = 0.0
+    faults: list[str] = field(default_factory=list)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Kill, look, report one line of JSON; 1 when anything was torn or lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--states", action="store_true", help="every crash state instead of kills")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="decentral-powerloss-") as folder:
+        if options.states:
+            return every_state(Path(folder))
+        report = kill_often(Path(folder), options.kills, random.Random(options.seed))
+    print(json.dumps(asdict(report)))
+    return 1 if report.faults else 0
+
+
+def every_state(folder: Path) -> int:
+    """All states after each operation, to a bound of 4096 at one point."""
+    (folder / "life").mkdir()
+    (folder / "left").mkdir()
+    recorded = Recorded(make_history(10), folder / "life")
+    bounds = {"cuts": 64, "limit": 4096}
+    num_states = sum(1 for _ in crash_states(recorded.log, **bounds))
+    faults = list(broken_promises(recorded, recorded.log, folder / "left", **bounds))
+    print(json.dumps({"operations": len(recorded.log), "states": num_states, "faults": faults}))
+    return 1 if faults else 0
+
+
+def kill_often(folder: Path, kills: int, rng: random.Random) -> Report:
+    """As many kills as asked for, in one folder after the other."""
+    history, report, began = make_history(ROUNDS + 1, WIDTH), Report(), time.monotonic()
+    life, promised = folder / "0", Acknowledged()
+    while report.kills < kills and len(report.faults) < 10:
+        if promised.commit >= ROUNDS:
+            DISK.remove(life)
+            life, promised = folder / str(report.kills), Acknowledged()
+        before = promised.commit
+        report.checkpoints += kill_once(history, life, promised, rng.uniform(0, LONGEST))
+        report.kills += 1
+        report.commits += promised.commit - before
+        look(history, life, promised, report)
+        report.seconds = round(time.monotonic() - began, 1)
+        if report.kills % 1000 == 0:
+            print(json.dumps(asdict(report)), file=sys.stderr)
+    return report
+
+
+def kill_once(history: History, folder: Path, promised: Acknowledged, after: float) -> int:
+    """Let a child live for ``after`` seconds; its acknowledgements go into ``promised``. Returns its checkpoints."""
+    hear, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(hear)
+        live_on(history, folder, say)
+    os.close(say)
+    select.select([], [], [], after)
+    os.kill(child, signal.SIGKILL)
+    with os.fdopen(hear) as pipe:
+        words = [line.split() for line in pipe if line.endswith("\n")]
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL), "the child failed by itself; see above"
+    for word, round_ in words:
+        promised.hear(word, int(round_))  # type: ignore[arg-type]
+    return sum(word == "checkpoint" for word, _ in words)
+
+
+def live_on(history: History, folder: Path, say: int) -> None:
+    """The child. Never returns: nothing of the parent's may be cleaned up twice."""
+
+    def tell(word: Word, round_: int) -> None:
+        os.write(say, f"{word} {round_}\n".encode())
+
+    try:
+        Life(history, folder, tell).go_on(ROUNDS)
+        os._exit(0)
+    finally:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def look(history: History, folder: Path, promised: Acknowledged, report: Report) -> None:
+    """Count what is torn or lost, as a restart finds it."""
+    report.half_written += any(folder.rglob(f"{TEMPORARY}*"))
+    for checkpoint in folder.glob("checkpoints/[0-9]*"):
+        try:
+            read_checkpoint(checkpoint)
+        except DamagedFile as damage:
+            report.torn += 1
+            report.faults.append(f"kill {report.kills}: {checkpoint.name}: {damage}")
+    try:
+        faults = found_in(history, folder).faults(history, promised)
+    except DecentralError as error:
+        faults = [str(error)]
+    report.lost += len(faults)
+    report.faults += [f"kill {report.kills}: {fault}" for fault in faults]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
