@@ -26,7 +26,7 @@ from decentral.wire.keys import PeerId
 FIRST_WINDOW = 2  # chunks asked of a donor of which nothing is known
 LARGEST_WINDOW = 32  # half the streams that a donor lets one peer open
 IN_FLIGHT = 128  # chunks asked of all donors: 32 MiB, 200 MB/s at 160 ms
-LEAST_QUEUED, MOST_QUEUED = 1.0, 3.0  # chunks that wait in a donor's way
+LEAST_QUEUED, MOST_QUEUED = 0.5, 1.5  # chunks that wait in a donor's way: its own frames wait behind them
 LOOK_EVERY = 0.25  # s between looks for new donors, and for chunks that are overdue
 _NEVER = float("inf")
 
