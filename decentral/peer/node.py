@@ -167,7 +167,7 @@ class Node:
         check_terms(self.manifest, self.start.schema, hello)
         self.state = "syncing"
         self._began = anyio.current_time() - hello.age
-        fetched = await self.catch_up.fetch_snapshot(peer)
+        fetched = await self.catch_up.snapshots.fetch(peer)
         self.replica.load(fetched.tensors)
         self.driver.begin_at(fetched.head)
         if self.gossip is not None:

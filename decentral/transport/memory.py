@@ -19,7 +19,7 @@ import anyio.lowlevel
 from decentral.errors import PeerUnreachable, TransportError
 from decentral.transport.base import Handler, Services, Traffic, attend
 from decentral.transport.budget import Budget, Limits
-from decentral.transport.pipe import Link, Pipe
+from decentral.transport.pipe import Downlink, Link, Pipe
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 
@@ -52,8 +52,8 @@ class MemoryStream:
 class MemoryNetwork:
     """Where memory transports meet.
 
-    ``latency`` is one way in seconds, ``bandwidth`` each peer's uplink in bytes per second (None: no limit),
-    ``jitter`` the largest extra delay of a piece in seconds, drawn from ``generator``.
+    ``latency`` is one way in seconds, ``bandwidth`` each peer's uplink and ``downlink`` its downlink in bytes per
+    second (None: no limit), ``jitter`` the largest extra delay of a piece in seconds, drawn from ``generator``.
     """
 
     def __init__(
@@ -61,15 +61,17 @@ class MemoryNetwork:
         *,
         latency: float = 0.0,
         bandwidth: float | None = None,
+        downlink: float | None = None,
         jitter: float = 0.0,
         generator: random.Random | None = None,
     ) -> None:
-        self.latency, self.bandwidth, self.jitter = latency, bandwidth, jitter
+        self.latency, self.bandwidth, self.downlink, self.jitter = latency, bandwidth, downlink, jitter
         self.generator = generator or random.Random(0)
         self._up: dict[PeerId, MemoryTransport] = {}
         self._cut: set[frozenset[PeerId]] = set()
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self._uplinks: dict[PeerId, Link] = {}
+        self._downlinks: dict[PeerId, Downlink] = {}
         self._pipes: dict[frozenset[PeerId], list[Pipe]] = {}
 
     def transport(self, signer: Signer, *, limits: Limits | None = None) -> MemoryTransport:
@@ -82,7 +84,11 @@ class MemoryNetwork:
 
     def set_uplink(self, peer: PeerId, bandwidth: float | None) -> None:
         """Change what ``peer`` can send, in bytes per second over all its streams."""
-        self._uplinks[peer] = Link(latency=self.latency, bandwidth=bandwidth)
+        self._uplink(peer).bandwidth = bandwidth
+
+    def set_downlink(self, peer: PeerId, bandwidth: float | None) -> None:
+        """Change what ``peer`` can receive, in bytes per second over all its streams, links of their own included."""
+        self._downlink(peer).bandwidth = bandwidth
 
     def kill(self, peer: PeerId) -> None:
         """End a peer as SIGKILL would: its handlers stop, its streams break, bytes in flight are lost.
@@ -131,7 +137,8 @@ class MemoryNetwork:
 
     def pipes(self, a: PeerId, b: PeerId) -> tuple[Pipe, Pipe]:
         """A fresh pipe each way between two peers."""
-        there, back = Pipe(self._link(a, b), self._jitter), Pipe(self._link(b, a), self._jitter)
+        there = Pipe(self._link(a, b), self._downlink(b), self._jitter)
+        back = Pipe(self._link(b, a), self._downlink(a), self._jitter)
         both = self._pipes.setdefault(frozenset((a, b)), [])
         both[:] = [pipe for pipe in both if not pipe.over]
         both += (there, back)
@@ -140,9 +147,13 @@ class MemoryNetwork:
     def _link(self, sender: PeerId, receiver: PeerId) -> Link:
         if (sender, receiver) in self._links:
             return self._links[sender, receiver]
-        if sender not in self._uplinks:
-            self.set_uplink(sender, self.bandwidth)
-        return self._uplinks[sender]
+        return self._uplink(sender)
+
+    def _uplink(self, peer: PeerId) -> Link:
+        return self._uplinks.setdefault(peer, Link(latency=self.latency, bandwidth=self.bandwidth))
+
+    def _downlink(self, peer: PeerId) -> Downlink:
+        return self._downlinks.setdefault(peer, Downlink(bandwidth=self.downlink))
 
     def _jitter(self) -> float:
         return self.generator.uniform(0.0, self.jitter) if self.jitter else 0.0

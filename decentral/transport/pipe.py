@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 import anyio.lowlevel
@@ -29,12 +30,50 @@ class Link:
         return self.free_at + self.latency
 
 
+@dataclass(slots=True)
+class Piece:
+    """Bytes on their way."""
+
+    data: memoryview
+    reaches: float  # s: when it is at the receiver's downlink
+    ready: float | None = None  # s: when it is through; None: nobody knows yet who else is ahead of it
+
+
+@dataclass(slots=True)
+class Downlink:
+    """What one peer can receive over all its streams: pieces pass in the order in which they reach it.
+
+    A piece written first may reach it last, so its turn is decided when it is there and not when it is written.
+    """
+
+    bandwidth: float | None = None  # bytes/s; None: no limit
+    free_at: float = 0.0  # s
+    _coming: list[tuple[float, int, Piece]] = field(default_factory=list)
+    _count: int = 0
+
+    def expect(self, piece: Piece, now: float) -> None:
+        """A piece was sent."""
+        if self.bandwidth is None:
+            piece.ready = piece.reaches
+            return
+        heapq.heappush(self._coming, (piece.reaches, self._count, piece))
+        self._count += 1
+        self.settle(now)
+
+    def settle(self, now: float) -> None:
+        """Give every piece that has reached the downlink by now its turn."""
+        while self._coming and self._coming[0][0] <= now:
+            reaches, _, piece = heapq.heappop(self._coming)
+            took = len(piece.data) / self.bandwidth if self.bandwidth else 0.0
+            piece.ready = self.free_at = max(self.free_at, reaches) + took
+
+
 class Pipe:
     """Bytes one way. Both sides wait on one event, renewed at every change."""
 
-    def __init__(self, link: Link, jitter: Callable[[], float]) -> None:
-        self._link, self._jitter = link, jitter
-        self._pieces: deque[tuple[float, memoryview]] = deque()
+    def __init__(self, link: Link, downlink: Downlink, jitter: Callable[[], float]) -> None:
+        self._link, self._downlink, self._jitter = link, downlink, jitter
+        self._pieces: deque[Piece] = deque()
         self._held = 0
         self._last = 0.0
         self._changed = anyio.Event()
@@ -90,27 +129,38 @@ class Pipe:
         return self._severed or self._refused or self._ended
 
     def _put(self, piece: bytes) -> None:
-        arrival = self._link.arrival(len(piece), anyio.current_time()) + self._jitter()
+        now = anyio.current_time()
+        arrival = self._link.arrival(len(piece), now) + self._jitter()
         self._last = max(self._last, arrival)  # jitter never reorders a stream
-        self._pieces.append((self._last, memoryview(piece)))
+        sent = Piece(memoryview(piece), self._last)
+        self._downlink.expect(sent, now)
+        self._pieces.append(sent)
         self._held += len(piece)
         self._wake()
 
     def _take(self, most: int) -> memoryview:
-        ready, piece = self._pieces.popleft()
-        if len(piece) > most:
-            self._pieces.appendleft((ready, piece[most:]))
-        self._held -= min(len(piece), most)
+        piece = self._pieces[0]
+        taken, piece.data = piece.data[:most], piece.data[most:]
+        if not piece.data:
+            self._pieces.popleft()
+        self._held -= len(taken)
         self._wake()
-        return piece[:most]
+        return taken
 
     async def _wait_for_a_piece(self, come: int, nbytes: int) -> None:
-        while not self._pieces or self._pieces[0][0] > anyio.current_time():
+        while (due := self._due()) > anyio.current_time():
             if self._severed or self._refused or (self._ended and not self._pieces):
                 raise StreamClosed(f"{come} of {nbytes} bytes came before the stream ended")
-            wake_at = self._pieces[0][0] if self._pieces else float("inf")
-            with anyio.CancelScope(deadline=wake_at):
+            with anyio.CancelScope(deadline=due):
                 await self._changed.wait()
+
+    def _due(self) -> float:
+        """When to look again: the first piece is ready, or reaches the downlink, or was not sent yet."""
+        if not self._pieces:
+            return float("inf")
+        self._downlink.settle(anyio.current_time())
+        first = self._pieces[0]
+        return first.reaches if first.ready is None else first.ready
 
     def _wake(self) -> None:
         self._changed.set()

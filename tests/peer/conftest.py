@@ -42,7 +42,7 @@ def small_schema(fragments: int = 1) -> Schema:
 
 
 class Member:
-    """A node with a trainer: every STEP seconds it contributes a pull towards its own target."""
+    """A node with a trainer: every ``lab.step`` seconds it contributes a pull towards its own target."""
 
     def __init__(self, lab: Lab, number: int, founder: bool) -> None:
         self.lab, self.number, self.signer = lab, number, signer_of(number)
@@ -93,7 +93,7 @@ class Member:
     async def _gossip(self, gossip: Gossip) -> None:
         driver = self.node.driver
         while not self.idle:
-            await anyio.sleep(STEP)
+            await anyio.sleep(self.lab.step)
             anchor = self.node.replica.anchors[0]
             local = anchor + self.pull * (self.target(0) - anchor)
             self.swaps.append(await gossip.exchange(0, local, 1, 1))
@@ -111,7 +111,7 @@ class Member:
             await self._gossip(self.node.gossip)
             return
         while True:
-            await anyio.sleep(STEP)
+            await anyio.sleep(self.lab.step)
             head = driver.head
             if self.idle or head.anchor is None or head.final or driver.pending is not None or not driver.is_member:
                 continue
@@ -137,9 +137,9 @@ class Member:
 class Lab:
     """A swarm in memory."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
-        self.schema = small_schema(manifest.outer.fragments)
+    def __init__(self, manifest: Manifest, schema: Schema | None = None, step: float = STEP) -> None:
+        self.manifest, self.step = manifest, step
+        self.schema = small_schema(manifest.outer.fragments) if schema is None else schema
         self.network = MemoryNetwork(latency=0.02)
         self.members: list[Member] = []
         self.nursery: trio.Nursery | None = None
@@ -200,9 +200,9 @@ def run_lab(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
     monkeypatch.setattr(scheduler, "_r", random.Random(0))
 
-    def run(manifest: Manifest, script: Callable[[Lab], Awaitable[None]]) -> None:
+    def run(manifest: Manifest, script: Callable[[Lab], Awaitable[None]], **given: Any) -> None:
         async def main() -> None:
-            lab = Lab(manifest)
+            lab = Lab(manifest, **given)
             async with trio.open_nursery() as nursery:
                 lab.nursery = nursery
                 await script(lab)

@@ -68,6 +68,83 @@ def test_an_uplink_is_shared_by_all_streams_of_its_peer():
     in_virtual_time(script)
 
 
+async def push(sender, receiver, nbytes):
+    await request(sender, receiver.peer, ECHO, bytes(nbytes), limit=9, timeout=99)
+
+
+def sinks(network, count):
+    """The first of ``count`` peers takes what the others send and answers with nothing."""
+
+    async def swallow(peer, body):
+        return b""
+
+    made = [network.transport(signer) for signer in signers(count)]
+    serve_requests(made[0], ECHO, swallow, limit=1 << 24)
+    return made
+
+
+def test_a_downlink_is_shared_by_all_who_send_to_its_peer():
+    network = MemoryNetwork(downlink=1e6)
+    a, b, c = sinks(network, 3)
+
+    async def script():
+        async with a, b, c, anyio.create_task_group() as group:
+            for sender in (b, c):
+                group.start_soon(push, sender, a, 10**6)
+        assert anyio.current_time() == pytest.approx(2.0, rel=0.01), "unlimited uplinks, 2 MB down at 1 MB/s"
+
+    in_virtual_time(script)
+
+
+def test_an_uplink_and_a_downlink_pass_a_body_at_the_rate_of_the_slower_one():
+    for up, down in ((1e6, 4e6), (4e6, 1e6)):
+        network = MemoryNetwork(bandwidth=up, downlink=down)
+        a, b = sinks(network, 2)
+
+        async def script(a=a, b=b):
+            async with a, b:
+                await push(b, a, 2 * 10**6)
+            assert anyio.current_time() == pytest.approx(2.0, rel=0.05)
+
+        in_virtual_time(script)
+
+
+def test_bytes_that_have_not_reached_a_downlink_do_not_hold_up_those_that_have():
+    network = MemoryNetwork(latency=0.01)
+    a, far, near = sinks(network, 3)
+    network.set_downlink(a.peer, 1e6)
+    network.set_link(far.peer, a.peer, latency=5.0)
+    arrived = {}
+
+    async def script():
+        async def one(sender, name):
+            await push(sender, a, 500_000)
+            arrived[name] = anyio.current_time()
+
+        async with a, far, near, anyio.create_task_group() as group:
+            group.start_soon(one, far, "far")
+            await anyio.sleep(10.5)  # far's body is on its way
+            group.start_soon(one, near, "near")
+        assert arrived["near"] == pytest.approx(10.5 + 0.04 + 0.5, abs=0.01)
+        assert arrived["far"] == pytest.approx(10.0 + 5.0 + 0.5 + 0.01, abs=0.02)
+
+    in_virtual_time(script)
+
+
+def test_an_uplink_that_changes_changes_for_streams_that_are_open():
+    network = MemoryNetwork(bandwidth=1e6)
+    a, b = sinks(network, 2)
+
+    async def script():
+        async with a, b, anyio.create_task_group() as group:
+            group.start_soon(push, b, a, 4 * 10**6)
+            await anyio.sleep(1.0)
+            network.set_uplink(b.peer, 3e6)
+        assert anyio.current_time() == pytest.approx(2.4, abs=0.3), "1 MB at first, a window of it already on the way"
+
+    in_virtual_time(script)
+
+
 def test_one_link_can_be_given_its_own_delay():
     network = MemoryNetwork(latency=0.01)
     a, b = pair(network)

@@ -1,0 +1,127 @@
+"""What joining and catching up cost: seconds over links with a rate, bytes at the transport's counter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import trio
+
+from decentral.parameters import schema_of
+
+MBIT = 125_000.0  # bytes/s
+NUMEL = 1 << 21  # 8.4 MB, 32 chunks
+
+
+def one_tensor(numel: int):
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.zeros(numel // 1024, 1024))
+    return schema_of(model, 1)
+
+
+async def three_in_step(lab, uplink: float) -> None:
+    for _ in range(3):
+        lab.add()
+    await lab.all_members()
+    await lab.rounds(1)  # no chunk is as it was at the beginning
+    for member in lab.members:
+        lab.network.set_uplink(member.signer.peer, uplink)
+
+
+@pytest.mark.parametrize(("uplink", "downlink"), [(1.6, 4.0), (1.0, 4.0)])
+def test_a_join_takes_little_more_than_its_bytes_while_the_donors_train_on(run_lab, terms, uplink, downlink):
+    async def script(lab):
+        await three_in_step(lab, uplink * MBIT)
+        began, round_ = trio.current_time(), lab.members[0].rounds
+        joiner = lab.add()
+        lab.network.set_downlink(joiner.signer.peer, downlink * MBIT)
+        await lab.until(lambda: joiner.node.ready.is_set())
+        took = trio.current_time() - began
+        assert took <= 1.2 * 4 * NUMEL / (min(3 * uplink, downlink) * MBIT)
+        assert lab.members[0].rounds > round_, "commits came meanwhile"
+        assert joiner.transport.traffic.total.received <= 1.05 * 4 * NUMEL
+        await lab.until(lambda: joiner.node.driver.head.hash == lab.members[0].node.driver.head.hash)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco", lease=12.0, shrink_after=600.0, deadline_ceiling=30.0), script, schema=one_tensor(NUMEL), step=8.0)
+
+
+def test_a_donor_that_lies_is_named_and_the_joiner_stands_where_the_others_do(run_lab, terms):
+    async def script(lab):
+        await three_in_step(lab, 1.6 * MBIT)
+        liar = lab.members[1].node
+        await liar.catch_up._snapshot()
+        for made in liar.catch_up._made.values():
+            made._row[:] = bytes(len(made._row))
+        joiner = lab.add()
+        await lab.until(lambda: joiner.node.ready.is_set())
+        await lab.until(lambda: joiner.node.driver.head.hash == lab.members[0].node.driver.head.hash)
+        lab.check_equal()
+        assert [event for event, _ in joiner.events].count("donor_dropped") == 1
+
+    run_lab(terms("sparseloco", lease=12.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 4), step=8.0)
+
+
+async def fall_behind(lab, rounds: int):
+    """The last member misses some rounds, then nobody trains any more."""
+    away, others = lab.members[-1], lab.members[:-1]
+    for member in others:
+        lab.network.cut(away.signer.peer, member.signer.peer)
+    goal = away.rounds + rounds
+    await lab.until(lambda: all(member.rounds >= goal for member in others))
+    for member in lab.members:
+        member.idle = True
+    await trio.sleep(5.0)
+    return away, others
+
+
+async def come_back(lab, away, others) -> int:
+    """Bytes it took until it stood where the others do."""
+    before = away.transport.traffic.total.received + away.transport.traffic.total.sent
+    for member in others:
+        lab.network.heal(away.signer.peer, member.signer.peer)
+    await lab.until(lambda: away.node.driver.head.hash == others[0].node.driver.head.hash)
+    await trio.sleep(10.0)  # whatever it goes on fetching counts
+    lab.check_equal()
+    return away.transport.traffic.total.received + away.transport.traffic.total.sent - before
+
+
+def test_a_peer_five_rounds_behind_catches_up_for_a_twentieth_of_a_snapshot(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        away, others = await fall_behind(lab, 5)
+        assert others[0].rounds - away.rounds >= 5
+        assert await come_back(lab, away, others) <= 0.05 * 4 * NUMEL // 2
+        assert not any(event == "resynced" for event, _ in away.events)
+
+    run_lab(terms("sparseloco", lease=20.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 2))
+
+
+def test_a_snapshot_is_fetched_when_replaying_would_cost_more(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        away, others = await fall_behind(lab, 20)
+        assert await come_back(lab, away, others) <= 1.5 * 2 * 4 * 6 * 4096
+        assert any(event == "resynced" for event, _ in away.events)
+
+    run_lab(terms("diloco", shrink_after=600.0), script, schema=one_tensor(6 * 4096))
+
+
+def test_a_snapshot_is_fetched_when_the_frames_to_replay_are_nowhere_any_more(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        away, others = await fall_behind(lab, 3)
+        for member in others:
+            member.node.driver.store.forget_before(10**6)
+        await come_back(lab, away, others)
+        assert any(event == "resynced" for event, _ in away.events)
+
+    run_lab(terms("sparseloco", shrink_after=600.0), script)
