@@ -53,6 +53,7 @@ class Advance:
     before_N: Tensor | None  # None: only the membership changed
     after_N: Tensor | None
     contribution: Contribution | None  # this peer's, when the record names it
+    anchor: Digest = b""  # digest of this peer's anchor after it, over all fragments
 
 
 @dataclass(slots=True)

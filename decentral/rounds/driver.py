@@ -83,9 +83,11 @@ class Driver(Reducer):
                 self.replica.load({**tensors, **self.replica.own_tensors()})
             self.pending = None
             self.machine.restart(head, anyio.current_time())
-            self.on_event("resynced", {"round": head.round, "epoch": head.epoch})
+            anchor = self.replica.digest
+            where = {"round": head.round, "epoch": head.epoch, "record": head.hash.hex(), "anchor": anchor.hex()}
+            self.on_event("resynced", where)
             for f, old_N in enumerate(before):
-                self.on_advance(Advance(None, head.hash, f, old_N, self.replica.anchors[f], None))
+                self.on_advance(Advance(None, head.hash, f, old_N, self.replica.anchors[f], None, anchor))
 
     async def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -116,8 +118,8 @@ class Driver(Reducer):
             self.replica.install(step)
         named = self._settle(record)
         self._tidy(record.round)
-        self.on_advance(Advance(record, record.hash, record.fragment, before_N, after_N, named))
         anchor = self.replica.digest if moves_anchor(record) else record.base
+        self.on_advance(Advance(record, record.hash, record.fragment, before_N, after_N, named, anchor))
         await self._carry_out(self.machine.applied(anchor, anyio.current_time()))
         if self.pending is not None and self._takes_again(record):
             await self._offer()
