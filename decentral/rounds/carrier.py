@@ -109,6 +109,7 @@ class Carrier(ABC):
         self.contributed = 0
         self.stopping = False
         self._heard: dict[PeerId, float] = {}
+        self._looked: float | None = None
         self._rivals: dict[PeerId, float] = {}
         self._fatal: DecentralError | None = None
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
