@@ -253,7 +253,9 @@ class Peer(Boundary):
             self._events.close()
             raise
         self._stand_at_anchor(resumed=start.head is not None)
-        self._emit("joined", {"invite": self.invite, "round": self.round})
+        head = self._swarm.node.driver.head
+        where = {"at": head.round, "record": head.hash.hex(), "resumed": start.head is not None}
+        self._emit("joined", {"invite": self.invite, "round": self.round, **where})
 
     def _resumed_or_fresh(self) -> Start:
         found = self._vault.load(self.manifest.digest)

@@ -71,6 +71,8 @@ class Reporter:
             "members": [peer_name(peer) for peer in record.next_members],
             "contributed": advance.contribution is not None,
             "final": record.final,
+            "record": record.hash.hex(),
+            "anchor": advance.anchor.hex(),
         }
         self._emit("commit" if moves_anchor(record) else "membership", fields)
         if moves_anchor(record):

@@ -6,6 +6,7 @@ a crash the newest valid checkpoint is loaded and the journal replayed on top, t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from decentral.rounds.chain import Head, check_succession, moves_anchor
 from decentral.rounds.driver import Ledger
 from decentral.rounds.replica import Replica
 from decentral.state.checkpoint import load_newest, save
-from decentral.state.durable import DISK, Disk, disk_errors
+from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.journal import AcceptorFile, Journal
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
@@ -50,6 +51,7 @@ class Vault:
         self.journal = Journal(out / "journal", disk)
         self.acceptor = AcceptorFile(out / "acceptor", disk)
         self._saved_rounds: list[int] = []
+        self._sweep()
 
     def ledger(self) -> Ledger:
         """What the driver writes through."""
@@ -122,7 +124,13 @@ class Vault:
             raise PayloadError(f"stored frame of round {round_} is damaged; the swarm has it")
         return found
 
+    def _sweep(self) -> None:
+        """Remove frames that a crash left half-written."""
+        for path in self.frames.glob(f"{TEMPORARY}*"):
+            with contextlib.suppress(OSError):
+                self._disk.remove(path)
+
     def _drop_frames(self, upto: int) -> None:
-        for path in self.frames.glob("*-*"):
+        for path in self.frames.glob("[0-9]*-*"):
             if int(path.name.split("-")[0]) <= upto:
                 self._disk.remove(path)

@@ -53,6 +53,7 @@ class Advance:
     before_N: Tensor | None  # None: only the membership changed
     after_N: Tensor | None
     contribution: Contribution | None  # this peer's, when the record names it
+    anchor: Digest = b""  # digest of this peer's anchor after it, over all fragments
 
 
 @dataclass(slots=True)
@@ -108,6 +109,7 @@ class Carrier(ABC):
         self.contributed = 0
         self.stopping = False
         self._heard: dict[PeerId, float] = {}
+        self._looked: float | None = None
         self._rivals: dict[PeerId, float] = {}
         self._fatal: DecentralError | None = None
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}

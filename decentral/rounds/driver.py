@@ -83,9 +83,11 @@ class Driver(Reducer):
                 self.replica.load({**tensors, **self.replica.own_tensors()})
             self.pending = None
             self.machine.restart(head, anyio.current_time())
-            self.on_event("resynced", {"round": head.round, "epoch": head.epoch})
+            anchor = self.replica.digest
+            where = {"round": head.round, "epoch": head.epoch, "record": head.hash.hex(), "anchor": anchor.hex()}
+            self.on_event("resynced", where)
             for f, old_N in enumerate(before):
-                self.on_advance(Advance(None, head.hash, f, old_N, self.replica.anchors[f], None))
+                self.on_advance(Advance(None, head.hash, f, old_N, self.replica.anchors[f], None, anchor))
 
     async def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -116,8 +118,8 @@ class Driver(Reducer):
             self.replica.install(step)
         named = self._settle(record)
         self._tidy(record.round)
-        self.on_advance(Advance(record, record.hash, record.fragment, before_N, after_N, named))
         anchor = self.replica.digest if moves_anchor(record) else record.base
+        self.on_advance(Advance(record, record.hash, record.fragment, before_N, after_N, named, anchor))
         await self._carry_out(self.machine.applied(anchor, anyio.current_time()))
         if self.pending is not None and self._takes_again(record):
             await self._offer()
@@ -183,6 +185,7 @@ class Driver(Reducer):
 
     def _absent(self, now: float) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
         """Members not heard of for a lease, and for so long that they are given up."""
+        self._leave_out_own_sleep(now)
         live = self.directory.live()
         for peer in self.head.members:
             if peer in live or peer not in self._heard:
@@ -190,6 +193,17 @@ class Driver(Reducer):
         silent = {peer: now - self._heard[peer] for peer in self.head.members if peer != self.me}
         expired = frozenset(peer for peer, s in silent.items() if s > self.lease / 2)
         return expired, frozenset(peer for peer in expired if silent[peer] > self.shrink_after)
+
+    def _leave_out_own_sleep(self, now: float) -> None:
+        """Time in which this process stood still is nobody else's silence.
+
+        A laptop that was shut for longer than ``shrink_after`` gave up all the others the moment it woke, and
+        committed a round of its own that they had committed long ago.
+        """
+        slept = now - (now if self._looked is None else self._looked)
+        self._looked = now
+        if slept > self.lease / 2:
+            self._heard = {peer: min(now, heard + slept) for peer, heard in self._heard.items()}
 
     def _look_for_other_chains(self, now: float) -> None:
         """A peer two rounds ahead: we missed a commit. A peer that stays on another branch: one of us must adopt.

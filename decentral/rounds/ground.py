@@ -55,13 +55,26 @@ class Ground:
         self._effects: list[Effect] = []
         self._early: dict[tuple[PeerId, str], m.Message] = {}
         self._offered_at = now
-        self.restart(head, now, acceptor)
+        self._remembered = acceptor
+        self.restart(head, now)
 
-    def restart(self, head: Head, now: float, acceptor: Acceptor | None = None) -> None:
+    @property
+    def forgetful(self) -> bool:
+        """Whether this peer voted in later rounds than it remembers commits of: its disk lost the end of the chain.
+
+        It may have been the one peer that the quorum of a forgotten round and the next quorum share, so it takes part
+        in no ballot until it has caught up, or until ``forget``.
+        """
+        return self._remembered is not None and self._remembered.round > self.head.round + 1
+
+    def forget(self) -> None:
+        """Nobody else knows of the forgotten rounds either: go on without them."""
+        self._remembered = None
+
+    def restart(self, head: Head, now: float) -> None:
         """Stand at ``head`` with nothing seen of the next round: at start, after a commit, after a catch-up."""
         self.head = head
-        kept = acceptor is not None and acceptor.round == head.round + 1
-        self.acceptor = acceptor if kept and acceptor is not None else Acceptor(head.round + 1)
+        self.acceptor = self._last_vote(head) or Acceptor(head.round + 1)
         self.round = Collection(now)
         self.results: dict[tuple[int, int], m.FrameRef] = {}
         self.leading: Leading | None = None
@@ -71,6 +84,13 @@ class Ground:
         self.planned_number = -1
         self.held = {frame: header for frame, header in self.held.items() if header.round > head.round}
         self._replay_results()
+
+    def _last_vote(self, head: Head) -> Acceptor | None:
+        """What was promised and accepted before this process began, if it was for the round after ``head``."""
+        kept = self._remembered
+        if kept is None or kept.round != head.round + 1:
+            return None
+        return kept if kept.accepted is None or kept.accepted.previous == head.hash else None
 
     def leader_of(self, ballot: int) -> PeerId:
         """Who leads ``ballot`` of the round in progress."""

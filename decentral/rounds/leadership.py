@@ -23,7 +23,7 @@ class Leader(Voter):
 
     def _lead(self, now: float) -> None:
         """Lead the ballot in charge if it is ours and there is something to commit."""
-        if self.me not in self.head.members:
+        if self.forgetful or self.me not in self.head.members:
             return
         usable = self.round.usable(self.head, self.held, self.terms.partition is not None)
         self._ask_for_offered_frames(now)

@@ -13,7 +13,7 @@ class Voter(Ground):
     """Answers the leaders of ballots."""
 
     def _take_prepare(self, sender: PeerId, prepare: m.Prepare) -> None:
-        promised = self.acceptor.promise(prepare.ballot)
+        promised = None if self.forgetful else self.acceptor.promise(prepare.ballot)
         if promised is None or self.leader_of(prepare.ballot) != sender:
             return
         self._become(promised)
@@ -37,7 +37,7 @@ class Voter(Ground):
             self._effects.append(SendSlices(plan))
 
     def _vote(self, now: float) -> None:
-        if self.proposal is None or self.me not in self.head.members:
+        if self.proposal is None or self.forgetful or self.me not in self.head.members:
             return
         sender, proposal = self.proposal
         if self.acceptor.accepted_ballot >= proposal.ballot or proposal.ballot < self.acceptor.promised:

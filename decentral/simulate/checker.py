@@ -177,7 +177,9 @@ class _Mass:
             self.verdict.say(f"[I5] host {entry.host}, fragment {f}: {twice} inner steps moved the anchor twice")
         if lost and self._never_down(entry.host):
             self.verdict.lost_updates += lost
-            self.verdict.say(f"[I3] host {entry.host}, fragment {f}: {lost} inner steps are gone, and it never went down")
+            self.verdict.say(
+                f"[I3] host {entry.host}, fragment {f}: {lost} inner steps are gone, and it never went down"
+            )
 
     def _chain(self) -> Iterator[Record]:
         """The records behind the state in which the peers rest, newest first."""

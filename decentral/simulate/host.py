@@ -221,8 +221,10 @@ class Process:
         head, self.named = self.vault.replay(found.head, node.replica, node.driver.me)
         node.driver.begin_at(head, found.acceptor)
         for fragment, anchor_N in enumerate(node.replica.anchors):
-            live_N = anchor_N if self.named else self.model.fragments[fragment] + (
-                anchor_N - found.tensors[f"anchor/{fragment}"]
+            live_N = (
+                anchor_N
+                if self.named
+                else self.model.fragments[fragment] + (anchor_N - found.tensors[f"anchor/{fragment}"])
             )
             self.model.write(fragment, live_N)
 
@@ -303,4 +305,8 @@ async def _interleaved(work: Any, *args: Any) -> Any:
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
-    return [leaf for error in group.exceptions for leaf in (_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])]
+    return [
+        leaf
+        for error in group.exceptions
+        for leaf in (_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    ]

@@ -59,7 +59,9 @@ _STORM = Profile(
     corrupt_disk=0.1,
 )
 
-PROFILES = {profile.name: profile for profile in (_LAB, _HOME, _SPOT, _STORM, replace(_HOME, name="cliff", cliff_every=200))}
+PROFILES = {
+    profile.name: profile for profile in (_LAB, _HOME, _SPOT, _STORM, replace(_HOME, name="cliff", cliff_every=200))
+}
 
 
 def profile_named(name: str) -> Profile:

@@ -35,7 +35,9 @@ def drawn(seed: int, rounds: int = 20) -> Scenario:
     kind = generator.choice(["gather", "gather", "reduce", "streaming", "float"])
     profile = generator.choice([PROFILES["home"], PROFILES["storm"], PROFILES["storm"], PROFILES["spot"]])
     hosts = generator.choice([2, 3, 3, 3, 4, 5])
-    shortened = replace(profile, away=generator.choice([1.0, 3.0, 8.0]), partition_for=generator.choice([1.0, 4.0, 15.0]))
+    shortened = replace(
+        profile, away=generator.choice([1.0, 3.0, 8.0]), partition_for=generator.choice([1.0, 4.0, 15.0])
+    )
     return Scenario(_manifest(kind, seed), shortened, seed, hosts, rounds, exact=kind in ("gather", "reduce"))
 
 
@@ -47,7 +49,9 @@ def _manifest(kind: str, seed: int) -> Manifest:
         plain = {"chain": "none", "feedback": "none"}
         return preset_manifest("diloco", run=run, inner=inner, swarm=_LIMITS, outer=outer, compressor=plain)
     if kind == "streaming":
-        return preset_manifest("streaming", run=run, inner={"steps": 6}, swarm=_LIMITS, outer={"fragments": 3, "overlap": 1})
+        return preset_manifest(
+            "streaming", run=run, inner={"steps": 6}, swarm=_LIMITS, outer={"fragments": 3, "overlap": 1}
+        )
     if kind == "float":
         return preset_manifest("sparseloco", run=run, inner=inner, swarm=_LIMITS)
     return preset_manifest("sparseloco", run=run, inner=inner, swarm=_LIMITS, compressor=_EXACT)

@@ -30,6 +30,7 @@ from decentral.wire.keys import PeerId, peer_name
 _REMEMBERED = 1024  # peers whose addresses are dialled again after the daemon died
 _LOOK_EVERY = 5.0  # s between looks at the daemon's addresses: relays and NATs change them
 _LISTEN_POLL = 0.02  # s between questions to a daemon that does not listen yet
+_FIRST_ATTEMPTS = 3  # one may be killed while it starts; what is wrong with all three is for the user to mend
 _LONGEST_PAUSE = 30.0  # s between attempts to start a daemon again
 
 logger = logging.getLogger("decentral.transport")
@@ -221,7 +222,7 @@ class DaemonTransport:
         return self._services.handlers[protocol]
 
     async def _keep_running(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        pause = 0.1
+        pause, attempts = 0.1, 0
         while True:
             try:
                 async with self._one_daemon() as child:
@@ -231,7 +232,8 @@ class DaemonTransport:
                     code = await child.wait()
                     logger.warning("the libp2p daemon ended (code %d) and is started again", code)
             except TransportError as error:
-                if self.starts == 0:
+                attempts += 1
+                if self.starts == 0 and (attempts == _FIRST_ATTEMPTS or isinstance(error, ListenError)):
                     raise
                 logger.warning("the libp2p daemon cannot be started again, next try in %.1f s: %s", pause, error)
             await anyio.sleep(pause)

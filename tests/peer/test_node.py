@@ -187,6 +187,27 @@ def test_two_branches_of_one_run_become_one_swarm_again(run_lab, terms):
     run_lab(terms("sparseloco"), script)
 
 
+def test_a_peer_that_slept_does_not_take_its_own_silence_for_that_of_the_others(run_lab, terms):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        sleeper = lab.members[3]
+        others = [member.signer.peer for member in lab.members[:3]]
+        async with sleeper.node.driver._lock:  # nothing of it goes on, as when a lid is closed
+            for peer in others:
+                lab.network.cut(sleeper.signer.peer, peer)
+            await trio.sleep(10 * lab.manifest.swarm.shrink_after)
+            for peer in others:
+                lab.network.heal(sleeper.signer.peer, peer)
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+
+
 def test_a_full_disk_ends_the_peer_with_its_error_and_the_others_go_on(run_lab, terms):
     async def script(lab):
         for _ in range(3):

@@ -80,6 +80,49 @@ def test_a_peer_restarted_from_its_disk_never_votes_twice_and_comes_back_into_st
         swarm.check_agreement()
 
 
+def after_a_lost_tail(swarm) -> tuple[bytes, bytes]:
+    """Two of three commit two rounds; then one is away and the other has lost both, but not its last vote."""
+    assert finish_round(swarm)
+    kept, cut, late = swarm.members
+    swarm.lose = lambda sender, to, message: late in (sender, to)
+    while min(swarm.rounds_done(kept), swarm.rounds_done(cut)) < 3:
+        swarm.offer_all()
+        assert swarm.run(lambda: not swarm.queue)
+        swarm.run(lambda: False, 1.0)
+    swarm.lose = lambda sender, to, message: kept in (sender, to)
+    swarm.hosts[cut].disk.log = swarm.hosts[cut].disk.log[:1]
+    swarm.restart(cut)
+    return kept, cut
+
+
+def commits(swarm, peer: bytes) -> bool:
+    """Whether ``peer`` gets anywhere within a minute."""
+    before = swarm.rounds_done(peer)
+
+    def moved() -> bool:
+        swarm.offer_all()
+        return swarm.rounds_done(peer) > before
+
+    return swarm.run(moved, 60.0)
+
+
+def test_a_peer_that_lost_its_last_commits_does_not_vote_in_their_rounds_again(make_swarm):
+    swarm = make_swarm(3)
+    kept, cut = after_a_lost_tail(swarm)
+    assert not commits(swarm, cut), "two of three know nothing of rounds that were committed"
+    swarm.lose = lambda sender, to, message: False
+    assert finish_round(swarm, 3)
+    swarm.check_agreement()
+    assert not swarm.hosts[cut].machine.forgetful
+
+
+def test_what_everybody_forgot_can_be_committed_anew(make_swarm):
+    swarm = make_swarm(3)
+    _, cut = after_a_lost_tail(swarm)
+    swarm.hosts[cut].machine.forget()
+    assert commits(swarm, cut)
+
+
 @pytest.mark.parametrize("loss", [0.1, 0.3])
 @pytest.mark.parametrize("seed", range(15))
 def test_lost_messages_cost_time_and_nothing_else(make_swarm, seed, loss):
