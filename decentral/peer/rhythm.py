@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
 from decentral.optimizers.merge import merge
-from decentral.peer.live_model import LiveModel
 from decentral.rounds.chain import Digest
 from decentral.rounds.driver import Advance
+
+
+class Parameters(Protocol):
+    """The live parameters, fragment by fragment: a model, or what stands for one in a simulation."""
+
+    def read(self, fragment: int) -> Tensor:
+        """A copy of one fragment."""
+        ...
+
+    def write(self, fragment: int, flat_N: Tensor) -> None:
+        """Overwrite one fragment."""
+        ...
 
 
 @dataclass(slots=True)
@@ -55,7 +67,7 @@ class Rhythm:
         early = named and self.sent_at is not None and self.since - self.sent_at < self.overlap
         return None if early else self.waiting.popleft()
 
-    def merge(self, advance: Advance, model: LiveModel) -> bool:
+    def merge(self, advance: Advance, model: Parameters) -> bool:
         """Bring one commit into the live model; returns whether parameters changed."""
         self.seen = advance.head
         if advance.before_N is None or advance.after_N is None:

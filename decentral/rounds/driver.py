@@ -206,7 +206,8 @@ class Driver(Reducer):
             self._heard = {peer: min(now, heard + slept) for peer, heard in self._heard.items()}
 
     def _look_for_other_chains(self, now: float) -> None:
-        """A peer two rounds ahead: we missed a commit. A peer that stays on another branch: one of us must adopt.
+        """A peer two rounds ahead, or one round for long: we missed a commit. One that stays on another branch: either
+        must adopt.
 
         Branches come from a partition, or from a chain that was given up and came back; comparing them is the
         catch-up's work, and both sides start it, so it does not matter which is the longer.
@@ -215,10 +216,13 @@ class Driver(Reducer):
         for peer, lease in self.directory.live().items():
             if lease.round > head.round + 1:
                 self.catch_up(peer)
-            elif lease.digest != head.hash and peer not in head.members and peer not in self.machine.joiners:
+            elif lease.digest != head.hash and (lease.round > head.round or self._is_outside(peer)):
                 rivals[peer] = self._rivals.get(peer, now)
         for peer, since in rivals.items():
             if now - since > self.lease:
                 rivals[peer] = now
                 self.catch_up(peer)
         self._rivals = rivals
+
+    def _is_outside(self, peer: PeerId) -> bool:
+        return peer not in self.head.members and peer not in self.machine.joiners

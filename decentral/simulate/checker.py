@@ -19,7 +19,7 @@ from decentral.manifest import Manifest
 from decentral.rounds.chain import majority
 from decentral.simulate.trace import Entry, Trace
 from decentral.simulate.training import UNIT, VALUES, toy_schema
-from decentral.wire.frames import HEADER_NBYTES, parse
+from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record
 
@@ -177,9 +177,7 @@ class _Mass:
             self.verdict.say(f"[I5] host {entry.host}, fragment {f}: {twice} inner steps moved the anchor twice")
         if lost and self._never_down(entry.host):
             self.verdict.lost_updates += lost
-            self.verdict.say(
-                f"[I3] host {entry.host}, fragment {f}: {lost} inner steps are gone, and it never went down"
-            )
+            self.verdict.say(f"[I3] host {entry.host}, fragment {f}: {lost} inner steps are gone; it never went down")
 
     def _chain(self) -> Iterator[Record]:
         """The records behind the state in which the peers rest, newest first."""
@@ -192,8 +190,7 @@ class _Mass:
         sums: dict[tuple[PeerId, int], Tensor] = defaultdict(lambda: torch.zeros(VALUES))
         for record in chain:
             for ref in record.frames:
-                data = self.trace.frames[ref.frame]
-                body = parse(data, lambda header, n=len(data): n - HEADER_NBYTES).body  # type: ignore[misc]
+                body = _parsed(self.trace.frames[ref.frame]).body
                 sums[ref.peer, record.fragment] += self.codec.decode(body, self.shapes[record.fragment])
         return sums
 
@@ -210,3 +207,7 @@ class _Mass:
     def _never_down(self, host: int) -> bool:
         told = (entry.event for entry in self.trace if entry.host == host)
         return not any(event in ("crashed", "left", "failed", "adopted") for event in told)
+
+
+def _parsed(data: bytes) -> Frame:
+    return parse(data, lambda header: len(data) - HEADER_NBYTES)

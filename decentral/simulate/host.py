@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.lowlevel
@@ -33,6 +33,8 @@ from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import Commit
 
 CHECKPOINT_EVERY = 5  # commits
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class Process:
             transport=self.transport,
             ledger=Ledger(self._append, self._save_acceptor),
             on_advance=self._on_advance,
-            on_event=lambda event, fields: self.note(f"node_{event}", **fields),
+            on_event=self._on_event,
             offload=_interleaved,
         )
         self.named = False
@@ -181,6 +183,7 @@ class Process:
         self.trainer: Trainer | None = None
         self._early: list[Advance] = []
         self._num_merged = 0
+        self._adopted = False  # a snapshot was taken over since the last checkpoint
 
     async def run(self) -> None:
         """Until crashed."""
@@ -265,6 +268,9 @@ class Process:
             raise _Dead("this process has crashed")
         self.vault.acceptor.write(blob)
 
+    def _on_event(self, event: str, fields: dict[str, object]) -> None:
+        self.note(f"node_{event}", None, **fields)
+
     def _on_advance(self, advance: Advance) -> None:
         record, head = advance.record, self.node.driver.head
         self.note(
@@ -279,24 +285,27 @@ class Process:
             return
         self.trainer.take(advance)
 
-    def _merged(self) -> None:
+    def _merged(self, advance: Advance) -> None:
+        """Every so many commits a checkpoint; one at once when a snapshot was adopted, which no journal tells of."""
         self._num_merged += 1
-        if self._num_merged % CHECKPOINT_EVERY == 0:
-            self._save()
+        self._adopted |= advance.record is None
+        if (self._adopted or self._num_merged % CHECKPOINT_EVERY == 0) and self._save():
+            self._adopted = False
 
-    def _save(self) -> None:
-        """A checkpoint, when live model and chain are in step."""
+    def _save(self) -> bool:
+        """A checkpoint; False while live model and chain are not in step."""
         driver, trainer = self.node.driver, self.trainer
         if self.dead or trainer is None or driver.head.anchor is None or driver.head.hash != trainer.rhythm.seen:
-            return
+            return False
         replica = self.node.replica
         live = {f"live/{f}": tensor.clone() for f, tensor in enumerate(self.model.fragments)}
         step = self.node.gossip.step if self.node.gossip is not None else 0
         meta = {"age": self.node.age, "gossip_step": step}
         self.vault.save(driver.head, {**replica.shared_tensors(), **replica.own_tensors(), **live}, meta)
+        return True
 
 
-async def _interleaved(work: Any, *args: Any) -> Any:
+async def _interleaved(work: Callable[[*Ts], T], *args: *Ts) -> T:
     """Work of a thread: others run before it begins and after it has ended."""
     await anyio.lowlevel.checkpoint()
     result = work(*args)

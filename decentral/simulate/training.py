@@ -1,6 +1,6 @@
 """Training without a model: every inner step leaves a mark, so that a checker can say where each one went.
 
-In exact mode inner step n subtracts 840 from one parameter. 840 is divisible by every number of contributors up to 8, so
+In exact mode inner step n subtracts 840 from one parameter. 840 is divisible by 1 to 8, so with that many contributors
 means, debts and carried progress stay integers below 2**24 and float32 sums of them are exact: nothing can hide in a
 tolerance. In the other mode steps are random, so that an order of summation shows in the digests.
 """
@@ -85,7 +85,7 @@ class Trainer:
         *,
         exact: bool,
         num_steps: int,
-        on_merged: Callable[[], None],
+        on_merged: Callable[[Advance], None],
     ) -> None:
         self.node, self.model, self.rhythm, self.pace, self.note = node, model, rhythm, pace, note
         self.exact, self.num_steps = exact, num_steps
@@ -147,7 +147,7 @@ class Trainer:
     def _merge(self) -> None:
         while (advance := self.rhythm.mergeable()) is not None:
             self.rhythm.merge(advance, self.model)
-            self.on_merged()
+            self.on_merged(advance)
 
     async def _contribute(self) -> bool:
         driver, head = self.node.driver, self.node.driver.head

@@ -33,9 +33,9 @@ def run_in_virtual_time(main: Callable[[], Awaitable[T]], seed: int) -> T:
 def _deterministic(seed: int) -> Iterator[None]:
     import trio._core._run as scheduler
 
-    before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r  # type: ignore[attr-defined]
+    before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-    scheduler._r = random.Random(seed)  # type: ignore[misc]
+    scheduler._r = random.Random(seed)
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tests.chaos.evidence import Evidence
@@ -119,7 +120,7 @@ def _liveness(observed: Observed, judgement: Judgement) -> None:
     stones = sorted([observed.began, *times, observed.ended])
     longest = 0.0
     rebirths: list[float] = []
-    for before, after in zip(stones, stones[1:], strict=False):
+    for before, after in pairwise(stones):
         planned = [death for death in deaths if before <= death <= after]
         if planned:
             rebirths.append(after - planned[0])

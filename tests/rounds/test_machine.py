@@ -108,7 +108,7 @@ def commits(swarm, peer: bytes) -> bool:
 
 def test_a_peer_that_lost_its_last_commits_does_not_vote_in_their_rounds_again(make_swarm):
     swarm = make_swarm(3)
-    kept, cut = after_a_lost_tail(swarm)
+    _, cut = after_a_lost_tail(swarm)
     assert not commits(swarm, cut), "two of three know nothing of rounds that were committed"
     swarm.lose = lambda sender, to, message: False
     assert finish_round(swarm, 3)
