@@ -50,7 +50,8 @@ class Vault:
         self.frames = out / "frames"
         self.journal = Journal(out / "journal", disk)
         self.acceptor = AcceptorFile(out / "acceptor", disk)
-        self._saved_rounds: list[int] = []
+        self._appended = len(self.journal.entries)  # commits so far, those of earlier processes included
+        self._saved: list[tuple[int, int]] = []  # round and commits so far of each checkpoint that is kept
         self._sweep()
 
     def ledger(self) -> Ledger:
@@ -64,15 +65,15 @@ class Vault:
             for ref, data in zip(commit.record.frames, frames, strict=True):
                 self._disk.replace_file(self._frame_path(commit.record.round, ref.frame), [data])
         self.journal.append(encode(commit))
+        self._appended += 1
 
     def save(self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a checkpoint and drop the commits and frames that every kept checkpoint has behind it."""
         save(self.checkpoints, f"round-{head.round:06d}", tensors, {**meta, "head": head.to_dict()}, self._disk)
-        self._saved_rounds = [*self._saved_rounds, head.round][-KEPT_CHECKPOINTS:]
-        if len(self._saved_rounds) == KEPT_CHECKPOINTS:
-            oldest = min(self._saved_rounds)
-            self.journal.shorten(head.round - oldest)
-            self._drop_frames(oldest)
+        self._saved = [*self._saved, (head.round, self._appended)][-KEPT_CHECKPOINTS:]
+        if len(self._saved) == KEPT_CHECKPOINTS:
+            self.journal.shorten(self._appended - self._saved[0][1])
+            self._drop_frames(min(round_ for round_, _ in self._saved))
 
     def load(self, run: bytes) -> Resumed | None:
         """The newest valid checkpoint of this run, or None. Raises DiskError when all are damaged."""
@@ -86,7 +87,7 @@ class Vault:
             )
         blob = self.acceptor.read()
         acceptor = None if blob is None else Acceptor.from_bytes(blob)
-        self._saved_rounds = [head.round]
+        self._saved = [(head.round, 0)]
         return Resumed(head, acceptor, found.tensors, found.meta, found.passed_over)
 
     def replay(self, head: Head, replica: Replica, me: PeerId) -> tuple[Head, bool]:
@@ -102,10 +103,12 @@ class Vault:
                 check_succession(head, record)
                 frames = {ref.frame: self._read_frame(record.round, ref.frame) for ref in record.frames}
             except (PayloadError, OSError):
-                break  # another branch, or frames of a round before a re-sync: the swarm has the rest
+                continue  # of a branch that was given up, or its frames are damaged: the swarm has the rest
             if moves_anchor(record):
                 replica.install(replica.outer_step(record, frames))
-            named |= me in {ref.peer for ref in (record.contributors or record.frames)}
+            if me in {ref.peer for ref in (record.contributors or record.frames)}:
+                named = True
+                replica.forget_sent(record, frames, me)
             anchor = replica.digest if moves_anchor(record) else record.base
             head = replace(head.extended(record), anchor=anchor)
         return head, named
@@ -131,6 +134,8 @@ class Vault:
                 self._disk.remove(path)
 
     def _drop_frames(self, upto: int) -> None:
+        """A failure is no reason to fail: the checkpoint is safe, and the next one tries again."""
         for path in self.frames.glob("[0-9]*-*"):
             if int(path.name.split("-")[0]) <= upto:
-                self._disk.remove(path)
+                with contextlib.suppress(OSError):
+                    self._disk.remove(path)

@@ -23,6 +23,7 @@ from decentral.optimizers.aggregate import mean_of, mean_pseudo_gradient
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.state.snapshot import anchor_name, outer_name
 from decentral.wire.frames import Frame, Kind
+from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record
 
 # Shape suffix: N = elements of one fragment, flat float32.
@@ -107,6 +108,21 @@ class Replica:
         self.anchors[step.fragment] = step.after_N
         self.states[step.fragment] = step.state
         self.digests[step.fragment] = step.digest
+
+    def forget_sent(self, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> None:
+        """Drop from this peer's feedback what a commit of a lost process already applied; what is not known, too.
+
+        The feedback to book with a contribution dies with the process that made it. Going on with the older one would
+        send again what was sent: where our frame has a value it may hold that, so it becomes zero there and stays
+        elsewhere, as sparse methods owe it. Of a reduce the frames are the owners', so all of it goes.
+        """
+        f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
+        if record.contributors or any(frame.header.kind == Kind.MERGE for frame in mine):
+            self.feedback[f] = {}
+            return
+        for frame in mine:
+            sent_N = self.codec.decode(frame.body, self.shapes(f)) != 0
+            self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
 
     def _check_finite(self, fragment: int, gradient_N: Tensor) -> None:
         culprit = first_non_finite(gradient_N, self.schema.fragments[fragment])

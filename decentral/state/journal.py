@@ -115,7 +115,7 @@ class AcceptorFile:
         self.path, self._disk = path, disk
 
     def read(self) -> bytes | None:
-        """The last blob written, or None when there never was one.
+        """The last blob written, or None when there never was one. What it says is durable when this returns.
 
         Raises:
             DiskError: unreadable or damaged. Going on without it could vote twice, so it is never ignored.
@@ -123,6 +123,9 @@ class AcceptorFile:
         """
         try:
             data = self.path.read_bytes()
+            # A process killed right after its rename left a name that a power cut may still take back, and what is
+            # read here is acted upon: an accepted record is voted for again.
+            self._disk.sync_folder(self.path.parent)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -59,7 +59,7 @@ def make_history(rounds: int, width: int = 4) -> History:
         bodies = [replica.encode(0, gradient).body for gradient in gradients]
         frames = [seal(h, body, s) for h, body, s in zip(headers, bodies, SIGNERS, strict=True)]
         refs = tuple(FrameRef(frame.header.sender, frame.hash, 0, 1, 1) for frame in frames)
-        record = _record(head, refs)
+        record = make_record(head, refs)
         replica.install(replica.outer_step(record, {frame.hash: frame for frame in frames}))
         history.heads.append(replace(head.extended(record), anchor=replica.digest))
         history.commits.append(Commit(record, _certificate(record)))
@@ -71,7 +71,8 @@ def _gradient(numel: int, number: int, who: int) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(100 * number + who))
 
 
-def _record(head: Head, refs: tuple[FrameRef, ...]) -> Record:
+def make_record(head: Head, refs: tuple[FrameRef, ...]) -> Record:
+    """The record that follows ``head`` and names these frames."""
     assert head.anchor is not None
     return Record(
         run=RUN,

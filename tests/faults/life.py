@@ -39,19 +39,30 @@ class Acknowledged:
 class Life:
     """One peer at work on a folder, from its start or restart on."""
 
-    def __init__(self, history: History, folder: Path, tell: Tell, disk: Disk = DISK) -> None:
+    def __init__(
+        self,
+        history: History,
+        folder: Path,
+        tell: Tell,
+        disk: Disk = DISK,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+    ) -> None:
         """Begin, or resume what the folder holds. Raises DiskError."""
-        self.history, self.tell = history, tell
+        self.history, self.tell, self.checkpoint_every = history, tell, checkpoint_every
         self.vault = Vault(folder, disk=disk)
         self.replica: Replica = history.replica()
         self.head: Head = history.heads[0]
         found = self.vault.load(RUN)
         self.resumed_from = -1 if found is None else found.head.round
         self.passed_over = () if found is None else found.passed_over
-        self.acceptor = None if found is None else found.acceptor
+        self.acceptor = self._voted()
         if found is not None:
             self.replica.load(found.tensors)
             self.head, _ = self.vault.replay(found.head, self.replica, ME)
+
+    def _voted(self) -> Acceptor | None:
+        blob = self.vault.acceptor.read()
+        return None if blob is None else Acceptor.from_bytes(blob)
 
     def save(self) -> None:
         """Write a checkpoint of where it stands."""
@@ -75,7 +86,7 @@ class Life:
         self.tell("commit", number)
         self.head, _ = self.vault.replay(self.head, self.replica, ME)
         assert self.head == self.history.heads[number]
-        if number % CHECKPOINT_EVERY == 0:
+        if number % self.checkpoint_every == 0:
             self.save()
 
     def vote(self, number: int) -> None:
@@ -132,9 +143,7 @@ def found_in(history: History, folder: Path, disk: Disk = DISK) -> Found:
     life = Life(history, folder, lambda word, round_: None, disk)
     life.close()
     equal = life.head == history.heads[life.head.round] and life.replica.digest == life.head.anchor
-    blob = life.vault.acceptor.read()
-    voted = Acceptor.from_bytes(blob) if blob is not None else Acceptor(0)
-    return Found(life.resumed_from, life.passed_over, life.head.round, equal, voted)
+    return Found(life.resumed_from, life.passed_over, life.head.round, equal, life.acceptor or Acceptor(0))
 
 
 def goes_on(history: History, folder: Path, disk: Disk = DISK) -> bool:

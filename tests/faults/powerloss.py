@@ -1,8 +1,9 @@
 """Real SIGKILLs of a process that does nothing but write: python -m tests.faults.powerloss --kills 10000
 
 One warm process, without threads of its own, forks a child per kill: no child pays for importing torch. The child
-resumes in the folder that the last one was killed in, acknowledges through a pipe what each call made durable, and is
-killed at a random moment, its restart included. Then the folder is asked for all that was ever acknowledged in it.
+resumes in the folder that the last one was killed in and acknowledges through a pipe what each call made durable. Three
+of four are killed while they write a checkpoint, the others a moment after any of their first words, the restart
+included. Then the folder is asked for all that was ever acknowledged in it.
 
 A killed process leaves its writes in the page cache, so this finds torn files and wrong orders, not missing fsyncs;
 those are found by enumeration: --states restarts in every state a power cut may leave, with wide bounds.
@@ -11,6 +12,7 @@ those are found by enumeration: --states restarts in every state a power cut may
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -34,15 +37,16 @@ from tests.faults.test_power_loss import Recorded, broken_promises
 
 ROUNDS = 60  # of one folder; then the next begins
 WIDTH = 512  # 2048 parameters: checkpoints of 16 KiB, frames of 8 KiB
-LONGEST = 0.1  # s until a kill: a child restarts in 0.02 s and lives through a round in 0.05 s beside other work
+WORDS = 6  # a round is a vote, a commit and a checkpoint: kills fall into the restart and two rounds after it
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of it. ``half_written`` counts the kills that left a temporary file: they hit the middle of a write."""
+    """What came of it; the two counts of kills that left something new and temporary say how many hit a write."""
 
     kills: int = 0
-    half_written: int = 0
+    in_checkpoint: int = 0
+    in_other_write: int = 0
     commits: int = 0
     checkpoints: int = 0
     torn: int = 0
@@ -81,15 +85,18 @@ def every_state(folder: Path) -> int:
 def kill_often(folder: Path, kills: int, rng: random.Random) -> Report:
     """As many kills as asked for, in one folder after the other."""
     history, report, began = make_history(ROUNDS + 1, WIDTH), Report(), time.monotonic()
-    life, promised = folder / "0", Acknowledged()
+    life, promised, moment = folder / "0", Acknowledged(), time_of_a_checkpoint(history, folder / "trial")
     while report.kills < kills and len(report.faults) < 10:
         if promised.commit >= ROUNDS:
             DISK.remove(life)
             life, promised = folder / str(report.kills), Acknowledged()
-        before = promised.commit
-        report.checkpoints += kill_once(history, life, promised, rng.uniform(0, LONGEST))
+        before, temporary = promised.commit, halves(life)
+        report.checkpoints += kill_once(history, life, promised, rng, moment)
         report.kills += 1
         report.commits += promised.commit - before
+        new = halves(life) - temporary
+        report.in_checkpoint += any(where == "checkpoints" for where, _ in new)
+        report.in_other_write += any(where != "checkpoints" for where, _ in new)
         look(history, life, promised, report)
         report.seconds = round(time.monotonic() - began, 1)
         if report.kills % 1000 == 0:
@@ -97,23 +104,46 @@ def kill_often(folder: Path, kills: int, rng: random.Random) -> Report:
     return report
 
 
-def kill_once(history: History, folder: Path, promised: Acknowledged, after: float) -> int:
-    """Let a child live for ``after`` seconds; its acknowledgements go into ``promised``. Returns its checkpoints."""
+def time_of_a_checkpoint(history: History, folder: Path) -> float:
+    """Seconds, the median of nine, on this disk and beside what else runs."""
+    life, seconds = Life(history, folder, lambda word, round_: None), []
+    for _ in range(9):
+        began = time.monotonic()
+        life.save()
+        seconds.append(time.monotonic() - began)
+    life.close()
+    return sorted(seconds)[4]
+
+
+def kill_once(history: History, folder: Path, promised: Acknowledged, rng: random.Random, moment: float) -> int:
+    """Let a child say some words and live for up to a moment more; ``promised`` hears all. Returns its checkpoints."""
     hear, say = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(hear)
         live_on(history, folder, say)
     os.close(say)
-    select.select([], [], [], after)
-    os.kill(child, signal.SIGKILL)
     with os.fdopen(hear) as pipe:
-        words = [line.split() for line in pipe if line.endswith("\n")]
+        lines = until_commit(pipe) if rng.random() < 0.75 else list(itertools.islice(pipe, rng.randrange(WORDS)))
+        select.select([], [], [], rng.uniform(0, moment))
+        os.kill(child, signal.SIGKILL)
+        lines += pipe
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL), "the child failed by itself; see above"
+    words = [line.split() for line in lines if line.endswith("\n")]
     for word, round_ in words:
         promised.hear(word, int(round_))  # type: ignore[arg-type]
     return sum(word == "checkpoint" for word, _ in words)
+
+
+def until_commit(pipe: Iterable[str]) -> list[str]:
+    """Lines up to the first commit: a checkpoint is next."""
+    lines = []
+    for line in pipe:
+        lines.append(line)
+        if line.startswith("commit"):
+            break
+    return lines
 
 
 def live_on(history: History, folder: Path, say: int) -> None:
@@ -123,16 +153,20 @@ def live_on(history: History, folder: Path, say: int) -> None:
         os.write(say, f"{word} {round_}\n".encode())
 
     try:
-        Life(history, folder, tell).go_on(ROUNDS)
+        Life(history, folder, tell, checkpoint_every=1).go_on(ROUNDS)
         os._exit(0)
     finally:
         traceback.print_exc()
         os._exit(1)
 
 
+def halves(folder: Path) -> set[tuple[str, int]]:
+    """What is half-written: the folder it is in, and when it changed: that tells it from an earlier one."""
+    return {(path.parent.name, path.stat().st_mtime_ns) for path in folder.rglob(f"{TEMPORARY}*")}
+
+
 def look(history: History, folder: Path, promised: Acknowledged, report: Report) -> None:
     """Count what is torn or lost, as a restart finds it."""
-    report.half_written += any(folder.rglob(f"{TEMPORARY}*"))
     for checkpoint in folder.glob("checkpoints/[0-9]*"):
         try:
             read_checkpoint(checkpoint)

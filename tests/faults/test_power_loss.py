@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import math
+import os
+import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from decentral.errors import DecentralError
+from decentral.errors import DecentralError, DiskError
 from decentral.simulate.disk import RecordingDisk
-from decentral.simulate.durability import Call, Operation, crash_states
+from decentral.simulate.durability import Call, Names, Operation, crash_states, scan
 from tests.faults.history import History, make_history
 from tests.faults.life import Acknowledged, Life, Word, found_in, goes_on
 
@@ -88,3 +94,95 @@ def without(log: Sequence[Operation], call: Call, *path: str) -> list[Operation]
 def test_the_same_enumeration_catches_a_dropped_fsync(recorded, tmp_path, call, path):
     log = without(recorded.log, call, *path)
     assert next(broken_promises(recorded, log, tmp_path, cuts=1, limit=6), None) is not None
+
+
+class FailingDisk(RecordingDisk):
+    """From operation ``first`` on, ``times`` operations fail; of a write, half arrives."""
+
+    def __init__(self, root: Path, first: int, times: float, error: int) -> None:
+        super().__init__(root)
+        self.count, self.first, self.times, self.error = 0, first, times, error
+
+    def carry_out(self, operation: Operation) -> None:
+        self.count += 1
+        if self.first <= self.count < self.first + self.times:
+            if operation.call == "write":
+                super().carry_out(replace(operation, data=operation.data[: len(operation.data) // 2]))
+            raise OSError(self.error, os.strerror(self.error))
+        super().carry_out(operation)
+
+
+@pytest.fixture(scope="module")
+def seven_rounds(history, tmp_path_factory) -> Names:
+    """A folder in which the next checkpoint drops an old one, frames and the journal's head."""
+    folder = tmp_path_factory.mktemp("seven")
+    life = Life(history, folder, lambda word, round_: None, RecordingDisk(folder))
+    life.go_on(6)
+    life.one_round()
+    life.close()
+    return scan(folder)
+
+
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [(errno.ENOSPC, 1), (errno.EIO, 2), (errno.EROFS, math.inf)],
+    ids=["full for a moment", "two errors", "read-only for good"],
+)
+def test_whichever_operation_fails_the_error_is_one_line_and_nothing_acknowledged_is_lost(
+    history, seven_rounds, tmp_path, error, times
+):
+    refusals: list[str] = []
+    disk = RecordingDisk(tmp_path)
+    for first in itertools.count(1):
+        disk.become(seven_rounds)
+        failing = FailingDisk(tmp_path, first, times, error)
+        promised = Acknowledged(vote=7, commit=7, checkpoint=6)
+        try:
+            Life(history, tmp_path, promised.hear, failing).go_on(8)
+        except DiskError as refusal:
+            refusals.append(str(refusal))
+        disk = RecordingDisk(tmp_path)
+        assert found_in(history, tmp_path, disk).faults(history, promised) == []
+        assert first % GO_ON_EVERY or goes_on(history, tmp_path, disk), f"operation {first}"
+        if failing.count < first:
+            break
+    assert all(os.strerror(error) in refusal and "\n" not in refusal for refusal in refusals)
+    assert len(refusals) > 30
+
+
+class Killed(BaseException):
+    """SIGKILL: no handler of an error runs."""
+
+
+class KillingDisk(RecordingDisk):
+    """The process dies before an operation; what it asked for before stays asked for."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.left = math.inf
+
+    def carry_out(self, operation: Operation) -> None:
+        if not self.left:
+            raise Killed
+        self.left -= 1
+        super().carry_out(operation)
+
+
+def test_what_a_restart_saw_after_a_kill_survives_the_power_cut_after_it(history, seven_rounds, tmp_path):
+    """A killed process leaves names that were never synced; the next one acts on them, so it must sync them."""
+    disk = KillingDisk(tmp_path)
+    for last in itertools.count():
+        disk.become(seven_rounds)
+        disk.left = last
+        try:
+            Life(history, tmp_path, lambda word, round_: None, disk).go_on(8)
+        except Killed:
+            pass
+        else:
+            break
+        disk.left = math.inf
+        seen = found_in(history, tmp_path, disk)
+        disk.crash(random.Random(last))
+        then = found_in(history, tmp_path, disk)
+        assert (then.voted, then.round, then.equal) == (seen.voted, seen.round, True), f"killed after {last} operations"
+    assert last > 30

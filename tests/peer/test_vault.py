@@ -1,0 +1,121 @@
+"""What a restart makes of checkpoints, journal and frames that do not fit together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from decentral.peer.vault import Vault
+from decentral.wire.messages import Commit
+from tests.faults.history import ME, RUN, History, make_history, make_record
+from tests.faults.life import Life, found_in
+
+ROUNDS = 9
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    return make_history(ROUNDS)
+
+
+@pytest.fixture
+def lived(history, tmp_path) -> Path:
+    """The folder of a peer that lived through nine rounds, with checkpoints at 4, 6 and 8."""
+    life = Life(history, tmp_path, lambda word, round_: None)
+    life.go_on(ROUNDS)
+    life.close()
+    return tmp_path
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_the_last_commit_is_reached_from_every_kept_checkpoint(history, lived, damaged):
+    for folder in sorted((lived / "checkpoints").iterdir())[3 - damaged :]:
+        damage(folder / "tensors.safetensors")
+    found = found_in(history, lived)
+    assert (found.checkpoint, found.round, found.equal) == (8 - 2 * damaged, ROUNDS, True)
+    assert len(found.passed_over) == damaged
+
+
+def test_commits_and_frames_that_no_checkpoint_needs_are_dropped(history, lived):
+    assert len(Vault(lived).journal.entries) == 5
+    assert {int(path.name.split("-")[0]) for path in (lived / "frames").iterdir()} == set(range(5, 10))
+
+
+def test_a_peer_killed_whenever_it_writes_a_checkpoint_loses_no_commit(history, tmp_path):
+    first = Life(history, tmp_path, lambda word, round_: None)
+    first.save()
+    first.close()
+    for last in range(1, ROUNDS + 1):
+        life = Life(history, tmp_path, lambda word, round_: None)
+        life.save = lambda: None
+        life.one_round()
+        life.close()
+        assert found_in(history, tmp_path).round == last
+
+
+def test_what_a_crash_left_among_the_frames_is_swept_and_stops_nothing(history, lived):
+    leftover = lived / "frames" / ".tmp-000000000009-abcdef"
+    leftover.write_bytes(b"half a fra")
+    (lived / "frames" / "notes-of-mine").write_text("not a frame")
+    life = Life(history, lived, lambda word, round_: None)
+    assert not leftover.exists()
+    for _ in range(3):
+        life.save()
+    assert (life.head.round, life.replica.digest) == (ROUNDS, history.heads[ROUNDS].anchor)
+
+
+def test_a_commit_whose_frame_is_damaged_ends_the_replay_before_it(history, lived):
+    (broken, *_) = (lived / "frames").glob("000000000009-*")
+    damage(broken)
+    found = found_in(history, lived)
+    assert (found.round, found.equal) == (8, True)
+
+
+def test_commits_of_a_branch_that_was_given_up_do_not_hide_those_after_it(history, tmp_path):
+    life = Life(history, tmp_path, lambda word, round_: None)
+    life.save()
+    other = make_record(replace(history.heads[0], hash=bytes(32)), ())
+    life.vault.append(Commit(other, history.commits[0].certificate), [])
+    life.go_on(3)
+    life.close()
+    found = found_in(history, tmp_path)
+    assert (found.round, found.equal) == (3, True)
+
+
+def test_a_vote_ahead_of_the_journal_and_one_behind_it_are_both_kept(history, tmp_path):
+    life = Life(history, tmp_path, lambda word, round_: None)
+    life.go_on(4)
+    behind = life.vault.acceptor.path.read_bytes()
+    life.vote(5)
+    ahead = life.vault.acceptor.path.read_bytes()
+    life.close()
+    assert (found_in(history, tmp_path).voted.round, found_in(history, tmp_path).round) == (5, 4)
+    life.vault.acceptor.path.write_bytes(behind)
+    assert (found_in(history, tmp_path).voted.round, found_in(history, tmp_path).round) == (4, 4)
+    assert behind != ahead
+
+
+def test_a_debt_that_a_replayed_commit_paid_is_not_sent_again(history, lived):
+    """The feedback after a commit dies with the process; the checkpoint's is older than what its frame sent."""
+    life = Life(history, lived, lambda word, round_: None)
+    found = life.vault.load(RUN)
+    replica = history.replica()
+    replica.load(found.tensors)
+    replica.feedback[0] = {"debt": torch.ones(16)}
+    untouched = replica.feedback[0]["debt"].clone()
+    life.vault.replay(found.head, replica, b"\0" * 32)
+    assert torch.equal(replica.feedback[0]["debt"], untouched), "a commit that names others leaves our debt whole"
+    replica.load(found.tensors)
+    replica.feedback[0] = {"debt": torch.ones(16)}
+    _, named = life.vault.replay(found.head, replica, ME)
+    assert named
+    assert not replica.feedback[0]["debt"].any(), "every entry was sent, so nothing is owed that we know of"
