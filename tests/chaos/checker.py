@@ -6,6 +6,7 @@ Knows nothing of the code under test but the names of its events. Everything it 
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,7 +120,7 @@ def _liveness(observed: Observed, judgement: Judgement) -> None:
     stones = sorted([observed.began, *times, observed.ended])
     longest = 0.0
     rebirths: list[float] = []
-    for before, after in zip(stones, stones[1:], strict=False):
+    for before, after in itertools.pairwise(stones):
         planned = [death for death in deaths if before <= death <= after]
         if planned:
             rebirths.append(after - planned[0])

@@ -48,9 +48,7 @@ class Nursery:
             raise DecentralError("the zygote has threads: a fork of it could hang; see what the imports start")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         end_all(marked(self.mark), timeout=10)
         self._process.wait()
         self._reader.join()

@@ -129,7 +129,9 @@ def _strays(nursery: Nursery) -> list[str]:
 
 def replay(given: argparse.Namespace) -> str:
     """The command for this schedule."""
-    words = [f"--{name.replace('_', '-')} {value}" for name, value in vars(given).items() if name not in ("out", "json")]
+    words = [
+        f"--{name.replace('_', '-')} {value}" for name, value in vars(given).items() if name not in ("out", "json")
+    ]
     return f"python -m tests.chaos.run {' '.join(words)}"
 
 
