@@ -5,6 +5,7 @@ one torn last line, which ``read_json_lines`` passes over. Lines are bounded: a 
 the file's shape.
 """
 
+import errno
 import json
 import math
 import os
@@ -39,9 +40,11 @@ class JsonLines:
             if self._file < 0:
                 return  # closed: a late event of a daemon thread is not worth a crash on the way out
             if self._torn:
-                line, self._torn = b"\n" + line, False
+                line = b"\n" + line
             try:
-                os.write(self._file, line)
+                self._torn = os.write(self._file, line) < len(line)  # a disk that is almost full takes a part
+                if self._torn:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
                 raise DiskError(
                     f"{self._path}: cannot append ({error.strerror}); free some space, then resume"

@@ -35,6 +35,7 @@ class Boundary(ABC):
     _tokens_per_step: int
     _gossips: bool
     _checkpoint_every: int
+    _adopted: bool = False  # a snapshot was taken over since the last checkpoint
 
     @property
     @abstractmethod
@@ -42,8 +43,8 @@ class Boundary(ABC):
         """The swarm side; only the main process has one."""
 
     @abstractmethod
-    def _save(self) -> None:
-        """Write a checkpoint."""
+    def _save(self) -> bool:
+        """Write a checkpoint; False when this is no moment for one."""
 
     def _boundary(self) -> set[int]:
         """Merge what has come, contribute when due, wait when the algorithm waits."""
@@ -98,7 +99,7 @@ class Boundary(ABC):
                 if self._rhythm.merge(advance, self._model):
                     changed.add(advance.fragment)
                 self._note(advance)
-            in_flight = self._rhythm.sent_at is not None and not self.done
+            in_flight = self._rhythm.sent_at is not None and not self.done and self.swarm.alive
             if block_until is None or not in_flight or time.monotonic() >= block_until or self._leaving:
                 return changed
 
@@ -116,6 +117,7 @@ class Boundary(ABC):
         """Events of a merged commit; the end of the run."""
         record = advance.record
         if record is None:
+            self._adopted = True
             return
         self._reporter.round_ended(advance)
         if record.final and not self._gossips:
@@ -166,5 +168,7 @@ class Boundary(ABC):
         await node.driver.contribute(offered)
 
     def _checkpoint_if_due(self, changed: set[int]) -> None:
-        if changed and self._rhythm.num_merged % self._checkpoint_every == 0:
-            self._save()
+        """Every so many commits; and after a snapshot was adopted, which no journal tells of."""
+        due = changed and self._rhythm.num_merged % self._checkpoint_every == 0
+        if (due or self._adopted) and self._save():
+            self._adopted = False

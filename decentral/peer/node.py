@@ -54,7 +54,7 @@ class Start:
     founder: bool  # starts the run's chain
     bootstrap: tuple[str, ...] = ()
     head: Head | None = None  # resumed from a checkpoint
-    acceptor: Acceptor | None = None
+    acceptor: Acceptor | None = None  # the last vote: also without a checkpoint it must not be given twice
     age: float = 0.0  # s the run has lasted already
     gossip_step: int = 0
     folder: Path | None = None  # for the chunks of a snapshot that is being fetched
@@ -169,7 +169,7 @@ class Node:
         self._began = anyio.current_time() - hello.age
         fetched = await self.catch_up.snapshots.fetch(peer)
         self.replica.load(fetched.tensors)
-        self.driver.begin_at(fetched.head)
+        self.driver.begin_at(fetched.head, self.start.acceptor)
         if self.gossip is not None:
             self.gossip.step = fetched.gossip_step
         self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})

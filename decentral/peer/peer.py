@@ -32,6 +32,7 @@ from decentral.peer.reporting import Reporter
 from decentral.peer.rhythm import Rhythm
 from decentral.peer.swarm_thread import SwarmThread
 from decentral.peer.vault import Vault
+from decentral.rounds.chain import Head
 from decentral.rounds.driver import Advance
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
@@ -239,7 +240,8 @@ class Peer(Boundary):
             )
             if start.head is not None:
                 node.replica.load(self._resumed_tensors)
-                head, self._named_in_journal = self._vault.replay(start.head, node.replica, node.driver.me)
+            if start.head is not None or start.founder:  # a founder's first checkpoint is the model as it is built
+                head, self._named_in_journal = self._vault.replay(node.driver.head, node.replica, node.driver.me)
                 node.driver.begin_at(head, start.acceptor)
             return node
 
@@ -253,6 +255,8 @@ class Peer(Boundary):
             self._events.close()
             raise
         self._stand_at_anchor(resumed=start.head is not None)
+        if start.head is None:
+            self._save()  # its votes count from now on, so it must be able to come back to where it stands
         head = self._swarm.node.driver.head
         where = {"at": head.round, "record": head.hash.hex(), "resumed": start.head is not None}
         self._emit("joined", {"invite": self.invite, "round": self.round, **where})
@@ -267,6 +271,7 @@ class Peer(Boundary):
             "folder": self.out / "download",
             "require_peers": self._require_peers,
             "join_timeout": self._join_timeout,
+            "acceptor": self._vault.last_vote(self.manifest.digest),
         }
         if found is None:
             return Start(founder=self._invited_by is None, **common)
@@ -278,7 +283,6 @@ class Peer(Boundary):
         return Start(
             founder=False,
             head=found.head,
-            acceptor=found.acceptor,
             age=float(memory["age"]),
             gossip_step=int(memory["gossip_step"]),
             **common,
@@ -286,15 +290,16 @@ class Peer(Boundary):
 
     def _stand_at_anchor(self, *, resumed: bool) -> None:
         """Bring the live model to the anchor: whole when joining, by what the journal added when resuming."""
-        node = self.swarm.node
         outer, inner = self.manifest.outer, self.manifest.inner
-        head = node.driver.head
+        head, anchors, included = self.swarm.call(_standing, self.swarm)
         self._rhythm = Rhythm(inner.steps // outer.fragments, outer.overlap, self._alpha(), head.hash)
+        for advance in included:  # rounds that ended between joining and now: in the anchors already
+            self._note(advance)
         if not resumed or self._named_in_journal:
-            for fragment, anchor_N in enumerate(node.replica.anchors):
+            for fragment, anchor_N in enumerate(anchors):
                 self._model.write(fragment, anchor_N)
         elif resumed:
-            for fragment, anchor_N in enumerate(node.replica.anchors):
+            for fragment, anchor_N in enumerate(anchors):
                 live_N = self._model.read(fragment)
                 self._model.write(fragment, live_N + (anchor_N - self._resumed_tensors[f"anchor/{fragment}"]))
 
@@ -321,14 +326,15 @@ class Peer(Boundary):
         ended = self.done or self._leaving
         self.done = self._model.share(changed, ended)
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
         """Write a checkpoint if live model and chain are in step; while a commit arrives, leave it to the next."""
         node = self.swarm.node
         head, shared, own, step, age = self.swarm.call(_consistent_state, node)
         if head.anchor is None or (head.hash != self._rhythm.seen and not self._gossips):
-            return
+            return False
         memory = {"inner_steps": self.inner_steps, "gossip_step": step, "age": age}
         self._checkpointer.save(head, {**shared, **own}, self._model, memory)
+        return True
 
     def _emit(self, event: str, fields: dict[str, object]) -> None:
         self._events(event, **fields)
@@ -338,6 +344,14 @@ class Peer(Boundary):
 
 def _plain(value: float | Tensor) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+async def _standing(swarm: SwarmThread) -> tuple[Head, list[Tensor], list[Advance]]:
+    """Where the chain stands, its anchors, and the advances on their way that those anchors include."""
+    included = []
+    while not swarm.advances.empty():
+        included.append(swarm.advances.get())
+    return swarm.node.driver.head, list(swarm.node.replica.anchors), included
 
 
 async def _consistent_state(node: Node) -> tuple[Any, dict[str, Tensor], dict[str, Tensor], int, float]:

@@ -34,7 +34,6 @@ class Resumed:
     """A checkpoint, and what the journal added to it."""
 
     head: Head
-    acceptor: Acceptor | None
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
     passed_over: tuple[tuple[str, str], ...]
@@ -85,10 +84,18 @@ class Vault:
             raise DecentralError(
                 f"{self.checkpoints} holds another run ({head.run.hex()[:12]}); choose another --out for this one"
             )
+        self._saved = [(head.round, 0)]
+        return Resumed(head, found.tensors, found.meta, found.passed_over)
+
+    def last_vote(self, run: bytes) -> Acceptor | None:
+        """What this peer promised and accepted last: it binds a peer that has no checkpoint yet as well.
+
+        Raises DiskError when it is damaged: going on without it could vote twice.
+        """
         blob = self.acceptor.read()
         acceptor = None if blob is None else Acceptor.from_bytes(blob)
-        self._saved = [(head.round, 0)]
-        return Resumed(head, acceptor, found.tensors, found.meta, found.passed_over)
+        foreign = acceptor is not None and acceptor.accepted is not None and acceptor.accepted.run != run
+        return None if foreign else acceptor
 
     def replay(self, head: Head, replica: Replica, me: PeerId) -> tuple[Head, bool]:
         """Apply the journalled commits after ``head``; returns the new head and whether one named ``me``."""

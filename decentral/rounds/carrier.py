@@ -110,6 +110,7 @@ class Carrier(ABC):
         self.stopping = False
         self._heard: dict[PeerId, float] = {}
         self._looked: float | None = None
+        self._asked_since: float | None = None
         self._rivals: dict[PeerId, float] = {}
         self._fatal: DecentralError | None = None
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}

@@ -181,6 +181,7 @@ class Driver(Reducer):
                 for peer in self.directory.live():
                     self._spawn(self._send, peer, JoinRequest(self.head.round, self.head.hash))
             self._look_for_other_chains(now)
+            self._look_who_remembers(now)
             await anyio.sleep(TICK)
 
     def _absent(self, now: float) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
@@ -204,6 +205,20 @@ class Driver(Reducer):
         self._looked = now
         if slept > self.lease / 2:
             self._heard = {peer: min(now, heard + slept) for peer, heard in self._heard.items()}
+
+    def _look_who_remembers(self, now: float) -> None:
+        """Rounds that this peer's disk forgot: once all members have said for a lease that they know none, go on."""
+        if not self.machine.forgetful:
+            self._asked_since = None
+            return
+        live, given_up = self.directory.live(), self.machine.presence.given_up()
+        told = [
+            p in live and live[p].round <= self.head.round for p in self.head.members if p not in {self.me, *given_up}
+        ]
+        self._asked_since = (now if self._asked_since is None else self._asked_since) if all(told) else None
+        if self._asked_since is not None and now - self._asked_since > self.lease:
+            self.machine.forget()
+            self.on_event("forgot", {"round": self.head.round})
 
     def _look_for_other_chains(self, now: float) -> None:
         """A peer two rounds ahead, or one round for long: we missed a commit. One that stays on another branch: either

@@ -162,7 +162,7 @@ class Process:
             founder=host.founder and found is None,
             bootstrap=bootstrap,
             head=None if found is None else found.head,
-            acceptor=None if found is None else found.acceptor,
+            acceptor=self.vault.last_vote(site.manifest.digest),
             age=0.0 if found is None else float(found.meta["age"]),
             gossip_step=0 if found is None else int(found.meta["gossip_step"]),
         )
@@ -222,7 +222,7 @@ class Process:
         node = self.node
         node.replica.load(found.tensors)
         head, self.named = self.vault.replay(found.head, node.replica, node.driver.me)
-        node.driver.begin_at(head, found.acceptor)
+        node.driver.begin_at(head, node.start.acceptor)
         for fragment, anchor_N in enumerate(node.replica.anchors):
             live_N = (
                 anchor_N

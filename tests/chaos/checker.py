@@ -6,9 +6,9 @@ Knows nothing of the code under test but the names of its events. Everything it 
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from tests.chaos.evidence import Evidence
@@ -120,7 +120,7 @@ def _liveness(observed: Observed, judgement: Judgement) -> None:
     stones = sorted([observed.began, *times, observed.ended])
     longest = 0.0
     rebirths: list[float] = []
-    for before, after in pairwise(stones):
+    for before, after in itertools.pairwise(stones):
         planned = [death for death in deaths if before <= death <= after]
         if planned:
             rebirths.append(after - planned[0])

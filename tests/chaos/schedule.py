@@ -42,8 +42,8 @@ class Kind:
 
 
 KINDS = (
-    Kind("kill", 46, 0.1, 2.0),
-    Kind("kill_daemon", 32, 0.0, 0.0, settle=2.0, spares_elders=False),
+    Kind("kill", 44, 0.1, 2.0),
+    Kind("kill_daemon", 44, 0.0, 0.0, settle=2.0, spares_elders=False),
     Kind("stop", 5, 0.5, 12.0, spares_elders=False),
     Kind("stop_daemon", 4, 0.5, 8.0, spares_elders=False),
     Kind("sleep", 0.5, 70.0, 80.0, settle=10.0),
@@ -61,10 +61,10 @@ class Plan:
 
     seed: int
     seconds: float
-    num_peers: int = 6
+    num_peers: int = 7
     num_elders: int = 2
     small_disks: tuple[int, ...] = ()  # peers that can run out of space
-    every: float = 1.8  # s between two faults, on average
+    every: float = 1.2  # s between two faults, on average
     everybody_every: float = 300.0  # s between two deaths of everybody
 
 

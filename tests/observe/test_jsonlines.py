@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import threading
 from pathlib import Path
 
@@ -24,6 +25,21 @@ def test_a_torn_last_line_is_passed_over_and_the_next_line_is_whole(tmp_path: Pa
     lines.append({"i": 2})
     lines.close()
     assert [row["i"] for row in read_json_lines(path)] == [0, 2]
+
+
+def test_a_line_that_an_almost_full_disk_took_half_of_is_an_error_and_never_joined_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = JsonLines(tmp_path / "x.jsonl")
+    lines.append({"i": 0})
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
+        with pytest.raises(DiskError, match="No space left"):
+            lines.append({"i": 1})
+    lines.append({"i": 2})
+    lines.close()
+    assert [row["i"] for row in read_json_lines(tmp_path / "x.jsonl")] == [0, 2]
 
 
 def test_lines_of_many_threads_never_mix(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -12,11 +14,13 @@ import torch
 from torch import nn
 
 import decentral
+from decentral.errors import DiskError
 from decentral.manifest import Manifest, preset_manifest
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.daemon import DaemonTransport
+from decentral.transport.memory import MemoryNetwork
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
@@ -247,3 +251,39 @@ def test_required_peers_that_do_not_come_end_with_no_peers(tmp_path):
     )
     with pytest.raises(decentral.NoPeersError, match="1 of 2"), lonely:
         pass
+
+
+def test_a_founder_without_any_checkpoint_comes_back_to_its_chain_and_founds_no_other(tmp_path):
+    manifest, digests = run_terms("sparseloco"), []
+    for rounds in (2, 0):
+        identity = Identity.load_or_create(tmp_path / "identity.key")
+        problem = Problem(0)
+        transport = MemoryNetwork().transport(identity.signer)
+        with join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport) as peer:
+            while peer.round < rounds:
+                problem.step()
+            digests.append((peer.round, peer.anchor_digest))
+        shutil.rmtree(tmp_path / "checkpoints")
+    assert digests[0] == digests[1]
+
+
+def train_until_the_disk_is_full(peer: Peer, problem: Problem, full: list[float]) -> None:
+    def fill_the_disk() -> None:
+        full.append(time.monotonic())
+        peer.swarm.node.driver._fatal = DiskError("no space left")
+
+    disk = threading.Timer(0.5, fill_the_disk)
+    with peer:
+        disk.start()
+        while True:
+            problem.step()
+
+
+def test_a_full_disk_ends_a_training_loop_that_waits_for_its_round_at_once(tmp_path):
+    manifest, full = run_terms("sparseloco", outer={"overlap": 0}).changed(swarm={"min_peers": 2}), []
+    identity, problem = Identity.load_or_create(tmp_path / "identity.key"), Problem(0)
+    transport = MemoryNetwork().transport(identity.signer)
+    peer = join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport)
+    with pytest.raises(DiskError):
+        train_until_the_disk_is_full(peer, problem, full)
+    assert time.monotonic() - full[0] < manifest.swarm.deadline_ceiling

@@ -5,6 +5,7 @@ import torch
 import trio
 
 from decentral.errors import DiskError
+from decentral.rounds.acceptor import Acceptor
 
 SYNCHRONOUS = ["diloco", "streaming", "sparseloco"]
 
@@ -198,12 +199,29 @@ def test_a_peer_that_slept_does_not_take_its_own_silence_for_that_of_the_others(
         async with sleeper.node.driver._lock:  # nothing of it goes on, as when a lid is closed
             for peer in others:
                 lab.network.cut(sleeper.signer.peer, peer)
-            await trio.sleep(10 * lab.manifest.swarm.shrink_after)
+            await trio.sleep(2 * lab.manifest.swarm.shrink_after)
             for peer in others:
                 lab.network.heal(sleeper.signer.peer, peer)
         await lab.all_members()
         await lab.rounds(2)
         lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_peers_that_all_lost_the_end_of_their_chain_go_on_once_each_has_said_so(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        for member in lab.members:
+            machine = member.node.driver.machine
+            machine._remembered = Acceptor(machine.head.round + 10)
+        began = trio.current_time()
+        await lab.rounds(2)
+        assert trio.current_time() - began > lab.manifest.swarm.lease
+        assert all(any(event == "forgot" for event, _ in member.events) for member in lab.members)
 
     run_lab(terms("sparseloco"), script)
 

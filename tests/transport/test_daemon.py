@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from decentral.errors import ListenError, StreamClosed, TransportError
-from decentral.transport.child import private_folder
+from decentral.transport.child import Child, private_folder
 from decentral.transport.control import Control
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.requests import request, serve_requests
@@ -188,6 +188,26 @@ def test_a_busy_port_is_one_line_that_names_the_address(daemons):
         with pytest.raises(ListenError, match=f"cannot listen on {address}") as caught:
             daemons.run(script)
     assert "\n" not in str(caught.value)
+
+
+def test_a_daemon_that_is_killed_while_it_starts_for_the_first_time_is_started_again(daemons, monkeypatch):
+    until_ready, killed = Child.until_ready, []
+
+    async def kill_the_first(child, timeout):
+        if not killed:
+            killed.append(child.pid)
+            os.kill(child.pid, signal.SIGKILL)
+        await until_ready(child, timeout)
+
+    monkeypatch.setattr(Child, "until_ready", kill_the_first)
+    a = daemons.transport()
+
+    async def script():
+        async with a:
+            assert a.daemon_pid not in (None, *killed)
+
+    anyio.run(script)
+    assert killed
 
 
 def test_a_key_file_of_somebody_else_is_refused(daemons):
