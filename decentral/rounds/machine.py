@@ -5,8 +5,8 @@ of a ballot, voted on by every peer that holds all named frames, and decided by 
 triggered: every event updates the state and then asks "what can be done now", so lost, late and repeated
 messages cost time and nothing else.
 
-Per round and peer: one offer to every member, one proposal, vote and commit with its leader; about
-``150 N + 32 N`` bytes sent, and ``250 N`` by the leader. Grows with N: groups bound it.
+Per round and peer: one offer to every member and one vote, ``110 N`` bytes; the leader sends every member a proposal of
+``144 N`` and a commit of ``192 N`` bytes, ``336 N**2`` in all. Grows with N: groups bound it.
 
 Source: Lamport, "Paxos Made Simple", 2001; the fast first ballot is Multi-Paxos' implied promise.
 """
@@ -60,7 +60,7 @@ class RoundMachine(Leader):
         """Take a message whose sender the transport has authenticated."""
         self.presence.heard(sender)
         if isinstance(message, m.JoinRequest):
-            self._take_join(sender, message)
+            self._take_join(sender, message, now)
         elif isinstance(message, m.Goodbye):
             self.presence.leaving.add(sender)
             self.joiners.pop(sender, None)
@@ -96,12 +96,20 @@ class RoundMachine(Leader):
         self.head = replace(self.head, anchor=anchor)
         return self._progress(now)
 
-    def _take_join(self, sender: PeerId, request: m.JoinRequest) -> None:
+    def _take_join(self, sender: PeerId, request: m.JoinRequest, now: float) -> None:
         self.presence.leaving.discard(sender)
         if sender not in self.head.members:
             self.joiners[sender] = request
-        elif request.round < self.head.round:
+        elif request.round < self.head.round and not self._crossed(request.round + 1, now):
             self._help_laggard(sender, request.round)
+
+    def _crossed(self, round_: int, now: float) -> bool:
+        """Whether a message about ``round_`` was on its way when that round's commit was: its sender gets it anyway.
+
+        A leader would send half of all peers the commit twice, for the votes that a majority did not need, and a late
+        offer or a request to join would bring its sender the commit from every member: N times 190 N bytes.
+        """
+        return round_ == self.head.round and now - self.round.opened < FETCH_AFTER
 
     def _take_commit(self, sender: PeerId, commit: m.Commit) -> None:
         record = commit.record
@@ -116,6 +124,8 @@ class RoundMachine(Leader):
 
     def _take_round_message(self, sender: PeerId, message: m.Message, now: float) -> None:
         round_ = _round_of(message)
+        if self._crossed(round_, now):
+            return
         if round_ <= self.head.round:
             self._help_laggard(sender, round_ - 1)
         elif round_ > self.head.round + 1:

@@ -193,7 +193,8 @@ def test_a_late_peer_is_passed_by_after_the_deadline_and_named_again_when_it_is_
     assert finish_round(swarm, 3)
     late = swarm.members[2]
     others = [peer for peer in swarm.members if peer != late]
-    goal = swarm.rounds_done(late) + 1
+    swarm.run(lambda: not swarm.queue)  # the round that it has offered for already may end
+    goal = swarm.rounds_done(late) + 1 + (late in swarm.hosts[late].machine.round.offers)
     swarm.run(lambda: [swarm.offer(p) for p in others] and all(swarm.rounds_done(p) >= goal for p in others))
     assert swarm.named(others[0]) == sorted(others)
     assert finish_round(swarm, 2)
@@ -292,3 +293,26 @@ def test_a_record_on_another_branch_asks_for_the_chain_instead_of_being_applied(
     swarm.run(lambda: bool(swarm.hosts[peer].caught_up_with), limit=20)
     assert swarm.hosts[peer].caught_up_with
     assert swarm.hosts[peer].disk.log == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_member_is_sent_a_commit_once_though_votes_come_after_the_majority(make_swarm, seed):
+    swarm = make_swarm(9, seed=seed)
+    sent = []
+    swarm.lose = lambda sender, to, message: sent.append((to, message)) or False
+    assert finish_round(swarm, 4)
+    swarm.run(lambda: not swarm.queue)
+    commits = [(to, message.record.round) for to, message in sent if isinstance(message, m.Commit)]
+    assert len(commits) == len(set(commits)) == 8 * swarm.rounds_done(swarm.members[0])
+
+
+def test_a_peer_whose_commit_was_lost_gets_it_once_it_has_waited(make_swarm):
+    swarm = make_swarm(3)
+    victim = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[-1]
+    lost = []
+    swarm.lose = lambda sender, to, message: (
+        isinstance(message, m.Commit) and to == victim and not lost and not lost.append(message)
+    )
+    swarm.offer_all()
+    assert swarm.run(lambda: all(swarm.rounds_done(peer) == 1 for peer in swarm.members), limit=20.0)
+    assert lost
