@@ -27,6 +27,7 @@ COMMANDS = {
     "compressors": "decentral.cli.methods",
     "feedback": "decentral.cli.methods",
     "bench": "decentral.cli.benchmarks",
+    "simulate": "decentral.cli.simulate",
 }
 
 

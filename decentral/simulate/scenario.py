@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from decentral.manifest import Manifest, preset_manifest
 from decentral.simulate.profiles import PROFILES, Profile
@@ -23,6 +24,7 @@ class Scenario:
     step_seconds: float = 0.25  # of one inner step at the median speed
     exact: bool = True  # integer marks (for a checker) rather than random ones
     settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
+    weights: Mapping[str, float] = field(default_factory=dict)  # bytes that one of a protocol stands for
 
 
 _EXACT = {"chain": "topk(k=1024, chunk=4096)", "feedback": "ef(beta=1)"}

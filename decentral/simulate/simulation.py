@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,17 @@ class Outcome:
             "seconds": round(self.seconds, 3),
             "problems": [*self.verdict.problems, *self.hangs],
         }
+
+    @property
+    def join_seconds(self) -> float:
+        """Median virtual seconds from the start of a process to its first training step; 0 when none started late."""
+        began, took = {}, []
+        for entry in self.trace:
+            if entry.event == "started":
+                began[entry.host, entry.life] = entry.time
+            elif entry.event == "resumed" and entry.host:
+                took.append(entry.time - began[entry.host, entry.life])
+        return round(statistics.median(took), 3) if took else 0.0
 
     def _utilisation(self) -> float:
         rested = list(self.trace.of("rested"))

@@ -134,6 +134,8 @@ class Trainer:
         return 0.01 * torch.randn(like_N.shape, generator=torch.Generator().manual_seed(seed))
 
     async def _boundary(self) -> None:
+        if self.idle:
+            self.rhythm.overlap = 0  # no inner step comes any more that a merge could wait for
         self._merge()
         if not self.rhythm.due or self.idle or not await self._contribute() or self.rhythm.overlap:
             return

@@ -12,27 +12,21 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from decentral.errors import ConfigError
+import trio
+import trio._core._run as scheduler
+from trio.testing import MockClock
 
 T = TypeVar("T")
 
 
 def run_in_virtual_time(main: Callable[[], Awaitable[T]], seed: int) -> T:
-    """Run ``main()`` on trio under virtual time; equal seeds give equal interleavings. ConfigError without trio."""
-    try:
-        import trio
-        from trio.testing import MockClock
-    except ImportError:
-        raise ConfigError("simulating needs trio; install it: pip install 'decentral[simulate]'") from None
-
+    """Run ``main()`` on trio under virtual time; equal seeds give equal interleavings."""
     with _deterministic(seed):
         return trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 @contextmanager
 def _deterministic(seed: int) -> Iterator[None]:
-    import trio._core._run as scheduler
-
     before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     scheduler._r = random.Random(seed)

@@ -28,9 +28,11 @@ class World:
         self.scenario, self.folder, self.trace = scenario, folder, trace
         profile, seed = scenario.profile, scenario.seed
         self.generator = random.Random(f"world {seed}")
-        uplink = profile.bandwidth / profile.asymmetry
         self.network = MemoryNetwork(
-            latency=profile.latency, bandwidth=uplink, jitter=0.002, generator=random.Random(f"network {seed}")
+            latency=profile.latency,
+            jitter=0.002,
+            generator=random.Random(f"network {seed}"),
+            weights=scenario.weights,
         )
         self.weather = Weather(
             random.Random(f"weather {seed}"), profile.loss, profile.duplication, profile.corruption, profile.delay
@@ -46,7 +48,13 @@ class World:
         generator = random.Random(f"host {self.scenario.seed} {number}")
         seconds = self.scenario.step_seconds * generator.lognormvariate(0.0, profile.speed_spread)
         pace = Pace(generator, seconds, profile.jitter_spread, profile.straggles / self.scenario.manifest.inner.steps)
-        return Host(self.site, number, self.folder / f"host{number}", pace, founder=number == 0)
+        host = Host(self.site, number, self.folder / f"host{number}", pace, founder=number == 0)
+        self._connect(host, profile.bandwidth * generator.lognormvariate(0.0, 1.0))
+        return host
+
+    def _connect(self, host: Host, downlink: float) -> None:
+        self.network.set_downlink(host.peer, downlink)
+        self.network.set_uplink(host.peer, downlink / self.scenario.profile.asymmetry)
 
     async def run(self) -> None:
         """Grow, suffer, come to rest."""
@@ -224,7 +232,8 @@ class World:
         process = host.process
         if not host.up or process is None or process.trainer is None:
             return 0
-        return process.node.driver.head.outer_step
+        gossip = process.node.gossip
+        return process.node.driver.head.outer_step if gossip is None else gossip.step
 
 
 def in_memory_folder() -> tempfile.TemporaryDirectory[str]:

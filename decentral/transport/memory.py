@@ -7,7 +7,7 @@ The order of events depends on nothing but the calls made, and a seeded ``jitter
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -31,16 +31,17 @@ class MemoryStream:
     outgoing: Pipe
     incoming: Pipe
     traffic: Traffic
+    weight: float = 1.0  # bytes that one of this stream stands for
 
     async def send(self, data: bytes | memoryview) -> None:
         """See Stream."""
         await self.outgoing.write(data)
-        self.traffic.add(self.peer, sent=len(data))
+        self.traffic.add(self.peer, sent=round(len(data) * self.weight))
 
     async def receive_exactly(self, nbytes: int) -> bytes:
         """See Stream."""
         data = await self.incoming.read(nbytes)
-        self.traffic.add(self.peer, received=nbytes)
+        self.traffic.add(self.peer, received=round(nbytes * self.weight))
         return data
 
     async def aclose(self) -> None:
@@ -54,6 +55,7 @@ class MemoryNetwork:
 
     ``latency`` is one way in seconds, ``bandwidth`` each peer's uplink and ``downlink`` its downlink in bytes per
     second (None: no limit), ``jitter`` the largest extra delay of a piece in seconds, drawn from ``generator``.
+    ``weights`` says of how many bytes one byte of a protocol takes the time: small tensors that stand for large ones.
     """
 
     def __init__(
@@ -64,9 +66,11 @@ class MemoryNetwork:
         downlink: float | None = None,
         jitter: float = 0.0,
         generator: random.Random | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         self.latency, self.bandwidth, self.downlink, self.jitter = latency, bandwidth, downlink, jitter
         self.generator = generator or random.Random(0)
+        self.weights = weights or {}
         self._up: dict[PeerId, MemoryTransport] = {}
         self._cut: set[frozenset[PeerId]] = set()
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
@@ -135,10 +139,10 @@ class MemoryNetwork:
         """The one-way delay between two peers in seconds."""
         return self._link(sender, receiver).latency
 
-    def pipes(self, a: PeerId, b: PeerId) -> tuple[Pipe, Pipe]:
+    def pipes(self, a: PeerId, b: PeerId, weight: float = 1.0) -> tuple[Pipe, Pipe]:
         """A fresh pipe each way between two peers."""
-        there = Pipe(self._link(a, b), self._downlink(b), self._jitter)
-        back = Pipe(self._link(b, a), self._downlink(a), self._jitter)
+        there = Pipe(self._link(a, b), self._downlink(b), self._jitter, weight)
+        back = Pipe(self._link(b, a), self._downlink(a), self._jitter, weight)
         both = self._pipes.setdefault(frozenset((a, b)), [])
         both[:] = [pipe for pipe in both if not pipe.over]
         both += (there, back)
@@ -217,9 +221,10 @@ class MemoryTransport:
         """See Transport."""
         await anyio.sleep(2 * self._network.delay(self.peer, peer))  # the other side confirms the protocol
         other = self._network.reach(self.peer, peer)
-        there, back = self._network.pipes(self.peer, peer)
-        other.accept(MemoryStream(self.peer, back, there, other.traffic), protocol)
-        return MemoryStream(peer, there, back, self.traffic)
+        weight = self._network.weights.get(protocol, 1.0)
+        there, back = self._network.pipes(self.peer, peer, weight)
+        other.accept(MemoryStream(self.peer, back, there, other.traffic, weight), protocol)
+        return MemoryStream(peer, there, back, self.traffic, weight)
 
     def accept(self, stream: MemoryStream, protocol: str) -> None:
         """Start the handler of an inbound stream; PeerUnreachable when there is none."""

@@ -24,7 +24,7 @@ class Link:
     bandwidth: float | None = None  # bytes/s; None: no limit
     free_at: float = 0.0  # s, on the loop's clock: when the last piece will have left
 
-    def arrival(self, nbytes: int, now: float) -> float:
+    def arrival(self, nbytes: float, now: float) -> float:
         """Put ``nbytes`` on the link; returns when the last of them arrives."""
         self.free_at = max(self.free_at, now) + (nbytes / self.bandwidth if self.bandwidth else 0.0)
         return self.free_at + self.latency
@@ -35,6 +35,7 @@ class Piece:
     """Bytes on their way."""
 
     data: memoryview
+    nbytes: float  # that it takes on the links
     reaches: float  # s: when it is at the receiver's downlink
     ready: float | None = None  # s: when it is through; None: nobody knows yet who else is ahead of it
 
@@ -64,15 +65,15 @@ class Downlink:
         """Give every piece that has reached the downlink by now its turn."""
         while self._coming and self._coming[0][0] <= now:
             reaches, _, piece = heapq.heappop(self._coming)
-            took = len(piece.data) / self.bandwidth if self.bandwidth else 0.0
+            took = piece.nbytes / self.bandwidth if self.bandwidth else 0.0
             piece.ready = self.free_at = max(self.free_at, reaches) + took
 
 
 class Pipe:
     """Bytes one way. Both sides wait on one event, renewed at every change."""
 
-    def __init__(self, link: Link, downlink: Downlink, jitter: Callable[[], float]) -> None:
-        self._link, self._downlink, self._jitter = link, downlink, jitter
+    def __init__(self, link: Link, downlink: Downlink, jitter: Callable[[], float], weight: float = 1.0) -> None:
+        self._link, self._downlink, self._jitter, self._weight = link, downlink, jitter, weight
         self._pieces: deque[Piece] = deque()
         self._held = 0
         self._last = 0.0
@@ -130,9 +131,10 @@ class Pipe:
 
     def _put(self, piece: bytes) -> None:
         now = anyio.current_time()
-        arrival = self._link.arrival(len(piece), now) + self._jitter()
+        nbytes = len(piece) * self._weight
+        arrival = self._link.arrival(nbytes, now) + self._jitter()
         self._last = max(self._last, arrival)  # jitter never reorders a stream
-        sent = Piece(memoryview(piece), self._last)
+        sent = Piece(memoryview(piece), nbytes, self._last)
         self._downlink.expect(sent, now)
         self._pieces.append(sent)
         self._held += len(piece)

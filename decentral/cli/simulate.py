@@ -1,0 +1,59 @@
+"""``decentral simulate``: what would this run do on those links?"""
+
+import json
+from pathlib import Path
+
+import click
+
+from decentral.cli.options import as_json
+
+PROFILES = ("lab", "home", "spot", "storm", "cliff")
+
+
+@click.command("simulate")
+@click.argument("manifest", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--peers", default=4, show_default=True, type=click.IntRange(1, 64), help="Simulated peers.")
+@click.option("--profile", type=click.Choice(PROFILES), default="home", show_default=True, help="Links and machines.")
+@click.option("--seed", default=0, show_default=True, help="The same seed gives the same run, to the last event.")
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Outer steps to simulate.")
+@click.option("--step-seconds", default=1.0, show_default=True, help="Seconds of one inner step on the median peer.")
+@click.option("--parameters", type=click.IntRange(1), help="Of the model; taken from the manifest when it says so.")
+@as_json
+def simulate_command(
+    manifest: Path,
+    peers: int,
+    profile: str,
+    seed: int,
+    rounds: int,
+    step_seconds: float,
+    parameters: int | None,
+    as_json: bool,
+) -> None:
+    """Run the real protocol on simulated machines and links, hours in seconds.
+
+    \b
+    $ decentral simulate run.toml --peers 8 --profile home
+    $ decentral simulate run.toml --peers 8 --profile storm --seed 7 --json
+    """
+    from decentral.manifest import check_methods, load_manifest
+    from decentral.simulate.forecast import forecast
+
+    terms = load_manifest(manifest)
+    check_methods(terms)
+    found = forecast(
+        terms, peers=peers, profile=profile, seed=seed, rounds=rounds, step_seconds=step_seconds, parameters=parameters
+    )
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        _print(found, profile, peers)
+    if found["problems"]:
+        raise click.exceptions.Exit(1)
+
+
+def _print(found: dict[str, object], profile: str, peers: int) -> None:
+    click.echo(f"{found['rounds']} rounds of {peers} peers ({profile}) in {found['seconds']:,.0f} simulated seconds")
+    for name in ("commits", "utilisation", "bytes_per_peer", "join_seconds", "divergence", "hangs", "trace_hash"):
+        click.echo(f"{name:16} {found[name]}")
+    for problem in found["problems"]:  # type: ignore[attr-defined]
+        click.echo(f"problem          {problem}")

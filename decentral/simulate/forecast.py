@@ -1,0 +1,59 @@
+"""What a run would do on such machines and links: a scenario made of somebody's own manifest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decentral.errors import ConfigError
+from decentral.manifest import Manifest
+from decentral.simulate.profiles import profile_named
+from decentral.simulate.scenario import Scenario
+from decentral.simulate.simulation import simulate
+from decentral.simulate.stand_in import weights_for
+
+
+def forecast(
+    manifest: Manifest,
+    *,
+    peers: int,
+    profile: str,
+    seed: int,
+    rounds: int,
+    step_seconds: float,
+    parameters: int | None = None,
+) -> dict[str, Any]:
+    """Simulate ``rounds`` outer steps of the run with ``peers`` peers; plain JSON, as ``decentral simulate`` prints it.
+
+    ``parameters`` is needed for a model that the manifest does not describe. Raises ConfigError.
+    """
+    numel = parameters or _num_parameters(manifest)
+    endless = manifest.changed(run={"rounds": 1_000_000})
+    settle = 20.0 * step_seconds * manifest.inner.steps + 40.0 * manifest.swarm.deadline_ceiling
+    scenario = Scenario(
+        endless,
+        profile_named(profile),
+        seed,
+        peers,
+        rounds,
+        step_seconds,
+        exact=False,
+        settle=settle,
+        weights=weights_for(manifest, numel),
+    )
+    outcome = simulate(scenario)
+    return {**outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}
+
+
+def _num_parameters(manifest: Manifest) -> int:
+    if manifest.model.task != "causal-lm":
+        raise ConfigError("simulate: the manifest does not say how large the model is; give --parameters")
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from decentral.tasks.language_model import LanguageModelConfig, llama_config
+
+    model = manifest.model
+    config = LanguageModelConfig(hidden=model.hidden, layers=model.layers, heads=model.heads, context=model.context)
+    with torch.device("meta"):
+        built = LlamaForCausalLM(llama_config(config))
+    return sum(parameter.numel() for parameter in built.parameters())
