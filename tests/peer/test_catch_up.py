@@ -42,7 +42,12 @@ def test_a_join_takes_little_more_than_its_bytes_while_the_donors_train_on(run_l
         await lab.until(lambda: joiner.node.driver.head.hash == lab.members[0].node.driver.head.hash)
         lab.check_equal()
 
-    run_lab(terms("sparseloco", lease=12.0, shrink_after=600.0, deadline_ceiling=30.0), script, schema=one_tensor(NUMEL), step=8.0)
+    run_lab(
+        terms("sparseloco", lease=12.0, shrink_after=600.0, deadline_ceiling=30.0),
+        script,
+        schema=one_tensor(NUMEL),
+        step=8.0,
+    )
 
 
 def test_a_donor_that_lies_is_named_and_the_joiner_stands_where_the_others_do(run_lab, terms):

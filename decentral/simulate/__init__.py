@@ -1,0 +1,1 @@
+"""What a swarm would do and cost, without one."""
