@@ -40,6 +40,7 @@ ASK_AGAIN = 0.5  # s until a follower that was not ready is asked again
 REMEMBERED = 256  # gossip steps whose outcome is kept for a partner that asks again
 AHEAD = 8  # gossip steps a partner's frame may be ahead of ours
 _COMMIT = struct.Struct("<Q32s32s")  # step, my frame, your frame
+COMMIT_NBYTES = _COMMIT.size  # of the request that one of the two makes; the answer is one byte
 YES, NO, WAIT = b"\x01", b"\x00", b"\x02"
 
 

@@ -1,4 +1,3 @@
-"""The real code in a world that can be wound back: disks that lose what was never synced.
-
-``durability`` what a power cut may leave · ``disk`` a real folder that records and crashes
+"""What a swarm would do: real nodes in virtual time under seeded faults, disks that lose what was not synced, and a model
+of cost for sizes that no machine can run.
 """

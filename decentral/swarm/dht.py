@@ -3,7 +3,9 @@
 A lease found there is only a hint where to dial; nobody counts as present before it answers itself. So neither a
 forged expiry nor a wrong clock matters, and when the DHT fails, the directory does not notice.
 
-Crosses the wire: one lease to at most five peers per third of its life, one look-up of all of them.
+Crosses the wire: one lease to at most five peers per third of its life, and about four look-ups of all of them by the
+whole swarm: an answer holds the lease of every peer, and comes from each of the five, so that a look-up by everybody
+would cost them N**2 leases.
 
 Source: Maymounkov and Mazieres, "Kademlia: A peer-to-peer information system based on the XOR metric", 2002.
 """
@@ -26,6 +28,7 @@ from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Lease, encode
 
 _PATIENCE = 10.0  # s for any one call; hivemind's own wait without end once the daemon is dead
+_LOOKS = 4  # look-ups per renewal, of all peers together
 _PINGED = 8  # live peers per renewal that are added to the routing table
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s between attempts when it fails
 
@@ -93,9 +96,16 @@ async def _exchange_forever(node: Any, directory: Directory) -> None:
             await _ping(node, live[(_PINGED * turn + n) % len(live)])
         if live:
             await _store(node, directory)
-            await _look(node, directory)
+            if turn == 1 or looks_in(turn, directory.peer, len(live)):
+                await _look(node, directory)
         with anyio.move_on_after(directory.ttl / 3):
             await _until_company(directory)
+
+
+def looks_in(turn: int, peer: PeerId, others: int) -> bool:
+    """Whether it is ``peer``'s turn to look for all: everybody's in a small swarm, four peers' in a large one."""
+    every = max(1, (others + 1) // _LOOKS)
+    return (turn + int.from_bytes(peer[:8], "little")) % every == 0
 
 
 async def _until_company(directory: Directory) -> None:
