@@ -164,8 +164,10 @@ def test_the_longer_of_two_branches_fetches_nothing_of_the_shorter(run_lab, term
         await trio.sleep(2.0)
         before = longer.transport.traffic.total.received
         lab.network.heal(shorter.signer.peer, longer.signer.peer)
-        await lab.until(lambda: shorter.node.replica.digest == longer.node.replica.digest)
+        longer.node.catch_up.ask(shorter.signer.peer)
+        await trio.sleep(2.0)
         assert longer.transport.traffic.total.received - before <= 0.1 * NUMEL
+        await lab.until(lambda: shorter.node.replica.digest == longer.node.replica.digest)
         assert any(event == "resynced" for event, _ in shorter.events)
 
     run_lab(terms("sparseloco"), script, schema=one_tensor(NUMEL // 4))
