@@ -130,3 +130,44 @@ def test_a_snapshot_is_fetched_when_the_frames_to_replay_are_nowhere_any_more(ru
         assert any(event == "resynced" for event, _ in away.events)
 
     run_lab(terms("sparseloco", shrink_after=600.0), script)
+
+
+def test_a_join_that_is_cut_off_goes_on_where_it_was(run_lab, terms):
+    async def script(lab):
+        donor = lab.add()
+        await lab.rounds(1)
+        donor.idle = True
+        await trio.sleep(2 * lab.step)
+        joiner = lab.add()
+        lab.network.set_uplink(donor.signer.peer, 1.6 * MBIT)
+        await trio.sleep(6.0)  # more than half of it
+        lab.network.cut(donor.signer.peer, joiner.signer.peer)
+        await trio.sleep(2.0)
+        assert not joiner.node.ready.is_set()
+        assert any(event == "sync_failed" for event, _ in joiner.events)
+        lab.network.heal(donor.signer.peer, joiner.signer.peer)
+        await lab.until(lambda: joiner.node.ready.is_set())
+        assert joiner.transport.traffic.total.received <= 1.2 * NUMEL
+
+    run_lab(terms("sparseloco", lease=12.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 4))
+
+
+def test_the_longer_of_two_branches_fetches_nothing_of_the_shorter(run_lab, terms):
+    async def script(lab):
+        shorter = lab.add()
+        longer = lab.add(founder=True)
+        lab.network.cut(shorter.signer.peer, longer.signer.peer)
+        await lab.until(lambda: shorter.rounds >= 2)
+        shorter.idle = True
+        await lab.until(lambda: longer.rounds >= shorter.rounds + 3)
+        longer.idle = True
+        await trio.sleep(2.0)
+        before = longer.transport.traffic.total.received
+        lab.network.heal(shorter.signer.peer, longer.signer.peer)
+        longer.node.catch_up.ask(shorter.signer.peer)
+        await trio.sleep(2.0)
+        assert longer.transport.traffic.total.received - before <= 0.1 * NUMEL
+        await lab.until(lambda: shorter.node.replica.digest == longer.node.replica.digest)
+        assert any(event == "resynced" for event, _ in shorter.events)
+
+    run_lab(terms("sparseloco"), script, schema=one_tensor(NUMEL // 4))
