@@ -6,8 +6,9 @@ STAMP := .venv/.installed
 ARGS ?=
 
 MINUTES ?= 2
+KILLS ?= 1000
 
-.PHONY: demo test fuzz lint format constraints clean
+.PHONY: demo test fuzz powerloss lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -18,6 +19,9 @@ test: $(STAMP)  ## every test: make test ARGS="tests/cli -x"
 fuzz: $(STAMP)  ## hostile bytes for every decoder, on two cores: make fuzz MINUTES=30 ARGS="--only stream"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(ARGS)
+
+powerloss: $(STAMP)  ## SIGKILLs while checkpoints are written: make powerloss KILLS=10000, or ARGS=--states for power cuts
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.powerloss --kills $(KILLS) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
