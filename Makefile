@@ -8,7 +8,9 @@ ARGS ?=
 MINUTES ?= 2
 SEED ?= 1
 
-.PHONY: demo test fuzz chaos lint format constraints clean
+KILLS ?= 1000
+
+.PHONY: demo test fuzz chaos powerloss lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -22,6 +24,9 @@ fuzz: $(STAMP)  ## hostile bytes for every decoder, on two cores: make fuzz MINU
 
 chaos: $(STAMP)  ## kill real peers and their daemons, as root on Linux: make chaos MINUTES=10 SEED=1 ARGS="--json chaos.json"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+powerloss: $(STAMP)  ## SIGKILLs while checkpoints are written: make powerloss KILLS=10000, or ARGS=--states for power cuts
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.powerloss --kills $(KILLS) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ a crash the newest valid checkpoint is loaded and the journal replayed on top, t
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,8 +50,8 @@ class Vault:
         self.frames = out / "frames"
         self.journal = Journal(out / "journal", disk)
         self.acceptor = AcceptorFile(out / "acceptor", disk)
-        self._appended = len(self.journal.entries)  # commits so far, those of earlier processes included
-        self._saved: list[tuple[int, int]] = []  # round and commits so far of each checkpoint that is kept
+        self._forgotten = 0  # commits dropped from the front of the journal since it was opened
+        self._saved: list[tuple[int, int]] = []  # of each checkpoint that is kept: round, commits before it
         self._sweep()
 
     def ledger(self) -> Ledger:
@@ -64,14 +65,13 @@ class Vault:
             for ref, data in zip(commit.record.frames, frames, strict=True):
                 self._disk.replace_file(self._frame_path(commit.record.round, ref.frame), [data])
         self.journal.append(encode(commit))
-        self._appended += 1
 
     def save(self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a checkpoint and drop the commits and frames that every kept checkpoint has behind it."""
         save(self.checkpoints, f"round-{head.round:06d}", tensors, {**meta, "head": head.to_dict()}, self._disk)
-        self._saved = [*self._saved, (head.round, self._appended)][-KEPT_CHECKPOINTS:]
+        self._saved = [*self._saved, (head.round, self._commits_before(head))][-KEPT_CHECKPOINTS:]
         if len(self._saved) == KEPT_CHECKPOINTS:
-            self.journal.shorten(self._appended - self._saved[0][1])
+            self._forgotten += self.journal.forget(self._saved[0][1] - self._forgotten)
             self._drop_frames(min(round_ for round_, _ in self._saved))
 
     def load(self, run: bytes) -> Resumed | None:
@@ -101,9 +101,7 @@ class Vault:
         """Apply the journalled commits after ``head``; returns the new head and whether one named ``me``."""
         named = False
         for body in self.journal.entries:
-            commit = decode(body)
-            assert isinstance(commit, Commit)
-            record = commit.record
+            record = _commit(body).record
             if record.round != head.round + 1:
                 continue
             try:
@@ -123,6 +121,12 @@ class Vault:
     def close(self) -> None:
         """Give the files back."""
         self.journal.close()
+
+    def _commits_before(self, head: Head) -> int:
+        """Commits that a checkpoint of ``head`` contains; more may have come while it was being written."""
+        entries = list(self.journal.entries)
+        later = itertools.takewhile(lambda body: _commit(body).record.round > head.round, reversed(entries))
+        return self._forgotten + len(entries) - sum(1 for _ in later)
 
     def _frame_path(self, round_: int, frame: bytes) -> Path:
         return self.frames / f"{round_:012d}-{frame.hex()[:32]}"
@@ -146,3 +150,9 @@ class Vault:
             if int(path.name.split("-")[0]) <= upto:
                 with contextlib.suppress(OSError):
                     self._disk.remove(path)
+
+
+def _commit(body: bytes) -> Commit:
+    commit = decode(body)
+    assert isinstance(commit, Commit)
+    return commit

@@ -7,6 +7,7 @@ before its owner says so: only the owner knows which entries a checkpoint has ma
 
 import contextlib
 import struct
+import threading
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -34,6 +35,7 @@ class Journal:
         """Open or create. Raises DiskError when the file cannot be read or written."""
         self.path, self._disk, self._closed = path, disk, False
         self.entries: list[bytes] = []
+        self._lock = threading.Lock()  # one thread appends commits while another has written a checkpoint
         with disk_errors(f"opening journal {path}"):
             disk.make_folders(path.parent)
             if not path.exists():
@@ -52,7 +54,7 @@ class Journal:
         if len(body) > MAX_ENTRY_NBYTES:
             raise ConfigError(f"journal entry of {len(body)} bytes: at most {MAX_ENTRY_NBYTES}")
         data = _entry(body)
-        with disk_errors(f"writing journal {self.path}"):
+        with self._lock, disk_errors(f"writing journal {self.path}"):
             self._sync_name()
             try:
                 self._disk.write(self.path, [data], self._end)
@@ -60,25 +62,30 @@ class Journal:
                 with contextlib.suppress(OSError):  # what stays is overwritten next
                     self._disk.truncate(self.path, self._end)
                 raise
-        self._end += len(data)
-        self.entries.append(body)
+            self._end += len(data)
+            self.entries.append(body)
 
-    def shorten(self, keep: int) -> None:
-        """Drop all but the last ``keep`` entries, but only when there are twice as many: O(1) per entry, amortised.
+    def forget(self, count: int) -> int:
+        """Drop the ``count`` oldest entries, but only when they are half of all: O(1) per entry, amortised.
 
-        Never raises: on a full disk the long file is still right, and it is tried again.
+        Returns how many went. Never raises: on a full disk the long file is still right, and it is tried again.
         """
-        if len(self.entries) < 2 * max(1, keep):
-            return
-        kept = self.entries[len(self.entries) - keep :]
-        rewritten = self.path.with_name(f"{TEMPORARY}{self.path.name}")
-        with contextlib.suppress(OSError):
-            self._disk.remove(rewritten)
-            self._disk.write(rewritten, [_entry(body) for body in kept])
-            self._disk.rename(rewritten, self.path)
+        with self._lock:
+            if not 0 < len(self.entries) <= 2 * count:
+                return 0
+            kept = self.entries[count:]
+            rewritten = self.path.with_name(f"{TEMPORARY}{self.path.name}")
+            try:
+                self._disk.remove(rewritten)
+                self._disk.write(rewritten, [_entry(body) for body in kept])
+                self._disk.rename(rewritten, self.path)
+            except OSError:
+                return 0
             self.entries, self._end = kept, _nbytes(kept)
             self._name_is_durable = False
-            self._sync_name()
+            with contextlib.suppress(OSError):  # then the next append sees to it, or is refused
+                self._sync_name()
+            return count
 
     def close(self) -> None:
         """Take no more appends; everything appended is already durable."""

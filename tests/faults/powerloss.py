@@ -99,7 +99,7 @@ def kill_often(folder: Path, kills: int, rng: random.Random) -> Report:
         report.in_other_write += any(where != "checkpoints" for where, _ in new)
         look(history, life, promised, report)
         report.seconds = round(time.monotonic() - began, 1)
-        if report.kills % 1000 == 0:
+        if report.kills % 250 == 0:
             print(json.dumps(asdict(report)), file=sys.stderr)
     return report
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from decentral.peer.vault import Vault
+from decentral.state.durable import Disk
 from decentral.wire.messages import Commit
 from tests.faults.history import ME, RUN, History, make_history, make_record
 from tests.faults.life import Life, found_in
@@ -48,6 +49,34 @@ def test_the_last_commit_is_reached_from_every_kept_checkpoint(history, lived, d
 def test_commits_and_frames_that_no_checkpoint_needs_are_dropped(history, lived):
     assert len(Vault(lived).journal.entries) == 5
     assert {int(path.name.split("-")[0]) for path in (lived / "frames").iterdir()} == set(range(5, 10))
+
+
+def test_frames_that_cannot_be_deleted_stop_nobody(history, tmp_path):
+    class Sticky(Disk):
+        def remove(self, path):
+            if path.parent.name == "frames" and path.exists():
+                raise PermissionError(13, "Permission denied")
+            super().remove(path)
+
+    life = Life(history, tmp_path, lambda word, round_: None, Sticky())
+    life.go_on(ROUNDS)
+    life.close()
+    assert len(list((tmp_path / "frames").iterdir())) == 2 * ROUNDS
+    assert found_in(history, tmp_path).round == ROUNDS
+
+
+def test_commits_that_came_while_a_checkpoint_was_written_are_kept(history, tmp_path):
+    life = Life(history, tmp_path, lambda word, round_: None, checkpoint_every=100)
+    life.save()
+    for _ in range(4):
+        head, tensors = life.head, life.replica.shared_tensors()
+        life.one_round()
+        life.one_round()
+        life.vault.save(head, tensors, {})  # of a moment two rounds ago
+    life.close()
+    for folder in sorted((tmp_path / "checkpoints").iterdir())[1:]:
+        damage(folder / "tensors.safetensors")
+    assert (found_in(history, tmp_path).checkpoint, found_in(history, tmp_path).round) == (2, 8)
 
 
 def test_a_peer_killed_whenever_it_writes_a_checkpoint_loses_no_commit(history, tmp_path):

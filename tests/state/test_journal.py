@@ -1,10 +1,14 @@
 import errno
 import os
 import shutil
+import threading
 
 import pytest
 
 from decentral.errors import ConfigError, DiskError
+from decentral.simulate.disk import RecordingDisk
+from decentral.simulate.durability import crash_states
+from decentral.state.durable import Disk
 from decentral.state.journal import HEAD_NBYTES, MAX_ENTRY_NBYTES, AcceptorFile, Journal
 
 BODIES = [b"first", b"", b"third" * 7]
@@ -56,29 +60,61 @@ def test_appending_after_a_torn_tail_goes_on_from_the_last_whole_entry(journal_p
     assert entries_in(journal_path) == ([*BODIES, b"next"], 0)
 
 
-def test_only_the_last_entries_are_kept_and_the_file_stays_bounded(tmp_path):
-    path, largest = tmp_path / "journal", 0
+def test_what_is_not_needed_goes_in_large_parts_and_the_file_stays_bounded(tmp_path):
+    path, largest, forgotten = tmp_path / "journal", 0, 0
     with Journal(path) as journal:
         for number in range(50):
             journal.append(b"%03d" % number)
-            journal.shorten(4)
-            first = number - len(journal.entries) + 1
-            assert journal.entries == [b"%03d" % n for n in range(first, number + 1)]
+            forgotten += journal.forget(number - 3 - forgotten)  # four are needed
+            assert journal.entries == [b"%03d" % n for n in range(forgotten, number + 1)]
             assert min(4, number + 1) <= len(journal.entries) < 8
             largest = max(largest, path.stat().st_size)
     assert largest <= 8 * (HEAD_NBYTES + 3)
     assert entries_in(path)[0][-4:] == [b"046", b"047", b"048", b"049"]
 
 
-def test_nothing_is_dropped_before_its_owner_says_so(tmp_path):
-    with Journal(tmp_path / "journal") as journal:
-        for number in range(3000):
-            journal.entries.append(b"%d" % number)  # without an fsync each
-        journal.append(b"last")
-        journal.shorten(1501)
-        assert len(journal.entries) == 3001
-        journal.shorten(1500)
-    assert entries_in(tmp_path / "journal")[0][0] == b"1501"
+def test_nothing_is_dropped_that_its_owner_still_needs(journal_path):
+    with Journal(journal_path) as journal:
+        assert [journal.forget(count) for count in (-1, 0, 1)] == [0, 0, 0]
+        assert journal.forget(2) == 2
+    assert entries_in(journal_path) == (BODIES[2:], 0)
+
+
+def test_an_entry_appended_while_old_ones_are_dropped_is_kept(journal_path):
+    threads = []
+
+    class Busy(Disk):
+        def rename(self, old, new):
+            threads.append(threading.Thread(target=journal.append, args=(b"meanwhile",)))
+            threads[-1].start()
+            threads[-1].join(0.05)  # long enough for an append that does not wait its turn
+            super().rename(old, new)
+
+    with Journal(journal_path, Busy()) as journal:
+        journal.forget(2)
+        threads[0].join()
+    assert entries_in(journal_path) == ([*BODIES[2:], b"meanwhile"], 0)
+
+
+def test_an_append_after_a_rename_that_was_not_synced_syncs_it_first(tmp_path):
+    """Else it would go to a file that a power cut replaces by the old one."""
+    disk = RecordingDisk(tmp_path, keep_log=True)
+    journal, real = Journal(tmp_path / "journal", disk), disk.sync_folder
+    for body in BODIES:
+        journal.append(body)
+    disk.sync_folder = refuse
+    assert journal.forget(2) == 2
+    with pytest.raises(DiskError):
+        journal.append(b"refused")
+    disk.sync_folder = real
+    journal.append(b"kept")
+    for state in [state for state in crash_states(disk.log) if state.done == len(disk.log)]:
+        disk.become(state.tree)
+        assert entries_in(tmp_path / "journal")[0] == [*BODIES[2:], b"kept"]
+
+
+def refuse(path):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_no_crash_loses_an_entry_whose_append_returned(tmp_path, record_disk):
@@ -89,7 +125,7 @@ def test_no_crash_loses_an_entry_whose_append_returned(tmp_path, record_disk):
         for body in written:
             journal.append(body)
             finished.append(disk.mark())
-            journal.shorten(2)
+            journal.forget(len(journal.entries) - 2)
     record_disk.stop()
     for done, left in disk.crash_states(tmp_path):
         safe = sum(done >= mark for mark in finished)
@@ -141,10 +177,10 @@ def test_a_full_disk_at_the_rewrite_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     for number in range(6):
         journal.append(b"%d" % number)
-        journal.shorten(2)
+        assert journal.forget(number) == 0
     assert len(journal.entries) == 6
     monkeypatch.setattr(os, "replace", real)
-    journal.shorten(2)
+    assert journal.forget(4) == 4
     journal.append(b"6")
     journal.close()
     assert entries_in(tmp_path / "journal") == ([b"4", b"5", b"6"], 0)
@@ -198,6 +234,20 @@ def test_no_crash_tears_an_acceptor_or_loses_a_promise_that_was_answered(tmp_pat
         safe = sum(done >= mark for mark in finished) - 1
         assert AcceptorFile(left / "acceptor").read() in bodies[safe : safe + 2]
         shutil.rmtree(left)
+
+
+def test_a_promise_that_a_restart_has_read_survives_a_power_cut(tmp_path):
+    """The writer is killed between rename and sync; the next process acts on what it finds."""
+    disk = RecordingDisk(tmp_path, keep_log=True)
+    AcceptorFile(tmp_path / "acceptor", disk).write(b"old")
+    real, disk.sync_folder = disk.sync_folder, refuse
+    with pytest.raises(DiskError):
+        AcceptorFile(tmp_path / "acceptor", disk).write(b"new")
+    disk.sync_folder = real
+    assert AcceptorFile(tmp_path / "acceptor", disk).read() == b"new"
+    for state in [state for state in crash_states(disk.log) if state.done == len(disk.log)]:
+        disk.become(state.tree)
+        assert AcceptorFile(tmp_path / "acceptor").read() == b"new"
 
 
 def test_a_refused_promise_leaves_the_old_one(tmp_path, fail_nth_call):
