@@ -35,6 +35,7 @@ class Boundary(ABC):
     _tokens_per_step: int
     _gossips: bool
     _checkpoint_every: int
+    _must_save: bool
 
     @property
     @abstractmethod
@@ -116,6 +117,7 @@ class Boundary(ABC):
         """Events of a merged commit; the end of the run."""
         record = advance.record
         if record is None:
+            self._must_save = True  # the last checkpoint is of a branch, or a time, that this peer has left
             return
         self._reporter.round_ended(advance)
         if record.final and not self._gossips:
@@ -166,5 +168,5 @@ class Boundary(ABC):
         await node.driver.contribute(offered)
 
     def _checkpoint_if_due(self, changed: set[int]) -> None:
-        if changed and self._rhythm.num_merged % self._checkpoint_every == 0:
+        if self._must_save or (changed and self._rhythm.num_merged % self._checkpoint_every == 0):
             self._save()

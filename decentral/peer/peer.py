@@ -126,6 +126,7 @@ class Peer(Boundary):
         self._tokens_per_step, self._transport = tokens_per_step, transport
         self._paused = False
         self._leaving = False
+        self._must_save = False
         self._swarm: SwarmThread | None = None
         self._gossips = manifest.exchange.kind == "pair"
         self._last_status = Status(run=manifest.run.name, run_id=manifest.digest.hex())
@@ -327,6 +328,7 @@ class Peer(Boundary):
             return
         memory = {"inner_steps": self.inner_steps, "gossip_step": step, "age": age}
         self._checkpointer.save(head, {**shared, **own}, self._model, memory)
+        self._must_save = False
 
     def _emit(self, event: str, fields: dict[str, object]) -> None:
         self._events(event, **fields)

@@ -69,6 +69,7 @@ class Rhythm:
         mine = advance.contribution
         if mine is None:  # passed by: our progress stays, measured from the new anchor
             self.sent_at = None
+            self.since += advance.owed_steps
             return merge(live_N, before_N, after_N, None)
         self.since -= self.sent_at if self.sent_at is not None else 0
         self.sent_at = None

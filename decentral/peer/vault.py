@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decentral.errors import DecentralError, PayloadError
 from decentral.rounds.acceptor import Acceptor
-from decentral.rounds.chain import Head, check_succession, moves_anchor
+from decentral.rounds.chain import Head, check_succession, contributions, moves_anchor
 from decentral.rounds.driver import Ledger
 from decentral.rounds.replica import Replica
 from decentral.state.checkpoint import load_newest, save
@@ -99,7 +99,7 @@ class Vault:
                 break  # another branch, or frames of a round before a re-sync: the swarm has the rest
             if moves_anchor(record):
                 replica.install(replica.outer_step(record, frames))
-            named |= me in {ref.peer for ref in (record.contributors or record.frames)}
+            named |= me in {ref.peer for ref in contributions(record)}
             anchor = replica.digest if moves_anchor(record) else record.base
             head = replace(head.extended(record), anchor=anchor)
         return head, named

@@ -24,6 +24,7 @@ from decentral.rounds.contribution import Contribution
 from decentral.rounds.effects import Effect
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.machine import RoundMachine, Terms
+from decentral.rounds.outbox import Outbox
 from decentral.rounds.replica import Replica
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
@@ -53,6 +54,7 @@ class Advance:
     before_N: Tensor | None  # None: only the membership changed
     after_N: Tensor | None
     contribution: Contribution | None  # this peer's, when the record names it
+    owed_steps: int = 0  # inner steps of this peer that were committed on a branch that is given up
 
 
 @dataclass(slots=True)
@@ -102,6 +104,7 @@ class Carrier(ABC):
         self.on_advance, self.on_event = on_advance, on_event
         self.lease, self.shrink_after = lease, shrink_after
         self.store = FrameStore(reserve)
+        self.outbox = Outbox(replica.codec, reserve)
         self.pending: Contribution | None = None
         self.catch_up: Callable[[PeerId], None] = lambda peer: None
         self.on_swap: Callable[[Frame, Tensor], None] = lambda frame, decoded: None
@@ -150,7 +153,7 @@ class Carrier(ABC):
 
     async def hold(self, frame: Frame) -> None:
         """Hold a checked frame."""
-        self.store.add(frame)
+        self._keep(frame)
         await self._step(lambda now: self.machine.hold(frame.hash, frame.header, now))
 
     async def take(self, data: bytes, wanted: bytes | None = None) -> None:
@@ -174,6 +177,15 @@ class Carrier(ABC):
                 except DecentralError as error:
                     self._fatal = error  # a full disk, say: the machine has moved on and the disk has not
                     raise
+
+    def _keep(self, frame: Frame) -> None:
+        for dropped in self.store.add(frame):
+            self.machine.held.pop(dropped, None)
+
+    def _make_room(self) -> None:
+        """A new round is open: two frames per member are what it can need, a contribution and a result."""
+        head = self.machine.head
+        self.store.open(head.round + 1, 2 * self.frame_limit * len(head.members))
 
     def _stored(self, frame: bytes) -> Frame:
         found = self.store.get(frame)

@@ -16,6 +16,7 @@ from decentral.rounds.chain import Digest, Head
 from decentral.rounds.collection import Collection, fits
 from decentral.rounds.deadline import Deadline
 from decentral.rounds.effects import CatchUp, Effect, Fetch, Persist, Send
+from decentral.rounds.history import Branch, History
 from decentral.rounds.leading import Leading, Partition
 from decentral.rounds.membership import Presence
 from decentral.wire import messages as m
@@ -50,6 +51,8 @@ class Ground:
         self.presence = Presence(self.me)
         self.joiners: dict[PeerId, m.JoinRequest] = {}
         self.recent: OrderedDict[int, m.Commit] = OrderedDict()
+        self.history = History(head)
+        self.given_up: frozenset[PeerId] = frozenset()  # dropped without a majority left, and not back
         self.held: dict[Digest, Header] = {}
         self.time_is_up = False
         self._effects: list[Effect] = []
@@ -60,7 +63,7 @@ class Ground:
     def restart(self, head: Head, now: float, acceptor: Acceptor | None = None) -> None:
         """Stand at ``head`` with nothing seen of the next round: at start, after a commit, after a catch-up."""
         self.head = head
-        kept = acceptor is not None and acceptor.round == head.round + 1
+        kept = acceptor is not None and acceptor.continues(head.round, head.hash)
         self.acceptor = acceptor if kept and acceptor is not None else Acceptor(head.round + 1)
         self.round = Collection(now)
         self.results: dict[tuple[int, int], m.FrameRef] = {}
@@ -71,6 +74,17 @@ class Ground:
         self.planned_number = -1
         self.held = {frame: header for frame, header in self.held.items() if header.round > head.round}
         self._replay_results()
+
+    def switch(self, head: Head, branch: Branch, now: float) -> None:
+        """Stand at ``head`` of another branch, or so far ahead that what lies between is unknown.
+
+        What was promised on the old branch binds nobody here: records name their predecessor, so none can be of both.
+        """
+        self.history.switch(branch.shared, (*branch.heads, head))
+        self.recent.clear()
+        self._early.clear()
+        self.given_up = frozenset()
+        self.restart(head, now)
 
     def leader_of(self, ballot: int) -> PeerId:
         """Who leads ``ballot`` of the round in progress."""

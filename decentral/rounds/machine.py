@@ -29,7 +29,7 @@ from decentral.wire.keys import PeerId
 __all__ = ["TICK", "RoundMachine", "Terms"]
 
 TICK = 0.25  # s between calls of tick: finer than any timer here needs
-RECENT = 64  # commits kept at hand for peers that missed them
+RECENT = 256  # commits kept for peers that missed them or compare branches: 0.8 MB with 16 members
 
 
 class RoundMachine(Leader):
@@ -175,14 +175,22 @@ class RoundMachine(Leader):
         self.recent[commit.record.round] = commit
         while len(self.recent) > RECENT:
             self.recent.popitem(last=False)
+        self._note_shrink(commit.record)
         self.presence.leaving &= set(commit.record.next_members)
         for peer in commit.record.next_members:
             self.joiners.pop(peer, None)
         self.restart(self.head.extended(commit.record), now)
+        self.history.add(self.head)
         early, self._early = self._early, {}
         for (peer, _), message in early.items():
             with suppress(PayloadError):  # its sender was wrong, not the commit that we are finishing
                 self._take_round_message(peer, message, now)
+
+    def _note_shrink(self, record: m.Record) -> None:
+        """Remember whom ``record`` gives up although no majority is left: they may live on, and fork the chain."""
+        silent = set(record.members) - set(record.next_members) - self.presence.leaving
+        shrinks = chain.voters_on(record) != record.members
+        self.given_up = (self.given_up | (silent if shrinks else set())) - set(record.next_members)
 
 
 def _round_of(message: m.Message) -> int:

@@ -21,6 +21,7 @@ from decentral.exchange.reduce import assembled
 from decentral.optimizers import NoLoCo, OuterOptimizer
 from decentral.optimizers.aggregate import mean_of, mean_pseudo_gradient
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
+from decentral.rounds.chain import contributions
 from decentral.state.snapshot import anchor_name, outer_name
 from decentral.wire.frames import Frame, Kind
 from decentral.wire.messages import Record
@@ -97,7 +98,7 @@ class Replica:
         assert not isinstance(self.outer, NoLoCo), "a gossip run commits merges only"
         if mean_N is None:
             return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
-        contributors = len(record.contributors or record.frames)
+        contributors = len(contributions(record))
         outer = self.outer if self.tuned is None else self.tuned(self.outer, contributors)
         after_N, state = outer.step(self.anchors[f], mean_N, self.states[f])
         return OuterStep(f, self.anchors[f], after_N, state, digest(after_N))

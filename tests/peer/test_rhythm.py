@@ -112,3 +112,13 @@ def test_a_record_that_only_changes_the_membership_moves_no_parameter(model):
     assert not pace.merge(Advance(record(frames=False), b"3" * 32, 0, None, None, None), model)
     assert torch.equal(model.read(0), live)
     assert pace.seen == b"3" * 32
+
+
+def test_rounds_that_were_given_up_are_due_again_as_steps_and_as_progress(model):
+    pace = rhythm()
+    step(pace, 1)
+    before, live, owed = torch.zeros(8), model.read(0), torch.full((8,), 5.0)
+    assert pace.merge(Advance(None, b"4" * 32, 0, before + owed, torch.ones(8), None, 8), model)
+    torch.testing.assert_close(model.read(0), torch.ones(8) + live - owed)
+    assert pace.since == 9
+    assert pace.due
