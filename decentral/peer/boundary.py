@@ -36,6 +36,7 @@ class Boundary(ABC):
     _gossips: bool
     _checkpoint_every: int
     _must_save: bool
+    _left_at: float  # monotonic seconds, when the last boundary ended
 
     @property
     @abstractmethod
@@ -48,13 +49,16 @@ class Boundary(ABC):
 
     def _boundary(self) -> set[int]:
         """Merge what has come, contribute when due, wait when the algorithm waits."""
+        step_seconds = time.monotonic() - self._left_at
         changed = self._merge_all(block_until=None)
-        due = self._rhythm.due and not self._paused and not self.done
+        due = self._rhythm.due or self._rhythm.due_early(self.swarm.node.driver.pressed, step_seconds)
+        due = due and not self._paused and not self.done
         if due and self._contribute() and self._rhythm.overlap == 0:
             self._reporter.waits(True)
             changed |= self._merge_all(block_until=time.monotonic() + self._patience())
             self._reporter.waits(False)
         self._checkpoint_if_due(changed)
+        self._left_at = time.monotonic()
         return changed
 
     def _patience(self) -> float:

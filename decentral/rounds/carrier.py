@@ -109,6 +109,7 @@ class Carrier(ABC):
         self.catch_up: Callable[[PeerId], None] = lambda peer: None
         self.on_swap: Callable[[Frame, Tensor], None] = lambda frame, decoded: None
         self.contributed = 0
+        self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.stopping = False
         self._heard: dict[PeerId, float] = {}
         self._rivals: dict[PeerId, float] = {}

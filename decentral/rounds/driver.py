@@ -229,6 +229,8 @@ class Driver(Reducer):
                 asked = now
                 for peer in self.directory.live():
                     self._spawn(self._send, peer, JoinRequest(self.head.round, self.head.hash))
+            left = self.machine.time_left(now)
+            self.pressed = None if left is None else (self.head.hash, left)
             self._look_for_other_chains(now)
             await anyio.sleep(TICK)
 

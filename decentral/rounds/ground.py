@@ -38,6 +38,7 @@ class Terms:
     ceiling: float  # s, longest wait after the first offer
     patience: float  # s a leader may take before the next one tries; doubles with every ballot
     partition: Callable[[int, tuple[PeerId, ...]], Partition] | None = None  # reduce: (fragment, owners) -> ranges
+    steps: int = 0  # inner steps of a full contribution
 
 
 class Ground:

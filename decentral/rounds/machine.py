@@ -96,6 +96,18 @@ class RoundMachine(Leader):
         self.head = replace(self.head, anchor=anchor)
         return self._progress(now)
 
+    def time_left(self, now: float) -> float | None:
+        """Seconds in which this peer should offer what it has rather than come late; None while nothing presses.
+
+        Only a full contribution presses: else everybody could hurry everybody, and nobody make all inner steps.
+        """
+        seen = self.round
+        waits = self.head.anchor is not None and not self.head.final and self.me in self.head.members
+        full = any(offer.steps >= self.terms.steps for offer in seen.offers.values())
+        if not waits or seen.first_offer is None or self.me in seen.offers or not full:
+            return None
+        return self.deadline.early_at(seen.opened, seen.first_offer) - now
+
     def _take_join(self, sender: PeerId, request: m.JoinRequest) -> None:
         self.presence.leaving.discard(sender)
         if sender not in self.head.members:
@@ -146,8 +158,7 @@ class RoundMachine(Leader):
     def _take_offer(self, sender: PeerId, offer: m.Offer, now: float) -> None:
         if offer.fragment != self.head.fragment(self.terms.num_fragments):
             raise PayloadError(f"offer for fragment {offer.fragment} in round {offer.round}: not its turn; drop it")
-        if self.round.add(sender, offer, now):
-            self.deadline.observe(now - self.round.opened)
+        self.round.add(sender, offer, now)
 
     def _progress(self, now: float) -> list[Effect]:
         if self.decided is not None:

@@ -122,9 +122,10 @@ class Member:
                 continue
             self.steps += 1
             fragment = head.fragment(self.lab.manifest.outer.fragments)
+            steps = self.lab.manifest.inner.steps // self.lab.manifest.outer.fragments
             anchor = self.node.replica.anchors[fragment]
             local = anchor + 0.3 * (self.target(fragment) - anchor)
-            await driver.contribute(Contribution(fragment, head.hash, local, anchor - local, 1, 1))
+            await driver.contribute(Contribution(fragment, head.hash, local, anchor - local, steps, 1))
 
     def target(self, fragment: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1000 * self.number + fragment)

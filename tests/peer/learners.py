@@ -40,7 +40,7 @@ class Learner(Member):
         self.rhythm.stepped()
 
     def due(self) -> bool:
-        return self.rhythm.due
+        return self.rhythm.due or self.rhythm.due_early(self.node.driver.pressed, self.pace)
 
     async def _train(self) -> None:
         driver = self.node.driver

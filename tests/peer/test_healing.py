@@ -15,7 +15,9 @@ SPARSE = {"chain": "topk(k=64, chunk=4096)", "feedback": "ef(beta=1.0)"}
 def exact_terms(terms, compressor, exchange: str = "gather"):
     """Terms under which every number of a run is a whole one, so that equality is exact."""
     manifest = terms("sparseloco", lease=2.0, shrink_after=4.0)
-    return manifest.changed(compressor=compressor, outer={"learning_rate": 1.0}, exchange={"kind": exchange})
+    return manifest.changed(
+        compressor=compressor, outer={"learning_rate": 1.0}, exchange={"kind": exchange}, inner={"steps": 4}
+    )
 
 
 def weight(members) -> int:
