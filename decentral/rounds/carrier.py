@@ -111,6 +111,7 @@ class Carrier(ABC):
         self.contributed = 0
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.stopping = False
+        self._pushes: dict[anyio.CancelScope, Frame] = {}
         self._heard: dict[PeerId, float] = {}
         self._rivals: dict[PeerId, float] = {}
         self._fatal: DecentralError | None = None
@@ -212,13 +213,25 @@ class Carrier(ABC):
 
     async def _push(self, frame: Frame, members: Sequence[PeerId]) -> None:
         others = [peer for peer in members if peer != self.me]
-        for peer in await gather.push(self.transport, others, frame.to_bytes(), self.terms.ceiling):
-            await self.unreachable(peer)
+        with anyio.CancelScope() as scope:
+            self._pushes[scope] = frame
+            try:
+                for peer in await gather.push(self.transport, others, frame.to_bytes()):
+                    await self.unreachable(peer)
+            finally:
+                del self._pushes[scope]
+
+    def _end_pushes(self, record: Record) -> None:
+        """A round that is over wants no frames but those it names: what is still on its way would slow the next one."""
+        named = {ref.frame for ref in record.frames}
+        for scope, frame in list(self._pushes.items()):
+            if frame.header.round <= record.round and frame.hash not in named:
+                scope.cancel()
 
     async def _fetch(self, frame: bytes, holders: Sequence[PeerId]) -> None:
         if frame in self.store:
             return
-        data = await gather.fetch(self.transport, holders, frame, self.frame_limit, self.terms.ceiling)
+        data = await gather.fetch(self.transport, holders, frame, self.frame_limit)
         if data is not None:
             await self.take(data, frame)
 

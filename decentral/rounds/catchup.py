@@ -29,7 +29,7 @@ from decentral.transport.requests import request
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Commit, decode
 
-TIMEOUT = 30.0  # s for one answer; a chunk is 256 KiB, so 70 kbit/s is enough
+TIMEOUT = 30.0  # s until an answer begins: a donor may have to hash its whole state first
 ASKED = 4  # other peers asked for the missed commits before a snapshot is fetched
 STRIPES = 4  # chunks fetched at once
 
@@ -129,7 +129,7 @@ class CatchUp:
         for ref in commit.record.frames:
             if ref.frame in driver.store:
                 continue
-            data = await gather.fetch(self.transport, (peer, *others), ref.frame, driver.frame_limit, TIMEOUT)
+            data = await gather.fetch(self.transport, (peer, *others), ref.frame, driver.frame_limit)
             if data is None:
                 raise PayloadError(f"nobody holds a frame of round {commit.record.round} any more; trying a snapshot")
             await driver.take(data, ref.frame)

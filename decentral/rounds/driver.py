@@ -156,6 +156,7 @@ class Driver(Reducer):
             before_N, after_N = step.before_N, step.after_N
             self.replica.install(step)
         named = self._settle(record)
+        self._end_pushes(record)
         self._tell_shrunk(record)
         self._tidy(record.round)
         self.on_advance(Advance(record, record.hash, record.fragment, before_N, after_N, named))

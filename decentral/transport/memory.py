@@ -7,7 +7,7 @@ The order of events depends on nothing but the calls made, and a seeded ``jitter
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -37,9 +37,9 @@ class MemoryStream:
         await self.outgoing.write(data)
         self.traffic.add(self.peer, sent=len(data))
 
-    async def receive_exactly(self, nbytes: int) -> bytes:
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
-        data = await self.incoming.read(nbytes)
+        data = await self.incoming.read(nbytes, on_bytes)
         self.traffic.add(self.peer, received=nbytes)
         return data
 
