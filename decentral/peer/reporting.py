@@ -112,6 +112,7 @@ class Reporter:
             epoch=head.epoch,
             inner_steps=peer.inner_steps,
             members=tuple(self._member(peer, member) for member in head.members),
+            given_up=tuple(peer_name(member) for member in sorted(node.driver.given_up)),
             waiting_for=self._awaited(peer) if self._waiting else (),
             rounds_seen=len(self._outcomes),
             rounds_contributed=sum(self._outcomes),

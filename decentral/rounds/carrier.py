@@ -141,6 +141,11 @@ class Carrier(ABC):
         """Whether this peer votes in the round in progress."""
         return self.me in self.head.members
 
+    @property
+    def given_up(self) -> frozenset[PeerId]:
+        """Peers without whom the chain went on although they were half of it or more; they may go on elsewhere."""
+        return self.machine.given_up if self._group is not None else frozenset()
+
     def begin_at(self, head: Head, acceptor: Acceptor | None = None) -> None:
         """Stand at ``head`` when ``run`` starts: learnt from a verified snapshot, or replayed from the journal."""
         self._start = (head, acceptor)

@@ -310,3 +310,23 @@ def test_the_deadline_learns_from_full_contributions_once_their_frames_are_here(
     machine.terms = replace(machine.terms, steps=6)
     swarm.offer(a)
     assert list(machine.deadline._delays) == [7.0], "fewer steps than a full contribution"
+
+
+def test_a_shrink_is_remembered_until_those_given_up_are_back_and_a_goodbye_is_none(make_swarm):
+    swarm = make_swarm(4)
+    assert finish_round(swarm, 1)
+    leaver, dead, one, other = swarm.members
+    for peer in (dead, one, other):
+        swarm._do(peer, swarm.hosts[peer].machine.receive(leaver, m.Goodbye(), swarm.now))
+    swarm.kill(leaver)
+    swarm.kill(dead)
+    swarm.lose_leases(gone=True)
+    assert finish_round(swarm, 2)
+    machines = [swarm.hosts[peer].machine for peer in (one, other)]
+    assert [machine.given_up for machine in machines] == [{dead}, {dead}]
+    for machine in machines:
+        machine.liveness(frozenset(), frozenset(), swarm.now)
+        machine.presence.unreachable.clear()
+        machine.joiners[dead] = m.JoinRequest(0, machine.head.hash)
+    assert swarm.run(lambda: all(dead in machine.head.members for machine in machines), limit=30)
+    assert not any(machine.given_up for machine in machines)
