@@ -59,7 +59,8 @@ def _shrunk(status: Status) -> str:
     here, gone = len(status.members), len(status.given_up)
     return (
         f"shrunk: round {status.round} goes on with {here} of {here + gone} peers, "
-        "the others were silent for too long; if they went on elsewhere, the heavier chain wins when you meet, and what you gave stays yours"
+        "the others were silent for too long; if they went on elsewhere, the heavier chain wins when you meet, "
+        "and what you gave stays yours"
     )
 
 
