@@ -17,16 +17,16 @@ from decentral.wire.keys import PeerId
 
 PUSH = "/decentral/frame/1"
 FETCH = "/decentral/fetch/1"
-HEADROOM = 1 << 12  # bytes a request may be larger than the frame it carries
+ANSWER = 10.0  # s until a path is there, and until a holder begins to answer
 
 
-async def push(transport: Transport, peers: Sequence[PeerId], data: bytes, timeout: float) -> list[PeerId]:
-    """Send one frame to every peer at once; returns those that could not be reached."""
+async def push(transport: Transport, peers: Sequence[PeerId], data: bytes) -> list[PeerId]:
+    """Send one frame to every peer at once, however long it takes; returns those that it did not get to."""
     failed: list[PeerId] = []
 
     async def one(peer: PeerId) -> None:
         try:
-            await notify(transport, peer, PUSH, data, timeout=timeout)
+            await notify(transport, peer, PUSH, data, timeout=ANSWER)
         except TransportError:
             failed.append(peer)
 
@@ -36,13 +36,11 @@ async def push(transport: Transport, peers: Sequence[PeerId], data: bytes, timeo
     return failed
 
 
-async def fetch(
-    transport: Transport, holders: Sequence[PeerId], frame: bytes, limit: int, timeout: float
-) -> bytes | None:
+async def fetch(transport: Transport, holders: Sequence[PeerId], frame: bytes, limit: int) -> bytes | None:
     """Ask one holder after another for a frame; None when nobody has it. ``limit`` bounds the answer's bytes."""
     for peer in holders:
         try:
-            data = await request(transport, peer, FETCH, frame, limit=limit, timeout=timeout)
+            data = await request(transport, peer, FETCH, frame, limit=limit, timeout=ANSWER)
         except (TransportError, PayloadError):
             continue
         if data:

@@ -9,7 +9,7 @@ per hop, as decentral training runs do since INTELLECT-1 (Jaghouar et al., 2024,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -38,9 +38,10 @@ class Reduction:
         """Contributors whose slice has not come."""
         return tuple(ref.peer for ref in self.plan.contributors if ref.peer not in self.slices)
 
-    def result(self, codec: Codec) -> bytes:
-        """The mean over exactly the plan's contributors, compressed once."""
-        weighted = [(ref.peer, self.slices[ref.peer], 1.0) for ref in self.plan.contributors]
+    def result(self, codec: Codec, weights: Sequence[float]) -> bytes:
+        """The mean over exactly the plan's contributors, each by its weight, compressed once."""
+        refs = zip(self.plan.contributors, weights, strict=True)
+        weighted = [(ref.peer, self.slices[ref.peer], weight) for ref, weight in refs]
         mean_N = mean_pseudo_gradient(weighted)
         return codec.encode(mean_N, {}, range_shapes(*self.range)).body
 

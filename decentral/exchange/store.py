@@ -1,7 +1,8 @@
 """The frames this peer holds: of the round in progress, and of the last commits for those who missed them.
 
-Bounded twice, by bytes in all and by frames per sender and round, so that a peer that sends frames nobody asked
-for can fill its own share and no more.
+Frames of the open round are what a commit is applied from, so they are never dropped for want of room: the past goes
+first. Only when the open round itself outgrows what its members can need does the greediest sender lose its newest
+frame: whoever sends frames nobody asked for fills its own share and no more.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ PER_SENDER = 64  # frames of one sender in one round: one contribution, or the s
 
 
 class FrameStore:
-    """Frames by hash, oldest round dropped first."""
+    """Frames by hash, those of past rounds dropped first."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity  # bytes
+        self.capacity = capacity  # bytes of all frames together
         self.nbytes = 0
+        self._open, self._room = 0, capacity
         self._frames: OrderedDict[Digest, Frame] = OrderedDict()
         self._count: Counter[tuple[PeerId, int]] = Counter()
 
@@ -33,18 +35,45 @@ class FrameStore:
         """The frame with that hash, or None."""
         return self._frames.get(frame)
 
-    def add(self, frame: Frame) -> None:
-        """Hold ``frame``. Raises PayloadError when its sender has too many in this round already."""
+    def open(self, round_: int, room: int) -> None:
+        """Round ``round_`` is in progress; frames from it on may take ``room`` bytes even beyond the capacity."""
+        self._open, self._room = round_, max(room, self.capacity)
+
+    def add(self, frame: Frame) -> list[Digest]:
+        """Hold ``frame``; returns what had to go from the open round or later ones, most often nothing.
+
+        Raises PayloadError when its sender has too many in this round already.
+        """
         if frame.hash in self._frames:
-            return
+            return []
         key = (frame.header.sender, frame.header.round)
         if self._count[key] >= PER_SENDER:
             raise PayloadError(f"more than {PER_SENDER} frames of one sender in round {key[1]}; drop its frames")
         self._frames[frame.hash] = frame
         self._count[key] += 1
         self.nbytes += frame.nbytes
-        while self.nbytes > self.capacity and len(self._frames) > 1:
-            self._drop(next(iter(self._frames)))
+        return self._make_room()
+
+    def _make_room(self) -> list[Digest]:
+        if self.nbytes <= self.capacity:
+            return []
+        past = [key for key, frame in self._frames.items() if frame.header.round < self._open]
+        for key in past:
+            if self.nbytes <= self.capacity:
+                return []
+            self._drop(key)
+        dropped = []
+        while self.nbytes > self._room and len(self._frames) > 1:
+            dropped.append(self._newest_of_the_greediest())
+            self._drop(dropped[-1])
+        return dropped
+
+    def _newest_of_the_greediest(self) -> Digest:
+        sizes: Counter[PeerId] = Counter()
+        for frame in self._frames.values():
+            sizes[frame.header.sender] += frame.nbytes
+        greediest = sizes.most_common(1)[0][0]
+        return next(key for key, frame in reversed(self._frames.items()) if frame.header.sender == greediest)
 
     def forget_before(self, round_: int) -> None:
         """Drop frames of rounds before ``round_``."""

@@ -23,7 +23,7 @@ from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.state.assembler import Assembler
 from decentral.wire.keys import PeerId
 
-FIRST_WINDOW = 2  # chunks asked of a donor of which nothing is known
+FIRST_WINDOW = 1  # chunks asked of a donor of which nothing is known: two would share its way, and look slow
 LARGEST_WINDOW = 32  # half the streams that a donor lets one peer open
 IN_FLIGHT = 128  # chunks asked of all donors: 32 MiB, 200 MB/s at 160 ms
 LEAST_QUEUED, MOST_QUEUED = 0.5, 1.5  # chunks that wait in a donor's way: its own frames wait behind them

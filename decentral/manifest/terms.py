@@ -129,6 +129,12 @@ class Outer(Table):
         default=0, description="tau: inner steps that go on while a round is in flight; 0 waits for it"
     )
 
+    weighting: Literal["equal", "tokens"] | None = Field(
+        default=None,
+        description="what contributions count by: equal, or tokens (1/16 to 16 times the typical); unset: equal",
+        examples=["tokens"],
+    )
+
     @property
     def hyper(self) -> dict[str, float]:
         """The hyper-parameters that are set, by the names that ``make_outer`` knows."""

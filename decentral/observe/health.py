@@ -9,6 +9,8 @@ def health_sentence(status: Status) -> str:
     """Say in one line how the peer is, and when something is wrong what to do."""
     if status.problem:
         return f"attention: {status.problem}"
+    if status.given_up and status.state in ("training", "looking"):
+        return _shrunk(status)
     special = {"looking": _looking, "syncing": _syncing, "waiting": _waiting, "paused": _paused}
     if status.state in special:
         return special[status.state](status)
@@ -50,6 +52,16 @@ def _training(status: Status) -> str:
     if status.next_sync_seconds is not None:
         parts.append(f"next sync in {status.next_sync_seconds:.0f} s")
     return ", ".join(parts)
+
+
+def _shrunk(status: Status) -> str:
+    """What a volunteer has to know: this may be the smaller part of a swarm that was cut in two."""
+    here, gone = len(status.members), len(status.given_up)
+    return (
+        f"shrunk: round {status.round} goes on with {here} of {here + gone} peers, "
+        "the others were silent for too long; if they went on elsewhere, the heavier chain wins when you meet, "
+        "and what you gave stays yours"
+    )
 
 
 def _useful(status: Status) -> str:

@@ -36,6 +36,7 @@ class Status:
     epoch: int = 0
     inner_steps: int = 0
     members: tuple[Mapping[str, Any], ...] = ()  # peer, state, round, path... of everyone in the epoch
+    given_up: tuple[str, ...] = ()  # names of peers without whom the run went on although they were half of it or more
     waiting_for: tuple[str, ...] = ()  # names of the peers a blocked training loop waits for
     rounds_seen: int = 0  # rounds that ended since this peer is a member, at most the last 100
     rounds_contributed: int = 0  # those of them that carry this peer's update
@@ -60,7 +61,7 @@ class Status:
         """Take the fields that are known and leave the others at their defaults."""
         known = {f.name for f in fields(cls)}
         taken = {key: value for key, value in values.items() if key in known}
-        for key in ("members", "waiting_for", "addresses"):
+        for key in ("members", "given_up", "waiting_for", "addresses"):
             if key in taken:
                 taken[key] = tuple(taken[key] or ())
         return cls(**taken)

@@ -3,9 +3,14 @@
 mean = sum(weight * pseudo_gradient) / sum(weight), over the contributors *actually summed*: a peer that is absent, was
 dropped or came late is in neither sum, and a sparse contribution counts in full at coordinates it did not send.
 The order is that of the peer ids: summing in another order changed 73 % of the elements' bits, and then anchors differ.
+
+Weights are equal, or go by the tokens that contributors say they trained on. Saying is free, so a weight stays within
+``OUTLIER`` times the typical one: a lie of 10**18 tokens counts as much as 16 peers and no more.
 """
 
 import math
+import statistics
+import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,10 +20,24 @@ from torch import Tensor
 from decentral.compressors.finite import is_finite
 from decentral.errors import ConfigError, NonFiniteError
 
-__all__ = ["mean_of", "mean_pseudo_gradient"]
+__all__ = ["OUTLIER", "contribution_weights", "mean_of", "mean_pseudo_gradient"]
+
+OUTLIER = 16.0  # times, up or down, that a weight may differ from the typical: one GPU beside a machine of eight
 
 Contribution = tuple[bytes, Tensor, float]  # peer id, (N,) float32, weight >= 0
 Adder = tuple[bytes, Callable[..., None], float]  # peer id, add(total, weight=...), weight >= 0
+
+
+def contribution_weights(weighting: str, tokens: Sequence[int]) -> list[float]:
+    """One weight per contributor, from the tokens behind each as a record names them: the same bits on every peer.
+
+    ``equal``: all 1. ``tokens``: tokens over their lower median, within [1/16, 16], rounded to float32; all 1 when the
+    median is 0, for a training loop that tells no tokens.
+    """
+    typical = statistics.median_low(tokens) if tokens else 0
+    if weighting == "equal" or typical == 0:
+        return [1.0] * len(tokens)
+    return [_float32(min(max(count / typical, 1 / OUTLIER), OUTLIER)) for count in tokens]
 
 
 def mean_pseudo_gradient(contributions: Sequence[Contribution]) -> Tensor:
@@ -51,6 +70,10 @@ def mean_of(total: Tensor, adders: Sequence[Adder]) -> Tensor:
             "drop the contributor with values near 1e38"
         )
     return total
+
+
+def _float32(value: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
 def _add(gradient: Tensor, total: Tensor, weight: float) -> None:

@@ -56,5 +56,14 @@ class Backlog:
                 if older.contribution is not None:
                     return newest
                 del self._waiting[at]
-                return newest if older.before_N is None else replace(newest, before_N=older.before_N)
+                return newest if older.before_N is None else _joined(older, newest)
         return newest
+
+
+def _joined(older: Advance, newest: Advance) -> Advance:
+    """Both moves as one. They meet, unless a branch was given up in between: what is owed since then is the gap."""
+    before_N = older.before_N
+    assert before_N is not None
+    if older.after_N is not None and newest.before_N is not None and older.after_N is not newest.before_N:
+        before_N = before_N + (newest.before_N - older.after_N)
+    return replace(newest, before_N=before_N, owed_steps=older.owed_steps + newest.owed_steps)

@@ -35,7 +35,8 @@ class Boundary(ABC):
     _tokens_per_step: int
     _gossips: bool
     _checkpoint_every: int
-    _adopted: bool = False  # a snapshot was taken over since the last checkpoint
+    _must_save: bool
+    _left_at: float  # monotonic seconds, when the last boundary ended
 
     @property
     @abstractmethod
@@ -48,13 +49,16 @@ class Boundary(ABC):
 
     def _boundary(self) -> set[int]:
         """Merge what has come, contribute when due, wait when the algorithm waits."""
+        step_seconds = time.monotonic() - self._left_at
         changed = self._merge_all(block_until=None)
-        due = self._rhythm.due and not self._paused and not self.done
+        due = self._rhythm.due or self._rhythm.due_early(self.swarm.node.driver.pressed, step_seconds)
+        due = due and not self._paused and not self.done
         if due and self._contribute() and self._rhythm.overlap == 0:
             self._reporter.waits(True)
             changed |= self._merge_all(block_until=time.monotonic() + self._patience())
             self._reporter.waits(False)
         self._checkpoint_if_due(changed)
+        self._left_at = time.monotonic()
         return changed
 
     def _patience(self) -> float:
@@ -117,7 +121,7 @@ class Boundary(ABC):
         """Events of a merged commit; the end of the run."""
         record = advance.record
         if record is None:
-            self._adopted = True
+            self._must_save = True  # the last checkpoint is of a branch, or a time, that this peer has left
             return
         self._reporter.round_ended(advance)
         if record.final and not self._gossips:
@@ -168,7 +172,5 @@ class Boundary(ABC):
         await node.driver.contribute(offered)
 
     def _checkpoint_if_due(self, changed: set[int]) -> None:
-        """Every so many commits; and after a snapshot was adopted, which no journal tells of."""
-        due = changed and self._rhythm.num_merged % self._checkpoint_every == 0
-        if (due or self._adopted) and self._save():
-            self._adopted = False
+        if self._must_save or (changed and self._rhythm.num_merged % self._checkpoint_every == 0):
+            self._save()

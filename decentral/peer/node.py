@@ -280,6 +280,7 @@ def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) 
         codec,
         Codec(parse_compressor("none")),
         _lr_by_peers if by_peers else None,
+        outer.weighting or "equal",
     )
 
 
@@ -302,4 +303,5 @@ def make_terms(manifest: Manifest, replica: Replica) -> Terms:
         ceiling=swarm.deadline_ceiling,
         patience=max(2.0, swarm.deadline_floor),
         partition=(lambda f, owners: partition(replica.numel(f), owners)) if reduces else None,
+        steps=manifest.inner.steps // fragments,
     )

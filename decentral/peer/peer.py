@@ -10,6 +10,7 @@ state is never touched.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -127,6 +128,8 @@ class Peer(Boundary):
         self._tokens_per_step, self._transport = tokens_per_step, transport
         self._paused = False
         self._leaving = False
+        self._must_save = False
+        self._left_at = time.monotonic()
         self._swarm: SwarmThread | None = None
         self._gossips = manifest.exchange.kind == "pair"
         self._last_status = Status(run=manifest.run.name, run_id=manifest.digest.hex())
@@ -334,6 +337,7 @@ class Peer(Boundary):
             return False
         memory = {"inner_steps": self.inner_steps, "gossip_step": step, "age": age}
         self._checkpointer.save(head, {**shared, **own}, self._model, memory)
+        self._must_save = False
         return True
 
     def _emit(self, event: str, fields: dict[str, object]) -> None:

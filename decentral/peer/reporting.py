@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from decentral.observe.status import Status
-from decentral.rounds.chain import moves_anchor
+from decentral.rounds.chain import contributions, moves_anchor
 from decentral.rounds.driver import Advance
 from decentral.rounds.gossip import Swapped
 from decentral.wire.keys import peer_name
@@ -67,7 +67,7 @@ class Reporter:
             "epoch": record.epoch,
             "outer_step": record.outer_step + moves_anchor(record),
             "fragment": record.fragment,
-            "contributors": [peer_name(ref.peer) for ref in (record.contributors or record.frames)],
+            "contributors": [peer_name(ref.peer) for ref in contributions(record)],
             "members": [peer_name(peer) for peer in record.next_members],
             "contributed": advance.contribution is not None,
             "final": record.final,
@@ -114,6 +114,7 @@ class Reporter:
             epoch=head.epoch,
             inner_steps=peer.inner_steps,
             members=tuple(self._member(peer, member) for member in head.members),
+            given_up=tuple(peer_name(member) for member in sorted(node.driver.given_up)),
             waiting_for=self._awaited(peer) if self._waiting else (),
             rounds_seen=len(self._outcomes),
             rounds_contributed=sum(self._outcomes),

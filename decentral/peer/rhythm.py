@@ -47,6 +47,15 @@ class Rhythm:
         """Whether enough inner steps were made for a contribution, and none is in flight."""
         return self.sent_at is None and self.since >= self.interval and not self.waiting
 
+    def due_early(self, pressed: tuple[Digest, float] | None, step_seconds: float) -> bool:
+        """Whether to contribute what there is, because the round after the next inner step would go on without it.
+
+        ``pressed``: the head after which others wait, and the seconds left. At least one inner step is needed, and a
+        round whose beginning is not merged yet presses nobody.
+        """
+        ready = self.since > 0 and self.sent_at is None and not self.waiting
+        return ready and pressed is not None and pressed[0] == self.seen and pressed[1] <= step_seconds
+
     def stepped(self) -> None:
         """One inner step was made."""
         self.since += 1
@@ -81,6 +90,7 @@ class Rhythm:
         mine = advance.contribution
         if mine is None:  # passed by: our progress stays, measured from the new anchor
             self.sent_at = None
+            self.since += advance.owed_steps
             return merge(live_N, before_N, after_N, None)
         self.since -= self.sent_at if self.sent_at is not None else 0
         self.sent_at = None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from decentral.errors import DecentralError, PayloadError
 from decentral.rounds.acceptor import Acceptor
-from decentral.rounds.chain import Head, check_succession, moves_anchor
+from decentral.rounds.chain import Head, check_succession, contributions, moves_anchor
 from decentral.rounds.driver import Ledger
 from decentral.rounds.replica import Replica
 from decentral.state.checkpoint import load_newest, save
@@ -111,7 +111,7 @@ class Vault:
                 continue  # of a branch that was given up, or its frames are damaged: the swarm has the rest
             if moves_anchor(record):
                 replica.install(replica.outer_step(record, frames))
-            if me in {ref.peer for ref in (record.contributors or record.frames)}:
+            if me in {ref.peer for ref in contributions(record)}:
                 named = True
                 replica.forget_sent(record, frames, me)
             anchor = replica.digest if moves_anchor(record) else record.base

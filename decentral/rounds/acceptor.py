@@ -26,6 +26,10 @@ class Acceptor:
     accepted_ballot: int = -1
     accepted: Record | None = None
 
+    def continues(self, round_: int, head: bytes) -> bool:
+        """Whether this is the state of the round after ``round_`` on the chain whose head is ``head``."""
+        return self.round == round_ + 1 and (self.accepted is None or self.accepted.previous == head)
+
     def promise(self, ballot: int) -> Acceptor | None:
         """Promise ``ballot``, or None when a higher one was promised already."""
         if ballot < self.promised:

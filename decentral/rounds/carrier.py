@@ -24,6 +24,7 @@ from decentral.rounds.contribution import Contribution
 from decentral.rounds.effects import Effect
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.machine import RoundMachine, Terms
+from decentral.rounds.outbox import Outbox
 from decentral.rounds.replica import Replica
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
@@ -54,6 +55,7 @@ class Advance:
     after_N: Tensor | None
     contribution: Contribution | None  # this peer's, when the record names it
     anchor: Digest = b""  # digest of this peer's anchor after it, over all fragments
+    owed_steps: int = 0  # inner steps of this peer that were committed on a branch that is given up
 
 
 @dataclass(slots=True)
@@ -103,11 +105,14 @@ class Carrier(ABC):
         self.on_advance, self.on_event = on_advance, on_event
         self.lease, self.shrink_after = lease, shrink_after
         self.store = FrameStore(reserve)
+        self.outbox = Outbox(replica.codec, reserve)
         self.pending: Contribution | None = None
         self.catch_up: Callable[[PeerId], None] = lambda peer: None
         self.on_swap: Callable[[Frame, Tensor], None] = lambda frame, decoded: None
         self.contributed = 0
+        self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.stopping = False
+        self._pushes: dict[anyio.CancelScope, Frame] = {}
         self._heard: dict[PeerId, float] = {}
         self._looked: float | None = None
         self._asked_since: float | None = None
@@ -139,6 +144,11 @@ class Carrier(ABC):
         """Whether this peer votes in the round in progress."""
         return self.me in self.head.members
 
+    @property
+    def given_up(self) -> frozenset[PeerId]:
+        """Peers without whom the chain went on although they were half of it or more; they may go on elsewhere."""
+        return self.machine.given_up if self._group is not None else frozenset()
+
     def begin_at(self, head: Head, acceptor: Acceptor | None = None) -> None:
         """Stand at ``head`` when ``run`` starts: learnt from a verified snapshot, or replayed from the journal."""
         self._start = (head, acceptor)
@@ -153,7 +163,7 @@ class Carrier(ABC):
 
     async def hold(self, frame: Frame) -> None:
         """Hold a checked frame."""
-        self.store.add(frame)
+        self._keep(frame)
         await self._step(lambda now: self.machine.hold(frame.hash, frame.header, now))
 
     async def take(self, data: bytes, wanted: bytes | None = None) -> None:
@@ -177,6 +187,15 @@ class Carrier(ABC):
                 except DecentralError as error:
                     self._fatal = error  # a full disk, say: the machine has moved on and the disk has not
                     raise
+
+    def _keep(self, frame: Frame) -> None:
+        for dropped in self.store.add(frame):
+            self.machine.held.pop(dropped, None)
+
+    def _make_room(self) -> None:
+        """A new round is open: two frames per member are what it can need, a contribution and a result."""
+        head = self.machine.head
+        self.store.open(head.round + 1, 2 * self.frame_limit * len(head.members))
 
     def _stored(self, frame: bytes) -> Frame:
         found = self.store.get(frame)
@@ -202,13 +221,25 @@ class Carrier(ABC):
 
     async def _push(self, frame: Frame, members: Sequence[PeerId]) -> None:
         others = [peer for peer in members if peer != self.me]
-        for peer in await gather.push(self.transport, others, frame.to_bytes(), self.terms.ceiling):
-            await self.unreachable(peer)
+        with anyio.CancelScope() as scope:
+            self._pushes[scope] = frame
+            try:
+                for peer in await gather.push(self.transport, others, frame.to_bytes()):
+                    await self.unreachable(peer)
+            finally:
+                del self._pushes[scope]
+
+    def _end_pushes(self, record: Record) -> None:
+        """A round that is over wants no frames but those it names: what is still on its way would slow the next one."""
+        named = {ref.frame for ref in record.frames}
+        for scope, frame in list(self._pushes.items()):
+            if frame.header.round <= record.round and frame.hash not in named:
+                scope.cancel()
 
     async def _fetch(self, frame: bytes, holders: Sequence[PeerId]) -> None:
         if frame in self.store:
             return
-        data = await gather.fetch(self.transport, holders, frame, self.frame_limit, self.terms.ceiling)
+        data = await gather.fetch(self.transport, holders, frame, self.frame_limit)
         if data is not None:
             await self.take(data, frame)
 

@@ -2,22 +2,28 @@
 
 Every record names its predecessor's hash, so two peers with the same head hash have applied the same frames in
 the same order. Nothing here costs a byte on the wire.
+
+When a majority was given up and lives on elsewhere, two chains of one run meet again: the heavier one wins. Weight is
+what the chain's records say of the training behind it, so everybody computes the same.
 """
 
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from decentral.errors import PayloadError
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import MAX_PEERS, Commit, Record, verify_certificate
+from decentral.wire.messages import MAX_PEERS, Commit, FrameRef, Record, verify_certificate
 
 Digest = bytes
 
 NOTHING: Digest = bytes(32)
+TYPICAL_TIMES = 2  # one contribution counts as at most so many typical ones: a claim of 1e18 tokens wins no fork
+MOST_TOKENS = 1 << 40  # per contribution, whatever is typical: sums stay far inside 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,16 @@ class Head:
     members: tuple[PeerId, ...]  # who votes on the next record, sorted
     newcomers: frozenset[PeerId] = frozenset()  # came in since the anchor last moved: half a phase behind
     final: bool = False
+    tokens: int = 0  # committed so far, as ``counted_tokens`` counts them
+    contributions: int = 0  # committed so far
+
+    @property
+    def weight(self) -> tuple[int, int, int, Digest]:
+        """What decides between two branches: committed tokens; without any, outer steps; the rest breaks ties.
+
+        It rises with every record, so a chain is always heavier than its own past.
+        """
+        return self.tokens, self.outer_step, self.round, self.hash
 
     @classmethod
     def genesis(cls, run: Digest, schema: Digest, anchor: Digest, founder: PeerId) -> Head:
@@ -58,6 +74,8 @@ class Head:
             members=record.next_members,
             newcomers=frozenset() if moved or not self.outer_step else self.newcomers | joined,
             final=record.final,
+            tokens=self.tokens + counted_tokens(self, record),
+            contributions=self.contributions + len(contributions(record)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,6 +91,8 @@ class Head:
             "members": [peer.hex() for peer in self.members],
             "newcomers": sorted(peer.hex() for peer in self.newcomers),
             "final": self.final,
+            "tokens": self.tokens,
+            "contributions": self.contributions,
         }
 
     @classmethod
@@ -83,7 +103,7 @@ class Head:
             digests = [bytes.fromhex(found[key]) for key in ("run", "hash", "anchor")]
             members = tuple(bytes.fromhex(peer) for peer in found["members"])
             newcomers = frozenset(bytes.fromhex(peer) for peer in found["newcomers"])
-            numbers = [int(found[key]) for key in ("epoch", "round", "outer_step")]
+            numbers = [int(found[key]) for key in ("epoch", "round", "outer_step", "tokens", "contributions")]
             final = bool(found["final"])
         except (AssertionError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise PayloadError(f"head of the chain: {error!r} where JSON of ours was due; drop it") from None
@@ -91,8 +111,8 @@ class Head:
         if not sound or any(not 0 <= n < 2**63 for n in numbers) or list(members) != sorted(set(members)):
             raise PayloadError("head of the chain: digests, members or numbers out of bounds; drop it")
         run, hash_, anchor = digests
-        epoch, round_, outer_step = numbers
-        return cls(run, epoch, round_, outer_step, hash_, anchor, members, newcomers, final)
+        epoch, round_, outer_step, *counts = numbers
+        return cls(run, epoch, round_, outer_step, hash_, anchor, members, newcomers, final, *counts)
 
     def fragment(self, num_fragments: int) -> int:
         """The fragment that the next anchor-moving record carries."""
@@ -102,6 +122,24 @@ class Head:
 def moves_anchor(record: Record) -> bool:
     """Whether the record carries frames; the others only change the membership."""
     return bool(record.frames)
+
+
+def contributions(record: Record) -> tuple[FrameRef, ...]:
+    """Whose progress the record carries, one reference each: a gather's frames, or a reduce's contributors."""
+    return record.contributors or record.frames
+
+
+def counted_tokens(head: Head, record: Record) -> int:
+    """The tokens that ``record`` adds to the chain of ``head``.
+
+    Tokens are claims, so each counts for at most ``TYPICAL_TIMES`` the mean of those before it; the first ones are
+    held against the lower median of their own record. Integers only: the same on every peer.
+    """
+    claims = [min(ref.tokens, MOST_TOKENS) for ref in contributions(record)]
+    if not claims:
+        return 0
+    typical = head.tokens // head.contributions if head.tokens else statistics.median_low(claims)
+    return sum(min(claim, TYPICAL_TIMES * max(1, typical)) for claim in claims)
 
 
 def check_succession(head: Head, record: Record) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection as Group
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from decentral.rounds.chain import Digest, Head
 from decentral.rounds.deadline import Deadline
@@ -20,6 +19,7 @@ class Collection:
         self.opened = opened
         self.offers: dict[PeerId, Offer] = {}
         self.first_offer: float | None = None
+        self.arrived: set[PeerId] = set()
         self.missing_since: dict[Digest, float] = {}
 
     def add(self, peer: PeerId, offer: Offer, now: float) -> bool:
@@ -30,15 +30,21 @@ class Collection:
         self.first_offer = now if self.first_offer is None else self.first_offer
         return True
 
-    def usable(self, head: Head, held: Group[Digest], reduce: bool) -> list[PeerId]:
+    def usable(self, head: Head, held: Mapping[Digest, Header], reduce: bool) -> list[PeerId]:
         """The members whose offers start from our anchor and whose frames are here, in peer order."""
         return [
             peer
             for peer in head.members
             if (offer := self.offers.get(peer)) is not None
             and offer.base == head.anchor
-            and (reduce or offer.frame in held)
+            and (reduce or (offer.frame in held and _describes(offer, peer, held[offer.frame])))
         ]
+
+    def newly(self, usable: Iterable[PeerId]) -> list[Offer]:
+        """The offers among ``usable`` that were not before."""
+        new = [peer for peer in usable if peer not in self.arrived]
+        self.arrived.update(new)
+        return [self.offers[peer] for peer in new]
 
     def ready(self, usable: Sequence[PeerId], head: Head, presence: Presence, deadline: Deadline, now: float) -> bool:
         """All who are there have offered, or the deadline is over and waiting longer helps nobody."""
@@ -51,6 +57,13 @@ class Collection:
         if now >= self.first_offer + deadline.ceiling:
             return True
         return now >= deadline.at(self.opened, self.first_offer) and 2 * len(usable) >= len(waited_for)
+
+
+def _describes(offer: Offer, peer: PeerId, header: Header) -> bool:
+    """Whether an offer says of a frame what the frame says of itself: else nobody could vote for it."""
+    found = (header.sender, header.epoch, header.round, header.fragment, header.base, header.steps, header.tokens)
+    said = (peer, offer.epoch, offer.round, offer.fragment, offer.base, offer.steps, offer.tokens)
+    return found == said and header.kind in (Kind.CONTRIBUTION, Kind.MERGE)
 
 
 def references(peers: Iterable[PeerId], offers: dict[PeerId, Offer]) -> tuple[FrameRef, ...]:
@@ -68,4 +81,5 @@ def fits(header: Header, ref: FrameRef, record: Record) -> bool:
         and (header.fragment, header.base, header.part) == (record.fragment, record.base, ref.part)
         and header.kind in (Kind.CONTRIBUTION, Kind.RESULT, Kind.MERGE)
         and (header.kind != Kind.RESULT or header.plan == record.plan)
+        and (header.steps, header.tokens) == (ref.steps, ref.tokens)  # they are what it weighs
     )

@@ -1,8 +1,9 @@
 """When to stop waiting for late peers: learned from how late they have been.
 
-No timeout for a user to guess: the deadline is ``median + max(floor, k * MAD)`` of the seconds that offers took
-after their round opened. ``floor`` is the least slack, ``ceiling`` the longest wait after the first offer; both
-come from the manifest. Nothing crosses the wire for it.
+No timeout for a user to guess: the deadline is ``median + max(floor, k * MAD)`` of the seconds after a round opened
+that full contributions took until their frames were here. One that was cut short because the deadline was near is not
+counted, or the deadline would chase its own tail. ``floor`` is the least slack, ``ceiling`` the longest wait after the
+first offer; both come from the manifest. Nothing crosses the wire for it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,22 @@ class Deadline:
         self._delays: deque[float] = deque(maxlen=WINDOW)
 
     def observe(self, delay: float) -> None:
-        """Remember that an offer came ``delay`` seconds after its round opened."""
+        """Remember that a full contribution was here ``delay`` seconds after its round opened."""
         self._delays.append(max(0.0, delay))
 
     @property
     def typical(self) -> float | None:
-        """Median seconds from the opening of a round to an offer, or None before there is a history."""
+        """Median seconds from the opening of a round to a contribution, or None before there is a history."""
         return statistics.median(self._delays) if len(self._delays) >= ENOUGH else None
+
+    def early_at(self, opened: float, first_offer: float) -> float:
+        """The moment to offer what there is rather than come late: half the slack after the first offer.
+
+        What is offered then takes as long to arrive as the others' frames do, and is here half the slack before ``at``.
+        """
+        median = self.typical
+        usual = first_offer if median is None else max(first_offer, opened + median)
+        return first_offer + max(0.0, self.at(opened, first_offer) - usual) / 2
 
     def at(self, opened: float, first_offer: float) -> float:
         """The moment to go on without those whose offer is missing; never before ``first_offer + floor``."""

@@ -12,12 +12,14 @@ import anyio.abc
 from torch import Tensor
 
 from decentral.rounds.carrier import SEND_TIMEOUT, Advance, Ledger
-from decentral.rounds.chain import Head, moves_anchor
+from decentral.rounds.chain import Head, contributions, moves_anchor
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.effects import CatchUp, Decide, Effect, Fetch, Persist, Send, SendSlices
+from decentral.rounds.history import Branch
 from decentral.rounds.machine import TICK, RoundMachine
+from decentral.rounds.outbox import Owed
 from decentral.rounds.reducing import Reducer
-from decentral.wire.keys import PeerId
+from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import (
     Commit,
     Goodbye,
@@ -38,6 +40,7 @@ class Driver(Reducer):
         """Take part until cancelled."""
         head, acceptor = self._start
         self.machine = RoundMachine(self.signer, head, self.terms, anyio.current_time(), acceptor)
+        self._make_room()
         async with anyio.create_task_group() as group:
             self._group = group
             task_status.started()
@@ -75,19 +78,58 @@ class Driver(Reducer):
         """Ask to be let in again."""
         self.stopping = False
 
-    async def adopt(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
-        """Take over a verified snapshot: another branch, or too far ahead to replay."""
+    async def adopt(self, head: Head, tensors: Mapping[str, Tensor], branch: Branch) -> None:
+        """Take over a verified snapshot: another branch, or too far ahead to replay.
+
+        What this peer gave to rounds that are given up is owed again: the move of the anchor that the training side is
+        told leaves it out, so it stays in the live model as progress that no commit has. The debt stays as it is.
+        """
         async with self._lock:
+            if head.weight <= self.head.weight:
+                return  # ours grew meanwhile
+            owed = await self.offload(self._owed, branch)
             before = list(self.replica.anchors)
             if tensors:
                 self.replica.load({**tensors, **self.replica.own_tensors()})
+            self._tell_adopted(head, branch, owed)
             self.pending = None
-            self.machine.restart(head, anyio.current_time())
+            self.machine.switch(head, branch, anyio.current_time())
+            self._make_room()
+            if not self.machine.forgetful:
+                await self.offload(self.ledger.save_acceptor, self.machine.acceptor.to_bytes())
             anchor = self.replica.digest
-            where = {"round": head.round, "epoch": head.epoch, "record": head.hash.hex(), "anchor": anchor.hex()}
-            self.on_event("resynced", where)
             for f, old_N in enumerate(before):
-                self.on_advance(Advance(None, head.hash, f, old_N, self.replica.anchors[f], None, anchor))
+                mine = owed.get(f)
+                before_N = old_N if mine is None else old_N + mine.gradient_N
+                steps = 0 if mine is None else mine.steps
+                self.on_advance(Advance(None, head.hash, f, before_N, self.replica.anchors[f], None, anchor, steps))
+
+    def _owed(self, branch: Branch) -> dict[int, Owed]:
+        """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""
+        if branch.shared is None:
+            return {}
+        fragments = range(len(self.replica.anchors))
+        found = {f: self.outbox.owed(branch.shared.round, f, self.replica.shapes(f)) for f in fragments}
+        return {f: owed for f, owed in found.items() if owed is not None}
+
+    def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
+        """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
+        old, shared = self.head, branch.shared
+        self.outbox.forget_after(-1 if shared is None else shared.round)
+        where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
+        self.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
+        if shared is not None and shared.hash == old.hash:
+            return
+        self.on_event(
+            "healed",
+            {
+                "round": head.round,
+                "epoch": head.epoch,
+                "given_up": None if shared is None else old.outer_step - shared.outer_step,
+                "kept": sum(one.rounds for one in owed.values()),
+                "steps": sum(one.steps for one in owed.values()),
+            },
+        )
 
     async def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -117,6 +159,8 @@ class Driver(Reducer):
             before_N, after_N = step.before_N, step.after_N
             self.replica.install(step)
         named = self._settle(record)
+        self._end_pushes(record)
+        self._tell_shrunk(record)
         self._tidy(record.round)
         anchor = self.replica.digest if moves_anchor(record) else record.base
         self.on_advance(Advance(record, record.hash, record.fragment, before_N, after_N, named, anchor))
@@ -124,15 +168,23 @@ class Driver(Reducer):
         if self.pending is not None and self._takes_again(record):
             await self._offer()
 
+    def _tell_shrunk(self, record: Record) -> None:
+        gone = self.machine.given_up & (set(record.members) - set(record.next_members))
+        if gone:
+            names = [peer_name(peer) for peer in sorted(gone)]
+            fields = {"round": record.round, "epoch": self.head.epoch, "given_up": names}
+            self.on_event("shrunk", {**fields, "members": [peer_name(peer) for peer in record.next_members]})
+
     def _settle(self, record: Record) -> Contribution | None:
         """Book the debt if the record names our contribution; else it stays whole in the local parameters."""
         pending = self.pending
         if pending is None or not moves_anchor(record):
             return None
         self.pending = None
-        if self.me not in {ref.peer for ref in (record.contributors or record.frames)}:
+        if self.me not in {ref.peer for ref in contributions(record)}:
             return None
         self.contributed += 1
+        self.outbox.add(record, pending)
         feedback = pending.feedback_after(record)
         if feedback is not None:
             self.replica.feedback[record.fragment] = feedback
@@ -157,7 +209,7 @@ class Driver(Reducer):
             return
         assert pending.encoded is not None
         frame = pending.frame(head, self.signer)
-        self.store.add(frame)
+        self._keep(frame)
         effects = self.machine.hold(frame.hash, frame.header, now)
         effects += self.machine.offer(pending.offer(head, frame.hash, len(pending.encoded.body)), now)
         self._spawn(self._push, frame, head.members)
@@ -165,6 +217,7 @@ class Driver(Reducer):
 
     def _tidy(self, round_: int) -> None:
         self.store.forget_before(round_ - KEEP_ROUNDS)
+        self._make_room()
         self.inbox.forget_before(round_ + 1)
         self._slices = {}
 
@@ -180,6 +233,8 @@ class Driver(Reducer):
                 asked = now
                 for peer in self.directory.live():
                     self._spawn(self._send, peer, JoinRequest(self.head.round, self.head.hash))
+            left = self.machine.time_left(now)
+            self.pressed = None if left is None else (self.head.hash, left)
             self._look_for_other_chains(now)
             self._look_who_remembers(now)
             await anyio.sleep(TICK)

@@ -7,7 +7,6 @@ the index names is not asked again for a while.
 from __future__ import annotations
 
 import hashlib
-import struct
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from decentral.exchange.stripes import fetch_chunks
 from decentral.optimizers import NoLoCo
 from decentral.parameters import combined_digest, digest
 from decentral.rounds.chain import Head
+from decentral.rounds.donor import CHUNK, STATE
 from decentral.rounds.driver import Driver
 from decentral.state.assembler import Assembler
 from decentral.state.snapshot import CHUNK_NBYTES, Layout, Snapshot, SnapshotIndex, anchor_name
@@ -28,9 +28,7 @@ from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name
 
-STATE = "/decentral/state/1"
-TIMEOUT = 30.0  # s for one answer; a chunk is 256 KiB, so 70 kbit/s is enough
-CHUNK = struct.Struct("<32sI")  # snapshot, chunk number
+TIMEOUT = 30.0  # s until an answer begins: a donor may have to hash its whole state first
 DONORS = 16  # peers that serve one snapshot
 DISTRUST = 600.0  # s in which a peer that sent wrong chunks is not asked for any; memory errs, too, so not for ever
 DISTRUSTED = 1024  # peers remembered so

@@ -16,6 +16,7 @@ from decentral.rounds.chain import Digest, Head
 from decentral.rounds.collection import Collection, fits
 from decentral.rounds.deadline import Deadline
 from decentral.rounds.effects import CatchUp, Effect, Fetch, Persist, Send
+from decentral.rounds.history import Branch, History
 from decentral.rounds.leading import Leading, Partition
 from decentral.rounds.membership import Presence
 from decentral.wire import messages as m
@@ -37,6 +38,7 @@ class Terms:
     ceiling: float  # s, longest wait after the first offer
     patience: float  # s a leader may take before the next one tries; doubles with every ballot
     partition: Callable[[int, tuple[PeerId, ...]], Partition] | None = None  # reduce: (fragment, owners) -> ranges
+    steps: int = 0  # inner steps of a full contribution
 
 
 class Ground:
@@ -50,6 +52,8 @@ class Ground:
         self.presence = Presence(self.me)
         self.joiners: dict[PeerId, m.JoinRequest] = {}
         self.recent: OrderedDict[int, m.Commit] = OrderedDict()
+        self.history = History(head)
+        self.given_up: frozenset[PeerId] = frozenset()  # dropped without a majority left, and not back
         self.held: dict[Digest, Header] = {}
         self.time_is_up = False
         self._effects: list[Effect] = []
@@ -85,12 +89,21 @@ class Ground:
         self.held = {frame: header for frame, header in self.held.items() if header.round > head.round}
         self._replay_results()
 
+    def switch(self, head: Head, branch: Branch, now: float) -> None:
+        """Stand at ``head`` of another branch, or so far ahead that what lies between is unknown.
+
+        What was promised on the old branch binds nobody here: records name their predecessor, so none can be of both.
+        """
+        self.history.switch(branch.shared, (*branch.heads, head))
+        self.recent.clear()
+        self._early.clear()
+        self.given_up = frozenset()
+        self.restart(head, now)
+
     def _last_vote(self, head: Head) -> Acceptor | None:
         """What was promised and accepted before this process began, if it was for the round after ``head``."""
         kept = self._remembered
-        if kept is None or kept.round != head.round + 1:
-            return None
-        return kept if kept.accepted is None or kept.accepted.previous == head.hash else None
+        return kept if kept is not None and kept.continues(head.round, head.hash) else None
 
     def leader_of(self, ballot: int) -> PeerId:
         """Who leads ``ballot`` of the round in progress."""

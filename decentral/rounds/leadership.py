@@ -26,6 +26,9 @@ class Leader(Voter):
         if self.forgetful or self.me not in self.head.members:
             return
         usable = self.round.usable(self.head, self.held, self.terms.partition is not None)
+        for offer in self.round.newly(usable):
+            if offer.steps >= self.terms.steps:
+                self.deadline.observe(now - self.round.opened)
         self._ask_for_offered_frames(now)
         if not self._has_work(usable, now):
             return

@@ -29,7 +29,7 @@ from decentral.wire.keys import PeerId
 __all__ = ["TICK", "RoundMachine", "Terms"]
 
 TICK = 0.25  # s between calls of tick: finer than any timer here needs
-RECENT = 64  # commits kept at hand for peers that missed them
+RECENT = 256  # commits kept for peers that missed them or compare branches: 0.8 MB with 16 members
 
 
 class RoundMachine(Leader):
@@ -96,6 +96,18 @@ class RoundMachine(Leader):
         self.head = replace(self.head, anchor=anchor)
         return self._progress(now)
 
+    def time_left(self, now: float) -> float | None:
+        """Seconds in which this peer should offer what it has rather than come late; None while nothing presses.
+
+        Only a full contribution presses: else everybody could hurry everybody, and nobody make all inner steps.
+        """
+        seen = self.round
+        waits = self.head.anchor is not None and not self.head.final and self.me in self.head.members
+        full = any(offer.steps >= self.terms.steps for offer in seen.offers.values())
+        if not waits or seen.first_offer is None or self.me in seen.offers or not full:
+            return None
+        return self.deadline.early_at(seen.opened, seen.first_offer) - now
+
     def _take_join(self, sender: PeerId, request: m.JoinRequest, now: float) -> None:
         self.presence.leaving.discard(sender)
         if sender not in self.head.members:
@@ -156,8 +168,7 @@ class RoundMachine(Leader):
     def _take_offer(self, sender: PeerId, offer: m.Offer, now: float) -> None:
         if offer.fragment != self.head.fragment(self.terms.num_fragments):
             raise PayloadError(f"offer for fragment {offer.fragment} in round {offer.round}: not its turn; drop it")
-        if self.round.add(sender, offer, now):
-            self.deadline.observe(now - self.round.opened)
+        self.round.add(sender, offer, now)
 
     def _progress(self, now: float) -> list[Effect]:
         if self.decided is not None:
@@ -185,14 +196,22 @@ class RoundMachine(Leader):
         self.recent[commit.record.round] = commit
         while len(self.recent) > RECENT:
             self.recent.popitem(last=False)
+        self._note_shrink(commit.record)
         self.presence.leaving &= set(commit.record.next_members)
         for peer in commit.record.next_members:
             self.joiners.pop(peer, None)
         self.restart(self.head.extended(commit.record), now)
+        self.history.add(self.head)
         early, self._early = self._early, {}
         for (peer, _), message in early.items():
             with suppress(PayloadError):  # its sender was wrong, not the commit that we are finishing
                 self._take_round_message(peer, message, now)
+
+    def _note_shrink(self, record: m.Record) -> None:
+        """Remember whom ``record`` gives up although no majority is left: they may live on, and fork the chain."""
+        silent = set(record.members) - set(record.next_members) - self.presence.leaving
+        shrinks = chain.voters_on(record) != record.members
+        self.given_up = (self.given_up | (silent if shrinks else set())) - set(record.next_members)
 
 
 def _round_of(message: m.Message) -> int:

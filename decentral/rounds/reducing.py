@@ -52,7 +52,8 @@ class Reducer(Carrier):
         if missing := reduction.missing():
             await self._blame(reduction.plan, missing, head)
             return
-        body = await self.offload(reduction.result, self.replica.codec)
+        weights = self.replica.weights(reduction.plan.contributors)
+        body = await self.offload(reduction.result, self.replica.codec, weights)
         fragment, parts = head.fragment(self.terms.num_fragments), len(reduction.plan.partition)
         header = header_after(head, Kind.RESULT, fragment, self.me, reduction.part, parts, reduction.plan.number)
         frame = seal(header, body, self.signer)

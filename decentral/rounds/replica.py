@@ -19,12 +19,13 @@ from decentral.errors import NonFiniteError, PayloadError
 from decentral.exchange.codec import Codec, Encoded, Shapes, range_shapes
 from decentral.exchange.reduce import assembled
 from decentral.optimizers import NoLoCo, OuterOptimizer
-from decentral.optimizers.aggregate import mean_of, mean_pseudo_gradient
+from decentral.optimizers.aggregate import contribution_weights, mean_of, mean_pseudo_gradient
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
+from decentral.rounds.chain import contributions
 from decentral.state.snapshot import anchor_name, outer_name
 from decentral.wire.frames import Frame, Kind
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import Record
+from decentral.wire.messages import FrameRef, Record
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -51,7 +52,9 @@ class Replica:
         codec: Codec,
         merge_codec: Codec,
         tuned: Callable[[OuterOptimizer, int], OuterOptimizer] | None = None,
+        weighting: str = "equal",
     ) -> None:
+        self.weighting = weighting  # what contributors count by: equal, or tokens
         self.tuned = tuned  # the outer optimizer for a number of contributors, when the manifest leaves it open
 
         self.schema, self.outer, self.codec, self.merge_codec = schema, outer, codec, merge_codec
@@ -98,10 +101,14 @@ class Replica:
         assert not isinstance(self.outer, NoLoCo), "a gossip run commits merges only"
         if mean_N is None:
             return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
-        contributors = len(record.contributors or record.frames)
+        contributors = len(contributions(record))
         outer = self.outer if self.tuned is None else self.tuned(self.outer, contributors)
         after_N, state = outer.step(self.anchors[f], mean_N, self.states[f])
         return OuterStep(f, self.anchors[f], after_N, state, digest(after_N))
+
+    def weights(self, contributors: Sequence[FrameRef]) -> list[float]:
+        """What each of a record's contributors counts."""
+        return contribution_weights(self.weighting, [ref.tokens for ref in contributors])
 
     def install(self, step: OuterStep) -> None:
         """Make an outer step this replica's state."""
@@ -160,8 +167,8 @@ class Replica:
     def _gathered(self, record: Record, bodies: Sequence[bytes]) -> Tensor:
         shapes = self.shapes(record.fragment)
         adders = [
-            (ref.peer, partial(self.codec.add_to, data=data, shapes=shapes), 1.0)
-            for ref, data in zip(record.frames, bodies, strict=True)
+            (ref.peer, partial(self.codec.add_to, data=data, shapes=shapes), weight)
+            for ref, data, weight in zip(record.frames, bodies, self.weights(record.frames), strict=True)
         ]
         return mean_of(fresh_zeros(self.numel(record.fragment)), adders)
 

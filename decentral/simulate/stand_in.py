@@ -12,7 +12,7 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.exchange import gather
 from decentral.exchange.codec import Codec
 from decentral.manifest import Manifest
-from decentral.rounds.fetching import STATE
+from decentral.rounds.donor import STATE
 from decentral.simulate.training import toy_schema
 from decentral.wire.frames import HEADER_NBYTES
 

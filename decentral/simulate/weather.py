@@ -7,7 +7,7 @@ connections, relays that give up, and peers whose memory is bad, and the protoco
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -107,7 +107,7 @@ class _Lost:
         """See Stream."""
         await anyio.lowlevel.checkpoint()
 
-    async def receive_exactly(self, nbytes: int) -> bytes:
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream; nothing ever comes."""
         await anyio.sleep_forever()
         raise AssertionError("sleeping for ever ends by cancellation only")
@@ -139,9 +139,9 @@ class _Flipped:
             self.done = True
         await self.inner.send(bytes(body))
 
-    async def receive_exactly(self, nbytes: int) -> bytes:
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
-        return await self.inner.receive_exactly(nbytes)
+        return await self.inner.receive_exactly(nbytes, on_bytes)
 
     async def aclose(self) -> None:
         """See Stream."""
@@ -167,9 +167,9 @@ class _Twice:
         self.said.append(bytes(data))
         await self.inner.send(data)
 
-    async def receive_exactly(self, nbytes: int) -> bytes:
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
-        return await self.inner.receive_exactly(nbytes)
+        return await self.inner.receive_exactly(nbytes, on_bytes)
 
     async def aclose(self) -> None:
         """See Stream."""

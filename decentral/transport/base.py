@@ -39,8 +39,11 @@ class Stream(Protocol):
         """Send all of ``data``. StreamClosed when the other side is gone."""
         ...
 
-    async def receive_exactly(self, nbytes: int) -> bytes:
-        """The next ``nbytes``; the caller bounds them. StreamClosed when fewer come before the end."""
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """The next ``nbytes``; the caller bounds them. StreamClosed when fewer come before the end.
+
+        ``on_bytes`` is told how many came, whenever some do.
+        """
         ...
 
     async def aclose(self) -> None:

@@ -7,6 +7,7 @@ at most 128 KiB read and 64 KiB unwritten in this process.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import anyio
 
@@ -42,7 +43,7 @@ class DaemonStream:
                 ) from error
             self._traffic.add(self.peer, sent=len(piece))
 
-    async def receive_exactly(self, nbytes: int) -> bytes:
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
         pieces, missing = [], nbytes
         while missing:
@@ -52,6 +53,8 @@ class DaemonStream:
                     f"{peer_name(self.peer)}: {nbytes - missing} of {nbytes} bytes came before it ended the stream"
                 )
             self._traffic.add(self.peer, received=len(piece))
+            if on_bytes is not None:
+                on_bytes(len(piece))
             missing -= len(piece)
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -7,7 +7,7 @@ The order of events depends on nothing but the calls made, and a seeded ``jitter
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -38,9 +38,9 @@ class MemoryStream:
         await self.outgoing.write(data)
         self.traffic.add(self.peer, sent=round(len(data) * self.weight))
 
-    async def receive_exactly(self, nbytes: int) -> bytes:
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
-        data = await self.incoming.read(nbytes)
+        data = await self.incoming.read(nbytes, on_bytes)
         self.traffic.add(self.peer, received=round(nbytes * self.weight))
         return data
 

@@ -96,7 +96,7 @@ class Pipe:
                 raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
             self._put(bytes(view[start : start + _PIECE]))
 
-    async def read(self, nbytes: int) -> bytes:
+    async def read(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """The next ``nbytes``; StreamClosed when the pipe ends before."""
         await anyio.lowlevel.checkpoint()
         taken: list[memoryview] = []
@@ -106,6 +106,8 @@ class Pipe:
             piece = self._take(missing)
             missing -= len(piece)
             taken.append(piece)
+            if on_bytes is not None:
+                on_bytes(len(piece))
         return b"".join(taken)
 
     def end(self) -> None:

@@ -109,14 +109,14 @@ def test_a_fetch_takes_little_more_than_the_narrowest_place_allows(snapshot, upl
     world = World(snapshot, [up * MBIT for up in uplinks], downlink * MBIT)
     took = world.fetch()
     world.check()
-    assert took <= 1.1 * world.bound(rate=min(sum(uplinks), downlink) * MBIT)
+    assert took <= 1.1 * world.bound(rate=min(sum(uplinks), downlink) * MBIT) + 0.25, "a round trip until it knows them"
     assert sum(world.served.values()) <= CHUNKS + 6, "at the end only is a chunk asked for twice"
 
 
 def test_a_fast_link_with_a_long_delay_is_filled(snapshot):
     world = World(snapshot, [200 * MBIT] * 3, 400 * MBIT, latency=0.1)
     took = world.fetch()
-    assert took <= 1.6 * world.bound(rate=400 * MBIT) + 4 * 0.4, "some round trips until the windows are open"
+    assert took <= 1.6 * world.bound(rate=400 * MBIT) + 6 * 0.4, "some round trips until the windows are open"
 
 
 def test_a_donor_that_stalls_for_ever_costs_its_share_and_no_more(snapshot):
@@ -210,7 +210,7 @@ def test_a_window_grows_while_answers_are_quick_and_shrinks_when_they_queue():
     donor = Donor()
     for _ in range(8):
         donor.answered(0.2)
-    assert donor.window == 10
+    assert donor.window == 9
     for _ in range(400):
         donor.answered(0.2 * donor.window / 2)  # a way that carries two chunks per 0.2 s
     assert 2 < donor.window < 6
@@ -222,10 +222,11 @@ def test_a_window_grows_while_answers_are_quick_and_shrinks_when_they_queue():
 def test_a_chunk_is_asked_of_a_second_donor_only_when_that_one_will_be_sooner():
     stripes = Stripes([0, 1, 2])
     stripes.meet([b"quick", b"slow"])
-    assert stripes.due(0.0) == [(b"quick", 0), (b"quick", 1), (b"slow", 2)]
+    assert stripes.due(0.0) == [(b"quick", 0), (b"slow", 1)]
     assert stripes.came(b"quick", 0, 1.0) == []
-    assert stripes.due(1.0) == [(b"quick", 2)], "nothing is known of the slow one"
-    assert stripes.came(b"quick", 2, 2.0) == [b"slow"]
+    assert stripes.due(1.0) == [(b"quick", 2), (b"quick", 1)], "nothing is known of the slow one"
+    assert stripes.came(b"quick", 1, 2.0) == [b"slow"]
+    assert stripes.came(b"quick", 2, 2.0) == []
     assert stripes.due(2.0) == []
     stripes.meet([b"late"])
     assert stripes.due(2.0) == [], "of the late one neither"
@@ -235,6 +236,6 @@ def test_a_donor_that_failed_is_never_asked_again():
     stripes = Stripes([0, 1])
     stripes.meet([b"a"])
     stripes.due(0.0)
-    assert stripes.drop(b"a") == [0, 1]
+    assert stripes.drop(b"a") == [0]
     stripes.meet([b"a", b"b"])
-    assert stripes.due(0.0) == [(b"b", 0), (b"b", 1)]
+    assert stripes.due(0.0) == [(b"b", 0)]

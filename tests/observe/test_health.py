@@ -27,6 +27,11 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
             Status(state="looking", inner_steps=7),
             "looking: nobody reachable yet, training on alone (inner step 7)",
         ),
+        (
+            Status(state="looking", round=7, members=({}, {}), given_up=(B, C, D)),
+            "shrunk: round 7 goes on with 2 of 5 peers, the others were silent for too long; if they went on elsewhere",
+        ),
+        (Status(state="syncing", given_up=(B,)), "syncing:"),
         (Status(state="training"), "healthy: round 0, no round has ended yet"),
         (Status(state="syncing", round=9), "syncing: fetching and checking the model of round 9"),
         (Status(state="waiting", round=3, waiting_for=(A, B)), "waiting: round 3 needs …AAAAAA, …BBBBBB;"),

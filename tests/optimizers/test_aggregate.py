@@ -5,6 +5,7 @@ import torch
 
 from decentral.errors import ConfigError, NonFiniteError
 from decentral.optimizers import mean_pseudo_gradient
+from decentral.optimizers.aggregate import OUTLIER, contribution_weights
 
 PEERS = [bytes([first]) + bytes(31) for first in (9, 200, 3, 77)]
 
@@ -91,3 +92,26 @@ def test_finite_contributions_that_sum_beyond_float32_are_refused():
     huge = torch.full((2,), 3e38)
     with pytest.raises(NonFiniteError, match="the sum of 2 contributions is not finite"):
         mean_pseudo_gradient([(PEERS[0], huge, 1.0), (PEERS[1], huge, 1.0)])
+
+
+def test_equal_weights_do_not_look_at_tokens():
+    assert contribution_weights("equal", [0, 5, 10**18]) == [1.0, 1.0, 1.0]
+
+
+def test_token_weights_are_bounded_by_the_typical_one_and_exact_in_float32():
+    weights = contribution_weights("tokens", [0, 10, 30, 20, 10**18])
+    assert weights == [1 / OUTLIER, 0.5, 1.5, 1.0, OUTLIER]
+    thirds = contribution_weights("tokens", [1, 3, 3])
+    assert thirds[0] == float(torch.tensor(1 / 3))
+    assert contribution_weights("tokens", [0, 0, 7]) == [1.0, 1.0, 1.0], "no tokens told: equal"
+    assert contribution_weights("tokens", []) == []
+
+
+def test_one_liar_among_many_moves_the_mean_by_no_more_than_sixteen_of_them():
+    honest, lie = torch.zeros(8), torch.ones(8)
+    weights = contribution_weights("tokens", [100] * 15 + [10**18])
+    peers = [bytes([n]) * 32 for n in range(16)]
+    mean = mean_pseudo_gradient(
+        [(p, lie if p == peers[-1] else honest, w) for p, w in zip(peers, weights, strict=True)]
+    )
+    torch.testing.assert_close(mean, torch.full((8,), 16 / 31))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -34,11 +34,16 @@ def signer_of(number: int) -> Signer:
     return Signer(seed)
 
 
-def small_schema(fragments: int = 1) -> Schema:
+def small_model() -> torch.nn.Module:
     model = torch.nn.Module()
     model.emb = torch.nn.Parameter(torch.zeros(70, 64))
     model.layers = torch.nn.ModuleList([torch.nn.Linear(64, 67) for _ in range(4)])
-    return schema_of(model, fragments)
+    return model
+
+
+def tiny_model() -> torch.nn.Module:
+    """For tests that are about who commits what, and not about the values."""
+    return torch.nn.Linear(16, 16)
 
 
 class Member:
@@ -117,9 +122,10 @@ class Member:
                 continue
             self.steps += 1
             fragment = head.fragment(self.lab.manifest.outer.fragments)
+            steps = self.lab.manifest.inner.steps // self.lab.manifest.outer.fragments
             anchor = self.node.replica.anchors[fragment]
             local = anchor + 0.3 * (self.target(fragment) - anchor)
-            await driver.contribute(Contribution(fragment, head.hash, local, anchor - local, 1, 1))
+            await driver.contribute(Contribution(fragment, head.hash, local, anchor - local, steps, 1))
 
     def target(self, fragment: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1000 * self.number + fragment)
@@ -137,9 +143,15 @@ class Member:
 class Lab:
     """A swarm in memory."""
 
-    def __init__(self, manifest: Manifest, schema: Schema | None = None, step: float = STEP) -> None:
-        self.manifest, self.step = manifest, step
-        self.schema = small_schema(manifest.outer.fragments) if schema is None else schema
+    def __init__(
+        self,
+        manifest: Manifest,
+        schema: Schema | None = None,
+        step: float = STEP,
+        make_model: Callable[[], torch.nn.Module] = small_model,
+    ) -> None:
+        self.manifest, self.make_model, self.step = manifest, make_model, step
+        self.schema: Schema = schema_of(make_model(), manifest.outer.fragments) if schema is None else schema
         self.network = MemoryNetwork(latency=0.02)
         self.members: list[Member] = []
         self.nursery: trio.Nursery | None = None
@@ -147,8 +159,8 @@ class Lab:
     def bootstrap(self) -> tuple[str, ...]:
         return tuple(address for member in self.members[:1] for address in member.transport.addresses())
 
-    def add(self, *, founder: bool | None = None) -> Member:
-        member = Member(self, len(self.members), founder=not self.members if founder is None else founder)
+    def add(self, *, founder: bool | None = None, kind: type[Member] | None = None) -> Member:
+        member = (kind or Member)(self, len(self.members), founder=not self.members if founder is None else founder)
         self.members.append(member)
         assert self.nursery is not None
         self.nursery.start_soon(member.live)
@@ -156,6 +168,17 @@ class Lab:
 
     def alive(self) -> list[Member]:
         return [member for member in self.members if not member.scope.cancel_called]
+
+    def cut(self, some: Sequence[Member], others: Sequence[Member]) -> None:
+        """Partition the swarm; ``heal`` undoes it."""
+        for a in some:
+            for b in others:
+                self.network.cut(a.signer.peer, b.signer.peer)
+
+    def heal(self, some: Sequence[Member], others: Sequence[Member]) -> None:
+        for a in some:
+            for b in others:
+                self.network.heal(a.signer.peer, b.signer.peer)
 
     async def until(self, holds: Callable[[], bool], limit: float = 300.0) -> None:
         with trio.fail_after(limit):

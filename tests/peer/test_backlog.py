@@ -43,3 +43,19 @@ def test_commits_that_only_change_the_membership_do_not_pile_up_either():
     for number in range(300):
         backlog.put(advance(number, moves=False))
     assert len(backlog) <= LIMIT
+
+
+def test_folding_over_a_branch_that_was_given_up_keeps_what_is_owed_since():
+    backlog = Backlog()
+    for number in range(LIMIT):
+        backlog.put(advance(number, at=number))
+    owed = Advance(None, b"h" * 32, 0, torch.tensor([LIMIT - 0.0 + 40.0]), torch.tensor([-7.0]), None, owed_steps=12)
+    backlog.put(owed)
+    live = torch.tensor([100.0])
+    steps = 0
+    while not backlog.empty():
+        taken = backlog.get()
+        live += taken.after_N - taken.before_N
+        steps += taken.owed_steps
+    assert live == 100.0 - 7.0 - 40.0
+    assert steps == 12

@@ -54,8 +54,8 @@ def test_a_donor_that_lies_is_named_and_the_joiner_stands_where_the_others_do(ru
     async def script(lab):
         await three_in_step(lab, 1.6 * MBIT)
         liar = lab.members[1].node
-        await liar.catch_up._snapshot()
-        for made in liar.catch_up._made.values():
+        await liar.catch_up.donor._snapshot()
+        for made in liar.catch_up.donor._snapshots.values():
             made._row[:] = bytes(len(made._row))
         joiner = lab.add()
         await lab.until(lambda: joiner.node.ready.is_set())

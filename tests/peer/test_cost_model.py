@@ -28,8 +28,8 @@ class Counted:
         await self.stream.send(data)
         self.tally[self.part, "nbytes"] += len(data)
 
-    async def receive_exactly(self, nbytes):
-        data = await self.stream.receive_exactly(nbytes)
+    async def receive_exactly(self, nbytes, on_bytes=None):
+        data = await self.stream.receive_exactly(nbytes, on_bytes)
         self.tally[self.part, "nbytes"] += nbytes
         self.tally[self.part, "messages"] += nbytes == 4  # a length: an answer begins
         return data

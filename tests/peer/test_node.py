@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import trio
@@ -244,5 +246,49 @@ def test_a_full_disk_ends_the_peer_with_its_error_and_the_others_go_on(run_lab, 
         assert victim.log[-1].record.round == max(victim.digests), "nothing was applied that was not logged"
         await lab.rounds(3)
         lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_peer_that_missed_commits_whose_frames_nobody_has_any_more_takes_a_snapshot(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        away, others = lab.members[2:], lab.members[:2]
+        for member in others:
+            member.node.driver.store.capacity = 1  # as with a large model: only the newest frame stays
+        lab.cut(away, others)
+        goal = others[0].rounds + 4
+        await lab.until(lambda: all(member.rounds >= goal for member in others))
+        lab.heal(away, others)
+        await lab.until(lambda: any(event == "resynced" for event, _ in away[0].events))
+        assert not any(event == "healed" for event, _ in away[0].events), "nothing of it was given up"
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_peer_that_switched_branches_serves_the_new_one_only(run_lab, terms):
+    async def script(lab):
+        lab.add()
+        other = lab.add(founder=True)
+        lab.cut([other], lab.members[:1])
+        await lab.until(lambda: lab.members[0].rounds >= 8 and other.rounds >= 4)
+        old = [(head.round, head.hash) for head in other.node.driver.machine.history._heads.values()][1:]
+        other.idle = True
+        lab.heal([other], lab.members[:1])
+        await lab.until(lambda: any(event == "resynced" for event, _ in other.events))
+        await lab.all_members()
+        await lab.rounds(2)
+        machine = other.node.driver.machine
+        assert machine.history.newest_of(old) is None
+        rounds = sorted(machine.recent)
+        assert rounds == list(range(rounds[0], machine.head.round + 1)), "commits of both branches, or a gap"
+        for older, newer in itertools.pairwise(rounds):
+            assert machine.recent[newer].record.previous == machine.recent[older].record.hash
 
     run_lab(terms("sparseloco"), script)

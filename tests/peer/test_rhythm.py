@@ -112,3 +112,37 @@ def test_a_record_that_only_changes_the_membership_moves_no_parameter(model):
     assert not pace.merge(Advance(record(frames=False), b"3" * 32, 0, None, None, None), model)
     assert torch.equal(model.read(0), live)
     assert pace.seen == b"3" * 32
+
+
+def test_rounds_that_were_given_up_are_due_again_as_steps_and_as_progress(model):
+    pace = rhythm()
+    step(pace, 1)
+    before, live, owed = torch.zeros(8), model.read(0), torch.full((8,), 5.0)
+    assert pace.merge(Advance(None, b"4" * 32, 0, before + owed, torch.ones(8), None, owed_steps=8), model)
+    torch.testing.assert_close(model.read(0), torch.ones(8) + live - owed)
+    assert pace.since == 9
+    assert pace.due
+
+
+def test_the_deadline_makes_a_slow_peer_contribute_what_it_has_but_never_twice_and_never_nothing():
+    pace = rhythm()
+    soon = (pace.seen, 1.0)
+    assert not pace.due_early(soon, 2.0), "not one inner step yet"
+    step(pace, 1)
+    assert not pace.due
+    assert not pace.due_early(None, 2.0)
+    assert not pace.due_early((b"n" * 32, 1.0), 2.0), "a round that is not merged here yet"
+    assert not pace.due_early(soon, 0.5), "there is time for another step"
+    assert pace.due_early(soon, 2.0)
+    pace.sent()
+    assert not pace.due_early(soon, 2.0)
+
+
+def test_fewer_steps_are_accounted_for_by_the_commit_that_names_them(model):
+    pace = rhythm()
+    step(pace, 2)
+    local = model.read(0)
+    pace.sent()
+    pace.merge(Advance(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(local)), model)
+    assert pace.since == 0
+    assert not pace.due

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from decentral.errors import PayloadError
 from decentral.rounds import chain
 from decentral.wire import messages as m
+from decentral.wire.frames import Kind
+from tests.rounds.conftest import digest_of
 
 
 def finish_round(swarm, count: int = 1, limit: float = 200.0) -> bool:
@@ -12,10 +16,10 @@ def finish_round(swarm, count: int = 1, limit: float = 200.0) -> bool:
     goal = {peer: swarm.rounds_done(peer) + count for peer in swarm.alive()}
 
     def done() -> bool:
-        if all(swarm.rounds_done(peer) >= goal[peer] for peer in swarm.alive()):
-            return True
-        swarm.offer_all()
-        return False
+        behind = [peer for peer in swarm.alive() if swarm.rounds_done(peer) < goal[peer]]
+        for peer in behind:
+            swarm.offer(peer)
+        return not behind
 
     return swarm.run(done, limit)
 
@@ -316,3 +320,80 @@ def test_a_peer_whose_commit_was_lost_gets_it_once_it_has_waited(make_swarm):
     swarm.offer_all()
     assert swarm.run(lambda: all(swarm.rounds_done(peer) == 1 for peer in swarm.members), limit=20.0)
     assert lost
+
+
+@pytest.mark.parametrize("lie", ["anothers frame", "more tokens"])
+def test_an_offer_that_does_not_describe_its_frame_is_left_out_and_stalls_nobody(make_swarm, lie):
+    swarm = make_swarm(4)
+    assert finish_round(swarm, 2)
+    liar, victim = swarm.members[1], swarm.members[2]
+    for peer in swarm.members:
+        if peer != liar:
+            swarm.offer(peer)
+    honest = swarm.hosts[victim].machine.round.offers[victim]
+    false = honest if lie == "anothers frame" else replace(honest, frame=digest_of("own"), tokens=10**18)
+    header = swarm._header(Kind.CONTRIBUTION, liar, swarm.hosts[liar].machine.head)
+    for peer in swarm.members:
+        machine = swarm.hosts[peer].machine
+        if lie == "more tokens":
+            swarm.hosts[peer].frames[false.frame] = header
+            swarm._do(peer, machine.hold(false.frame, header, swarm.now))
+        swarm._do(peer, machine.receive(liar, false, swarm.now))
+    goal = swarm.rounds_done(victim) + 1
+    assert swarm.run(lambda: all(swarm.rounds_done(peer) >= goal for peer in swarm.members), limit=30)
+    assert swarm.named(victim) == [peer for peer in swarm.members if peer != liar]
+
+
+def test_a_full_contribution_presses_those_who_have_not_offered_and_a_short_one_nobody(make_swarm):
+    swarm = make_swarm(3)
+    slow, others = swarm.members[0], swarm.members[1:]
+    machine = swarm.hosts[slow].machine
+    assert machine.time_left(swarm.now) is None, "nobody has offered yet"
+    for peer in others:
+        swarm.offer(peer)
+    swarm.run(lambda: len(machine.round.offers) == 2)
+    first, opened = machine.round.first_offer, machine.round.opened
+    left = machine.time_left(first)
+    assert 0 < left < machine.deadline.at(opened, first) - first
+    assert machine.time_left(first + 100) < 0
+    machine.terms = replace(machine.terms, steps=6)
+    assert machine.time_left(first) is None
+    machine.terms = replace(machine.terms, steps=5)
+    assert swarm.hosts[others[0]].machine.time_left(first) is None, "it has offered"
+
+
+def test_the_deadline_learns_from_full_contributions_once_their_frames_are_here(make_swarm):
+    swarm = make_swarm(2)
+    a, b = swarm.members
+    machine = swarm.hosts[a].machine
+    machine.terms = replace(machine.terms, steps=5)
+    head = machine.head
+    frame, header = digest_of("late frame"), swarm._header(Kind.CONTRIBUTION, b, head)
+    offer = m.Offer(head.epoch, 1, 0, head.anchor, frame, 100, 5, 50)
+    machine.receive(b, offer, 2.0)
+    assert not machine.deadline._delays
+    machine.hold(frame, header, 7.0)
+    assert list(machine.deadline._delays) == [7.0]
+    machine.terms = replace(machine.terms, steps=6)
+    swarm.offer(a)
+    assert list(machine.deadline._delays) == [7.0], "fewer steps than a full contribution"
+
+
+def test_a_shrink_is_remembered_until_those_given_up_are_back_and_a_goodbye_is_none(make_swarm):
+    swarm = make_swarm(4)
+    assert finish_round(swarm, 1)
+    leaver, dead, one, other = swarm.members
+    for peer in (dead, one, other):
+        swarm._do(peer, swarm.hosts[peer].machine.receive(leaver, m.Goodbye(), swarm.now))
+    swarm.kill(leaver)
+    swarm.kill(dead)
+    swarm.lose_leases(gone=True)
+    assert finish_round(swarm, 2)
+    machines = [swarm.hosts[peer].machine for peer in (one, other)]
+    assert [machine.given_up for machine in machines] == [{dead}, {dead}]
+    for machine in machines:
+        machine.liveness(frozenset(), frozenset(), swarm.now)
+        machine.presence.unreachable.clear()
+        machine.joiners[dead] = m.JoinRequest(0, machine.head.hash)
+    assert swarm.run(lambda: all(dead in machine.head.members for machine in machines), limit=30)
+    assert not any(machine.given_up for machine in machines)

@@ -1,0 +1,109 @@
+"""What a peer gives to those that missed something: its commits after a place, and snapshots of its newest one.
+
+Crosses the wire: a chain request is up to ``LOCATOR`` places of 40 bytes, its answer the round of the newest one known
+here and commits with their lengths; a state request is empty (the index) or names a chunk. Snapshots are immutable
+copies, so donors never wait.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from decentral.errors import PayloadError, TransportError
+from decentral.rounds.driver import Driver
+from decentral.rounds.history import LOCATOR
+from decentral.state.snapshot import Snapshot
+from decentral.transport import Transport
+from decentral.transport.requests import serve_requests
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import encode
+
+CHAIN = "/decentral/chain/1"
+STATE = "/decentral/state/1"
+CHAIN_LIMIT = 1 << 23  # bytes of commits in one answer
+KEPT = 4  # snapshots kept for joiners that are still fetching
+WHERE = struct.Struct("<Q32s")  # round, record hash; a request names up to LOCATOR places, newest first
+SHARED = struct.Struct("<Q")  # an answer begins with the round of the newest place both know
+LENGTH = struct.Struct("<I")  # of the commit that follows
+CHUNK = struct.Struct("<32sI")  # snapshot, chunk number
+
+
+class Donor:
+    """The serving side of one peer's catch-up."""
+
+    def __init__(
+        self, driver: Driver, transport: Transport, gossip_step: Callable[[], Callable[[], int] | None]
+    ) -> None:
+        self.driver, self.gossip_step = driver, gossip_step
+        self._snapshots: OrderedDict[bytes, Snapshot] = OrderedDict()
+        self._making = anyio.Lock()
+        serve_requests(transport, CHAIN, self._on_chain, limit=LOCATOR * WHERE.size)
+        serve_requests(transport, STATE, self._on_state, limit=CHUNK.size)
+
+    def _refuse_until_in_step(self) -> None:
+        """A peer that is still joining has no chain to show: two newcomers must not make one of their own."""
+        if not self.driver.running:
+            raise TransportError("still joining: ask a peer that is in step")
+
+    async def _on_chain(self, peer: PeerId, data: bytes) -> bytes:
+        """The newest of the asker's places that our chain went through, and our commits after it, oldest first.
+
+        Empty when its branch is not known here; without commits when they are too long ago to be kept.
+        """
+        self._refuse_until_in_step()
+        if not data or len(data) % WHERE.size:
+            raise PayloadError(f"chain request of {len(data)} bytes, want {WHERE.size} per place; drop it")
+        machine = self.driver.machine
+        shared = machine.history.newest_of(WHERE.iter_unpack(data))
+        if shared is None:
+            return b""
+        answer = SHARED.pack(shared.round)
+        for number in range(shared.round + 1, machine.head.round + 1):
+            if number not in machine.recent:
+                break
+            body = encode(machine.recent[number])
+            if len(answer) + len(body) + LENGTH.size > CHAIN_LIMIT:
+                break
+            answer += LENGTH.pack(len(body)) + body
+        return answer
+
+    async def _on_state(self, peer: PeerId, data: bytes) -> bytes:
+        self._refuse_until_in_step()
+        if not data:
+            return (await self._snapshot()).index.to_bytes()
+        if len(data) != CHUNK.size:
+            raise PayloadError(f"chunk request of {len(data)} bytes, want {CHUNK.size}; drop it")
+        name, number = CHUNK.unpack(data)
+        if name in self._snapshots:
+            self._snapshots.move_to_end(name)  # whoever is fetching keeps it alive
+        found = self._snapshots.get(name)
+        if found is None and not any(s.index.digest == name for s in self._snapshots.values()):
+            found = await self._snapshot()  # equal commits give equal snapshots
+        return found.chunk(number) if found is not None and found.index.digest == name else b""
+
+    async def _snapshot(self) -> Snapshot:
+        """The snapshot of the newest commit, made once per commit. Tensors are never written to, so no copy races."""
+        async with self._making:  # several chunks are asked for at once, and only one copy is wanted
+            return await self._make_snapshot()
+
+    async def _make_snapshot(self) -> Snapshot:
+        head = self.driver.head
+        for kept in self._snapshots.values():
+            if kept.index.meta["head"]["hash"] == head.hash.hex() and self.gossip_step() is None:
+                return kept
+        if head.anchor is None:
+            raise PayloadError("a commit is being applied; ask again")
+        replica = self.driver.replica
+        meta: dict[str, Any] = {"head": head.to_dict()}  # Any: a JSON document
+        if (step := self.gossip_step()) is not None:
+            meta |= {"gossip_step": step(), "digest": replica.digest.hex()}
+        made = await self.driver.offload(Snapshot, replica.shared_tensors(), meta)
+        self._snapshots[made.index.digest] = made
+        while len(self._snapshots) > KEPT:
+            self._snapshots.popitem(last=False)
+        return made

@@ -1,0 +1,99 @@
+"""A member whose trainer has a live model and the real rhythm: every inner step moves it by known whole numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import torch
+
+from decentral.peer.live_model import LiveModel
+from decentral.peer.rhythm import Rhythm
+from decentral.rounds.contribution import Contribution
+from tests.peer.conftest import Lab, Member
+
+UNIT = 60.0  # divisible by 1 to 6: the mean of so many contributions is exact in float32
+
+
+class Learner(Member):
+    """Makes ``interval`` inner steps of ``pace`` seconds, contributes, waits for the commit, merges."""
+
+    interval = 4
+    tokens = 10  # per inner step
+    pace = 0.25
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        self.model = LiveModel(lab.make_model(), lab.manifest.outer.fragments, None)
+        for fragment, anchor in enumerate(self.node.replica.anchors):
+            self.model.write(fragment, anchor)
+        self.moved = [torch.zeros_like(anchor) for anchor in self.node.replica.anchors]
+        self.given: dict[bytes, torch.Tensor] = {}  # record hash -> what it took from this peer
+        self.generator = torch.Generator().manual_seed(number)
+        self.rhythm = Rhythm(self.interval, 0, None, bytes(32))
+
+    def step(self) -> None:
+        for fragment, moved in enumerate(self.moved):
+            change = UNIT * torch.randint(-2, 3, moved.shape, generator=self.generator)
+            self.model.write(fragment, self.model.read(fragment) + change)
+            self.moved[fragment] = moved + change
+        self.rhythm.stepped()
+
+    def due(self) -> bool:
+        return self.rhythm.due or self.rhythm.due_early(self.node.driver.pressed, self.pace)
+
+    async def _train(self) -> None:
+        driver = self.node.driver
+        self.rhythm.seen = driver.head.hash
+        for fragment, anchor in enumerate(self.node.replica.anchors):
+            self.model.write(fragment, anchor)
+        while not driver.head.final:
+            if not self.idle:
+                await anyio.sleep(self.pace)
+                self.step()
+            else:
+                await anyio.sleep(0.1)
+            self.merge()
+            if self.due() and not self.idle:
+                await self.contribute()
+                while self.rhythm.sent_at is not None:
+                    await anyio.sleep(0.05)
+                    self.merge()
+
+    async def contribute(self) -> None:
+        driver, head = self.node.driver, self.node.driver.head
+        if head.anchor is None or head.final or head.hash != self.rhythm.seen or not driver.is_member:
+            return
+        fragment = head.fragment(self.lab.manifest.outer.fragments)
+        local, steps = self.model.read(fragment), self.rhythm.since
+        gradient = self.node.replica.anchors[fragment] - local
+        self.rhythm.sent()
+        if not await driver.contribute(Contribution(fragment, head.hash, local, gradient, steps, steps * self.tokens)):
+            self.rhythm.withdrawn()
+
+    def merge(self) -> None:
+        self.rhythm.waiting.extend(self.advances)
+        self.advances.clear()
+        while (advance := self.rhythm.mergeable()) is not None:
+            self.rhythm.merge(advance, self.model)
+            if (mine := advance.contribution) is not None:
+                replica = self.node.replica
+                body = None if mine.encoded is None else mine.encoded.body
+                sent = mine.gradient_N if body is None else replica.codec.decode(body, replica.shapes(0))
+                self.given[advance.head] = sent
+
+    def happened(self, event: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.events if name == event]
+
+
+def given_by(member: Learner, chain: list[Any]) -> torch.Tensor:
+    """What the commits of ``chain`` took from ``member``, as the others decoded it, over all of the one fragment."""
+    given = (member.given.get(commit.record.hash) for commit in chain)
+    return sum((one for one in given if one is not None), torch.zeros_like(member.moved[0]))
+
+
+def accounted_for(member: Learner, given: torch.Tensor) -> torch.Tensor:
+    """Everything this peer ever learnt: given, owed as debt, or ahead of the anchor in the live model."""
+    replica = member.node.replica
+    debt = replica.feedback[0].get("debt", torch.zeros_like(given))
+    return -(given + debt + replica.anchors[0] - member.model.read(0))

@@ -1,0 +1,46 @@
+"""A frame that is still on its way when its round ends: sent on if the commit names it, else given up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import trio
+
+from decentral.exchange import gather
+from decentral.rounds.contribution import header_after
+from decentral.wire.frames import Kind, seal
+from tests.peer.conftest import signer_of
+from tests.rounds.conftest import ref
+from tests.rounds.test_history import START, A, record
+
+
+def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(run_lab, terms, monkeypatch):
+    ended = []
+
+    async def crawl(transport, peers, data):
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(data)
+
+    monkeypatch.setattr(gather, "push", crawl)
+
+    async def script(lab):
+        member = lab.add()
+        member.idle = True
+        await lab.until(lambda: member.node.driver.running)
+        driver = member.node.driver
+        header = header_after(replace(driver.head, anchor=bytes(32)), Kind.CONTRIBUTION, 0, driver.me)
+        named, late, next_one = (
+            seal(replace(header, round=round_, tokens=n), b"", signer_of(0)) for n, round_ in enumerate((5, 5, 6))
+        )
+        for frame in (named, late, next_one):
+            lab.nursery.start_soon(driver._push, frame, (A,))
+        await trio.sleep(1)
+        frames = (ref(driver.me, named.hash),)
+        driver._end_pushes(replace(record(START, {A: 1}), round=5, frames=frames))
+        await trio.sleep(1)
+        assert ended == [late.to_bytes()]
+        assert len(driver._pushes) == 2
+
+    run_lab(terms("sparseloco"), script)

@@ -1,0 +1,70 @@
+"""What a peer remembers of its own contributions, should their rounds be given up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from decentral.compressors import parse_compressor
+from decentral.exchange.codec import Codec, Encoded
+from decentral.rounds.contribution import Contribution
+from decentral.rounds.outbox import ROUNDS, Outbox
+from decentral.wire.frames import Kind
+from tests.rounds.test_history import START, A, B, record
+
+CODEC = Codec(parse_compressor("none"))
+SHAPES = ((4, 2),)
+
+
+def gathered(value: float, fragment: int = 0, kind: Kind = Kind.CONTRIBUTION) -> Contribution:
+    gradient = torch.full((8,), value)
+    made = Contribution(fragment, START.hash, -gradient, gradient, 3, 30, kind=kind)
+    made.encoded = CODEC.encode(gradient, {}, SHAPES)
+    return made
+
+
+def named_in(outbox: Outbox, round_: int, contribution: Contribution) -> None:
+    outbox.add(replace(record(START, {A: 1}), round=round_), contribution)
+
+
+def test_the_sum_over_the_rounds_since_the_fork_is_owed_fragment_by_fragment():
+    outbox = Outbox(CODEC, 1 << 20)
+    for round_ in range(1, 6):
+        named_in(outbox, round_, gathered(float(round_), fragment=round_ % 2))
+    owed = outbox.owed(2, 1, SHAPES)
+    assert owed is not None
+    assert torch.equal(owed.gradient_N, torch.full((8,), 8.0))
+    assert (owed.steps, owed.rounds) == (6, 2)
+    assert outbox.owed(5, 0, SHAPES) is None
+    outbox.forget_after(3)
+    assert outbox.owed(3, 1, SHAPES) is None
+    assert outbox.owed(2, 1, SHAPES).rounds == 1
+
+
+def test_what_was_cut_for_a_reduce_is_put_together_again():
+    outbox = Outbox(CODEC, 1 << 20)
+    gradient = torch.arange(8.0)
+    made = Contribution(0, START.hash, -gradient, gradient, 3, 30)
+    bodies = {0: gradient[:5], 1: gradient[5:]}
+    made.slices[7] = {part: Encoded(CODEC.encode(t, {}, ((t.numel(),),)).body, {}) for part, t in bodies.items()}
+    taken = record(START, {A: 1})
+    outbox.add(replace(taken, plan=7, partition=((A, 0, 5), (B, 5, 8)), contributors=taken.frames), made)
+    owed = outbox.owed(0, 0, SHAPES)
+    assert owed is not None
+    assert torch.equal(owed.gradient_N, gradient)
+
+
+def test_memory_is_bounded_by_rounds_and_by_bytes_and_merges_are_not_kept():
+    outbox = Outbox(CODEC, 1 << 20)
+    for round_ in range(3 * ROUNDS):
+        named_in(outbox, round_, gathered(1.0))
+    owed = outbox.owed(0, 0, SHAPES)
+    assert owed is not None
+    assert owed.rounds == ROUNDS
+    small = Outbox(CODEC, 3 * len(gathered(1.0).encoded.body))
+    for round_ in range(9):
+        named_in(small, round_, gathered(1.0))
+        named_in(small, 100 + round_, gathered(1.0, kind=Kind.MERGE))
+    assert small.owed(-1, 0, SHAPES).rounds == 3
+    assert small.nbytes <= small.capacity

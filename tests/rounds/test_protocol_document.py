@@ -1,0 +1,69 @@
+"""docs/protocol.md against the code: every message, stream and constant that it names, and none left out."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import decentral.rounds
+from decentral.exchange import gather
+from decentral.peer import node
+from decentral.rounds import carrier, donor, gossip
+from decentral.swarm import directory
+from decentral.wire import messages
+from decentral.wire.frames import HEADER_NBYTES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
+GOLDEN = ROOT / "tests/golden"
+ALSO = ("decentral.transport.watchdog", "decentral.exchange.gather", "decentral.exchange.store")
+
+
+def rows(pattern: str) -> list[tuple[str, ...]]:
+    return re.findall(pattern, PAGE, flags=re.MULTILINE)
+
+
+def test_every_message_is_there_with_its_number_its_fields_and_its_size() -> None:
+    found = rows(r"^\| (\d+) \| `(\w+)` \| ([^|]+) \| ([^|]+) \|$")
+    assert {int(number): name for number, name, *_ in found} == {n: t.__name__ for n, t in messages._TYPES.items()}
+    for number, name, listed, size in found:
+        wanted = ", ".join(field.name for field in fields(messages._TYPES[int(number)])) or "none"
+        assert listed == wanted
+        if size.isdigit():
+            golden = re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower() + ".hex"
+            assert int(size) == len(bytes.fromhex((GOLDEN / golden).read_text(encoding="ascii")))
+
+
+def test_every_stream_is_there() -> None:
+    streams = {carrier.CONTROL, gather.PUSH, gather.FETCH, donor.CHAIN, donor.STATE, gossip.PAIR, node.HELLO}
+    streams |= {directory.LEASE, directory.LEASES}
+    assert set(re.findall(r"`(/decentral/[a-z]+/\d+)`", PAGE)) == streams
+    assert f"{HEADER_NBYTES} bytes of signed header" in PAGE
+
+
+def test_every_constant_named_has_the_value_that_the_code_has() -> None:
+    found = rows(r"^\| `(decentral[\w.]+)\.([A-Z_]+)` \| ([\d.]+) \|")
+    assert len(found) > 30
+    for module, name, value in found:
+        assert float(value) == getattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+def test_no_constant_of_the_protocol_is_left_out() -> None:
+    modules = [f"decentral.rounds.{info.name}" for info in pkgutil.iter_modules(decentral.rounds.__path__)]
+    defined = {f"{module}.{name}" for module in (*modules, *ALSO) for name in numbers_in(module)}
+    named = {f"{module}.{name}" for module, name in rows(r"^\| `(decentral[\w.]+)\.([A-Z_]+)` \|")}
+    assert defined - named == set()
+
+
+def numbers_in(module: str) -> list[str]:
+    """Public numeric constants that a module defines, rather than imports."""
+    path = ROOT / (module.replace(".", "/") + ".py")
+    made = [
+        node.targets[0] for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign)
+    ]
+    names = [target.id for target in made if isinstance(target, ast.Name) and re.fullmatch(r"[A-Z][A-Z_]*", target.id)]
+    return [name for name in names if isinstance(getattr(importlib.import_module(module), name), int | float)]
