@@ -122,7 +122,7 @@ class Folder:
 
     def drawn(self, rng: random.Random) -> Names:
         """One of the states after a power cut."""
-        keep = rng.choice([0.0, 0.5, 1.0])
+        keep = rng.random()
         names = self._named([change for change in self.pending if rng.random() < keep])
         return tuple(sorted((name, node.drawn(rng)) for name, node in names.items()))
 
@@ -251,5 +251,5 @@ def _cut(operation: Operation, nbytes: int) -> Operation:
 
 
 def _without_sector(live: bytes, durable: bytes, start: int) -> bytes:
-    old = durable[start : start + SECTOR]
-    return live[:start] + old + bytes(min(SECTOR, len(live) - start) - len(old)) + live[start + SECTOR :]
+    end = min(start + SECTOR, len(live))
+    return live[:start] + durable[start:end].ljust(end - start, b"\0") + live[end:]

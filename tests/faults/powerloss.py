@@ -71,11 +71,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def every_state(folder: Path) -> int:
-    """All states after each operation, to a bound of 4096 at one point."""
+    """All states after each operation, to a bound of 512 at one point."""
     (folder / "life").mkdir()
     (folder / "left").mkdir()
     recorded = Recorded(make_history(10), folder / "life")
-    bounds = {"cuts": 64, "limit": 4096}
+    bounds = {"cuts": 24, "limit": 512}
     num_states = sum(1 for _ in crash_states(recorded.log, **bounds))
     faults = list(broken_promises(recorded, recorded.log, folder / "left", **bounds))
     print(json.dumps({"operations": len(recorded.log), "states": num_states, "faults": faults}))

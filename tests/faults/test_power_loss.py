@@ -8,7 +8,6 @@ import math
 import os
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from decentral.errors import DecentralError, DiskError
 from decentral.simulate.disk import RecordingDisk
 from decentral.simulate.durability import Call, Names, Operation, crash_states, scan
+from tests.faults.disks import FailingDisk, Killed, KillingDisk
 from tests.faults.history import History, make_history
 from tests.faults.life import Acknowledged, Life, Word, found_in, goes_on
 
@@ -96,22 +96,6 @@ def test_the_same_enumeration_catches_a_dropped_fsync(recorded, tmp_path, call, 
     assert next(broken_promises(recorded, log, tmp_path, cuts=1, limit=6), None) is not None
 
 
-class FailingDisk(RecordingDisk):
-    """From operation ``first`` on, ``times`` operations fail; of a write, half arrives."""
-
-    def __init__(self, root: Path, first: int, times: float, error: int) -> None:
-        super().__init__(root)
-        self.count, self.first, self.times, self.error = 0, first, times, error
-
-    def carry_out(self, operation: Operation) -> None:
-        self.count += 1
-        if self.first <= self.count < self.first + self.times:
-            if operation.call == "write":
-                super().carry_out(replace(operation, data=operation.data[: len(operation.data) // 2]))
-            raise OSError(self.error, os.strerror(self.error))
-        super().carry_out(operation)
-
-
 @pytest.fixture(scope="module")
 def seven_rounds(history, tmp_path_factory) -> Names:
     """A folder in which the next checkpoint drops an old one, frames and the journal's head."""
@@ -135,7 +119,7 @@ def test_whichever_operation_fails_the_error_is_one_line_and_nothing_acknowledge
     disk = RecordingDisk(tmp_path)
     for first in itertools.count(1):
         disk.become(seven_rounds)
-        failing = FailingDisk(tmp_path, first, times, error)
+        failing = FailingDisk(tmp_path, first, error, times)
         promised = Acknowledged(vote=7, commit=7, checkpoint=6)
         try:
             Life(history, tmp_path, promised.hear, failing).go_on(8)
@@ -148,24 +132,6 @@ def test_whichever_operation_fails_the_error_is_one_line_and_nothing_acknowledge
             break
     assert all(os.strerror(error) in refusal and "\n" not in refusal for refusal in refusals)
     assert len(refusals) > 30
-
-
-class Killed(BaseException):
-    """SIGKILL: no handler of an error runs."""
-
-
-class KillingDisk(RecordingDisk):
-    """The process dies before an operation; what it asked for before stays asked for."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.left = math.inf
-
-    def carry_out(self, operation: Operation) -> None:
-        if not self.left:
-            raise Killed
-        self.left -= 1
-        super().carry_out(operation)
 
 
 def test_what_a_restart_saw_after_a_kill_survives_the_power_cut_after_it(history, seven_rounds, tmp_path):

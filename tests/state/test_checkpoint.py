@@ -1,4 +1,5 @@
 import errno
+import itertools
 import json
 import os
 import resource
@@ -9,13 +10,21 @@ import torch
 from safetensors.torch import load_file
 
 from decentral.errors import ConfigError, DiskError
+from decentral.simulate.disk import RecordingDisk
+from decentral.simulate.durability import crash_states
 from decentral.state.checkpoint import META, TENSORS, load_newest, save
+from tests.faults.disks import FailingDisk
 
 
 def same(left, right):
     return left.keys() == right.keys() and all(
         left[k].dtype == right[k].dtype and torch.equal(left[k], right[k]) for k in left
     )
+
+
+def recording(root):
+    root.mkdir()
+    return RecordingDisk(root, keep_log=True)
 
 
 def rounds_in(directory):
@@ -156,35 +165,33 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path, n
     assert not (tmp_path / "c").exists()
 
 
-def test_no_crash_leaves_a_torn_checkpoint_or_loses_a_finished_one(tmp_path, tensors_of, record_disk):
-    disk = record_disk()
-    finished = [disk.mark()]
+def test_no_crash_leaves_a_torn_checkpoint_or_loses_a_finished_one(tmp_path, tensors_of):
+    disk = recording(tmp_path / "disk")
+    finished = [0]
     for number in range(1, 6):  # the last two also drop an old one
-        save(disk.root / "checkpoints", f"round-{number}", tensors_of(number), {"round": number})
-        finished.append(disk.mark())
-    record_disk.stop()
-    seen = set()
-    for done, left in disk.crash_states(tmp_path):
-        safe = sum(done >= mark for mark in finished) - 1
-        found = load_newest(left / "checkpoints")
+        save(disk.root / "checkpoints", f"round-{number}", tensors_of(number), {"round": number}, disk)
+        finished.append(len(disk.log))
+    left, seen = recording(tmp_path / "left"), set()
+    for state in crash_states(disk.log, limit=32, cuts=4):
+        left.become(state.tree)
+        safe = sum(state.done >= mark for mark in finished) - 1
+        found = load_newest(left.root / "checkpoints")
         number = 0 if found is None else found.meta["round"]
-        assert number in (safe, safe + 1), f"after operation {done} ({disk.history[done][0]}): round {number}"
+        assert number in (safe, safe + 1), f"after operation {state.done}: round {number}"
         assert found is None or (same(found.tensors, tensors_of(number)) and not found.passed_over)
         seen.add(number)
-        shutil.rmtree(left)
     assert seen == {0, 1, 2, 3, 4, 5}
 
 
-def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path, tensors_of, record_disk):
-    disk = record_disk(honour_fsync=False)
-    save(disk.root / "checkpoints", "round-1", tensors_of(1), {"round": 1})
-    done_at = disk.mark()
-    record_disk.stop()
-    torn, lost = 0, 0
-    for done, left in disk.crash_states(tmp_path):
+def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path, tensors_of):
+    disk = recording(tmp_path / "disk")
+    save(disk.root / "checkpoints", "round-1", tensors_of(1), {"round": 1}, disk)
+    log = [operation for operation in disk.log if not operation.call.startswith("sync")]
+    left, torn, lost = recording(tmp_path / "left"), 0, 0
+    for state in crash_states(log):
+        left.become(state.tree)
         try:
-            found = load_newest(left / "checkpoints")
-            lost += done == done_at and found is None
+            lost += load_newest(left.root / "checkpoints") is None and state.done == len(log)
         except DiskError:
             torn += 1
     assert torn
@@ -192,20 +199,18 @@ def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path, tensors_o
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS])
-def test_whichever_call_the_disk_refuses_the_state_is_as_before(two_checkpoints, tensors_of, fail_nth_call, error):
-    nth = 0
-    while True:
-        nth += 1
-        calls = fail_nth_call(nth, error)
-        refusal = refusal_of(lambda: save(two_checkpoints, "round-3", tensors_of(3), {"round": 3}))
+def test_whichever_operation_the_disk_refuses_the_state_is_as_before(two_checkpoints, tensors_of, error):
+    for first in itertools.count(1):
+        disk = FailingDisk(two_checkpoints.parent, first, error)
+        refusal = refusal_of(lambda d=disk: save(two_checkpoints, "round-3", tensors_of(3), {"round": 3}, d))
         if refusal is None:
             break
         assert os.strerror(error) in refusal
         assert "\n" not in refusal
         assert rounds_in(two_checkpoints) == 2
         assert len(list(two_checkpoints.iterdir())) == 2
-    assert calls() < nth  # every call of a save was refused once
-    assert nth > 8
+    assert disk.count < first, "every operation of a save was refused once"
+    assert first > 8
     assert rounds_in(two_checkpoints) == 3
 
 

@@ -1,6 +1,6 @@
 import errno
+import math
 import os
-import shutil
 import threading
 
 import pytest
@@ -10,6 +10,7 @@ from decentral.simulate.disk import RecordingDisk
 from decentral.simulate.durability import crash_states
 from decentral.state.durable import Disk
 from decentral.state.journal import HEAD_NBYTES, MAX_ENTRY_NBYTES, AcceptorFile, Journal
+from tests.faults.disks import FailingDisk
 
 BODIES = [b"first", b"", b"third" * 7]
 
@@ -17,6 +18,11 @@ BODIES = [b"first", b"", b"third" * 7]
 def entries_in(path):
     with Journal(path) as journal:
         return list(journal.entries), journal.dropped_nbytes
+
+
+def recording(root):
+    root.mkdir(exist_ok=True)
+    return RecordingDisk(root, keep_log=True)
 
 
 @pytest.fixture
@@ -117,73 +123,65 @@ def refuse(path):
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_no_crash_loses_an_entry_whose_append_returned(tmp_path, record_disk):
-    disk = record_disk()
+def test_no_crash_loses_an_entry_whose_append_returned(tmp_path):
+    disk = recording(tmp_path / "disk")
     written = [f"entry {number}".encode() for number in range(7)]
     finished = []
-    with Journal(disk.root / "run" / "journal") as journal:  # rewritten on the way
+    with Journal(disk.root / "run" / "journal", disk) as journal:  # rewritten on the way
         for body in written:
             journal.append(body)
-            finished.append(disk.mark())
+            finished.append(len(disk.log))
             journal.forget(len(journal.entries) - 2)
-    record_disk.stop()
-    for done, left in disk.crash_states(tmp_path):
-        safe = sum(done >= mark for mark in finished)
-        found, _ = entries_in(left / "run" / "journal")
+    left = recording(tmp_path / "left")
+    for state in crash_states(disk.log):
+        left.become(state.tree)
+        safe = sum(state.done >= mark for mark in finished)
+        with Journal(left.root / "run" / "journal", left) as journal:
+            found = journal.entries
         last = written.index(found[-1]) + 1 if found else 0
-        assert last in (safe, safe + 1), f"after operation {done} ({disk.history[done][0]})"
+        assert last in (safe, safe + 1), f"after operation {state.done}"
         assert found == written[last - len(found) : last]
         assert len(found) >= min(last, 2)
-        shutil.rmtree(left)
 
 
-def test_the_same_enumeration_catches_a_journal_without_fsync(tmp_path, record_disk):
-    disk = record_disk(honour_fsync=False)
-    with Journal(disk.root / "journal") as journal:
+def test_the_same_enumeration_catches_a_journal_without_fsync(tmp_path):
+    disk = recording(tmp_path)
+    with Journal(tmp_path / "journal", disk) as journal:
         journal.append(b"acknowledged")
-    done_at = disk.mark()
-    record_disk.stop()
-    left = [path for done, path in disk.crash_states(tmp_path) if done == done_at]
-    assert any(entries_in(path / "journal")[0] == [] for path in left)
+    log = [operation for operation in disk.log if operation.call != "sync file"]
+    lost = 0
+    for state in crash_states(log):
+        disk.become(state.tree)
+        lost += state.done == len(log) and entries_in(tmp_path / "journal")[0] == []
+    assert lost
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_refused_append_changes_nothing(journal_path, monkeypatch, error):
-    journal = Journal(journal_path)
-    real = os.write
-
-    def half_then_full(descriptor, data):
-        if len(data) > 10:
-            return real(descriptor, data[:10])
-        raise OSError(error, os.strerror(error))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", half_then_full)
-        with pytest.raises(DiskError, match="writing journal"):
-            journal.append(b"does not fit" * 3)
-    assert list(journal.entries) == BODIES
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_refused_append_changes_nothing(journal_path, error, times):
+    """The write itself, then also the cut that should follow it, then also the fsync of that."""
+    disk = FailingDisk(journal_path.parent, 4, error, times)  # after the truncate and two fsyncs of opening
+    journal = Journal(journal_path, disk)
+    with pytest.raises(DiskError, match="writing journal"):
+        journal.append(b"does not fit" * 3)
+    assert journal.entries == BODIES
+    disk.first = math.inf
     journal.append(b"fits")
     journal.close()
-    assert entries_in(journal_path) == ([*BODIES, b"fits"], 0)
+    assert entries_in(journal_path)[0] == [*BODIES, b"fits"]
 
 
-def test_a_full_disk_at_the_rewrite_loses_nothing(tmp_path, monkeypatch):
-    journal = Journal(tmp_path / "journal")
-    real = os.replace
-
-    def full(source, target):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    for number in range(6):
-        journal.append(b"%d" % number)
-        assert journal.forget(number) == 0
-    assert len(journal.entries) == 6
-    monkeypatch.setattr(os, "replace", real)
-    assert journal.forget(4) == 4
-    journal.append(b"6")
-    journal.close()
-    assert entries_in(tmp_path / "journal") == ([b"4", b"5", b"6"], 0)
+def test_a_full_disk_at_the_rewrite_loses_nothing(journal_path):
+    for first in (4, 5, 6, 7):  # create, write, fsync, rename
+        disk = FailingDisk(journal_path.parent, first, errno.ENOSPC)
+        with Journal(journal_path, disk) as journal:
+            assert journal.forget(2) == 0
+            assert journal.entries == BODIES
+        assert entries_in(journal_path) == (BODIES, 0)
+    with Journal(journal_path) as journal:
+        assert journal.forget(2) == 2
+        journal.append(b"next")
+    assert entries_in(journal_path) == ([*BODIES[2:], b"next"], 0)
 
 
 def test_a_journal_that_cannot_be_opened_is_one_line(tmp_path):
@@ -222,18 +220,17 @@ def test_a_damaged_acceptor_is_an_error_and_never_forgotten(tmp_path):
             file.read()
 
 
-def test_no_crash_tears_an_acceptor_or_loses_a_promise_that_was_answered(tmp_path, record_disk):
-    disk = record_disk()
-    file, finished = AcceptorFile(disk.root / "acceptor"), [disk.mark()]
+def test_no_crash_tears_an_acceptor_or_loses_a_promise_that_was_answered(tmp_path):
+    disk, left = recording(tmp_path / "disk"), recording(tmp_path / "left")
+    file, finished = AcceptorFile(disk.root / "acceptor", disk), [0]
     bodies = [None, b"promised 1", b"promised 2, much longer", b"3"]
     for body in bodies[1:]:
         file.write(body)
-        finished.append(disk.mark())
-    record_disk.stop()
-    for done, left in disk.crash_states(tmp_path):
-        safe = sum(done >= mark for mark in finished) - 1
-        assert AcceptorFile(left / "acceptor").read() in bodies[safe : safe + 2]
-        shutil.rmtree(left)
+        finished.append(len(disk.log))
+    for state in crash_states(disk.log):
+        left.become(state.tree)
+        safe = sum(state.done >= mark for mark in finished) - 1
+        assert AcceptorFile(left.root / "acceptor", left).read() in bodies[safe : safe + 2]
 
 
 def test_a_promise_that_a_restart_has_read_survives_a_power_cut(tmp_path):
@@ -250,12 +247,11 @@ def test_a_promise_that_a_restart_has_read_survives_a_power_cut(tmp_path):
         assert AcceptorFile(tmp_path / "acceptor").read() == b"new"
 
 
-def test_a_refused_promise_leaves_the_old_one(tmp_path, fail_nth_call):
+def test_a_refused_promise_leaves_the_old_one(tmp_path):
     file = AcceptorFile(tmp_path / "acceptor")
     file.write(b"old")
-    for nth in range(1, 5):  # open, write, fsync, replace
-        fail_nth_call(nth, errno.ENOSPC)
+    for first in range(1, 5):  # create, write, fsync, rename
         with pytest.raises(DiskError, match="No space left"):
-            file.write(b"new")
+            AcceptorFile(file.path, FailingDisk(tmp_path, first, errno.ENOSPC)).write(b"new")
         assert file.read() == b"old"
         assert not list(tmp_path.glob(".tmp-*"))
