@@ -56,6 +56,7 @@ class Arena:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._file = (folder / "faults.jsonl").open("w")
+        self._samples = (folder / "samples.jsonl").open("w")
 
     # ---- peers ----
 
@@ -149,6 +150,7 @@ class Arena:
                     row = {"mono": time.monotonic(), "kind": kind, "peer": subject.number, "pid": pid}
                     fields = {"rss": found.rss, "anonymous": found.anonymous, "fds": found.fds}
                     self.samples.append({**row, **fields, "threads": found.threads})
+                    self._samples.write(json.dumps(self.samples[-1]) + "\n")
         self.after(SAMPLE_EVERY, self.sample_forever)
 
     # ---- the end ----
@@ -168,6 +170,7 @@ class Arena:
                 subject.kill()
             self.go_on(lambda: not self.running(), time.monotonic() + 5.0)
         self._file.close()
+        self._samples.close()
 
     def keep(self) -> None:
         """Copy what small disks hold before they are unmounted."""

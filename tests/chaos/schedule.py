@@ -65,7 +65,7 @@ class Plan:
     num_elders: int = 2
     small_disks: tuple[int, ...] = ()  # peers that can run out of space
     every: float = 1.2  # s between two faults, on average
-    everybody_every: float = 300.0  # s between two deaths of everybody
+    everybody_every: float = 600.0  # s between two deaths of everybody; 0: never
 
 
 class Calendar:
@@ -110,7 +110,8 @@ def draw(plan: Plan) -> list[Fault]:
 
 def deaths_of_everybody(plan: Plan, chance: random.Random) -> list[float]:
     """At least one in a run of two minutes or more, the last with time to recover."""
-    number = max(1, round(plan.seconds / plan.everybody_every)) if plan.seconds >= 120 else 0
+    never = not plan.everybody_every or plan.seconds < 120
+    number = 0 if never else max(1, round(plan.seconds / plan.everybody_every))
     span = plan.seconds / (number + 1) if number else 0.0
     return [span * (n + 1) + chance.uniform(-0.2, 0.2) * min(span, 60.0) for n in range(number)]
 

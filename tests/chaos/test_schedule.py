@@ -36,7 +36,7 @@ def test_a_majority_is_always_left(num_peers, seed):
 def test_everybody_dies_now_and_then_with_peace_before_and_after():
     faults = draw(HOUR)
     deaths = [fault.at for fault in faults if fault.kind == EVERYBODY]
-    assert len(deaths) == 12
+    assert len(deaths) == 6
     for death in deaths:
         near = [f for f in faults if f.kind != EVERYBODY and death - QUIET < f.at < death + RECOVERY]
         assert not near
