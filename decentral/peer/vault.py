@@ -25,7 +25,7 @@ from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.journal import AcceptorFile, Journal
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import Commit, decode, encode
+from decentral.wire.messages import Commit, Record, decode, encode
 
 KEPT_CHECKPOINTS = 3
 
@@ -51,19 +51,36 @@ class Vault:
         self.journal = Journal(out / "journal", disk)
         self.acceptor = AcceptorFile(out / "acceptor", disk)
         self._forgotten = 0  # commits dropped from the front of the journal since it was opened
+        self._kept: set[Path] = set()  # frames that this process wrote; what an earlier one wrote may be torn
         self._saved: list[tuple[int, int]] = []  # of each checkpoint that is kept: round, commits before it
         self._sweep()
 
     def ledger(self) -> Ledger:
         """What the driver writes through."""
-        return Ledger(self.append, self.acceptor.write)
+        return Ledger(self.append, self.acceptor.write, self.keep)
+
+    def keep(self, record: Record, frames: Sequence[bytes]) -> None:
+        """Make the frames of a record durable. Those of a vote are not written again for its commit."""
+        with disk_errors(f"writing frames to {self.frames}"):
+            self._disk.make_folders(self.frames)
+            for ref, data in zip(record.frames, frames, strict=True):
+                path = self._frame_path(record.round, ref.frame)
+                if path not in self._kept:
+                    self._disk.replace_file(path, [data])
+                    self._kept.add(path)
+
+    def frames_voted_for(self, acceptor: Acceptor | None) -> list[Frame]:
+        """The frames of the record that ``acceptor`` accepted, as far as they are here and whole."""
+        found = []
+        if acceptor is not None and acceptor.accepted is not None:
+            for ref in acceptor.accepted.frames:
+                with contextlib.suppress(PayloadError, OSError):
+                    found.append(self._read_frame(acceptor.round, ref.frame))
+        return found
 
     def append(self, commit: Commit, frames: Sequence[bytes]) -> None:
         """Make a commit durable: frames first, so that a commit in the journal can always be replayed."""
-        with disk_errors(f"writing frames to {self.frames}"):
-            self._disk.make_folders(self.frames)
-            for ref, data in zip(commit.record.frames, frames, strict=True):
-                self._disk.replace_file(self._frame_path(commit.record.round, ref.frame), [data])
+        self.keep(commit.record, frames)
         self.journal.append(encode(commit))
 
     def save(self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -148,6 +165,7 @@ class Vault:
         """A failure is no reason to fail: the checkpoint is safe, and the next one tries again."""
         for path in self.frames.glob("[0-9]*-*"):
             if int(path.name.split("-")[0]) <= upto:
+                self._kept.discard(path)
                 with contextlib.suppress(OSError):
                     self._disk.remove(path)
 

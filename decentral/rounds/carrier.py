@@ -64,6 +64,7 @@ class Ledger:
 
     append: Callable[[Commit, Sequence[bytes]], None]
     save_acceptor: Callable[[bytes], None]
+    keep: Callable[[Record, Sequence[bytes]], None] = lambda record, frames: None  # frames of a record voted for
 
 
 class Carrier(ABC):
@@ -121,7 +122,7 @@ class Carrier(ABC):
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
         self._slice_came = anyio.Event()
         self._lock = anyio.Lock()
-        self._start = (head, acceptor)
+        self._start: tuple[Head, Acceptor | None, Sequence[Frame]] = (head, acceptor, ())
         self._group: anyio.abc.TaskGroup | None = None
         limit = HEADER_NBYTES + inbox.limit()
         serve_requests(transport, CONTROL, self._on_control, limit=CONTROL_LIMIT)
@@ -149,9 +150,12 @@ class Carrier(ABC):
         """Peers without whom the chain went on although they were half of it or more; they may go on elsewhere."""
         return self.machine.given_up if self._group is not None else frozenset()
 
-    def begin_at(self, head: Head, acceptor: Acceptor | None = None) -> None:
-        """Stand at ``head`` when ``run`` starts: learnt from a verified snapshot, or replayed from the journal."""
-        self._start = (head, acceptor)
+    def begin_at(self, head: Head, acceptor: Acceptor | None = None, frames: Sequence[Frame] = ()) -> None:
+        """Stand at ``head`` when ``run`` starts: learnt from a verified snapshot, or replayed from the journal.
+
+        ``frames``: those of the record that ``acceptor`` voted for, which the others may have from nobody else.
+        """
+        self._start = (head, acceptor, frames)
 
     async def feed(self, peer: PeerId, message: Message) -> None:
         """Hand the machine a message as if ``peer`` had just sent it."""

@@ -11,6 +11,7 @@ import anyio
 import anyio.abc
 from torch import Tensor
 
+from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.carrier import SEND_TIMEOUT, Advance, Ledger
 from decentral.rounds.chain import Head, contributions, moves_anchor
 from decentral.rounds.contribution import Contribution
@@ -38,9 +39,12 @@ class Driver(Reducer):
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled."""
-        head, acceptor = self._start
+        head, acceptor, frames = self._start
         self.machine = RoundMachine(self.signer, head, self.terms, anyio.current_time(), acceptor)
         self._make_room()
+        for frame in frames:
+            self._keep(frame)
+            self.machine.held[frame.hash] = frame.header
         async with anyio.create_task_group() as group:
             self._group = group
             task_status.started()
@@ -136,7 +140,7 @@ class Driver(Reducer):
             if isinstance(effect, Send):
                 self._spawn(self._send, effect.to, effect.message)
             elif isinstance(effect, Persist):
-                await self.offload(self.ledger.save_acceptor, effect.acceptor.to_bytes())
+                await self._persist(effect.acceptor)
             elif isinstance(effect, Fetch):
                 self._spawn(self._fetch, effect.frame, effect.holders)
             elif isinstance(effect, SendSlices):
@@ -146,6 +150,13 @@ class Driver(Reducer):
                 await self._decide(effect.commit)
             elif isinstance(effect, CatchUp):
                 self.catch_up(effect.peer)
+
+    async def _persist(self, acceptor: Acceptor) -> None:
+        """The vote, and before it the frames it vouches for: a later leader may find them here only."""
+        record = acceptor.accepted
+        if record is not None and all(ref.frame in self.store for ref in record.frames):
+            await self.offload(self.ledger.keep, record, [self._stored(ref.frame).to_bytes() for ref in record.frames])
+        await self.offload(self.ledger.save_acceptor, acceptor.to_bytes())
 
     async def _decide(self, commit: Commit) -> None:
         """Durable first, then applied, then announced."""

@@ -30,7 +30,7 @@ from decentral.simulate.training import FlatModel, Pace, Trainer, toy_schema
 from decentral.simulate.weather import Weather, WeatheredTransport
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import PeerId, Signer
-from decentral.wire.messages import Commit
+from decentral.wire.messages import Commit, Record
 
 CHECKPOINT_EVERY = 5  # commits
 T = TypeVar("T")
@@ -170,7 +170,7 @@ class Process:
             start,
             signer=host.signer,
             transport=self.transport,
-            ledger=Ledger(self._append, self._save_acceptor),
+            ledger=Ledger(self._append, self._save_acceptor, self._keep),
             on_advance=self._on_advance,
             on_event=self._on_event,
             offload=_interleaved,
@@ -222,7 +222,7 @@ class Process:
         node = self.node
         node.replica.load(found.tensors)
         head, self.named = self.vault.replay(found.head, node.replica, node.driver.me)
-        node.driver.begin_at(head, node.start.acceptor)
+        node.driver.begin_at(head, node.start.acceptor, self.vault.frames_voted_for(node.start.acceptor))
         for fragment, anchor_N in enumerate(node.replica.anchors):
             live_N = (
                 anchor_N
@@ -267,6 +267,11 @@ class Process:
         if self.dead:
             raise _Dead("this process has crashed")
         self.vault.acceptor.write(blob)
+
+    def _keep(self, record: Record, frames: Sequence[bytes]) -> None:
+        if self.dead:
+            raise _Dead("this process has crashed")
+        self.vault.keep(record, frames)
 
     def _on_event(self, event: str, fields: dict[str, object]) -> None:
         self.note(f"node_{event}", None, **fields)

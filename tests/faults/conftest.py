@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
-import subprocess
-import sys
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,20 +15,17 @@ import psutil
 import pytest
 
 from decentral.manifest import preset_manifest
+from tests.faults.forks import Forks
 
-WORKER = Path(__file__).parent / "worker.py"
 PATIENCE = 60.0  # s for one step of a script: a shared two-core machine starts a peer in about 5 s
 
 
 class Worker:
     """A peer process and everything it has said."""
 
-    def __init__(self, manifest: Path, out: Path, seed: int, join: str | None) -> None:
-        command = [sys.executable, str(WORKER), str(manifest), "--out", str(out), "--seed", str(seed)]
-        command += ["--join", join] if join else []
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    def __init__(self, forks: Forks, manifest: Path, out: Path, seed: int, join: str | None) -> None:
+        invited = ["--join", join] if join else []
+        self.process = forks.start("worker", manifest, "--out", out, "--seed", seed, *invited)
         self.lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.rounds: dict[int, dict[str, Any]] = {}
         self.order: list[int] = []
@@ -41,12 +37,10 @@ class Worker:
         self.stderr: list[str] = []
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.put(json.loads(line))
 
     def _drain(self) -> None:
-        assert self.process.stderr is not None
         for line in self.process.stderr:
             self.stderr.append(line)
 
@@ -72,23 +66,24 @@ class Worker:
     def ready(self) -> dict[str, Any]:
         return self.wait_for(lambda w: next((s for s in w.said if s["event"] == "ready"), None), "peer starts")
 
-    def order_to(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
+    def tell(self, **order: str) -> None:
+        self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
 
     def steps(self) -> int:
         self.hear()
         return max((said["outer_step"] for said in self.rounds.values() if said["named"]), default=-1)
 
+    def members(self) -> int:
+        self.hear()
+        return int(self.rounds[self.order[-1]]["members"])
+
     def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
         self.process.wait()
         self._reader.join()
         self._errors.join()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert pipe is not None
             try:
                 pipe.close()
             except BrokenPipeError:  # an order was still in the buffer of a peer that is dead
@@ -97,10 +92,10 @@ class Worker:
 
 
 class RealSwarm:
-    """Founder first; every worker ever started stays known, so that the dead are compared, too."""
+    """Every worker ever started stays known, so that the dead are compared, too."""
 
-    def __init__(self, folder: Path, preset: str) -> None:
-        self.folder = folder
+    def __init__(self, forks: Forks, folder: Path, preset: str) -> None:
+        self.forks, self.folder = forks, folder
         limits = {"deadline_floor": 1.0, "deadline_ceiling": 6.0, "lease": 6.0, "shrink_after": 8.0, "min_peers": 1}
         manifest = preset_manifest(preset, run={"rounds": 100_000, "salt": "faults"}, swarm=limits)
         self.manifest = folder / "run.toml"
@@ -109,22 +104,35 @@ class RealSwarm:
 
     def add(self) -> Worker:
         number = len(self.workers)
-        join = self.workers[0].ready()["invite"] if self.workers else None
-        self.workers.append(Worker(self.manifest, self.folder / f"peer{number}", number, join))
+        join = self.alive()[0].ready()["invite"] if self.workers else None
+        self.workers.append(Worker(self.forks, self.manifest, self.folder / f"peer{number}", number, join))
         return self.workers[-1]
 
     def alive(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.process.poll() is None]
 
-    def wait_for_members(self, count: int) -> None:
+    def kill_one(self, phase: str) -> None:
+        """Whoever reaches the phase first dies there."""
+        before = self.alive()
+        for worker in before:
+            worker.tell(die=phase, token=str(self.folder / phase.replace(" ", "-")))
+        end, nobody = time.monotonic() + PATIENCE, threading.Event()
+        while not (dead := [worker for worker in before if worker.process.poll() is not None]):
+            assert time.monotonic() < end, f"{phase}: nobody came there"
+            nobody.wait(0.02)
+        assert [worker.process.returncode for worker in dead] == [-signal.SIGKILL], phase
+
+    def settle(self) -> None:
+        """Wait until the newest takes part and so many of the dead are forgotten that one more death is survived."""
         for worker in self.alive():
-            worker.wait_for(
-                lambda w: w.order and w.rounds[w.order[-1]]["members"] == count and w.steps() >= 0, f"{count} members"
-            )
+            worker.wait_for(lambda w: w.steps() >= 0, "it takes part")
+            worker.wait_for(lambda w: w.members() <= len(self.alive()) + 1, "the dead are forgotten")
 
     def go_on(self, count: int) -> None:
-        goal = max(worker.steps() for worker in self.alive()) + count
-        for worker in self.alive():
+        """Those who take part now commit ``count`` outer steps more."""
+        survivors = [worker for worker in self.alive() if worker.steps() >= 0]
+        goal = max(worker.steps() for worker in survivors) + count
+        for worker in survivors:
             worker.wait_for(lambda w: w.steps() >= goal, f"outer step {goal}")
 
     def check(self) -> None:
@@ -140,13 +148,20 @@ class RealSwarm:
             worker.end()
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.end()
+
+
 @pytest.fixture
-def real_swarm(tmp_path: Path) -> Iterator[Callable[[str], RealSwarm]]:
+def real_swarm(tmp_path: Path, forks: Forks) -> Iterator[Callable[[str], RealSwarm]]:
     swarms: list[RealSwarm] = []
     before = {p.pid for p in psutil.process_iter() if p.name() == "p2pd"}
 
     def make(preset: str) -> RealSwarm:
-        swarms.append(RealSwarm(tmp_path, preset))
+        swarms.append(RealSwarm(forks, tmp_path, preset))
         return swarms[-1]
 
     yield make

@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-TRAINER = Path(__file__).parent / "trainer.py"
+from tests.faults.forks import Forks
+
+RunUntil = Callable[..., list[dict[str, Any]]]
 
 
 def has_checkpoint(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("[!.]*/tensors.safetensors"))
 
 
-def run_until(folder: Path, preset: str, kill_at: int | None, last: int) -> list[dict[str, Any]]:
-    """What the trainer said until it was killed at its ``kill_at``-th commit, or at the first one after that with a
-    checkpoint on disk (they are written beside the training), or ended by itself."""
-    said: list[dict[str, Any]] = []
-    command = [sys.executable, str(TRAINER), str(folder), preset, str(last)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            said.append(json.loads(line))
-            if kill_at is not None and len(said) > kill_at and has_checkpoint(folder):
-                process.kill()
-                break
-        said += [json.loads(line) for line in process.stdout]
-        stderr = process.stderr.read() if process.stderr is not None else ""
-        process.wait()
-    assert said, stderr
-    return said
+@pytest.fixture
+def run_until(forks: Forks) -> RunUntil:
+    def run(folder: Path, preset: str, kill_at: int | None, last: int) -> list[dict[str, Any]]:
+        """What the trainer said until it was killed at its ``kill_at``-th commit, or at the first one after that with a
+        checkpoint on disk (they are written beside the training), or ended by itself."""
+        said: list[dict[str, Any]] = []
+        process = forks.start("trainer", folder, preset, last)
+        with process.stdin, process.stdout, process.stderr:
+            for line in process.stdout:
+                said.append(json.loads(line))
+                if kill_at is not None and len(said) > kill_at and has_checkpoint(folder):
+                    process.kill()
+                    break
+            said += [json.loads(line) for line in process.stdout]
+            stderr = process.stderr.read()
+            process.wait()
+        assert said, stderr
+        return said
+
+    return run
 
 
 @pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
-def test_a_peer_killed_between_checkpoints_resumes_at_the_digest_of_its_last_commit(tmp_path, preset):
+def test_a_peer_killed_between_checkpoints_resumes_at_the_digest_of_its_last_commit(run_until, tmp_path, preset):
     first = run_until(tmp_path, preset, 7, 1000)
     last = first[-1]
     again = run_until(tmp_path, preset, None, last["round"] + 2)
@@ -50,7 +54,7 @@ def test_a_peer_killed_between_checkpoints_resumes_at_the_digest_of_its_last_com
     assert again[-1]["round"] == last["round"] + 2
 
 
-def test_a_corrupted_newest_checkpoint_is_passed_over_and_the_digest_is_still_reached(tmp_path):
+def test_a_corrupted_newest_checkpoint_is_passed_over_and_the_digest_is_still_reached(run_until, tmp_path):
     first = run_until(tmp_path, "sparseloco", 11, 1000)
     newest = sorted((tmp_path / "checkpoints").iterdir())[-1] / "tensors.safetensors"
     data = bytearray(newest.read_bytes())

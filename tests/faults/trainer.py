@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,5 +39,7 @@ def main(out: str, preset: str, last: int) -> None:
                 say(event="commit", round=peer.round, digest=peer.anchor_digest, steps=peer.inner_steps)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+def run(arguments: Sequence[str]) -> None:
+    """``FOLDER PRESET LAST_ROUND``."""
+    out, preset, last = arguments
+    main(out, preset, int(last))

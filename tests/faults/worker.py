@@ -1,7 +1,8 @@
 """One real peer in a process of its own: real daemon, real disk, a trainer that pulls towards its own target.
 
-Lines in: ``die PHASE`` (SIGKILL itself the next time it reaches that phase of a round), ``stop``.
-Lines out, JSON: ``ready`` with the invite, one ``round`` per commit with the anchor's digest, ``armed``.
+Lines in, JSON: ``{"die": PHASE, "token": FILE}``: SIGKILL itself the next time it reaches that phase of a round, if it
+is the first of all who were told to. Lines out, JSON: ``ready`` with the invite, one ``round`` per commit with the
+anchor's digest.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,19 @@ class Reaper:
 
     def __init__(self) -> None:
         self.phase: str | None = None
+        self.token = Path()
 
     def reach(self, phase: str) -> None:
-        if phase == self.phase:
+        if phase == self.phase and self._is_first():
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_first(self) -> bool:
+        try:
+            self.token.touch(exist_ok=False)
+        except FileExistsError:
+            self.phase = None
+            return False
+        return True
 
     def watch(self, driver: Driver) -> None:
         for name, before, after in (
@@ -115,12 +125,12 @@ async def train(node: Node, seed: int) -> None:
 
 async def listen_for_orders(reaper: Reaper, scope: anyio.CancelScope) -> None:
     while True:
-        line = (await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)).strip()
-        if not line or line == "stop":
+        line = await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+        if not line:
             scope.cancel()
             return
-        reaper.phase = line.removeprefix("die ")
-        say(event="armed", phase=reaper.phase)
+        order = json.loads(line)
+        reaper.token, reaper.phase = Path(order["token"]), order["die"]
 
 
 async def main(options: argparse.Namespace) -> None:
@@ -174,11 +184,11 @@ async def main(options: argparse.Namespace) -> None:
     vault.close()
 
 
-if __name__ == "__main__":
+def run(arguments: Sequence[str]) -> None:
+    """``MANIFEST --out FOLDER --seed N [--join INVITE]``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("manifest", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--join", default=None)
-    torch.set_num_threads(1)
-    anyio.run(main, parser.parse_args())
+    anyio.run(main, parser.parse_args(arguments))

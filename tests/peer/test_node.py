@@ -8,6 +8,7 @@ import trio
 
 from decentral.errors import DiskError
 from decentral.rounds.acceptor import Acceptor
+from decentral.wire.frames import parse
 
 SYNCHRONOUS = ["diloco", "streaming", "sparseloco"]
 
@@ -290,5 +291,30 @@ def test_a_peer_that_switched_branches_serves_the_new_one_only(run_lab, terms):
         assert rounds == list(range(rounds[0], machine.head.round + 1)), "commits of both branches, or a gap"
         for older, newer in itertools.pairwise(rounds):
             assert machine.recent[newer].record.previous == machine.recent[older].record.hash
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_the_frames_of_a_vote_are_durable_before_the_vote_is(run_lab, terms):
+    async def script(lab):
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        driver = lab.members[0].node.driver
+        kept: set[bytes] = set()
+        votes = []
+
+        def vote(blob):
+            record = Acceptor.from_bytes(blob).accepted
+            if record is not None and record.frames:
+                votes.append(record.round)
+                assert {ref.frame for ref in record.frames} <= kept
+
+        def keep(record, frames):
+            kept.update(parse(data, lambda header: 1 << 30).hash for data in frames)
+
+        driver.ledger.keep, driver.ledger.save_acceptor = keep, vote
+        await lab.rounds(3)
+        assert len(votes) >= 3
 
     run_lab(terms("sparseloco"), script)

@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from decentral.errors import PayloadError
 from decentral.peer.vault import Vault
+from decentral.rounds.acceptor import Acceptor
+from decentral.rounds.contribution import header_after
 from decentral.state.durable import Disk
+from decentral.wire.frames import Kind, seal
 from decentral.wire.messages import Commit
 from tests.faults.history import ME, RUN, History, make_history, make_record
 from tests.faults.life import Life, found_in
+from tests.rounds.conftest import ref, signer_of
+from tests.rounds.test_history import START, record
 
 ROUNDS = 9
 
@@ -148,3 +154,20 @@ def test_a_debt_that_a_replayed_commit_paid_is_not_sent_again(history, lived):
     _, named = life.vault.replay(found.head, replica, ME)
     assert named
     assert not replica.feedback[0]["debt"].any(), "every entry was sent, so nothing is owed that we know of"
+
+
+def test_frames_are_written_with_the_vote_once_and_found_again_if_they_are_whole(tmp_path):
+    vault = Vault(tmp_path)
+    frames = [seal(header_after(START, Kind.CONTRIBUTION, 0, signer_of(n).peer), b"body", signer_of(n)) for n in (0, 1)]
+    refs = tuple(sorted((ref(f.header.sender, f.hash) for f in frames), key=lambda one: one.peer))
+    voted = replace(record(START, {}), frames=refs)
+    data = {f.hash: f.to_bytes() for f in frames}
+    vault.keep(voted, [data[one.frame] for one in refs])
+    acceptor = Acceptor(1, 0, 0, voted)
+    assert {f.hash for f in vault.frames_voted_for(acceptor)} == set(data)
+    damage(vault._frame_path(1, refs[0].frame))
+    assert [f.hash for f in vault.frames_voted_for(acceptor)] == [refs[1].frame]
+    assert vault.frames_voted_for(None) == []
+    with pytest.raises(PayloadError):
+        vault._read_frame(1, refs[0].frame)
+    vault.close()

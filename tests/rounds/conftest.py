@@ -38,6 +38,7 @@ class Disk:
 
     acceptor: bytes | None = None
     log: list[Commit] = field(default_factory=list)
+    frames: dict[bytes, Header] = field(default_factory=dict)  # of the record voted for
 
 
 @dataclass
@@ -90,7 +91,8 @@ class Swarm:
         machine = RoundMachine(signer, head, self.terms, self.now, acceptor)
         for commit in recent:
             machine.recent[commit.record.round] = commit
-        self.hosts[signer.peer] = Host(machine, disk)
+        self.hosts[signer.peer] = Host(machine, disk, frames=dict(disk.frames))
+        machine.held.update({frame: kept for frame, kept in disk.frames.items() if kept.round > head.round})
 
     def kill(self, peer: PeerId) -> None:
         self.hosts[peer].alive = False
@@ -184,6 +186,9 @@ class Swarm:
             if isinstance(effect, Send):
                 self.queue.append((peer, effect.to, effect.message))
             elif isinstance(effect, Persist):
+                accepted = effect.acceptor.accepted
+                named = () if accepted is None else accepted.frames
+                host.disk.frames = {ref.frame: host.frames[ref.frame] for ref in named if ref.frame in host.frames}
                 host.disk.acceptor = effect.acceptor.to_bytes()
             elif isinstance(effect, Decide):
                 host.disk.log.append(effect.commit)

@@ -397,3 +397,21 @@ def test_a_shrink_is_remembered_until_those_given_up_are_back_and_a_goodbye_is_n
         machine.joiners[dead] = m.JoinRequest(0, machine.head.hash)
     assert swarm.run(lambda: all(dead in machine.head.members for machine in machines), limit=30)
     assert not any(machine.given_up for machine in machines)
+
+
+def test_a_voter_that_restarts_still_has_the_frames_it_voted_for_when_their_owner_is_dead(make_swarm):
+    swarm = make_swarm(3)
+    leader, owner, third = chain.leaders(swarm.genesis())
+    swarm.lose = lambda a, b, message: b == third and (isinstance(message, tuple | m.Proposal) or a == owner)
+    swarm.offer(leader)
+    swarm.offer(owner)
+    voter = swarm.hosts[leader]
+    assert swarm.run(lambda: voter.machine.acceptor.accepted is not None, limit=30)
+    assert [ref.peer for ref in voter.machine.acceptor.accepted.frames] == sorted([leader, owner])
+    swarm.queue.clear()
+    swarm.kill(owner)
+    swarm.restart(leader)
+    swarm.lose = lambda a, b, message: False
+    swarm.lose_leases(gone=False)
+    assert finish_round(swarm, 2), "bound to a record whose frames nobody has"
+    swarm.check_agreement()
