@@ -26,7 +26,8 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
 def run_terms(preset: str, **tables: dict[str, Any]) -> Manifest:
-    swarm = {"deadline_floor": 1.0, "deadline_ceiling": 20.0, "lease": 10.0, "shrink_after": 12.0, "min_peers": 1}
+    limits = {"deadline_floor": 1.0, "deadline_ceiling": 20.0, "lease": 10.0, "shrink_after": 12.0, "min_peers": 1}
+    swarm = {**limits, **tables.pop("swarm", {})}
     run = {"rounds": 6, "salt": "test", "seed": 0, **tables.pop("run", {})}
     inner = {"steps": 6, **tables.pop("inner", {})}
     return preset_manifest(preset, run=run, swarm=swarm, inner=inner, **tables)
@@ -191,8 +192,9 @@ def test_one_peer_with_rate_one_and_no_momentum_is_local_training(tmp_path):
 
 def test_every_step_a_round_with_sgd_is_data_parallel_sgd(tmp_path):
     """H = 1, rate 1, no momentum, uncompressed: the mean of the peers' steps is the step on the mean gradient."""
-    outer = {"learning_rate": 1.0, "momentum": 0.0}
-    manifest = run_terms("diloco", inner={"steps": 1}, outer=outer, compressor={"chain": "none"}, run={"rounds": 5})
+    tables = {"inner": {"steps": 1}, "outer": {"learning_rate": 1.0, "momentum": 0.0}, "compressor": {"chain": "none"}}
+    patient = {"deadline_floor": 20.0, "lease": 60.0, "shrink_after": 60.0}  # a busy machine passes nobody by
+    manifest = run_terms("diloco", run={"rounds": 5}, swarm=patient, **tables)
     pair = Pair(manifest, tmp_path)
     pair.run()
     commits = [e for e in pair.events[0] if e["event"] == "commit"]
