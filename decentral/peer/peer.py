@@ -245,7 +245,7 @@ class Peer(Boundary):
                 node.replica.load(self._resumed_tensors)
             if start.head is not None or start.founder:  # a founder's first checkpoint is the model as it is built
                 head, self._named_in_journal = self._vault.replay(node.driver.head, node.replica, node.driver.me)
-                node.driver.begin_at(head, start.acceptor, self._vault.frames_voted_for(start.acceptor))
+                node.driver.begin_at(head, start.acceptor, self._vault.past(head, start.acceptor))
             return node
 
         self._named_in_journal = False

@@ -19,8 +19,9 @@ from decentral.errors import DecentralError, PayloadError
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Head, check_succession, contributions, moves_anchor
 from decentral.rounds.driver import Ledger
+from decentral.rounds.history import Past, retraced
 from decentral.rounds.replica import Replica
-from decentral.state.checkpoint import load_newest, save
+from decentral.state.checkpoint import load_metas, load_newest, save
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.journal import AcceptorFile, Journal
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
@@ -28,6 +29,7 @@ from decentral.wire.keys import PeerId
 from decentral.wire.messages import Commit, Record, decode, encode
 
 KEPT_CHECKPOINTS = 3
+FRAMES_AT_HAND = 1 << 28  # bytes of frames that a restarted peer reads for those behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +71,28 @@ class Vault:
                     self._disk.replace_file(path, [data])
                     self._kept.add(path)
 
-    def frames_voted_for(self, acceptor: Acceptor | None) -> list[Frame]:
-        """The frames of the record that ``acceptor`` accepted, as far as they are here and whole."""
-        found = []
+    def past(self, head: Head, acceptor: Acceptor | None) -> Past:
+        """What is here of the way to ``head``, with frames of its newest commits and of the record voted for."""
+        starts = {
+            start.hash: start for start in (Head.from_dict(meta["head"]) for meta in load_metas(self.checkpoints))
+        }
+        past = retraced(starts, map(_commit, self.journal.entries), head)
+        records = [commit.record for commit in past.commits]
         if acceptor is not None and acceptor.accepted is not None:
-            for ref in acceptor.accepted.frames:
+            records.append(acceptor.accepted)
+        return replace(past, frames=self._frames_of(records))
+
+    def _frames_of(self, records: Sequence[Record]) -> tuple[Frame, ...]:
+        """Those that are here and whole, oldest first; the newest, when all together are too many to hold."""
+        found, nbytes = list[Frame](), 0
+        for record in reversed(records):
+            for ref in reversed(record.frames):
                 with contextlib.suppress(PayloadError, OSError):
-                    found.append(self._read_frame(acceptor.round, ref.frame))
-        return found
+                    found.append(self._read_frame(record.round, ref.frame))
+                    nbytes += found[-1].nbytes
+            if nbytes > FRAMES_AT_HAND:
+                break
+        return tuple(reversed(found))
 
     def append(self, commit: Commit, frames: Sequence[bytes]) -> None:
         """Make a commit durable: frames first, so that a commit in the journal can always be replayed."""

@@ -22,6 +22,7 @@ from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Digest, Head
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.effects import Effect
+from decentral.rounds.history import Past
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.machine import RoundMachine, Terms
 from decentral.rounds.outbox import Outbox
@@ -122,7 +123,7 @@ class Carrier(ABC):
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
         self._slice_came = anyio.Event()
         self._lock = anyio.Lock()
-        self._start: tuple[Head, Acceptor | None, Sequence[Frame]] = (head, acceptor, ())
+        self._start: tuple[Head, Acceptor | None, Past] = (head, acceptor, Past())
         self._group: anyio.abc.TaskGroup | None = None
         limit = HEADER_NBYTES + inbox.limit()
         serve_requests(transport, CONTROL, self._on_control, limit=CONTROL_LIMIT)
@@ -150,12 +151,13 @@ class Carrier(ABC):
         """Peers without whom the chain went on although they were half of it or more; they may go on elsewhere."""
         return self.machine.given_up if self._group is not None else frozenset()
 
-    def begin_at(self, head: Head, acceptor: Acceptor | None = None, frames: Sequence[Frame] = ()) -> None:
+    def begin_at(self, head: Head, acceptor: Acceptor | None = None, past: Past | None = None) -> None:
         """Stand at ``head`` when ``run`` starts: learnt from a verified snapshot, or replayed from the journal.
 
-        ``frames``: those of the record that ``acceptor`` voted for, which the others may have from nobody else.
+        ``past``: what is known of the way there, and the frames of the record that ``acceptor`` voted for, which the
+        others may have from nobody else.
         """
-        self._start = (head, acceptor, frames)
+        self._start = (head, acceptor, past or Past())
 
     async def feed(self, peer: PeerId, message: Message) -> None:
         """Hand the machine a message as if ``peer`` had just sent it."""

@@ -39,12 +39,12 @@ class Driver(Reducer):
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled."""
-        head, acceptor, frames = self._start
+        head, acceptor, past = self._start
         self.machine = RoundMachine(self.signer, head, self.terms, anyio.current_time(), acceptor)
+        self.machine.remember(past)
         self._make_room()
-        for frame in frames:
+        for frame in past.frames:
             self._keep(frame)
-            self.machine.held[frame.hash] = frame.header
         async with anyio.create_task_group() as group:
             self._group = group
             task_status.started()

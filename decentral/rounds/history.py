@@ -11,11 +11,12 @@ has it; the certificates are this project's.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from decentral.errors import PayloadError
 from decentral.rounds.chain import Digest, Head, check_certified
+from decentral.wire.frames import Frame
 from decentral.wire.messages import Commit
 
 LENGTH = 1024  # heads remembered, about 0.5 MB: a branch that ran longer alone still heals, its own progress aside
@@ -34,6 +35,7 @@ class History:
     def add(self, head: Head) -> None:
         """The chain grew, or turns out to have come this way."""
         self._heads[head.round] = head
+        self._heads.move_to_end(head.round)
         while len(self._heads) > LENGTH:
             self._heads.popitem(last=False)
 
@@ -62,6 +64,36 @@ class History:
     def newest_of(self, places: Iterable[Place]) -> Head | None:
         """The first of ``places`` that the chain went through."""
         return next((head for place in places if (head := self.at(place)) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a peer's disk has of the way to its head: with it a restarted peer helps those behind as it did before."""
+
+    heads: tuple[Head, ...] = ()  # oldest first, up to the head itself; empty: only the head is known
+    commits: tuple[Commit, ...] = ()  # oldest first, up to the head's
+    frames: tuple[Frame, ...] = ()  # of the newest commits, and of the record voted for
+
+
+def retraced(starts: Mapping[Digest, Head], commits: Iterable[Commit], head: Head) -> Past:
+    """The way to ``head`` through ``commits``, among which are those of branches given up; heads from a known start."""
+    by_hash = {commit.record.hash: commit for commit in commits}
+    way, at = list[Commit](), head.hash
+    while at in by_hash:
+        way.append(by_hash[at])
+        at = way[-1].record.previous
+    way.reverse()
+    for number, commit in enumerate(way):
+        if commit.record.previous in starts:
+            return Past(_heads_along(starts[commit.record.previous], way[number:], head), tuple(way))
+    return Past((), tuple(way))
+
+
+def _heads_along(start: Head, commits: Sequence[Commit], head: Head) -> tuple[Head, ...]:
+    heads = [start]
+    for commit in commits:
+        heads.append(heads[-1].extended(commit.record))
+    return (*heads[:-1], head)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from decentral.rounds import chain
 from decentral.rounds.chain import Digest
 from decentral.rounds.effects import CatchUp, Decide, Effect
 from decentral.rounds.ground import FETCH_AFTER, Terms
+from decentral.rounds.history import Past
 from decentral.rounds.leadership import Leader
 from decentral.wire import messages as m
 from decentral.wire.frames import Header, Kind
@@ -38,6 +39,14 @@ class RoundMachine(Leader):
     Drive it with ``offer``, ``hold``, ``receive``, ``tick``, ``liveness``, ``unreachable``, ``applied``; carry out the
     returned effects in order. Raises PayloadError for a message that breaks a rule: drop it, the state is as before.
     """
+
+    def remember(self, past: Past) -> None:
+        """Take up what an earlier life of this peer knew of the way to the head it stands at."""
+        for head in past.heads[:-1]:
+            self.history.add(head)
+        self.history.add(self.head)
+        self.recent.update((commit.record.round, commit) for commit in past.commits[-RECENT:])
+        self.held.update((frame.hash, frame.header) for frame in past.frames if frame.header.round > self.head.round)
 
     def offer(self, offer: m.Offer, now: float) -> list[Effect]:
         """This peer's own contribution is ready; its frame is held already. Tell every member."""

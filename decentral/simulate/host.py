@@ -222,7 +222,7 @@ class Process:
         node = self.node
         node.replica.load(found.tensors)
         head, self.named = self.vault.replay(found.head, node.replica, node.driver.me)
-        node.driver.begin_at(head, node.start.acceptor, self.vault.frames_voted_for(node.start.acceptor))
+        node.driver.begin_at(head, node.start.acceptor, self.vault.past(head, node.start.acceptor))
         for fragment, anchor_N in enumerate(node.replica.anchors):
             live_N = (
                 anchor_N

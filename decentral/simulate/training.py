@@ -113,7 +113,7 @@ class Trainer:
                 self._step()
                 self.busy_seconds += seconds
             if gossip is None:
-                await self._boundary()
+                await self._boundary(seconds)
             else:
                 await self._gossip(gossip)
 
@@ -133,11 +133,12 @@ class Trainer:
         seed = self.pace.generator.randrange(1 << 30)
         return 0.01 * torch.randn(like_N.shape, generator=torch.Generator().manual_seed(seed))
 
-    async def _boundary(self) -> None:
+    async def _boundary(self, step_seconds: float) -> None:
         if self.idle:
             self.rhythm.overlap = 0  # no inner step comes any more that a merge could wait for
         self._merge()
-        if not self.rhythm.due or self.idle or not await self._contribute() or self.rhythm.overlap:
+        due = self.rhythm.due or self.rhythm.due_early(self.node.driver.pressed, step_seconds)
+        if not due or self.idle or not await self._contribute() or self.rhythm.overlap:
             return
         with anyio.move_on_after(2.0 * self.node.manifest.swarm.deadline_ceiling):
             while self.rhythm.sent_at is not None:

@@ -93,8 +93,22 @@ def load_newest(directory: Path) -> Checkpoint | None:
     return None
 
 
+def load_metas(directory: Path) -> list[Json]:
+    """The documents of all checkpoints whose document is whole, oldest first; their tensors may not be."""
+    metas = []
+    for folder in _folders(directory) if directory.exists() else []:
+        with contextlib.suppress(DamagedFile):
+            metas.append(_read_document(folder)["meta"])
+    return metas
+
+
 def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Json]:
     """Read and verify one checkpoint folder. Raises DamagedFile with the reason."""
+    whole = _read_document(folder)
+    return read_tensor_file(folder / TENSORS, whole["hashes"]), whole["meta"]
+
+
+def _read_document(folder: Path) -> Json:
     try:
         text = (folder / META).read_bytes()
     except OSError as error:
@@ -108,7 +122,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Json]:
             raise DamagedFile(f"{META}: its hash does not match")
     except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
         raise DamagedFile(f"{META}: not a document of ours ({type(error).__name__})") from error
-    return read_tensor_file(folder / TENSORS, whole["hashes"]), whole["meta"]
+    return whole
 
 
 def _write(temporary: Path, final: Path, tensors: Mapping[str, Tensor], meta: Json, disk: Disk) -> None:

@@ -164,10 +164,22 @@ def test_frames_are_written_with_the_vote_once_and_found_again_if_they_are_whole
     data = {f.hash: f.to_bytes() for f in frames}
     vault.keep(voted, [data[one.frame] for one in refs])
     acceptor = Acceptor(1, 0, 0, voted)
-    assert {f.hash for f in vault.frames_voted_for(acceptor)} == set(data)
+    assert {f.hash for f in vault.past(START, acceptor).frames} == set(data)
     damage(vault._frame_path(1, refs[0].frame))
-    assert [f.hash for f in vault.frames_voted_for(acceptor)] == [refs[1].frame]
-    assert vault.frames_voted_for(None) == []
+    assert [f.hash for f in vault.past(START, acceptor).frames] == [refs[1].frame]
+    assert vault.past(START, None).frames == ()
     with pytest.raises(PayloadError):
         vault._read_frame(1, refs[0].frame)
+    vault.close()
+
+
+def test_a_restarted_peer_knows_the_way_to_its_head_as_far_as_its_disk_goes(history, lived):
+    vault = Vault(lived)
+    past = vault.past(history.heads[ROUNDS], None)
+    oldest = past.heads[0].round
+    assert oldest == 4, "the oldest checkpoint that is kept"
+    assert [head.hash for head in past.heads] == [head.hash for head in history.heads[oldest:]]
+    assert past.heads[-1] == history.heads[ROUNDS]
+    assert list(past.commits[-5:]) == history.commits[-5:]
+    assert [frame.to_bytes() for frame in past.frames[-2:]] == history.frames[-1]
     vault.close()

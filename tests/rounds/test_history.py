@@ -9,7 +9,7 @@ import pytest
 from decentral.errors import PayloadError
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Head, counted_tokens
-from decentral.rounds.history import LENGTH, LOCATOR, History, checked_branch
+from decentral.rounds.history import LENGTH, LOCATOR, History, checked_branch, retraced
 from decentral.wire import messages as m
 from tests.rounds.conftest import RUN, digest_of, ref, signer_of
 
@@ -126,3 +126,14 @@ def test_an_acceptor_of_a_branch_that_was_given_up_is_not_taken_up_again():
     assert accepted.continues(one.round, one.hash)
     assert not accepted.continues(other.round, other.hash)
     assert Acceptor(4, 3).continues(other.round, other.hash), "a promise names no record"
+
+
+def test_the_way_to_a_head_is_found_among_commits_of_branches_that_were_given_up():
+    fork, heads, shared = grown(START, 3, {A: 100, B: 100})
+    _, _, given_up = grown(fork, 4, {B: 100})
+    head, after, ours = grown(fork, 2, {A: 100, B: 100})
+    past = retraced({heads[1].hash: heads[1]}, [*shared, *given_up, *ours], head)
+    assert past.commits == (*shared, *ours)
+    assert past.heads == (heads[1], heads[2], *after), "from the oldest place whose membership and weight are known"
+    assert retraced({}, ours, head).heads == ()
+    assert retraced({}, shared, head).commits == ()
