@@ -47,17 +47,22 @@ class Backlog:
         return len(self._waiting)
 
     def _folded(self, newest: Advance) -> Advance:
-        """``newest`` joined with the last one on its fragment, if neither names this peer's contribution."""
-        if newest.contribution is not None:
+        """``newest`` joined with the last one on its fragment, if neither took progress of this peer's."""
+        if _is_of_this_peer(newest):
             return newest
         for at in range(len(self._waiting) - 1, -1, -1):
             older = self._waiting[at]
             if older.before_N is None or (older.fragment == newest.fragment and newest.before_N is not None):
-                if older.contribution is not None:
+                if _is_of_this_peer(older):
                     return newest
                 del self._waiting[at]
                 return newest if older.before_N is None else _joined(older, newest)
         return newest
+
+
+def _is_of_this_peer(advance: Advance) -> bool:
+    """Whether it took progress of this peer's: it is merged by itself."""
+    return advance.contribution is not None or advance.taken_N is not None
 
 
 def _joined(older: Advance, newest: Advance) -> Advance:

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from decentral.optimizers.merge import merge
@@ -91,6 +92,8 @@ class Rhythm:
         if mine is None:  # passed by: our progress stays, measured from the new anchor
             self.sent_at = None
             self.since += advance.owed_steps
+            if advance.taken_N is not None:  # what an earlier life of this peer sent is in the anchor, and no progress
+                live_N = torch.where(advance.taken_N, before_N, live_N)
             return merge(live_N, before_N, after_N, None)
         self.since -= self.sent_at if self.sent_at is not None else 0
         self.sent_at = None

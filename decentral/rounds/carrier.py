@@ -57,6 +57,7 @@ class Advance:
     contribution: Contribution | None  # this peer's, when the record names it
     anchor: Digest = b""  # digest of this peer's anchor after it, over all fragments
     owed_steps: int = 0  # inner steps of this peer that were committed on a branch that is given up
+    taken_N: Tensor | None = None  # bool: where this peer's progress is in the anchor already, sent by a life before
 
 
 @dataclass(slots=True)
@@ -112,6 +113,7 @@ class Carrier(ABC):
         self.catch_up: Callable[[PeerId], None] = lambda peer: None
         self.on_swap: Callable[[Frame, Tensor], None] = lambda frame, decoded: None
         self.contributed = 0
+        self._inherits = False  # whether an earlier life may have sent what no record has named yet
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.stopping = False
         self._pushes: dict[anyio.CancelScope, Frame] = {}
@@ -158,6 +160,7 @@ class Carrier(ABC):
         others may have from nobody else.
         """
         self._start = (head, acceptor, past or Past())
+        self._inherits = past is not None
 
     async def feed(self, peer: PeerId, message: Message) -> None:
         """Hand the machine a message as if ``peer`` had just sent it."""

@@ -31,6 +31,7 @@ class Contribution:
     kind: Kind = Kind.CONTRIBUTION  # or MERGE: the parameters themselves, at the end of a gossip run
     encoded: Encoded | None = None  # gather: made once, sealed anew when a round ends without moving the anchor
     slices: dict[int, dict[int, Encoded]] = field(default_factory=dict)  # reduce: plan number -> part -> slice
+    offered: bytes = b""  # what the newest offer of it named: a frame, or the commitment of a reduce
 
     def commitment(self) -> bytes:
         """What a reduce offer names instead of a frame."""

@@ -1,25 +1,21 @@
 """Carries out what the round machine decides: offers, logs, applies. One per peer, on the swarm's event loop.
 
-Layered by role: carrier (frames and messages), reducing (partitions), driver (contributions, commits, time).
+Layered by role: carrier (frames and messages), reducing (partitions), settling (what of this peer's progress a commit
+takes), driver (contributions, commits, time).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import anyio
 import anyio.abc
-from torch import Tensor
 
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.carrier import SEND_TIMEOUT, Advance, Ledger
-from decentral.rounds.chain import Head, contributions, moves_anchor
+from decentral.rounds.chain import Head, moves_anchor
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.effects import CatchUp, Decide, Effect, Fetch, Persist, Send, SendSlices
-from decentral.rounds.history import Branch
 from decentral.rounds.machine import TICK, RoundMachine
-from decentral.rounds.outbox import Owed
-from decentral.rounds.reducing import Reducer
+from decentral.rounds.settling import Settler
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import (
     Commit,
@@ -34,7 +30,7 @@ JOIN_EVERY = 1.0  # s between requests to be let in
 KEEP_ROUNDS = 64  # rounds of frames kept for those who missed them
 
 
-class Driver(Reducer):
+class Driver(Settler):
     """One peer's rounds. ``run`` it in a task; ``contribute`` from the training side."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -82,59 +78,6 @@ class Driver(Reducer):
         """Ask to be let in again."""
         self.stopping = False
 
-    async def adopt(self, head: Head, tensors: Mapping[str, Tensor], branch: Branch) -> None:
-        """Take over a verified snapshot: another branch, or too far ahead to replay.
-
-        What this peer gave to rounds that are given up is owed again: the move of the anchor that the training side is
-        told leaves it out, so it stays in the live model as progress that no commit has. The debt stays as it is.
-        """
-        async with self._lock:
-            if head.weight <= self.head.weight:
-                return  # ours grew meanwhile
-            owed = await self.offload(self._owed, branch)
-            before = list(self.replica.anchors)
-            if tensors:
-                self.replica.load({**tensors, **self.replica.own_tensors()})
-            self._tell_adopted(head, branch, owed)
-            self.pending = None
-            self.machine.switch(head, branch, anyio.current_time())
-            self._make_room()
-            if not self.machine.forgetful:
-                await self.offload(self.ledger.save_acceptor, self.machine.acceptor.to_bytes())
-            anchor = self.replica.digest
-            for f, old_N in enumerate(before):
-                mine = owed.get(f)
-                before_N = old_N if mine is None else old_N + mine.gradient_N
-                steps = 0 if mine is None else mine.steps
-                self.on_advance(Advance(None, head.hash, f, before_N, self.replica.anchors[f], None, anchor, steps))
-
-    def _owed(self, branch: Branch) -> dict[int, Owed]:
-        """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""
-        if branch.shared is None:
-            return {}
-        fragments = range(len(self.replica.anchors))
-        found = {f: self.outbox.owed(branch.shared.round, f, self.replica.shapes(f)) for f in fragments}
-        return {f: owed for f, owed in found.items() if owed is not None}
-
-    def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
-        """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
-        old, shared = self.head, branch.shared
-        self.outbox.forget_after(-1 if shared is None else shared.round)
-        where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
-        self.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
-        if shared is not None and shared.hash == old.hash:
-            return
-        self.on_event(
-            "healed",
-            {
-                "round": head.round,
-                "epoch": head.epoch,
-                "given_up": None if shared is None else old.outer_step - shared.outer_step,
-                "kept": sum(one.rounds for one in owed.values()),
-                "steps": sum(one.steps for one in owed.values()),
-            },
-        )
-
     async def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
@@ -169,12 +112,14 @@ class Driver(Reducer):
             step = await self.offload(self.replica.outer_step, record, frames)
             before_N, after_N = step.before_N, step.after_N
             self.replica.install(step)
-        named = self._settle(record)
+        named, taken_N = self._settle(record, frames)
         self._end_pushes(record)
         self._tell_shrunk(record)
         self._tidy(record.round)
         anchor = self.replica.digest if moves_anchor(record) else record.base
-        self.on_advance(Advance(record, record.hash, record.fragment, before_N, after_N, named, anchor))
+        self.on_advance(
+            Advance(record, record.hash, record.fragment, before_N, after_N, named, anchor, taken_N=taken_N)
+        )
         await self._carry_out(self.machine.applied(anchor, anyio.current_time()))
         if self.pending is not None and self._takes_again(record):
             await self._offer()
@@ -185,21 +130,6 @@ class Driver(Reducer):
             names = [peer_name(peer) for peer in sorted(gone)]
             fields = {"round": record.round, "epoch": self.head.epoch, "given_up": names}
             self.on_event("shrunk", {**fields, "members": [peer_name(peer) for peer in record.next_members]})
-
-    def _settle(self, record: Record) -> Contribution | None:
-        """Book the debt if the record names our contribution; else it stays whole in the local parameters."""
-        pending = self.pending
-        if pending is None or not moves_anchor(record):
-            return None
-        self.pending = None
-        if self.me not in {ref.peer for ref in contributions(record)}:
-            return None
-        self.contributed += 1
-        self.outbox.add(record, pending)
-        feedback = pending.feedback_after(record)
-        if feedback is not None:
-            self.replica.feedback[record.fragment] = feedback
-        return pending
 
     def _takes(self, contribution: Contribution, head: Head) -> bool:
         open_ = head.anchor is not None and not head.final and self.me in head.members and self.pending is None
@@ -214,12 +144,14 @@ class Driver(Reducer):
         pending, head, now = self.pending, self.head, anyio.current_time()
         assert pending is not None
         if self.terms.partition is not None:
+            pending.offered = pending.commitment()
             nbytes = self.replica.codec.max_body_nbytes(((self.replica.numel(pending.fragment),),))
-            offer = pending.offer(head, pending.commitment(), nbytes)
+            offer = pending.offer(head, pending.offered, nbytes)
             await self._carry_out(self.machine.offer(offer, now))
             return
         assert pending.encoded is not None
         frame = pending.frame(head, self.signer)
+        pending.offered = frame.hash
         self._keep(frame)
         effects = self.machine.hold(frame.hash, frame.header, now)
         effects += self.machine.offer(pending.offer(head, frame.hash, len(pending.encoded.body)), now)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from decentral.errors import PayloadError
 from decentral.rounds.chain import Digest, Head, check_certified
 from decentral.wire.frames import Frame
-from decentral.wire.messages import Commit
+from decentral.wire.messages import Commit, Record
 
 LENGTH = 1024  # heads remembered, about 0.5 MB: a branch that ran longer alone still heals, its own progress aside
 DENSE = 8  # newest records that a locator names one by one
@@ -102,6 +102,7 @@ class Branch:
 
     shared: Head | None  # the newest head both chains went through; None: not known
     heads: tuple[Head, ...] = ()  # after it, up to the one that is adopted
+    records: tuple[Record, ...] = ()  # that made them
 
 
 def checked_branch(history: History, start: Head, commits: Sequence[Commit], claimed: Head) -> Branch:
@@ -109,18 +110,19 @@ def checked_branch(history: History, start: Head, commits: Sequence[Commit], cla
 
     Raises PayloadError when a record does not follow, lacks a majority's votes, or does not lead to the claimed head.
     """
-    shared, heads, head = start, list[Head](), start
+    shared, heads, records, head = start, list[Head](), list[Record](), start
     for commit in commits:
         head = head.extended(commit.record)
         check_certified(commit)
         if (ours := history.at((head.round, head.hash))) is not None:
-            shared, heads = ours, []
+            shared, heads, records = ours, [], []
             continue
         heads.append(head)
+        records.append(commit.record)
         if head.hash == claimed.hash:
             break
     if replace(head, anchor=claimed.anchor) != claimed:
         raise PayloadError(
             f"its chain does not lead to the head of round {claimed.round} that it claims; drop it and ask another"
         )
-    return Branch(shared, tuple(heads))
+    return Branch(shared, tuple(heads), tuple(records))

@@ -116,8 +116,10 @@ class Replica:
         self.states[step.fragment] = step.state
         self.digests[step.fragment] = step.digest
 
-    def forget_sent(self, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> None:
+    def forget_sent(self, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Tensor:
         """Drop from this peer's feedback what a commit of a lost process already applied; what is not known, too.
+
+        Returns where something may have been sent, as booleans over the fragment.
 
         The feedback to book with a contribution dies with the process that made it. Going on with the older one would
         send again what was sent: where our frame has a value it may hold that, so it becomes zero there and stays
@@ -126,10 +128,12 @@ class Replica:
         f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
         if record.contributors or any(frame.header.kind == Kind.MERGE for frame in mine):
             self.feedback[f] = {}
-            return
+            return torch.ones(self.numel(f), dtype=torch.bool)
+        sent_N = torch.zeros(self.numel(f), dtype=torch.bool)
         for frame in mine:
-            sent_N = self.codec.decode(frame.body, self.shapes(f)) != 0
-            self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
+            sent_N |= self.codec.decode(frame.body, self.shapes(f)) != 0
+        self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
+        return sent_N
 
     def _check_finite(self, fragment: int, gradient_N: Tensor) -> None:
         culprit = first_non_finite(gradient_N, self.schema.fragments[fragment])

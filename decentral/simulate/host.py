@@ -98,7 +98,8 @@ class Host:
         """End the process as Ctrl-C does."""
         assert self.process is not None
         self.note("left")
-        with anyio.move_on_after(10.0):
+        self.process.leaving = True
+        with anyio.CancelScope(shield=True), anyio.move_on_after(10.0):
             await self.process.leave()
         self.process.crash()
 
@@ -149,7 +150,7 @@ class Process:
     def __init__(self, host: Host, bootstrap: tuple[str, ...]) -> None:
         site = host.site
         self.host, self.site, self.note = host, site, host.note
-        self.dead = False
+        self.dead = self.leaving = False
         self.vault = Vault(host.folder)
         schema = toy_schema(site.manifest.outer.fragments)
         found = self.vault.load(site.manifest.digest)
@@ -280,7 +281,7 @@ class Process:
         record, head = advance.record, self.node.driver.head
         self.note(
             "applied" if record is not None else "adopted",
-            round=head.round,
+            round=head.round if record is None else record.round,
             hash=advance.head,
             digest=self.node.replica.digest,
             mine=advance.contribution is not None,

@@ -120,13 +120,20 @@ class World:
         if generator.random() >= profile.returns and host.number:
             await anyio.sleep(10 * profile.away)
         chance = generator.random()
-        if chance < profile.new_identity and host.number:
+        if chance < profile.new_identity and self._is_dispensable(host):
             host.forget()
         elif chance < profile.new_identity + profile.corrupt_disk:
             host.damage(generator)
         elif chance < profile.new_identity + profile.corrupt_disk + profile.stale_disk:
             host.go_back()
         self.start(host)
+
+    def _is_dispensable(self, host: Host) -> bool:
+        """Whether the swarm outlives the loss of this machine's key: one whose members are all lost has ended."""
+        records = [commit.record for commit in self.trace.commits.values()]
+        inner = {record.previous for record in records}
+        tips = [record for record in records if record.hash not in inner]
+        return bool(host.number) and all(self.hosts[0].peer in tip.next_members for tip in tips)
 
     async def _sleep(self, host: Host, generator: random.Random) -> None:
         """The lid is closed: no training, no network; open connections break."""
@@ -180,6 +187,8 @@ class World:
         self.weather.clear_up()
         for host in self.hosts:
             self._rejoin(host)
+            if host.up and host.process is not None and host.process.leaving:
+                await host.ended.wait()
             if host.process is not None and host.process.trainer is not None:
                 host.process.trainer.asleep = False
             if not host.up:

@@ -1,0 +1,130 @@
+"""What becomes of this peer's own progress when the chain moves: taken by a commit, given up with a branch, or kept.
+
+The training side is told moves of the anchor. Progress is the anchor less the live parameters, so what must stay or go
+is said by where the move begins: further from the live parameters by what is owed again, nearer by what was taken.
+A frame that an earlier life of this peer sent may be named long after that life ended. Where it has a value, this
+peer's progress may be in the anchor already, and goes: a crash may lose steps, and none may count twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import anyio
+import torch
+from torch import Tensor
+
+from decentral.rounds.carrier import Advance
+from decentral.rounds.chain import Head, contributions, moves_anchor
+from decentral.rounds.contribution import Contribution
+from decentral.rounds.history import Branch
+from decentral.rounds.outbox import Owed
+from decentral.rounds.reducing import Reducer
+from decentral.wire.frames import Frame
+from decentral.wire.messages import Record
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+class Settler(Reducer):
+    """Books contributions with the commits that name them, and adopts branches."""
+
+    async def adopt(self, head: Head, tensors: Mapping[str, Tensor], branch: Branch) -> None:
+        """Take over a verified snapshot: another branch, or too far ahead to replay.
+
+        What this peer gave to rounds that are given up is owed again, and what the records of the branch took from it
+        is not: the debt stays as it is.
+        """
+        async with self._lock:
+            if head.weight <= self.head.weight:
+                return  # ours grew meanwhile
+            owed = await self.offload(self._owed, branch)
+            sent = await self.offload(self._sent, branch)
+            before = list(self.replica.anchors)
+            if tensors:
+                self.replica.load({**tensors, **self.replica.own_tensors()})
+            self._tell_adopted(head, branch, owed)
+            self.pending, self._inherits = None, False
+            self.machine.switch(head, branch, anyio.current_time())
+            self._make_room()
+            if not self.machine.forgetful:
+                await self.offload(self.ledger.save_acceptor, self.machine.acceptor.to_bytes())
+            for f, old_N in enumerate(before):
+                self.on_advance(self._move(head, f, old_N, owed.get(f), sent))
+
+    def _move(self, head: Head, f: int, old_N: Tensor, owed: Owed | None, sent: Mapping[int, Tensor | None]) -> Advance:
+        """One fragment's part of an adoption, as the training side sees it."""
+        before_N, steps = (old_N, 0) if owed is None else (old_N + owed.gradient_N, owed.steps)
+        taken_N, sent_N = None, sent.get(f)
+        if sent_N is not None:
+            before_N = before_N - sent_N
+        elif f in sent:
+            taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), {}
+        after_N, anchor = self.replica.anchors[f], self.replica.digest
+        return Advance(None, head.hash, f, before_N, after_N, None, anchor, steps, taken_N)
+
+    def _owed(self, branch: Branch) -> dict[int, Owed]:
+        """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""
+        if branch.shared is None:
+            return {}
+        fragments = range(len(self.replica.anchors))
+        found = {f: self.outbox.owed(branch.shared.round, f, self.replica.shapes(f)) for f in fragments}
+        return {f: owed for f, owed in found.items() if owed is not None}
+
+    def _sent(self, branch: Branch) -> dict[int, Tensor | None]:
+        """By fragment, what the records of ``branch`` took from this peer's progress; None: some, nobody knows what."""
+        if branch.shared is None:
+            unsure = self._inherits or self.pending is not None
+            return dict.fromkeys(range(len(self.replica.anchors)), None) if unsure else {}
+        found: dict[int, Tensor | None] = {}
+        for record in branch.records:
+            for ref in contributions(record):
+                if ref.peer == self.me:
+                    found[record.fragment] = self._sent_with(ref.frame)
+        return found
+
+    def _sent_with(self, frame: bytes) -> Tensor | None:
+        """What the contribution in flight sent, if ``frame`` is what it offered and all of it is known."""
+        pending = self.pending
+        if pending is None or pending.encoded is None or pending.offered != frame:
+            return None
+        return self.replica.codec.decode(pending.encoded.body, self.replica.shapes(pending.fragment))
+
+    def _settle(self, record: Record, frames: Mapping[bytes, Frame]) -> tuple[Contribution | None, Tensor | None]:
+        """Book the debt if the record names our contribution; else it stays whole in the local parameters.
+
+        Returns the contribution if it is the one in flight; where it is one of an earlier life, what it took.
+        """
+        if not moves_anchor(record):
+            return None, None
+        pending, self.pending, self._inherits = self.pending, None, False
+        mine = next((ref for ref in contributions(record) if ref.peer == self.me), None)
+        if mine is None:
+            return None, None
+        if pending is None or mine.frame != pending.offered:
+            return None, self.replica.forget_sent(record, frames, self.me)
+        self.contributed += 1
+        self.outbox.add(record, pending)
+        feedback = pending.feedback_after(record)
+        if feedback is not None:
+            self.replica.feedback[record.fragment] = feedback
+        return pending, None
+
+    def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
+        """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
+        old, shared = self.head, branch.shared
+        self.outbox.forget_after(-1 if shared is None else shared.round)
+        where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
+        self.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
+        if shared is not None and shared.hash == old.hash:
+            return
+        self.on_event(
+            "healed",
+            {
+                "round": head.round,
+                "epoch": head.epoch,
+                "given_up": None if shared is None else old.outer_step - shared.outer_step,
+                "kept": sum(one.rounds for one in owed.values()),
+                "steps": sum(one.steps for one in owed.values()),
+            },
+        )
