@@ -10,13 +10,15 @@ SEED ?= 1
 
 KILLS ?= 1000
 
+WORKERS ?= 2
+
 .PHONY: demo test fuzz chaos powerloss lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
 
 test: $(STAMP)  ## every test: make test ARGS="tests/cli -x"
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 fuzz: $(STAMP)  ## hostile bytes for every decoder, on two cores: make fuzz MINUTES=30 ARGS="--only stream"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'

@@ -21,6 +21,8 @@ from decentral.rounds.contribution import Contribution
 from decentral.rounds.driver import Advance
 from decentral.wire.frames import Kind
 
+ADVANCE_WITHIN = 0.2  # s to wait for the next commit at a time
+
 
 class Boundary(ABC):
     """The training side of rounds; ``Peer`` adds beginning, end and durability."""
@@ -53,6 +55,8 @@ class Boundary(ABC):
         changed = self._merge_all(block_until=None)
         due = self._rhythm.due or self._rhythm.due_early(self.swarm.node.driver.pressed, step_seconds)
         due = due and not self._paused and not self.done
+        if due and self._rhythm.overlap == 0 and self.swarm.node.driver.head.hash != self._rhythm.seen:
+            changed |= self._catch_advance()
         if due and self._contribute() and self._rhythm.overlap == 0:
             self._reporter.waits(True)
             changed |= self._merge_all(block_until=time.monotonic() + self._patience())
@@ -60,6 +64,14 @@ class Boundary(ABC):
         self._checkpoint_if_due(changed)
         self._left_at = time.monotonic()
         return changed
+
+    def _catch_advance(self) -> set[int]:
+        """Merge a commit that the swarm's thread is about to hand over: without it nothing can be contributed.
+
+        A peer that went on instead made one more inner step, alone, when it met a membership change at its boundary.
+        """
+        self._take_advances(time.monotonic() + ADVANCE_WITHIN)
+        return self._merge_all(block_until=None)
 
     def _patience(self) -> float:
         """How long a round may hold the training thread: its ceiling, and as long again for the vote."""
@@ -111,7 +123,7 @@ class Boundary(ABC):
         advances = self.swarm.advances
         if block_until is not None and self.swarm.alive:
             try:
-                self._rhythm.waiting.append(advances.get(timeout=0.2))
+                self._rhythm.waiting.append(advances.get(timeout=ADVANCE_WITHIN))
             except queue.Empty:
                 return
         while not advances.empty():

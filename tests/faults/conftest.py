@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import signal
@@ -35,6 +36,7 @@ class Worker:
         self._errors = threading.Thread(target=self._drain, daemon=True)
         self._errors.start()
         self.stderr: list[str] = []
+        self.daemons: list[psutil.Process] = []
 
     def _read(self) -> None:
         for line in self.process.stdout:
@@ -48,6 +50,9 @@ class Worker:
         while not self.lines.empty():
             said = self.lines.get()
             self.said.append(said)
+            if said["event"] == "ready":
+                with contextlib.suppress(psutil.NoSuchProcess):  # it was killed since
+                    self.daemons = psutil.Process(self.process.pid).children(recursive=True)
             if said["event"] == "round":
                 self.order.append(said["round"])
                 self.rounds[said["round"]] = said
@@ -158,7 +163,6 @@ def forks() -> Iterator[Forks]:
 @pytest.fixture
 def real_swarm(tmp_path: Path, forks: Forks) -> Iterator[Callable[[str], RealSwarm]]:
     swarms: list[RealSwarm] = []
-    before = {p.pid for p in psutil.process_iter() if p.name() == "p2pd"}
 
     def make(preset: str) -> RealSwarm:
         swarms.append(RealSwarm(forks, tmp_path, preset))
@@ -167,6 +171,7 @@ def real_swarm(tmp_path: Path, forks: Forks) -> Iterator[Callable[[str], RealSwa
     yield make
     for swarm in swarms:
         swarm.end()
-    strays = [p for p in psutil.process_iter() if p.name() == "p2pd" and p.pid not in before]
-    _, left = psutil.wait_procs(strays, timeout=10)
+    daemons = [daemon for swarm in swarms for worker in swarm.workers for daemon in worker.daemons]
+    assert daemons
+    _, left = psutil.wait_procs(daemons, timeout=10)
     assert not left, f"daemons outlived their peers: {left}"
