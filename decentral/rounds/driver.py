@@ -85,6 +85,8 @@ class Driver(Settler):
             elif isinstance(effect, Persist):
                 await self._persist(effect.acceptor)
             elif isinstance(effect, Fetch):
+                if effect.record is not None and effect.record.contributors:
+                    self.inbox.expect(effect.record)
                 self._spawn(self._fetch, effect.frame, effect.holders)
             elif isinstance(effect, SendSlices):
                 self.inbox.expect(effect.plan)

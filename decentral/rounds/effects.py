@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Digest
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import Commit, Message, Plan
+from decentral.wire.messages import Commit, Message, Plan, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Fetch:
 
     frame: Digest
     holders: tuple[PeerId, ...]
+    record: Record | None = None  # that names it; of a reduce it says how large a result is, if the plan never came
 
 
 @dataclass(frozen=True, slots=True)

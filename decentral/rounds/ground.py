@@ -135,10 +135,10 @@ class Ground:
     def _all_held(self, record: m.Record, likely: PeerId, now: float) -> bool:
         missing = [ref for ref in record.frames if ref.frame not in self.held]
         for ref in missing:
-            self._ask(ref.frame, ref.peer, likely, now)
+            self._ask(ref.frame, ref.peer, likely, now, record)
         return not missing and all(fits(self.held[ref.frame], ref, record) for ref in record.frames)
 
-    def _ask(self, frame: Digest, owner: PeerId, likely: PeerId, now: float) -> None:
+    def _ask(self, frame: Digest, owner: PeerId, likely: PeerId, now: float, record: m.Record | None = None) -> None:
         since = self.round.missing_since.setdefault(frame, now)
         if now - since < FETCH_AFTER and self.presence.present(owner):
             return
@@ -147,7 +147,7 @@ class Ground:
         first = dict.fromkeys((likely, owner, *others))
         holders = tuple(peer for peer in first if peer != self.me and self.presence.present(peer))
         if holders:
-            self._effects.append(Fetch(frame, holders))
+            self._effects.append(Fetch(frame, holders, record))
 
     def _note_result(self, frame: Digest, header: Header) -> None:
         ref = m.FrameRef(header.sender, frame, header.part, header.steps, header.tokens)

@@ -28,7 +28,7 @@ class Scenario:
 
 
 _EXACT = {"chain": "topk(k=1024, chunk=4096)", "feedback": "ef(beta=1)"}
-_LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "lease": 3.0, "shrink_after": 90.0, "min_peers": 1}
+_LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "lease": 3.0, "min_peers": 1}
 
 
 def drawn(seed: int, rounds: int = 20) -> Scenario:
@@ -37,23 +37,27 @@ def drawn(seed: int, rounds: int = 20) -> Scenario:
     kind = generator.choice(["gather", "gather", "reduce", "streaming", "float"])
     profile = generator.choice([PROFILES["home"], PROFILES["storm"], PROFILES["storm"], PROFILES["spot"]])
     hosts = generator.choice([2, 3, 3, 3, 4, 5])
-    shortened = replace(
-        profile, away=generator.choice([1.0, 3.0, 8.0]), partition_for=generator.choice([1.0, 4.0, 15.0])
+    weather = replace(
+        profile,
+        crashes=profile.crashes * generator.choice([0.2, 0.4, 1.0]),
+        away=generator.choice([1.0, 3.0, 8.0]),
+        partition_for=generator.choice([1.0, 4.0, 15.0]),
     )
-    return Scenario(_manifest(kind, seed), shortened, seed, hosts, rounds, exact=kind in ("gather", "reduce"))
+    manifest = _manifest(kind, seed, {**_LIMITS, "shrink_after": generator.choice([15.0, 90.0])})
+    return Scenario(manifest, weather, seed, hosts, rounds, exact=kind in ("gather", "reduce"))
 
 
-def _manifest(kind: str, seed: int) -> Manifest:
+def _manifest(kind: str, seed: int, limits: Mapping[str, float]) -> Manifest:
     run = {"rounds": 1_000_000, "salt": f"s{seed}", "seed": seed}
     inner = {"steps": 4}
     if kind == "reduce":
         outer = {"method": "diloco", "learning_rate": 1.0, "momentum": 0.0}
         plain = {"chain": "none", "feedback": "none"}
-        return preset_manifest("diloco", run=run, inner=inner, swarm=_LIMITS, outer=outer, compressor=plain)
+        return preset_manifest("diloco", run=run, inner=inner, swarm=limits, outer=outer, compressor=plain)
     if kind == "streaming":
         return preset_manifest(
-            "streaming", run=run, inner={"steps": 6}, swarm=_LIMITS, outer={"fragments": 3, "overlap": 1}
+            "streaming", run=run, inner={"steps": 6}, swarm=limits, outer={"fragments": 3, "overlap": 1}
         )
     if kind == "float":
-        return preset_manifest("sparseloco", run=run, inner=inner, swarm=_LIMITS)
-    return preset_manifest("sparseloco", run=run, inner=inner, swarm=_LIMITS, compressor=_EXACT)
+        return preset_manifest("sparseloco", run=run, inner=inner, swarm=limits)
+    return preset_manifest("sparseloco", run=run, inner=inner, swarm=limits, compressor=_EXACT)

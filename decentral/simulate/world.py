@@ -18,6 +18,7 @@ from decentral.simulate.weather import Weather
 from decentral.transport.memory import MemoryNetwork
 
 LOOK_EVERY = 0.5  # s of virtual time
+PATIENCE = 15.0  # s of virtual time per outer step: a storm may keep a swarm from making any
 CALM_ROUNDS = 3  # outer steps that the calm swarm must still make
 
 
@@ -88,9 +89,9 @@ class World:
     # ---- suffering ----
 
     async def _suffer(self) -> None:
-        """Until so many outer steps are made; storms may keep a swarm from making any for long."""
+        """Until so many outer steps are made, or it has taken too long."""
         goal = self.furthest + self.scenario.rounds
-        with anyio.move_on_after(60.0 * self.scenario.rounds):
+        with anyio.move_on_after(PATIENCE * self.scenario.rounds):
             while self.furthest < goal:
                 await anyio.sleep(LOOK_EVERY)
 

@@ -415,3 +415,15 @@ def test_a_voter_that_restarts_still_has_the_frames_it_voted_for_when_their_owne
     swarm.lose_leases(gone=False)
     assert finish_round(swarm, 2), "bound to a record whose frames nobody has"
     swarm.check_agreement()
+
+
+def test_who_missed_the_plan_of_a_reduce_learns_from_the_record_how_large_its_results_are(make_swarm):
+    swarm = make_swarm(3, reduce=True)
+    victim = chain.leaders(swarm.genesis())[-1]
+    swarm.lose = lambda a, b, message: b == victim and isinstance(message, m.Plan | tuple)
+    asked = []
+    fetch = swarm._fetch
+    swarm._fetch = lambda peer, effect: asked.append((peer, effect.record)) or fetch(peer, effect)
+    swarm.offer_all()
+    swarm.run(lambda: any(peer == victim for peer, _ in asked), limit=30.0)
+    assert {record.partition != () for peer, record in asked if peer == victim} == {True}
