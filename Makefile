@@ -12,7 +12,10 @@ KILLS ?= 1000
 
 WORKERS ?= 2
 
-.PHONY: demo test fuzz chaos powerloss lint format constraints clean
+SEEDS ?= 1-2000
+ROUNDS ?= 50
+
+.PHONY: demo test simulate mutants fuzz chaos powerloss lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -26,6 +29,12 @@ fuzz: $(STAMP)  ## hostile bytes for every decoder, on two cores: make fuzz MINU
 
 chaos: $(STAMP)  ## kill real peers and their daemons, as root on Linux: make chaos MINUTES=10 SEED=1 ARGS="--json chaos.json"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+simulate: $(STAMP)  ## many simulated swarms under faults, one per seed: make simulate SEEDS=1-2000 ROUNDS=50
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulate.run --seeds $(SEEDS) --rounds $(ROUNDS) --processes $(WORKERS) $(ARGS)
+
+mutants: $(STAMP)  ## does the simulation catch planted bugs? make mutants ARGS="--only votes"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.mutate --processes $(WORKERS) $(ARGS)
 
 powerloss: $(STAMP)  ## SIGKILLs while checkpoints are written: make powerloss KILLS=10000, or ARGS=--states for power cuts
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.powerloss --kills $(KILLS) $(ARGS)

@@ -145,7 +145,7 @@ def _named_contributors_are_members(trace: Trace, verdict: Verdict) -> None:
 
 
 class _Mass:
-    """[I3, I4, I5] Every mark of an inner step is in one committed frame, or still with its peer, and never in both.
+    """[I3, I5] Every mark of an inner step is in one committed frame, or still with its peer, and never in both.
 
     Exact: marks are multiples of 840 and sums stay below 2**24. Steps that went down with a crashed process are
     allowed to be gone (G4); steps that moved the anchor twice are not, whatever happened.
@@ -154,11 +154,14 @@ class _Mass:
     def __init__(self, trace: Trace, manifest: Manifest, verdict: Verdict) -> None:
         self.trace, self.verdict = trace, verdict
         self.codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
+        assert manifest.outer.learning_rate is not None
+        self.rate: float = manifest.outer.learning_rate
         self.shapes = [fragment.shapes for fragment in toy_schema(manifest.outer.fragments).fragments]
 
     def check(self) -> None:
         """Compare made with committed and carried, host by host."""
         chain = list(self._chain())
+        self._anchors_are_sums_of_means(chain)
         committed = self._committed(chain)
         peers = self._peers()
         gone_back = {entry.host for entry in self.trace.of("went_back")}
@@ -170,6 +173,20 @@ class _Mass:
                 total_N = sum((committed[peer, f] for peer in mine if (peer, f) in committed), torch.zeros(VALUES))
                 missing_N = self._made(entry.host, f) - total_N - entry.tensors[str(f)]
                 self._judge(entry, f, missing_N)
+
+    def _anchors_are_sums_of_means(self, chain: list[Record]) -> None:
+        """[I4] The anchor moved by the mean of the frames that each record names, and by nothing else."""
+        for f in range(len(self.shapes)):
+            moved_N = torch.zeros(VALUES)
+            for record in chain:
+                if record.frames and record.fragment == f:
+                    bodies = [_parsed(self.trace.frames[ref.frame]).body for ref in record.frames]
+                    total_N = sum((self.codec.decode(body, self.shapes[f]) for body in bodies), torch.zeros(VALUES))
+                    moved_N -= self.rate * total_N / len(bodies)
+            for entry in self.trace.of("rested"):
+                if not torch.allclose(entry.tensors[f"anchor/{f}"], moved_N, atol=1.0):
+                    self.verdict.lost_updates += 1
+                    self.verdict.say(f"[I4] host {entry.host}, fragment {f}: its anchor is not the sum of the means")
 
     def _judge(self, entry: Entry, f: int, missing_N: Tensor) -> None:
         twice = int((-missing_N).clamp(min=0).sum().item() / UNIT)

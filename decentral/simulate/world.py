@@ -211,7 +211,7 @@ class World:
         driver = process.node.driver
         host.note(
             "rested",
-            process.trainer.carried(),
+            process.trainer.carried() | {f"anchor/{f}": a for f, a in enumerate(process.node.replica.anchors)},
             round=driver.head.round,
             hash=driver.head.hash,
             digest=process.node.replica.digest,

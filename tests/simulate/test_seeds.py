@@ -1,0 +1,70 @@
+"""A small dose of ``make simulate``: real code, virtual time, seeded faults, and a checker that reads what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import trio._core._run as scheduler
+
+from decentral.simulate.profiles import PROFILES
+from decentral.simulate.scenario import drawn
+from decentral.simulate.simulation import simulate
+from tests.simulate import run
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = 20
+
+
+@pytest.mark.parametrize("first", range(1, 26, 5))
+def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(first):
+    for seed in range(first, first + 5):
+        outcome = simulate(drawn(seed, ROUNDS)).to_dict()
+        assert outcome["problems"] == [], run.replay(seed, ROUNDS)
+
+
+@pytest.mark.parametrize("seed", [3, 13])
+def test_one_seed_is_one_trace_in_every_process(seed):
+    code = (
+        "from decentral.simulate.scenario import drawn; from decentral.simulate.simulation import simulate; "
+        f"print(simulate(drawn({seed}, 6)).trace.hash)"
+    )
+    hashes = set()
+    for number in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": number}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=env
+        )
+        hashes.add(done.stdout)
+    assert hashes == {simulate(drawn(seed, 6)).trace.hash + "\n"}
+    assert simulate(drawn(seed + 1, 6)).trace.hash + "\n" not in hashes
+
+
+def test_the_names_of_trio_that_virtual_time_stands_on_are_there():
+    assert version("trio").startswith("0.35."), "look at virtual_time.py before another trio is allowed"
+    assert scheduler._ALLOW_DETERMINISTIC_SCHEDULING is False
+    assert hasattr(scheduler._r, "random")
+
+
+def test_the_json_of_an_outcome_holds_what_is_promised():
+    outcome = simulate(replace(drawn(2, 4), profile=PROFILES["lab"])).to_dict()
+    promised = "rounds commits divergence lost_updates duplicated_updates hangs trace_hash bytes_per_peer utilisation"
+    assert set(promised.split()) <= set(outcome)
+    assert outcome["rounds"] >= 4
+    assert 0 < outcome["utilisation"] <= 1
+    json.dumps(outcome)
+
+
+def test_a_failing_seed_is_named_with_the_command_that_replays_it():
+    broken = {"seconds": 1.0, "problems": ["[I1] two records"]}
+    broken |= dict.fromkeys(("rounds", "commits", "divergence", "lost_updates", "duplicated_updates", "hangs"), 1)
+    total = run.Total()
+    total.add(7, broken)
+    assert total.failed == {7: ["[I1] two records"]}
+    assert run.replay(7, 50) == "python -m tests.simulate.run --seeds 7 --rounds 50 --trace"
