@@ -93,6 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=50, help="outer steps under faults, per seed")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--trace", action="store_true", help="tell everything that happened")
+    parser.add_argument("--failures", type=int, default=10, help="seeds that may fail before the rest is left out")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     first, _, last = options.seeds.partition("-")
@@ -100,7 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
         outcome = simulate(drawn(int(first), options.rounds))
         show(outcome)
         return 0 if outcome.sound else 1
-    total = run(range(int(first), int(last or first) + 1), options.rounds, options.processes)
+    total = run(
+        range(int(first), int(last or first) + 1), options.rounds, options.processes, most_failures=options.failures
+    )
     text = json.dumps(asdict(total))
     print(text)
     if options.json is not None:
