@@ -130,11 +130,15 @@ class World:
         self.start(host)
 
     def _is_dispensable(self, host: Host) -> bool:
-        """Whether the swarm outlives the loss of this machine's key: one whose members are all lost has ended."""
+        """Whether the swarm outlives the loss of this machine's key: one whose members are all lost has ended.
+
+        Of two, the one that is lost may just have voted for going on alone.
+        """
         records = [commit.record for commit in self.trace.commits.values()]
         inner = {record.previous for record in records}
         tips = [record for record in records if record.hash not in inner]
-        return bool(host.number) and all(self.hosts[0].peer in tip.next_members for tip in tips)
+        safe = [self.hosts[0].peer in tip.next_members and len(tip.next_members) > 2 for tip in tips]
+        return bool(host.number) and all(safe)
 
     async def _sleep(self, host: Host, generator: random.Random) -> None:
         """The lid is closed: no training, no network; open connections break."""
