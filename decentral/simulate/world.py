@@ -14,6 +14,7 @@ from decentral.simulate.host import Host, Site
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
 from decentral.simulate.training import Pace
+from decentral.simulate.troubles import Troubles
 from decentral.simulate.weather import Weather
 from decentral.transport.memory import MemoryNetwork
 
@@ -65,9 +66,7 @@ class World:
                 self.start(host)
             await self._until("begin", lambda: any(self._outer_steps(host) > 0 for host in self.hosts))
             async with anyio.create_task_group() as troubles:
-                for host in self.hosts:
-                    troubles.start_soon(self._trouble, host)
-                troubles.start_soon(self._divide)
+                troubles.start_soon(Troubles(self).run)
                 await self._suffer()
                 troubles.cancel_scope.cancel()
             await self._come_to_rest()
@@ -95,95 +94,25 @@ class World:
             while self.furthest < goal:
                 await anyio.sleep(LOOK_EVERY)
 
-    async def _trouble(self, host: Host) -> None:
-        """One machine's share of what the profile has in store, once per round's time."""
-        profile, generator = self.scenario.profile, random.Random(f"trouble {self.scenario.seed} {host.number}")
-        round_seconds = self.scenario.step_seconds * self.scenario.manifest.inner.steps
-        while True:
-            await anyio.sleep(round_seconds * generator.uniform(0.5, 1.5))
-            if not host.up or host.process is None or host.process.dead:
-                continue
-            if generator.random() < 0.1:
-                host.keep_copy()
-            if generator.random() < profile.sleeps:
-                await self._sleep(host, generator)
-            if generator.random() < profile.crashes:
-                await self._go_and_return(host, generator)
-
-    async def _go_and_return(self, host: Host, generator: random.Random) -> None:
-        profile = self.scenario.profile
-        if generator.random() < profile.graceful:
-            await host.leave()
-        else:
-            host.crash()
-        await host.ended.wait()
-        await anyio.sleep(profile.away * generator.lognormvariate(0.0, 1.0))
-        if generator.random() >= profile.returns and host.number:
-            await anyio.sleep(10 * profile.away)
-        chance = generator.random()
-        if chance < profile.new_identity and self._is_dispensable(host):
-            host.forget()
-        elif chance < profile.new_identity + profile.corrupt_disk:
-            host.damage(generator)
-        elif chance < profile.new_identity + profile.corrupt_disk + profile.stale_disk:
-            host.go_back()
-        self.start(host)
-
-    def _is_dispensable(self, host: Host) -> bool:
-        """Whether the swarm outlives the loss of this machine's key: one whose members are all lost has ended.
-
-        Of two, the one that is lost may just have voted for going on alone.
-        """
-        records = [commit.record for commit in self.trace.commits.values()]
-        inner = {record.previous for record in records}
-        tips = [record for record in records if record.hash not in inner]
-        safe = [self.hosts[0].peer in tip.next_members and len(tip.next_members) > 2 for tip in tips]
-        return bool(host.number) and all(safe)
-
-    async def _sleep(self, host: Host, generator: random.Random) -> None:
-        """The lid is closed: no training, no network; open connections break."""
-        process = host.process
-        host.note("slept")
-        self._isolate(host)
-        if process is not None and process.trainer is not None:
-            process.trainer.asleep = True
-        await anyio.sleep(generator.uniform(1.0, 30.0))
-        self._rejoin(host)
-        if process is not None and process.trainer is not None:
-            process.trainer.asleep = False
-
-    async def _divide(self) -> None:
-        """Splits of the network: two sides, or one link, or a bridge that both sides still reach."""
-        profile, generator = self.scenario.profile, random.Random(f"split {self.scenario.seed}")
-        round_seconds = self.scenario.step_seconds * self.scenario.manifest.inner.steps
-        while True:
-            await anyio.sleep(round_seconds)
-            if generator.random() >= profile.partitions * len(self.hosts):
-                continue
-            sides = [host for host in self.hosts if generator.random() < 0.5]
-            bridge = generator.choice(self.hosts) if generator.random() < 0.3 else None
-            pairs = [(a, b) for a in sides for b in self.hosts if b not in sides and bridge not in (a, b)]
-            for _ in range(generator.choice([1, 1, 4])):  # flapping
-                self._cut(pairs)
-                await anyio.sleep(profile.partition_for * generator.lognormvariate(0.0, 0.5))
-                self._heal(pairs)
-                await anyio.sleep(generator.uniform(0.1, 2.0))
-
-    def _cut(self, pairs: list[tuple[Host, Host]]) -> None:
+    def cut(self, pairs: list[tuple[Host, Host]]) -> None:
+        """Break the links of these pairs."""
         self.trace.note(-1, 0, "cut", pairs=[(a.number, b.number) for a, b in pairs])
         for a, b in pairs:
             self.network.cut(a.peer, b.peer)
 
-    def _heal(self, pairs: list[tuple[Host, Host]]) -> None:
+    def heal(self, pairs: list[tuple[Host, Host]]) -> None:
+        """Undo ``cut``."""
         self.trace.note(-1, 0, "healed", pairs=[(a.number, b.number) for a, b in pairs])
         for a, b in pairs:
             self.network.heal(a.peer, b.peer)
 
-    def _isolate(self, host: Host) -> None:
-        self._cut([(host, other) for other in self.hosts if other is not host])
+    def isolate(self, host: Host) -> None:
+        """Take a machine off the network."""
+        self.cut([(host, other) for other in self.hosts if other is not host])
 
-    def _rejoin(self, host: Host) -> None:
-        self._heal([(host, other) for other in self.hosts if other is not host])
+    def rejoin(self, host: Host) -> None:
+        """Undo ``isolate``."""
+        self.heal([(host, other) for other in self.hosts if other is not host])
 
     # ---- coming to rest ----
 
@@ -191,7 +120,7 @@ class World:
         self.trace.note(-1, 0, "calm")
         self.weather.clear_up()
         for host in self.hosts:
-            self._rejoin(host)
+            self.rejoin(host)
             if host.up and host.process is not None and host.process.leaving:
                 await host.ended.wait()
             if host.process is not None and host.process.trainer is not None:

@@ -68,3 +68,12 @@ def test_a_failing_seed_is_named_with_the_command_that_replays_it():
     total.add(7, broken)
     assert total.failed == {7: ["[I1] two records"]}
     assert run.replay(7, 50) == "python -m tests.simulate.run --seeds 7 --rounds 50 --trace"
+
+
+def test_a_swarm_of_which_half_or_more_falls_at_once_comes_back():
+    quiet = replace(PROFILES["cliff"], crashes=0.0, sleeps=0.0, partitions=0.0, cliff_every=4, away=2.0)
+    outcome = simulate(replace(drawn(2, 10), profile=quiet, hosts=4))
+    assert outcome.sound, outcome.to_dict()["problems"]
+    falls = [entry.fields["hosts"] for entry in outcome.trace.of("cliff")]
+    assert len(falls) >= 2
+    assert all(len(struck) >= 2 for struck in falls)
