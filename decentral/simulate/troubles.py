@@ -65,10 +65,7 @@ class Troubles:
 
     async def _trouble(self, host: Host) -> None:
         """One machine's share of what the profile has in store, once per round's time."""
-        profile, generator = (
-            self.profile,
-            random.Random(f"trouble {self.seed} {host.number}"),
-        )
+        profile, generator = self.profile, random.Random(f"trouble {self.seed} {host.number}")
         while True:
             await anyio.sleep(self.round_seconds * generator.uniform(0.5, 1.5))
             if not host.up or host.process is None or host.process.dead:
