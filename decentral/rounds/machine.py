@@ -209,7 +209,9 @@ class RoundMachine(Leader):
         self.presence.leaving &= set(commit.record.next_members)
         for peer in commit.record.next_members:
             self.joiners.pop(peer, None)
-        self.restart(self.head.extended(commit.record), now)
+        # Nothing more is decided before this is applied, whether it moves the anchor or not: two Decide in one list of
+        # effects were carried out in the wrong order when the first one's ``applied`` led to a third.
+        self.restart(replace(self.head.extended(commit.record), anchor=None), now)
         self.history.add(self.head)
         early, self._early = self._early, {}
         for (peer, _), message in early.items():

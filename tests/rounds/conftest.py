@@ -191,6 +191,7 @@ class Swarm:
                 host.disk.frames = {ref.frame: host.frames[ref.frame] for ref in named if ref.frame in host.frames}
                 host.disk.acceptor = effect.acceptor.to_bytes()
             elif isinstance(effect, Decide):
+                assert host.machine.head.round == effect.commit.record.round, "it went on before this was applied"
                 host.disk.log.append(effect.commit)
                 self._do(peer, host.machine.applied(self._anchor(effect.commit), self.now))
             elif isinstance(effect, Fetch):

@@ -6,6 +6,7 @@ import pytest
 
 from decentral.errors import PayloadError
 from decentral.rounds import chain
+from decentral.rounds.effects import Decide
 from decentral.wire import messages as m
 from decentral.wire.frames import Kind
 from tests.rounds.conftest import digest_of
@@ -427,3 +428,20 @@ def test_who_missed_the_plan_of_a_reduce_learns_from_the_record_how_large_its_re
     swarm.offer_all()
     swarm.run(lambda: any(peer == victim for peer, _ in asked), limit=30.0)
     assert {record.partition != () for peer, record in asked if peer == victim} == {True}
+
+
+def test_nothing_more_is_decided_before_what_was_decided_is_applied(make_swarm):
+    swarm = make_swarm(3)
+    me, other, third = swarm.members
+    machine = swarm.hosts[me].machine
+    lists = {"members": swarm.members, "frames": (), "contributors": (), "partition": (), "next_members": (me, other)}
+    numbers = {"epoch": 0, "round": 1, "outer_step": 0, "fragment": 0, "plan": 0}
+    head = machine.head
+    record = m.Record(**numbers, **lists, run=head.run, previous=head.hash, base=head.anchor, final=False)
+    text = m.vote_text(record.run, 0, 1, 0, record.hash)
+    votes = tuple((s.peer, s.sign(text)) for s in swarm.signers if s.peer in (me, other))
+    machine.presence.leaving |= {other, third}  # so that it is alone, and could decide on the next one at once
+    effects = machine.receive(other, m.Commit(record, m.Certificate(0, votes)), 0.0)
+    assert [e.commit.record.round for e in effects if isinstance(e, Decide)] == [1]
+    effects = machine.applied(head.anchor, 0.0)
+    assert [e.commit.record.round for e in effects if isinstance(e, Decide)] == [2]
