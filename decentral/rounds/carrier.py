@@ -124,7 +124,7 @@ class Carrier(ABC):
         self._fatal: DecentralError | None = None
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
         self._slice_came = anyio.Event()
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self._start: tuple[Head, Acceptor | None, Past] = (head, acceptor, Past())
         self._group: anyio.abc.TaskGroup | None = None
         limit = HEADER_NBYTES + inbox.limit()
@@ -190,6 +190,8 @@ class Carrier(ABC):
     async def _step(self, call: Callable[[float], list[Effect]]) -> None:
         async with self._lock:
             effects = call(anyio.current_time())
+            if not effects:
+                return
             with anyio.CancelScope(shield=True):  # a caller that goes away must not leave a commit half done
                 try:
                     await self._carry_out(effects)

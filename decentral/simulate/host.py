@@ -25,6 +25,7 @@ from decentral.peer.node import Node, Start
 from decentral.peer.rhythm import Rhythm
 from decentral.peer.vault import Resumed, Vault
 from decentral.rounds.driver import Advance, Ledger
+from decentral.simulate.disk import RecordingDisk
 from decentral.simulate.trace import Trace
 from decentral.simulate.training import FlatModel, Pace, Trainer, toy_schema
 from decentral.simulate.weather import Weather, WeatheredTransport
@@ -54,6 +55,8 @@ class Host:
 
     def __init__(self, site: Site, number: int, folder: Path, pace: Pace, *, founder: bool) -> None:
         self.site, self.number, self.folder, self.pace, self.founder = site, number, folder, pace, founder
+        folder.mkdir()
+        self.disk = RecordingDisk(folder)
         self.identity = 0
         self.lives = 0
         self._damaged = False
@@ -88,11 +91,13 @@ class Host:
             self.num_steps = self.process.num_steps
             self.ended.set()
 
-    def crash(self) -> None:
-        """End the process as a power cut would."""
+    def crash(self, power: random.Random | None = None) -> None:
+        """End the process as SIGKILL would; with ``power``, a cut: the disk keeps what was synced."""
         assert self.process is not None
-        self.note("crashed")
+        self.note("crashed", power=power is not None)
         self.process.crash()
+        if power is not None:
+            self.disk.crash(power)
 
     async def leave(self) -> None:
         """End the process as Ctrl-C does."""
@@ -107,7 +112,7 @@ class Host:
         """A new key and an empty disk: to the others a stranger."""
         self.identity += 1
         self.founder = False
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._put_in(None)
         self.note("forgot")
 
     def keep_copy(self) -> None:
@@ -121,8 +126,7 @@ class Host:
         """The disk of some time before, as after restoring a backup."""
         copy = self.folder.with_suffix(".old")
         if copy.exists():
-            shutil.rmtree(self.folder, ignore_errors=True)
-            shutil.copytree(copy, self.folder)
+            self._put_in(copy)
             self.note("went_back")
 
     def damage(self, generator: random.Random) -> None:
@@ -133,7 +137,17 @@ class Host:
             data = bytearray(found[-1].read_bytes())
             data[generator.randrange(len(data))] ^= 0xFF
             found[-1].write_bytes(bytes(data))
+            self.disk = RecordingDisk(self.folder)
             self.note("damaged")
+
+    def _put_in(self, other: Path | None) -> None:
+        """Another disk: an empty one, or a copy of ``other``."""
+        shutil.rmtree(self.folder)
+        if other is None:
+            self.folder.mkdir()
+        else:
+            shutil.copytree(other, self.folder)
+        self.disk = RecordingDisk(self.folder)
 
     def note(self, event: str, tensors: dict[str, Tensor] | None = None, **fields: Any) -> None:
         """Add to the trace."""
@@ -151,7 +165,7 @@ class Process:
         site = host.site
         self.host, self.site, self.note = host, site, host.note
         self.dead = self.leaving = False
-        self.vault = Vault(host.folder)
+        self.vault = Vault(host.folder, disk=host.disk)
         schema = toy_schema(site.manifest.outer.fragments)
         found = self.vault.load(site.manifest.digest)
         self.model = FlatModel(self._live(found, [torch.zeros(f.numel) for f in schema.fragments]))

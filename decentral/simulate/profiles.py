@@ -22,6 +22,7 @@ class Profile:
     name: str
     crashes: float = 0.0  # share of peers that end per round of theirs, by a crash or a goodbye
     graceful: float = 0.2  # share of those that say goodbye
+    power_cuts: float = 0.5  # share of crashes that cost what was not synced; the rest only kills the process
     away: float = 20.0  # median s until such a peer comes back
     returns: float = 0.9  # share that comes back at all
     new_identity: float = 0.1  # of those: with a new key and an empty disk

@@ -28,7 +28,7 @@ class Scenario:
 
 
 _EXACT = {"chain": "topk(k=1024, chunk=4096)", "feedback": "ef(beta=1)"}
-_LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "lease": 3.0, "min_peers": 1}
+_LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}
 
 
 def drawn(seed: int, rounds: int = 20) -> Scenario:
@@ -43,7 +43,8 @@ def drawn(seed: int, rounds: int = 20) -> Scenario:
         away=generator.choice([1.0, 3.0, 8.0]),
         partition_for=generator.choice([1.0, 4.0, 15.0]),
     )
-    manifest = _manifest(kind, seed, {**_LIMITS, "shrink_after": generator.choice([15.0, 90.0])})
+    patience = {"shrink_after": generator.choice([15.0, 90.0]), "lease": generator.choice([3.0, 9.0, 9.0])}
+    manifest = _manifest(kind, seed, {**_LIMITS, **patience})
     return Scenario(manifest, weather, seed, hosts, rounds, exact=kind in ("gather", "reduce"))
 
 

@@ -82,7 +82,7 @@ class Troubles:
         if generator.random() < profile.graceful:
             await host.leave()
         else:
-            host.crash()
+            host.crash(generator if generator.random() < profile.power_cuts else None)
         await host.ended.wait()
         await anyio.sleep(profile.away * generator.lognormvariate(0.0, 1.0))
         if generator.random() >= profile.returns and host.number:

@@ -133,8 +133,8 @@ class _Flipped:
     async def send(self, data: bytes | memoryview) -> None:
         """See Stream."""
         body = bytearray(data)
-        if len(body) > 4 and not self.done:  # a length prefix would only make the stream fail
-            at = self.generator.randrange(8 * len(body))
+        if len(body) > 4 and not self.done:
+            at = self.generator.randrange(32, 8 * len(body))  # the length before it would only make the stream fail
             body[at // 8] ^= 1 << at % 8
             self.done = True
         await self.inner.send(bytes(body))

@@ -70,7 +70,7 @@ class Downlink:
 
 
 class Pipe:
-    """Bytes one way. Both sides wait on one event, renewed at every change."""
+    """Bytes one way. Both sides wait on one event, renewed at every change that one of them may wait for."""
 
     def __init__(self, link: Link, downlink: Downlink, jitter: Callable[[], float], weight: float = 1.0) -> None:
         self._link, self._downlink, self._jitter, self._weight = link, downlink, jitter, weight
@@ -87,7 +87,7 @@ class Pipe:
 
     async def write(self, data: bytes | memoryview) -> None:
         """Queue a copy of ``data``, waiting while a window of it is unread."""
-        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint_if_cancelled()
         view = memoryview(data).cast("B")
         for start in range(0, len(view), _PIECE):
             while self._held >= WINDOW and not self._dead:
@@ -98,7 +98,7 @@ class Pipe:
 
     async def read(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """The next ``nbytes``; StreamClosed when the pipe ends before."""
-        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint_if_cancelled()
         taken: list[memoryview] = []
         missing = nbytes
         while missing:
@@ -140,15 +140,17 @@ class Pipe:
         self._downlink.expect(sent, now)
         self._pieces.append(sent)
         self._held += len(piece)
-        self._wake()
+        if len(self._pieces) == 1:
+            self._wake()
 
     def _take(self, most: int) -> memoryview:
         piece = self._pieces[0]
         taken, piece.data = piece.data[:most], piece.data[most:]
         if not piece.data:
             self._pieces.popleft()
+        if self._held >= WINDOW:
+            self._wake()
         self._held -= len(taken)
-        self._wake()
         return taken
 
     async def _wait_for_a_piece(self, come: int, nbytes: int) -> None:

@@ -95,9 +95,11 @@ async def _send_body(stream: Stream, protocol: str, body: bytes) -> None:
     """Small pieces while they go slowly, so that the watchdog sees them move; large ones where that is faster."""
     if len(body) >= 1 << 32:
         raise PayloadError(f"a body of {len(body)} bytes: a length prefix holds less than 4 GiB; cut it in parts")
-    view, at, piece = memoryview(body), 0, _SMALLEST
+    prefix = len(body).to_bytes(PREFIX_NBYTES, "little")
+    view, at, piece = memoryview(body), _SMALLEST, _SMALLEST
     with watched(stream.peer, protocol) as on_bytes:
-        await stream.send(len(body).to_bytes(PREFIX_NBYTES, "little"))
+        await stream.send(prefix + body[:_SMALLEST])  # together: most bodies are one packet
+        on_bytes(min(_SMALLEST, len(body)))
         while at < len(body):
             began = anyio.current_time()
             await stream.send(view[at : at + piece])

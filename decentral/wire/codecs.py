@@ -202,7 +202,7 @@ class Maybe(Generic[T]):
 
 
 def _printable(value: str) -> bool:
-    return all("!" <= character <= "~" for character in value)
+    return value.isascii() and value.isprintable() and " " not in value
 
 
 U16_CODEC, U32_CODEC, U64_CODEC = Integer("H"), Integer("I"), Integer("Q")

@@ -8,6 +8,8 @@ specification for the name (identity multihash of the key's protobuf, base58btc)
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -66,6 +68,7 @@ class Signer:
         return f"Signer({peer_name(self.peer)})"
 
 
+@lru_cache(maxsize=1024)  # one lease comes from many peers, one vote again in the certificate
 def verify(peer: PeerId, signature: bytes, data: bytes) -> bool:
     """Whether ``peer`` signed ``data``. Never raises, whatever the bytes are."""
     if len(peer) != PEER_NBYTES or len(signature) != SIGNATURE_NBYTES or not is_sound(peer):
@@ -83,6 +86,7 @@ def is_sound(peer: PeerId) -> bool:
     return y < _FIELD and y not in _SMALL_ORDER_Y
 
 
+@lru_cache(maxsize=4096)
 def peer_name(peer: PeerId) -> str:
     """The libp2p id, ``12D3KooW...``: for logs, addresses and people."""
     number = int.from_bytes(_NAME_PREFIX + peer, "big")

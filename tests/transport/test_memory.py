@@ -6,6 +6,7 @@ import itertools
 import random
 
 import anyio
+import anyio.lowlevel
 import pytest
 import trio
 import trio.testing
@@ -183,6 +184,7 @@ def test_killing_a_peer_breaks_its_streams_at_once_and_loses_what_was_in_flight(
                 await stream.receive_exactly(1)
             with pytest.raises(StreamClosed):
                 await stream.send(b"x")
+            await anyio.lowlevel.checkpoint()  # the handler's turn
             assert anyio.current_time() == now
             assert ended == [now]
             with pytest.raises(PeerUnreachable):
