@@ -18,6 +18,7 @@ PROFILES = ("lab", "home", "spot", "storm", "cliff")
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Outer steps to simulate.")
 @click.option("--step-seconds", default=1.0, show_default=True, help="Seconds of one inner step on the median peer.")
 @click.option("--parameters", type=click.IntRange(1), help="Of the model; taken from the manifest when it says so.")
+@click.option("--learn", is_flag=True, help="Train a small model; its loss, and what a peer alone would reach.")
 @as_json
 def simulate_command(
     manifest: Path,
@@ -27,6 +28,7 @@ def simulate_command(
     rounds: int,
     step_seconds: float,
     parameters: int | None,
+    learn: bool,
     as_json: bool,
 ) -> None:
     """Run the real protocol on simulated machines and links, hours in seconds.
@@ -34,6 +36,7 @@ def simulate_command(
     \b
     $ decentral simulate run.toml --peers 8 --profile home
     $ decentral simulate run.toml --peers 8 --profile storm --seed 7 --json
+    $ decentral simulate run.toml --peers 8 --profile spot --learn
     """
     from decentral.manifest import check_methods, load_manifest
     from decentral.simulate.forecast import forecast
@@ -41,7 +44,14 @@ def simulate_command(
     terms = load_manifest(manifest)
     check_methods(terms)
     found = forecast(
-        terms, peers=peers, profile=profile, seed=seed, rounds=rounds, step_seconds=step_seconds, parameters=parameters
+        terms,
+        peers=peers,
+        profile=profile,
+        seed=seed,
+        rounds=rounds,
+        step_seconds=step_seconds,
+        parameters=parameters,
+        learn=learn,
     )
     if as_json:
         click.echo(json.dumps(found))
@@ -55,5 +65,7 @@ def _print(found: dict[str, object], profile: str, peers: int) -> None:
     click.echo(f"{found['rounds']} rounds of {peers} peers ({profile}) in {found['seconds']:,.0f} simulated seconds")
     for name in ("commits", "utilisation", "bytes_per_peer", "join_seconds", "divergence", "hangs", "trace_hash"):
         click.echo(f"{name:16} {found[name]}")
+    if "loss" in found:
+        click.echo(f"{'loss':16} {found['loss']} of a small model; one peer alone in that time: {found['loss_alone']}")
     for problem in found["problems"]:  # type: ignore[attr-defined]
         click.echo(f"problem          {problem}")

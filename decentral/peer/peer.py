@@ -244,11 +244,12 @@ class Peer(Boundary):
             if start.head is not None:
                 node.replica.load(self._resumed_tensors)
             if start.head is not None or start.founder:  # a founder's first checkpoint is the model as it is built
-                head, self._named_in_journal = self._vault.replay(node.driver.head, node.replica, node.driver.me)
+                head, named = self._vault.replay(node.driver.head, node.replica, node.driver.me)
+                self._restart_at_anchor = named or self._adopted
                 node.driver.begin_at(head, start.acceptor, self._vault.past(head, start.acceptor))
             return node
 
-        self._named_in_journal = False
+        self._restart_at_anchor = False
         self._swarm = SwarmThread(transport, make_node)
         try:
             self._swarm.start()
@@ -266,6 +267,7 @@ class Peer(Boundary):
 
     def _resumed_or_fresh(self) -> Start:
         found = self._vault.load(self.manifest.digest)
+        self._adopted = found is not None and found.adopted
         common: dict[str, Any] = {
             "manifest": self.manifest,
             "schema": self._model.schema,
@@ -298,7 +300,7 @@ class Peer(Boundary):
         self._rhythm = Rhythm(inner.steps // outer.fragments, outer.overlap, self._alpha(), head.hash)
         for advance in included:  # rounds that ended between joining and now: in the anchors already
             self._note(advance)
-        if not resumed or self._named_in_journal:
+        if not resumed or self._restart_at_anchor:
             for fragment, anchor_N in enumerate(anchors):
                 self._model.write(fragment, anchor_N)
         elif resumed:

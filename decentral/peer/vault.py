@@ -2,6 +2,8 @@
 
 A commit is durable, frames first, before it is applied; a checkpoint makes the frames before it unnecessary. After
 a crash the newest valid checkpoint is loaded and the journal replayed on top, to the very bits of the last commit.
+A snapshot that was adopted is written before it is used: the journal alone does not lead from the last checkpoint to
+the commits after it, and this peer's vote counts for those.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
-from decentral.errors import DecentralError, PayloadError
+from decentral.errors import DecentralError, DiskError, PayloadError
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Head, check_succession, contributions, moves_anchor
 from decentral.rounds.driver import Ledger
 from decentral.rounds.history import Past, retraced
-from decentral.rounds.replica import Replica
+from decentral.rounds.replica import Replica, is_feedback
 from decentral.state.checkpoint import load_metas, load_newest, save
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.journal import AcceptorFile, Journal
@@ -34,12 +36,13 @@ FRAMES_AT_HAND = 1 << 28  # bytes of frames that a restarted peer reads for thos
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A checkpoint, and what the journal added to it."""
+    """A checkpoint, or what was adopted since."""
 
     head: Head
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
     passed_over: tuple[tuple[str, str], ...]
+    adopted: bool = False  # the live model is older than the anchor, and what of it the anchor holds is not known
 
 
 class Vault:
@@ -49,6 +52,7 @@ class Vault:
         """Open or create. Raises DiskError."""
         self._disk = disk
         self.checkpoints = out / "checkpoints"
+        self.adopted = out / "adopted"
         self.frames = out / "frames"
         self.journal = Journal(out / "journal", disk)
         self.acceptor = AcceptorFile(out / "acceptor", disk)
@@ -59,7 +63,7 @@ class Vault:
 
     def ledger(self) -> Ledger:
         """What the driver writes through."""
-        return Ledger(self.append, self.acceptor.write, self.keep)
+        return Ledger(self.append, self.acceptor.write, self.keep, self.adopt)
 
     def keep(self, record: Record, frames: Sequence[bytes]) -> None:
         """Make the frames of a record durable. Those of a vote are not written again for its commit."""
@@ -73,9 +77,8 @@ class Vault:
 
     def past(self, head: Head, acceptor: Acceptor | None) -> Past:
         """What is here of the way to ``head``, with frames of its newest commits and of the record voted for."""
-        starts = {
-            start.hash: start for start in (Head.from_dict(meta["head"]) for meta in load_metas(self.checkpoints))
-        }
+        metas = [*load_metas(self.checkpoints), *load_metas(self.adopted)]
+        starts = {start.hash: start for start in (Head.from_dict(meta["head"]) for meta in metas)}
         past = retraced(starts, map(_commit, self.journal.entries), head)
         records = [commit.record for commit in past.commits]
         if acceptor is not None and acceptor.accepted is not None:
@@ -99,6 +102,10 @@ class Vault:
         self.keep(commit.record, frames)
         self.journal.append(encode(commit))
 
+    def adopt(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
+        """Make a snapshot durable that is about to be used; the next checkpoint replaces it."""
+        save(self.adopted, f"round-{head.round:06d}", tensors, {"head": head.to_dict()}, self._disk)
+
     def save(self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a checkpoint and drop the commits and frames that every kept checkpoint has behind it."""
         save(self.checkpoints, f"round-{head.round:06d}", tensors, {**meta, "head": head.to_dict()}, self._disk)
@@ -106,6 +113,9 @@ class Vault:
         if len(self._saved) == KEPT_CHECKPOINTS:
             self._forgotten += self.journal.forget(self._saved[0][1] - self._forgotten)
             self._drop_frames(min(round_ for round_, _ in self._saved))
+        if any(Head.from_dict(meta["head"]).weight <= head.weight for meta in load_metas(self.adopted)):
+            with contextlib.suppress(OSError):
+                self._disk.remove(self.adopted)
 
     def load(self, run: bytes) -> Resumed | None:
         """The newest valid checkpoint of this run, or None. Raises DiskError when all are damaged."""
@@ -118,7 +128,22 @@ class Vault:
                 f"{self.checkpoints} holds another run ({head.run.hex()[:12]}); choose another --out for this one"
             )
         self._saved = [(head.round, 0)]
-        return Resumed(head, found.tensors, found.meta, found.passed_over)
+        resumed = Resumed(head, found.tensors, found.meta, found.passed_over)
+        return self._with_adopted(resumed)
+
+    def _with_adopted(self, resumed: Resumed) -> Resumed:
+        """Stand where a snapshot led that no checkpoint contains yet.
+
+        The debt goes as the live model does: the rounds that the snapshot spared this peer may have taken from both.
+        """
+        try:
+            newer = load_newest(self.adopted)
+        except DiskError:  # damaged: the others have it, as they had when it was fetched
+            return resumed
+        if newer is None or (head := Head.from_dict(newer.meta["head"])).weight <= resumed.head.weight:
+            return resumed
+        kept = {name: tensor for name, tensor in resumed.tensors.items() if not is_feedback(name)}
+        return replace(resumed, head=head, tensors={**kept, **newer.tensors}, adopted=True)
 
     def last_vote(self, run: bytes) -> Acceptor | None:
         """What this peer promised and accepted last: it binds a peer that has no checkpoint yet as well.

@@ -7,7 +7,7 @@ peer says never runs ahead of what it has made durable.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -67,6 +67,7 @@ class Ledger:
     append: Callable[[Commit, Sequence[bytes]], None]
     save_acceptor: Callable[[bytes], None]
     keep: Callable[[Record, Sequence[bytes]], None] = lambda record, frames: None  # frames of a record voted for
+    adopt: Callable[[Head, Mapping[str, Tensor]], None] = lambda head, tensors: None  # a snapshot, before it is used
 
 
 class Carrier(ABC):

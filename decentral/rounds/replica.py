@@ -228,3 +228,8 @@ class Replica:
 def feedback_name(fragment: int, name: str) -> str:
     """Name of a fragment's feedback in a checkpoint; feedback is never in a snapshot."""
     return f"feedback/{fragment}/{name}"
+
+
+def is_feedback(name: str) -> bool:
+    """Whether a tensor of a checkpoint is some fragment's feedback."""
+    return name.startswith("feedback/")

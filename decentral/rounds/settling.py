@@ -42,6 +42,7 @@ class Settler(Reducer):
             sent = await self.offload(self._sent, branch)
             before = list(self.replica.anchors)
             if tensors:
+                await self.offload(self.ledger.adopt, head, tensors)
                 self.replica.load({**tensors, **self.replica.own_tensors()})
             self._tell_adopted(head, branch, owed)
             self.pending, self._inherits = None, False

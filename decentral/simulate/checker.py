@@ -17,8 +17,8 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.exchange.codec import Codec
 from decentral.manifest import Manifest
 from decentral.rounds.chain import majority
+from decentral.simulate.lessons import UNIT, VALUES, toy_schema
 from decentral.simulate.trace import Entry, Trace
-from decentral.simulate.training import UNIT, VALUES, toy_schema
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record
@@ -106,7 +106,9 @@ def _durable_before_applied(trace: Trace, verdict: Verdict) -> None:
             if (entry.host, entry.fields["hash"]) not in logged:
                 verdict.say(f"[I10] host {entry.host} applied round {entry.fields['round']} before it was on its disk")
             applied[entry.host] = entry.fields["round"]
-        elif entry.event in ("forgot", "went_back", "damaged", "adopted"):
+        elif entry.event == "adopted":  # a heavier branch may have fewer rounds
+            applied[entry.host] = entry.fields["round"]
+        elif entry.event in ("forgot", "went_back", "damaged"):
             applied.pop(entry.host, None)
         elif entry.event == "resumed" and entry.fields["round"] < applied.get(entry.host, 0):
             verdict.say(
@@ -156,7 +158,7 @@ class _Mass:
         self.codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
         assert manifest.outer.learning_rate is not None
         self.rate: float = manifest.outer.learning_rate
-        self.shapes = [fragment.shapes for fragment in toy_schema(manifest.outer.fragments).fragments]
+        self.shapes = [fragment.shapes for fragment in toy_schema("marks", manifest.outer.fragments).fragments]
 
     def check(self) -> None:
         """Compare made with committed and carried, host by host."""

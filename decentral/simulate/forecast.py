@@ -6,6 +6,7 @@ from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
+from decentral.simulate.lessons import LessonName
 from decentral.simulate.profiles import profile_named
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.simulation import simulate
@@ -21,12 +22,15 @@ def forecast(
     rounds: int,
     step_seconds: float,
     parameters: int | None = None,
+    learn: bool = False,
 ) -> dict[str, Any]:
     """Simulate ``rounds`` outer steps of the run with ``peers`` peers; plain JSON, as ``decentral simulate`` prints it.
 
-    ``parameters`` is needed for a model that the manifest does not describe. Raises ConfigError.
+    ``parameters`` is needed for a model that the manifest does not describe; with ``learn`` a small one is trained, and
+    its loss is told. Raises ConfigError.
     """
     numel = parameters or _num_parameters(manifest)
+    lesson: LessonName = "learn" if learn else "noise"
     endless = manifest.changed(run={"rounds": 1_000_000})
     settle = 20.0 * step_seconds * manifest.inner.steps + 40.0 * manifest.swarm.deadline_ceiling
     scenario = Scenario(
@@ -36,9 +40,9 @@ def forecast(
         peers,
         rounds,
         step_seconds,
-        exact=False,
+        lesson=lesson,
         settle=settle,
-        weights=weights_for(manifest, numel),
+        weights=weights_for(manifest, numel, lesson),
     )
     outcome = simulate(scenario)
     return {**outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
@@ -21,13 +21,17 @@ from torch import Tensor
 
 from decentral.errors import DecentralError, DiskError
 from decentral.manifest import Manifest
+from decentral.parameters import Schema
 from decentral.peer.node import Node, Start
 from decentral.peer.rhythm import Rhythm
 from decentral.peer.vault import Resumed, Vault
+from decentral.rounds.chain import Head
 from decentral.rounds.driver import Advance, Ledger
 from decentral.simulate.disk import RecordingDisk
+from decentral.simulate.lessons import LessonName, lesson_named, toy_schema
+from decentral.simulate.student import beginning
 from decentral.simulate.trace import Trace
-from decentral.simulate.training import FlatModel, Pace, Trainer, toy_schema
+from decentral.simulate.training import FlatModel, Pace, Trainer
 from decentral.simulate.weather import Weather, WeatheredTransport
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import PeerId, Signer
@@ -47,7 +51,7 @@ class Site:
     weather: Weather
     trace: Trace
     seed: int
-    exact: bool
+    lesson: LessonName
 
 
 class Host:
@@ -64,6 +68,7 @@ class Host:
         self.num_steps = 0  # inner steps over all lives, so that no two leave the same mark
         self.process: Process | None = None
         self.ended = anyio.Event()
+        self.task: int | None = None  # id of the one in which all of the process runs
 
     @property
     def signer(self) -> Signer:
@@ -78,6 +83,7 @@ class Host:
 
     async def live(self, bootstrap: tuple[str, ...]) -> None:
         """One process, from its start to its end."""
+        self.task = anyio.get_current_task().id
         self.lives += 1
         self.up, self.ended = True, anyio.Event()
         self.process = Process(self, bootstrap)
@@ -166,9 +172,10 @@ class Process:
         self.host, self.site, self.note = host, site, host.note
         self.dead = self.leaving = False
         self.vault = Vault(host.folder, disk=host.disk)
-        schema = toy_schema(site.manifest.outer.fragments)
+        schema = toy_schema(site.lesson, site.manifest.outer.fragments)
+        self.lesson = lesson_named(site.lesson, len(schema.fragments), host.pace.generator)
         found = self.vault.load(site.manifest.digest)
-        self.model = FlatModel(self._live(found, [torch.zeros(f.numel) for f in schema.fragments]))
+        self.model = FlatModel(self._live(found, self._fresh(schema)))
         self.transport = WeatheredTransport(site.network.transport(host.signer), site.weather)
         start = Start(
             manifest=site.manifest,
@@ -185,7 +192,7 @@ class Process:
             start,
             signer=host.signer,
             transport=self.transport,
-            ledger=Ledger(self._append, self._save_acceptor, self._keep),
+            ledger=Ledger(self._append, self._save_acceptor, self._keep, self._adopt),
             on_advance=self._on_advance,
             on_event=self._on_event,
             offload=_interleaved,
@@ -229,6 +236,11 @@ class Process:
 
     # ---- beginning ----
 
+    def _fresh(self, schema: Schema) -> list[Tensor]:
+        if self.site.lesson == "learn":
+            return beginning(len(schema.fragments))
+        return [torch.zeros(fragment.numel) for fragment in schema.fragments]
+
     @staticmethod
     def _live(found: Resumed | None, fresh: Sequence[Tensor]) -> list[Tensor]:
         return list(fresh) if found is None else [found.tensors[f"live/{f}"] for f in range(len(fresh))]
@@ -236,7 +248,8 @@ class Process:
     def _resume(self, found: Resumed) -> None:
         node = self.node
         node.replica.load(found.tensors)
-        head, self.named = self.vault.replay(found.head, node.replica, node.driver.me)
+        head, named = self.vault.replay(found.head, node.replica, node.driver.me)
+        self.named = named or found.adopted
         node.driver.begin_at(head, node.start.acceptor, self.vault.past(head, node.start.acceptor))
         for fragment, anchor_N in enumerate(node.replica.anchors):
             live_N = (
@@ -259,8 +272,8 @@ class Process:
             self.model,
             rhythm,
             self.host.pace,
+            self.lesson,
             self.note,
-            exact=self.site.exact,
             num_steps=self.num_steps,
             on_merged=self._merged,
         )
@@ -288,6 +301,11 @@ class Process:
             raise _Dead("this process has crashed")
         self.vault.keep(record, frames)
 
+    def _adopt(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
+        if self.dead:
+            raise _Dead("this process has crashed")
+        self.vault.adopt(head, tensors)
+
     def _on_event(self, event: str, fields: dict[str, object]) -> None:
         self.note(f"node_{event}", None, **fields)
 
@@ -299,6 +317,7 @@ class Process:
             hash=advance.head,
             digest=self.node.replica.digest,
             mine=advance.contribution is not None,
+            loss=self.lesson.loss(self.node.replica.anchors),
         )
         if self.trainer is None:
             self._early.append(advance)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from decentral.manifest import Manifest, preset_manifest
+from decentral.simulate.lessons import LessonName
 from decentral.simulate.profiles import PROFILES, Profile
 
-__all__ = ["Scenario", "drawn"]
+__all__ = ["KINDS", "LIMITS", "Scenario", "drawn", "toy_manifest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,14 @@ class Scenario:
     hosts: int = 4
     rounds: int = 20  # outer steps under the profile; then all faults stop, and the swarm must come to rest
     step_seconds: float = 0.25  # of one inner step at the median speed
-    exact: bool = True  # integer marks (for a checker) rather than random ones
+    lesson: LessonName = "marks"  # what inner steps do
     settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
     weights: Mapping[str, float] = field(default_factory=dict)  # bytes that one of a protocol stands for
 
 
+KINDS = ("gather", "reduce", "streaming", "float")  # float: gather again, with values that an order of sums shows in
 _EXACT = {"chain": "topk(k=1024, chunk=4096)", "feedback": "ef(beta=1)"}
-_LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}
+LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}
 
 
 def drawn(seed: int, rounds: int = 20) -> Scenario:
@@ -44,11 +46,12 @@ def drawn(seed: int, rounds: int = 20) -> Scenario:
         partition_for=generator.choice([1.0, 4.0, 15.0]),
     )
     patience = {"shrink_after": generator.choice([15.0, 90.0]), "lease": generator.choice([3.0, 9.0, 9.0])}
-    manifest = _manifest(kind, seed, {**_LIMITS, **patience})
-    return Scenario(manifest, weather, seed, hosts, rounds, exact=kind in ("gather", "reduce"))
+    manifest = toy_manifest(kind, seed, {**LIMITS, **patience})
+    return Scenario(manifest, weather, seed, hosts, rounds, lesson="marks" if kind in ("gather", "reduce") else "noise")
 
 
-def _manifest(kind: str, seed: int, limits: Mapping[str, float]) -> Manifest:
+def toy_manifest(kind: str, seed: int, limits: Mapping[str, float] = LIMITS) -> Manifest:
+    """The terms of a run of one of ``KINDS``: a few inner steps per round, deadlines of seconds."""
     run = {"rounds": 1_000_000, "salt": f"s{seed}", "seed": seed}
     inner = {"steps": 4}
     if kind == "reduce":

@@ -13,7 +13,7 @@ from decentral.exchange import gather
 from decentral.exchange.codec import Codec
 from decentral.manifest import Manifest
 from decentral.rounds.donor import STATE
-from decentral.simulate.training import toy_schema
+from decentral.simulate.lessons import LessonName, toy_schema
 from decentral.wire.frames import HEADER_NBYTES
 
 SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as large
@@ -21,10 +21,10 @@ SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as 
 # Shape suffix: N = elements, flat float32.
 
 
-def weights_for(manifest: Manifest, num_parameters: int) -> dict[str, float]:
+def weights_for(manifest: Manifest, num_parameters: int, lesson: LessonName = "noise") -> dict[str, float]:
     """For each bulk protocol, how many bytes of the real model one byte of the small one stands for."""
     codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
-    toy = toy_schema(manifest.outer.fragments).fragments
+    toy = toy_schema(lesson, manifest.outer.fragments).fragments
     per_fragment = max(1, num_parameters // manifest.outer.fragments)
     frame = _body_nbytes(codec, per_fragment) + HEADER_NBYTES
     small = len(codec.encode(torch.randn(toy[0].numel), {}, toy[0].shapes).body) + HEADER_NBYTES

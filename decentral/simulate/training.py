@@ -1,9 +1,4 @@
-"""Training without a model: every inner step leaves a mark, so that a checker can say where each one went.
-
-In exact mode inner step n subtracts 840 from one parameter. 840 is divisible by 1 to 8, so with that many contributors
-means, debts and carried progress stay integers below 2**24 and float32 sums of them are exact: nothing can hide in a
-tolerance. In the other mode steps are random, so that an order of summation shows in the digests.
-"""
+"""The training side of a simulated peer: it steps, contributes and merges exactly when a real one would."""
 
 from __future__ import annotations
 
@@ -12,29 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
-import torch
 from torch import Tensor
 
-from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.peer.node import Node
 from decentral.peer.rhythm import Rhythm
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.driver import Advance
 from decentral.rounds.gossip import Gossip
+from decentral.simulate.lessons import Lesson
 
-UNIT = 840.0  # lcm(1..8)
-VALUES = 96  # parameters of one fragment: more than any peer makes inner steps between two commits of its own
 Note = Callable[..., None]
 
 # Shape suffix: N = elements of one fragment, flat float32.
-
-
-def toy_schema(num_fragments: int) -> Schema:
-    """A model of one small matrix per fragment."""
-    rows = 8
-    return Schema(
-        tuple(Fragment(f, (ParameterSpec(f"layers.{f}.weight", (rows, VALUES // rows)),)) for f in range(num_fragments))
-    )
 
 
 class FlatModel:
@@ -73,7 +57,7 @@ class Pace:
 
 
 class Trainer:
-    """The training side of one life of one peer: steps, contributes, merges, exactly when a real one would."""
+    """The training of one life of one peer. ``take`` its advances; ``run`` it beside the node."""
 
     def __init__(
         self,
@@ -81,14 +65,14 @@ class Trainer:
         model: FlatModel,
         rhythm: Rhythm,
         pace: Pace,
+        lesson: Lesson,
         note: Note,
         *,
-        exact: bool,
         num_steps: int,
         on_merged: Callable[[Advance], None],
     ) -> None:
-        self.node, self.model, self.rhythm, self.pace, self.note = node, model, rhythm, pace, note
-        self.exact, self.num_steps = exact, num_steps
+        self.node, self.model, self.rhythm, self.pace = node, model, rhythm, pace
+        self.lesson, self.note, self.num_steps = lesson, note, num_steps
         self.on_merged = on_merged
         self.asleep = False
         self.idle = False
@@ -118,20 +102,13 @@ class Trainer:
                 await self._gossip(gossip)
 
     def _step(self) -> None:
-        for fragment, live_N in enumerate(self.model.fragments):
-            live_N -= self.mark(fragment, live_N)
         self.num_steps += 1
+        for live_N, step_N in zip(
+            self.model.fragments, self.lesson.step(self.model.fragments, self.num_steps), strict=True
+        ):
+            live_N -= step_N
         self.rhythm.stepped()
         self.note("stepped", number=self.num_steps)
-
-    def mark(self, fragment: int, like_N: Tensor) -> Tensor:
-        """What the next inner step subtracts from a fragment."""
-        if self.exact:
-            mark_N = torch.zeros_like(like_N)
-            mark_N[(self.num_steps + fragment) % len(mark_N)] = UNIT
-            return mark_N
-        seed = self.pace.generator.randrange(1 << 30)
-        return 0.01 * torch.randn(like_N.shape, generator=torch.Generator().manual_seed(seed))
 
     async def _boundary(self, step_seconds: float) -> None:
         if self.idle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Protocol
 
 import anyio
@@ -45,6 +46,17 @@ class Afflicted(Protocol):
     def rejoin(self, host: Host) -> None:
         """Undo ``isolate``."""
         ...
+
+
+class Trouble(Protocol):
+    """What befalls a swarm."""
+
+    async def run(self) -> None:
+        """Befall it, until cancelled."""
+        ...
+
+
+Afflict = Callable[[Afflicted], Trouble]
 
 
 class Troubles:

@@ -14,7 +14,7 @@ from decentral.simulate.host import Host, Site
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
 from decentral.simulate.training import Pace
-from decentral.simulate.troubles import Troubles
+from decentral.simulate.troubles import Afflict, Troubles
 from decentral.simulate.weather import Weather
 from decentral.transport.memory import MemoryNetwork
 
@@ -26,8 +26,8 @@ CALM_ROUNDS = 3  # outer steps that the calm swarm must still make
 class World:
     """Hosts on one network. ``run`` it once, under virtual time."""
 
-    def __init__(self, scenario: Scenario, folder: Path, trace: Trace) -> None:
-        self.scenario, self.folder, self.trace = scenario, folder, trace
+    def __init__(self, scenario: Scenario, folder: Path, trace: Trace, afflict: Afflict = Troubles) -> None:
+        self.scenario, self.folder, self.trace, self.afflict = scenario, folder, trace, afflict
         profile, seed = scenario.profile, scenario.seed
         self.generator = random.Random(f"world {seed}")
         self.network = MemoryNetwork(
@@ -39,7 +39,7 @@ class World:
         self.weather = Weather(
             random.Random(f"weather {seed}"), profile.loss, profile.duplication, profile.corruption, profile.delay
         )
-        self.site = Site(scenario.manifest, self.network, self.weather, trace, seed, scenario.exact)
+        self.site = Site(scenario.manifest, self.network, self.weather, trace, seed, scenario.lesson)
         self.hosts = [self._host(number) for number in range(scenario.hosts)]
         self.reached = 0  # outer steps of the chain in the end
         self.hangs: list[str] = []
@@ -66,7 +66,7 @@ class World:
                 self.start(host)
             await self._until("begin", lambda: any(self._outer_steps(host) > 0 for host in self.hosts))
             async with anyio.create_task_group() as troubles:
-                troubles.start_soon(Troubles(self).run)
+                troubles.start_soon(self.afflict(self).run)
                 await self._suffer()
                 troubles.cancel_scope.cancel()
             await self._come_to_rest()

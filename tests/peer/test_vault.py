@@ -183,3 +183,42 @@ def test_a_restarted_peer_knows_the_way_to_its_head_as_far_as_its_disk_goes(hist
     assert list(past.commits[-5:]) == history.commits[-5:]
     assert [frame.to_bytes() for frame in past.frames[-2:]] == history.frames[-1]
     vault.close()
+
+
+def missed(history: History, tmp_path: Path) -> tuple[Life, Life]:
+    """A peer that slept from round 2 on with progress and debt of its own, and one that is at round 7."""
+    behind, ahead = (Life(history, tmp_path / name, lambda word, round_: None) for name in ("behind", "ahead"))
+    behind.go_on(2)
+    debt = {"feedback/0/debt": torch.ones_like(behind.replica.anchors[0])}
+    behind.vault.save(behind.head, {**behind.replica.shared_tensors(), **debt}, {})
+    ahead.go_on(7)
+    return behind, ahead
+
+
+def test_a_peer_that_adopted_a_snapshot_wakes_up_there_and_at_the_commits_after_it(history, tmp_path):
+    behind, ahead = missed(history, tmp_path)
+    behind.vault.adopt(ahead.head, ahead.replica.shared_tensors())
+    behind.vault.append(history.commits[7], history.frames[7])
+    behind.close()
+    found = Vault(tmp_path / "behind").load(RUN)
+    assert found.adopted
+    assert "feedback/0/debt" not in found.tensors, "the rounds in between may have taken it"
+    assert (found_in(history, tmp_path / "behind").round, found_in(history, tmp_path / "behind").equal) == (8, True)
+
+
+def test_the_next_checkpoint_replaces_what_was_adopted(history, tmp_path):
+    behind, ahead = missed(history, tmp_path)
+    behind.vault.adopt(ahead.head, ahead.replica.shared_tensors())
+    behind.vault.save(behind.head, behind.replica.shared_tensors(), {})  # begun before
+    assert Vault(tmp_path / "behind").load(RUN).adopted
+    behind.vault.save(ahead.head, ahead.replica.shared_tensors(), {})
+    assert not behind.vault.adopted.exists()
+    assert not Vault(tmp_path / "behind").load(RUN).adopted
+
+
+def test_a_damaged_snapshot_is_passed_over(history, tmp_path):
+    behind, ahead = missed(history, tmp_path)
+    behind.vault.adopt(ahead.head, ahead.replica.shared_tensors())
+    damage(next(behind.vault.adopted.glob("*/tensors.safetensors")))
+    found = Vault(tmp_path / "behind").load(RUN)
+    assert (found.adopted, found.head) == (False, behind.head)
