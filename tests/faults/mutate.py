@@ -24,7 +24,7 @@ def planted(patch: Path, folder: Path) -> None:
     """A copy of the project with the bug. Raises CalledProcessError when the patch does not fit any more."""
     for name in ("decentral", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "corpus"))
-    subprocess.run(["git", "apply", str(patch)], cwd=folder, check=True, capture_output=True, text=True)
+    subprocess.run(["git", "apply", "-C1", str(patch)], cwd=folder, check=True, capture_output=True, text=True)
 
 
 def caught(patch: Path, seeds: int, rounds: int) -> dict[str, object]:
