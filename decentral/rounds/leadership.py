@@ -44,7 +44,7 @@ class Leader(Voter):
             return
         if leading.proposal is None:
             bound = leading.bound_value(self.acceptor)
-            record = self._new_record(leading, usable, now) if bound is None else self._shrunk(bound)
+            record = self._new_record(leading, usable, now) if bound is None else self._carried_on(bound, leading)
             if record is not None:
                 self._propose(leading, record, now)
         self._resend(now)
@@ -130,19 +130,26 @@ class Leader(Voter):
             final=last,
         )
 
-    def _shrunk(self, bound: m.Record) -> m.Record:
-        """An accepted value carried on by the few who are left: it must also say who was given up.
+    def _carried_on(self, bound: m.Record, leading: Leading) -> m.Record:
+        """An accepted value, with the membership of now where that does not hold any more.
 
-        Were it chosen earlier, one of the given-up peers would have voted for it; that peer re-syncs if it returns.
+        Carried on by the few who are left it must also say who was given up: were it chosen earlier, one of those would
+        have voted for it; that peer re-syncs if it returns. And one that drops somebody who came back finds no votes
+        for ever: it is changed where the promises say that it was not chosen.
         """
-        if self.presence.is_majority_here(bound.members):
+        keeps = self.presence.may_drop(bound) or leading.may_be_chosen(bound)
+        if keeps and self.presence.is_majority_here(bound.members):
             return bound
         return replace(bound, next_members=self._next_members())
 
     def _ballot_in_charge(self, now: float) -> int | None:
-        """The lowest ballot not yet given up whose leader is there; each ballot gets twice the time of the last."""
+        """The lowest ballot not yet given up whose leader is there; each ballot gets twice the time of the last.
+
+        Counted from the ballot at which this process found the round stalled: one that restarts with a high ballot
+        promised has not waited for it.
+        """
         waited = now - (now if self.stalled_since is None else self.stalled_since)
-        suspected = int(math.log2(waited / self.terms.patience + 1.0))
+        suspected = self.stalled_at + int(math.log2(waited / self.terms.patience + 1.0))
         first = max(self.acceptor.promised, suspected)
         ballots = range(first, first + len(self.head.members))
         return next((ballot for ballot in ballots if self.presence.present(self.leader_of(ballot))), None)

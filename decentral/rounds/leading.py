@@ -63,6 +63,15 @@ class Leading:
         heard.append((own.accepted_ballot, own.accepted))
         return max(heard, key=lambda pair: pair[0])[1]
 
+    def may_be_chosen(self, record: Record) -> bool:
+        """Whether enough of those who vote on ``record`` may have accepted it, as far as the promises tell.
+
+        ``record`` is the bound value: who accepted another one did so in a lower ballot, and not this one since.
+        """
+        voters = voters_on(record)
+        against = [peer for peer in voters if peer in self.promises and self.promises[peer].accepted != record]
+        return len(voters) - len(against) >= majority(voters)
+
     def next_plan_number(self) -> int:
         """Numbers rise within a ballot and over ballots, so results of an old plan are never mixed in."""
         if self.planned is None:

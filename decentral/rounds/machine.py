@@ -177,6 +177,7 @@ class RoundMachine(Leader):
     def _take_offer(self, sender: PeerId, offer: m.Offer, now: float) -> None:
         if offer.fragment != self.head.fragment(self.terms.num_fragments):
             raise PayloadError(f"offer for fragment {offer.fragment} in round {offer.round}: not its turn; drop it")
+        self.presence.leaving.discard(sender)  # who offers has come back: to drop it would find no votes
         self.round.add(sender, offer, now)
 
     def _progress(self, now: float) -> list[Effect]:

@@ -23,6 +23,7 @@ class Scenario:
     hosts: int = 4
     rounds: int = 20  # outer steps under the profile; then all faults stop, and the swarm must come to rest
     step_seconds: float = 0.25  # of one inner step at the median speed
+    calm_start: bool = False  # nothing befalls the machines before all of them train together
     lesson: LessonName = "marks"  # what inner steps do
     settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
     weights: Mapping[str, float] = field(default_factory=dict)  # bytes that one of a protocol stands for
@@ -38,16 +39,21 @@ def drawn(seed: int, rounds: int = 20) -> Scenario:
     generator = random.Random(seed)
     kind = generator.choice(["gather", "gather", "reduce", "streaming", "float"])
     profile = generator.choice([PROFILES["home"], PROFILES["storm"], PROFILES["storm"], PROFILES["spot"]])
-    hosts = generator.choice([2, 3, 3, 3, 4, 5])
+    hosts = generator.choice([2, 3, 3, 3, 3, 3, 4, 5])
+    split = generator.choice([1.0, 4.0, 15.0])
     weather = replace(
         profile,
-        crashes=profile.crashes * generator.choice([0.2, 0.4, 1.0]),
+        crashes=profile.crashes * generator.choice([0.04, 0.1, 0.2, 0.4, 1.0]),
+        sleeps=profile.sleeps * generator.choice([0.1, 0.1, 0.3, 1.0]),
+        delay=profile.delay * generator.choice([0.1, 0.1, 1.0]),
         away=generator.choice([1.0, 3.0, 8.0]),
-        partition_for=generator.choice([1.0, 4.0, 15.0]),
+        partition_for=split,
+        partitions=profile.partitions * min(1.0, 2.0 / split),  # else the network would be split most of the time
     )
-    patience = {"shrink_after": generator.choice([15.0, 90.0]), "lease": generator.choice([3.0, 9.0, 9.0])}
+    patience = {"shrink_after": generator.choice([15.0, 90.0]), "lease": generator.choice([3.0, 12.0, 12.0, 12.0])}
     manifest = toy_manifest(kind, seed, {**LIMITS, **patience})
-    return Scenario(manifest, weather, seed, hosts, rounds, lesson="marks" if kind in ("gather", "reduce") else "noise")
+    lesson: LessonName = "marks" if kind in ("gather", "reduce") else "noise"
+    return Scenario(manifest, weather, seed, hosts, rounds, calm_start=generator.random() < 0.8, lesson=lesson)
 
 
 def toy_manifest(kind: str, seed: int, limits: Mapping[str, float] = LIMITS) -> Manifest:

@@ -15,6 +15,7 @@ from typing import Self
 import anyio
 
 from decentral.errors import TransportError
+from decentral.simulate.profiles import Profile
 from decentral.transport.base import Handler, Stream, Traffic, Transport
 from decentral.transport.budget import Budget
 from decentral.wire.keys import PeerId
@@ -33,6 +34,11 @@ class Weather:
     def clear_up(self) -> None:
         """From now on nothing goes wrong."""
         self.loss = self.duplication = self.corruption = self.delay = 0.0
+
+    def break_out(self, profile: Profile) -> None:
+        """From now on it is as bad as ``profile`` says."""
+        self.loss, self.duplication = profile.loss, profile.duplication
+        self.corruption, self.delay = profile.corruption, profile.delay
 
     def strikes(self, share: float) -> bool:
         """Whether something of this share happens now."""

@@ -36,9 +36,7 @@ class World:
             generator=random.Random(f"network {seed}"),
             weights=scenario.weights,
         )
-        self.weather = Weather(
-            random.Random(f"weather {seed}"), profile.loss, profile.duplication, profile.corruption, profile.delay
-        )
+        self.weather = Weather(random.Random(f"weather {seed}"))
         self.site = Site(scenario.manifest, self.network, self.weather, trace, seed, scenario.lesson)
         self.hosts = [self._host(number) for number in range(scenario.hosts)]
         self.reached = 0  # outer steps of the chain in the end
@@ -59,11 +57,14 @@ class World:
         self.network.set_uplink(host.peer, downlink / self.scenario.profile.asymmetry)
 
     async def run(self) -> None:
-        """Grow, suffer, come to rest."""
+        """Come together, suffer, come to rest."""
         async with anyio.create_task_group() as group:
             self._group = group
             for host in self.hosts:
                 self.start(host)
+            if self.scenario.calm_start:
+                await self._until("come together", lambda: all(self._outer_steps(host) > 0 for host in self.hosts))
+            self.weather.break_out(self.scenario.profile)
             await self._until("begin", lambda: any(self._outer_steps(host) > 0 for host in self.hosts))
             async with anyio.create_task_group() as troubles:
                 troubles.start_soon(self.afflict(self).run)

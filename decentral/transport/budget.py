@@ -42,7 +42,7 @@ class Budget:
         self.limits = limits or Limits()
         self._streams: Counter[PeerId] = Counter()
         self._nbytes: Counter[PeerId] = Counter()
-        self._freed = anyio.Event()
+        self._freed: anyio.Event | None = None  # made by who waits
 
     @contextmanager
     def inbound(self, peer: PeerId) -> Iterator[None]:
@@ -62,14 +62,16 @@ class Budget:
     async def bytes_of(self, peer: PeerId, nbytes: int) -> AsyncIterator[None]:
         """Hold ``nbytes`` on behalf of ``peer``, waiting until they fit."""
         while not self._fits(peer, nbytes):
+            self._freed = self._freed or anyio.Event()
             await self._freed.wait()
         self._nbytes[peer] += nbytes
         try:
             yield
         finally:
             _give_back(self._nbytes, peer, nbytes)
-            self._freed.set()
-            self._freed = anyio.Event()
+            if self._freed is not None:
+                self._freed.set()
+                self._freed = None
 
     def held(self, peer: PeerId) -> tuple[int, int]:
         """Streams and bytes ``peer`` holds now."""

@@ -77,7 +77,7 @@ class Pipe:
         self._pieces: deque[Piece] = deque()
         self._held = 0
         self._last = 0.0
-        self._changed = anyio.Event()
+        self._changed: anyio.Event | None = None  # made by who waits
         self._ended = self._refused = self._severed = False
 
     @property
@@ -91,7 +91,7 @@ class Pipe:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), _PIECE):
             while self._held >= WINDOW and not self._dead:
-                await self._changed.wait()
+                await self._change()
             if self._dead:
                 raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
             self._put(bytes(view[start : start + _PIECE]))
@@ -158,7 +158,7 @@ class Pipe:
             if self._severed or self._refused or (self._ended and not self._pieces):
                 raise StreamClosed(f"{come} of {nbytes} bytes came before the stream ended")
             with anyio.CancelScope(deadline=due):
-                await self._changed.wait()
+                await self._change()
 
     def _due(self) -> float:
         """When to look again: the first piece is ready, or reaches the downlink, or was not sent yet."""
@@ -168,6 +168,11 @@ class Pipe:
         first = self._pieces[0]
         return first.reaches if first.ready is None else first.ready
 
+    async def _change(self) -> None:
+        self._changed = self._changed or anyio.Event()
+        await self._changed.wait()
+
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None

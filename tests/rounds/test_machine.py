@@ -445,3 +445,45 @@ def test_nothing_more_is_decided_before_what_was_decided_is_applied(make_swarm):
     assert [e.commit.record.round for e in effects if isinstance(e, Decide)] == [1]
     effects = machine.applied(head.anchor, 0.0)
     assert [e.commit.record.round for e in effects if isinstance(e, Decide)] == [2]
+
+
+def test_a_peer_that_comes_back_after_its_goodbye_stays_a_member(make_swarm):
+    swarm = make_swarm(3)
+    moody, *others = swarm.members
+    swarm.offer(others[0])
+    swarm.run(lambda: not swarm.queue)
+    for peer in others:
+        swarm._do(peer, swarm.hosts[peer].machine.receive(moody, m.Goodbye(), swarm.now))
+    swarm.offer(moody)
+    swarm.run(lambda: not swarm.queue)
+    assert finish_round(swarm, 2)
+    assert swarm.hosts[others[0]].machine.head.epoch == 0
+
+
+def test_a_round_that_restarts_at_a_high_ballot_does_not_wait_for_all_the_ballots_before_it(make_swarm):
+    swarm = make_swarm(3)
+    for host, signer in zip(list(swarm.hosts.values()), swarm.signers, strict=True):
+        host.disk.acceptor = host.machine.acceptor.promise(9).to_bytes()
+        swarm.start(signer, host.disk)
+    swarm.lose = lambda sender, to, message: isinstance(message, m.Proposal) and message.ballot == 9
+    assert finish_round(swarm, 1, limit=20.0)
+
+
+def test_an_accepted_record_that_drops_a_peer_who_is_back_does_not_end_the_run(make_swarm):
+    """Two of four left it, so the two others would have voted on it; only one did before the third came back."""
+    swarm = make_swarm(4)
+    leader, dead, back, other = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    for peer in (leader, other):
+        swarm.offer(peer)
+    swarm.run(lambda: not swarm.queue)
+    swarm.kill(dead)
+    swarm.lose = lambda sender, to, message: sender == back
+    swarm._do(leader, swarm.hosts[leader].machine.receive(back, m.Goodbye(), swarm.now))
+    swarm.lose_leases(gone=True)
+    assert swarm.run(lambda: swarm.hosts[leader].machine.acceptor.accepted is not None)
+    dropped = set(swarm.members) - set(swarm.hosts[leader].machine.acceptor.accepted.next_members)
+    assert dropped == {dead, back}
+    swarm.lose = lambda sender, to, message: False
+    assert finish_round(swarm, 2)
+    assert back in swarm.hosts[leader].machine.head.members
+    swarm.check_agreement()

@@ -6,7 +6,6 @@ import itertools
 import random
 
 import anyio
-import anyio.lowlevel
 import pytest
 import trio
 import trio.testing
@@ -184,7 +183,7 @@ def test_killing_a_peer_breaks_its_streams_at_once_and_loses_what_was_in_flight(
                 await stream.receive_exactly(1)
             with pytest.raises(StreamClosed):
                 await stream.send(b"x")
-            await anyio.lowlevel.checkpoint()  # the handler's turn
+            await anyio.wait_all_tasks_blocked()
             assert anyio.current_time() == now
             assert ended == [now]
             with pytest.raises(PeerUnreachable):
