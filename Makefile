@@ -15,7 +15,7 @@ WORKERS ?= 2
 SEEDS ?= 1-2000
 ROUNDS ?= 50
 
-.PHONY: demo test simulate mutants fuzz chaos powerloss lint format constraints clean
+.PHONY: demo test simulate await-points mutants fuzz chaos powerloss lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -32,6 +32,9 @@ chaos: $(STAMP)  ## kill real peers and their daemons, as root on Linux: make ch
 
 simulate: $(STAMP)  ## many simulated swarms under faults, one per seed: make simulate SEEDS=1-2000 ROUNDS=50
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulate.run --seeds $(SEEDS) --rounds $(ROUNDS) --processes $(WORKERS) $(ARGS)
+
+await-points: $(STAMP)  ## a crash at every await point of a round, one at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulate.await_points --processes $(WORKERS) $(ARGS)
 
 mutants: $(STAMP)  ## does the simulation catch planted bugs? make mutants ARGS="--only votes"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.mutate --processes $(WORKERS) $(ARGS)

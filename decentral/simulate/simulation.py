@@ -67,9 +67,12 @@ class Outcome:
         return round(statistics.median(took), 3) if took else 0.0
 
     def _learnt(self) -> dict[str, Any]:
-        """The loss of the anchor over time, and of one median peer that trained alone as long; {} if nobody learnt."""
+        """The loss of the anchor over time, and of one median peer that trained alone as long; {} if nobody learnt.
+
+        Gossip has no anchor: there it is the model of the first peer that has made a step.
+        """
         curve: dict[int, list[float]] = {}
-        for entry in self.trace.of("applied"):
+        for entry in self.trace.of("swapped" if self.scenario.manifest.exchange.kind == "pair" else "applied"):
             if entry.fields.get("loss") is not None:
                 curve.setdefault(entry.fields["round"], [entry.time, round(entry.fields["loss"], 5)])
         if not curve:

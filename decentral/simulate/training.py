@@ -152,7 +152,7 @@ class Trainer:
         swapped = await gossip.exchange(fragment, self.model.read(fragment), steps, steps)
         self.model.write(fragment, swapped.after_N)
         self.rhythm.since = 0
-        self.note("swapped", step=gossip.step)
+        self.note("swapped", round=gossip.step, loss=self.lesson.loss(self.model.fragments))
 
     def carried(self) -> dict[str, Tensor]:
         """What no commit has taken yet, per fragment: local progress and the debt of what was sent by halves."""

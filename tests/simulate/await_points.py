@@ -38,6 +38,9 @@ class Point:
     host: int
     step: int
 
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.host}/{self.step}"
+
     @property
     def power(self) -> bool:
         """Whether power is cut, or only the process killed."""
@@ -142,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         for point, _, problems in pool.imap_unordered(tried, todo, chunksize=8):
             if problems:
                 failed += 1
-                print(f"{point.kind}/{point.host}/{point.step}: {problems}", file=sys.stderr, flush=True)
+                print(f"{point}: {problems}", file=sys.stderr, flush=True)
     print(json.dumps({"points": len(todo), "failed": failed, "seconds": round(time.monotonic() - began, 1)}))
     return 1 if failed else 0
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 import trio._core._run as scheduler
 
+from decentral.manifest import preset_manifest
+from decentral.simulate.forecast import forecast
 from decentral.simulate.profiles import PROFILES
 from decentral.simulate.scenario import drawn
 from decentral.simulate.simulation import simulate
-from tests.simulate import run
+from tests.simulate import await_points, run
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 20
@@ -68,6 +70,24 @@ def test_a_failing_seed_is_named_with_the_command_that_replays_it():
     total.add(7, broken)
     assert total.failed == {7: ["[I1] two records"]}
     assert run.replay(7, 50) == "python -m tests.simulate.run --seeds 7 --rounds 50 --trace"
+
+
+def test_a_small_model_that_four_peers_train_learns_more_than_one_that_trains_alone():
+    terms = {"run": {"rounds": 100, "salt": "x", "seed": 1}, "inner": {"steps": 12}}
+    manifest = preset_manifest("diloco", **terms)
+    options = {"peers": 4, "profile": "lab", "seed": 1, "rounds": 10, "step_seconds": 1.0, "parameters": 10_000}
+    found = forecast(manifest, **options, learn=True)
+    assert found["problems"] == []
+    assert found["loss"] == found["loss_curve"][-1][1] < 0.9 * found["loss_alone"]
+    assert found["loss_curve"][0][1] > found["loss_alone"]
+    assert "loss" not in forecast(manifest, **options)
+
+
+@pytest.mark.parametrize("kind", await_points.EXHAUSTED)
+def test_a_crash_at_any_await_point_of_a_round_breaks_nothing(kind):
+    """One of so many points; ``make await-points`` tries all."""
+    for point in await_points.points(kind, every=47):
+        assert await_points.tried(point)[2] == [], f"python -m tests.simulate.await_points --point {point}"
 
 
 def test_a_swarm_of_which_half_or_more_falls_at_once_comes_back():
