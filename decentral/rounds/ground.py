@@ -85,7 +85,7 @@ class Ground:
         self.proposal: tuple[PeerId, m.Proposal] | None = None
         self.decided: tuple[PeerId, m.Commit] | None = None
         self.stalled_since: float | None = None
-        self.stalled_at = 0  # the ballot promised by then
+        self.promised_since: tuple[int, float] | None = None  # the ballot that is promised, and since when
         self.planned_number = -1
         self.held = {frame: header for frame, header in self.held.items() if header.round > head.round}
         self._replay_results()
@@ -127,8 +127,7 @@ class Ground:
         return self.presence.next_members(self.head.members, self.joiners)
 
     def _stall(self, now: float) -> None:
-        if self.stalled_since is None:
-            self.stalled_since, self.stalled_at = now, self.acceptor.promised
+        self.stalled_since = now if self.stalled_since is None else self.stalled_since
 
     def _become(self, acceptor: Acceptor) -> None:
         self.acceptor = acceptor

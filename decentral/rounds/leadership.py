@@ -143,16 +143,25 @@ class Leader(Voter):
         return replace(bound, next_members=self._next_members())
 
     def _ballot_in_charge(self, now: float) -> int | None:
-        """The lowest ballot not yet given up whose leader is there; each ballot gets twice the time of the last.
-
-        Counted from the ballot at which this process found the round stalled: one that restarts with a high ballot
-        promised has not waited for it.
-        """
-        waited = now - (now if self.stalled_since is None else self.stalled_since)
-        suspected = self.stalled_at + int(math.log2(waited / self.terms.patience + 1.0))
-        first = max(self.acceptor.promised, suspected)
+        """The lowest ballot not yet given up whose leader is there."""
+        first = self.acceptor.promised + self._num_given_up(now)
         ballots = range(first, first + len(self.head.members))
         return next((ballot for ballot in ballots if self.presence.present(self.leader_of(ballot))), None)
+
+    def _num_given_up(self, now: float) -> int:
+        """Ballots from the promised one on that had their time: as long as the round had stalled before, and patience.
+
+        So each gets twice the time of the last. Counted from when it was promised: all who did agree within a message's
+        time on who leads, whatever number it has, and whoever has restarted since.
+        """
+        if self.stalled_since is None:
+            return 0
+        promised, since = self.promised_since or (self.acceptor.promised, self.stalled_since)
+        if promised != self.acceptor.promised:
+            promised, since = self.acceptor.promised, now
+        self.promised_since = promised, since
+        length = self.terms.patience + since - self.stalled_since
+        return int(math.log2((now - since) / length + 1.0))
 
     def _open_ballot(self, ballot: int, now: float) -> None:
         self.leading = Leading(ballot, sent_at=now)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from decentral.errors import PayloadError
 from decentral.rounds.effects import Send, SendSlices
 from decentral.rounds.ground import Ground
+from decentral.rounds.leading import PLANS_PER_BALLOT
 from decentral.wire import messages as m
 from decentral.wire.keys import PeerId
+
+LEAP = 1024  # ballots that a message may be above the promised one: a flipped bit must not use the numbers up
 
 
 class Voter(Ground):
     """Answers the leaders of ballots."""
 
     def _take_prepare(self, sender: PeerId, prepare: m.Prepare) -> None:
+        self._check_leap(prepare.ballot)
         promised = None if self.forgetful else self.acceptor.promise(prepare.ballot)
         if promised is None or self.leader_of(prepare.ballot) != sender:
             return
@@ -21,6 +25,7 @@ class Voter(Ground):
         self._effects.append(Send(sender, answer))
 
     def _take_proposal(self, sender: PeerId, proposal: m.Proposal) -> None:
+        self._check_leap(proposal.ballot)
         if self.leader_of(proposal.ballot) != sender:
             raise PayloadError(f"proposal of ballot {proposal.ballot} by a peer that does not lead it; drop it")
         if not self._succeeds(proposal.record, sender):
@@ -31,10 +36,17 @@ class Voter(Ground):
             self._effects.append(Send(sender, self._vote_for(proposal)))  # our vote was lost
 
     def _take_plan(self, sender: PeerId, plan: m.Plan) -> None:
+        self._check_leap(plan.ballot)
+        if plan.number // PLANS_PER_BALLOT != plan.ballot:
+            raise PayloadError(f"plan {plan.number} is none of ballot {plan.ballot}; drop it")
         leads = self.leader_of(plan.ballot) == sender
         if leads and plan.ballot >= self.acceptor.promised and plan.number > self.planned_number:
             self.planned_number = plan.number
             self._effects.append(SendSlices(plan))
+
+    def _check_leap(self, ballot: int) -> None:
+        if ballot > self.acceptor.promised + LEAP:
+            raise PayloadError(f"ballot {ballot}, far above the promised one, {self.acceptor.promised}; drop it")
 
     def _vote(self, now: float) -> None:
         if self.proposal is None or self.forgetful or self.me not in self.head.members:

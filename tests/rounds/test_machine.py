@@ -487,3 +487,35 @@ def test_an_accepted_record_that_drops_a_peer_who_is_back_does_not_end_the_run(m
     assert finish_round(swarm, 2)
     assert back in swarm.hosts[leader].machine.head.members
     swarm.check_agreement()
+
+
+@pytest.mark.parametrize("stalled_for", [5.0, 13.0, 30.0, 60.0, 130.0])
+def test_peers_that_restarted_at_different_ballots_agree_on_who_leads(make_swarm, stalled_for):
+    """Each took the other's ballot for the one in charge for two minutes, and neither led."""
+    swarm = make_swarm(4)
+    order = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    for peer, ballot in ((order[0], 67), (order[2], 65)):
+        swarm.hosts[peer].disk.acceptor = swarm.hosts[peer].machine.acceptor.promise(ballot).to_bytes()
+        swarm.restart(peer)
+    for peer in (order[1], order[3]):
+        swarm.kill(peer)
+    swarm.lose_leases(gone=True)
+    swarm.lose = lambda sender, to, message: isinstance(message, m.Proposal | m.Vote)
+    assert not finish_round(swarm, limit=stalled_for)
+    swarm.lose = lambda sender, to, message: False
+    assert finish_round(swarm, limit=20.0)
+    swarm.check_agreement()
+
+
+def test_a_ballot_with_a_flipped_bit_is_refused(make_swarm):
+    swarm = make_swarm(3)
+    machine = swarm.hosts[swarm.members[0]].machine
+    ballot = next(n for n in range(1 << 29, (1 << 29) + 3) if machine.leader_of(n) == swarm.members[1])
+    with pytest.raises(PayloadError, match="far above"):
+        machine.receive(swarm.members[1], m.Prepare(0, 1, ballot), 0.0)
+    head = machine.head
+    plan = m.Plan(0, 1, 0, 1 << 16, (m.FrameRef(swarm.members[0], digest_of("f"), 0, 1, 1),), ())
+    sender = machine.leader_of(0) if machine.leader_of(0) != machine.me else swarm.members[1]
+    with pytest.raises(PayloadError, match="none of ballot"):
+        machine.receive(sender, plan, 0.0)
+    assert (machine.acceptor.promised, machine.head) == (0, head)
