@@ -56,6 +56,7 @@ def check(trace: Trace, manifest: Manifest, *, exact: bool) -> Verdict:
     _durable_before_applied(trace, verdict)
     _rounds_only_rise(trace, verdict)
     _rest_in_one_state(trace, verdict)
+    _nothing_is_left_over(trace, verdict)
     _named_contributors_are_members(trace, verdict)
     if exact and manifest.exchange.kind == "gather":
         _Mass(trace, manifest, verdict).check()
@@ -135,6 +136,15 @@ def _rest_in_one_state(trace: Trace, verdict: Verdict) -> None:
     if len(heads) > 1:
         verdict.divergence += 1
         verdict.say(f"[I14] peers came to rest in {len(heads)} states")
+
+
+def _nothing_is_left_over(trace: Trace, verdict: Verdict) -> None:
+    """[I13] Nothing piles up: at rest nobody holds frames or plans of rounds that are over beyond its store."""
+    for entry in trace.of("rested"):
+        if entry.fields["left_over"]:
+            verdict.say(
+                f"[I13] host {entry.host} still holds {entry.fields['left_over']} things of rounds that are over"
+            )
 
 
 def _named_contributors_are_members(trace: Trace, verdict: Verdict) -> None:

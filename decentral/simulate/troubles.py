@@ -82,7 +82,7 @@ class Troubles:
             await anyio.sleep(self.round_seconds * generator.uniform(0.5, 1.5))
             if not host.up or host.process is None or host.process.dead:
                 continue
-            if generator.random() < 0.1:
+            if generator.random() < 0.05:
                 host.keep_copy()
             if generator.random() < profile.sleeps:
                 await self._sleep(host, generator)

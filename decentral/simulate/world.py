@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from decentral.rounds.driver import Driver
 from decentral.simulate.host import Host, Site
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
@@ -19,7 +20,7 @@ from decentral.simulate.weather import Weather
 from decentral.transport.memory import MemoryNetwork
 
 LOOK_EVERY = 0.5  # s of virtual time
-PATIENCE = 15.0  # s of virtual time per outer step: a storm may keep a swarm from making any
+PATIENCE = 5.0  # s of virtual time per outer step: a storm may keep a swarm from making any, at the cost of others
 CALM_ROUNDS = 3  # outer steps that the calm swarm must still make
 
 
@@ -152,6 +153,7 @@ class World:
             sent=process.transport.traffic.total.sent,
             received=process.transport.traffic.total.received,
             busy=round(process.trainer.busy_seconds, 3),
+            left_over=_left_over(process.node.driver),
         )
 
     def _at_rest(self) -> bool:
@@ -178,6 +180,14 @@ class World:
             return 0
         gossip = process.node.gossip
         return process.node.driver.head.outer_step if gossip is None else gossip.step
+
+
+def _left_over(driver: Driver) -> int:
+    """What is still held for rounds that are over, and bytes of frames beyond what the store may take."""
+    past = driver.head.round
+    frames = sum(1 for header in driver.machine.held.values() if header.round <= past)
+    plans = sum(1 for round_, _ in driver.inbox.plans if round_ <= past)
+    return frames + plans + max(0, driver.store.nbytes - driver.store.capacity)
 
 
 def in_memory_folder() -> tempfile.TemporaryDirectory[str]:
