@@ -29,7 +29,7 @@ class Scenario:
     weights: Mapping[str, float] = field(default_factory=dict)  # bytes that one of a protocol stands for
 
 
-KINDS = ("gather", "reduce", "streaming", "float")  # float: gather again, with values that an order of sums shows in
+KINDS = ("gather", "reduce", "streaming", "pair", "float")  # float: gather, with values that an order of sums shows in
 _EXACT = {"chain": "topk(k=1024, chunk=4096)", "feedback": "ef(beta=1)"}
 LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}
 
@@ -37,7 +37,7 @@ LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}
 def drawn(seed: int, rounds: int = 20) -> Scenario:
     """The scenario that a seed stands for in the project's own suites: algorithm, size and weather are all drawn."""
     generator = random.Random(seed)
-    kind = generator.choice(["gather", "gather", "reduce", "streaming", "float"])
+    kind = generator.choice(["gather", "gather", "reduce", "streaming", "float", "gather", "reduce", "pair"])
     profile = generator.choice([PROFILES["home"], PROFILES["storm"], PROFILES["storm"], PROFILES["spot"]])
     hosts = generator.choice([2, 3, 3, 3, 3, 3, 4, 5])
     split = generator.choice([1.0, 4.0, 15.0])
@@ -68,6 +68,8 @@ def toy_manifest(kind: str, seed: int, limits: Mapping[str, float] = LIMITS) -> 
         return preset_manifest(
             "streaming", run=run, inner={"steps": 6}, swarm=limits, outer={"fragments": 3, "overlap": 1}
         )
+    if kind == "pair":
+        return preset_manifest("noloco", run=run, inner=inner, swarm=limits)
     if kind == "float":
         return preset_manifest("sparseloco", run=run, inner=inner, swarm=limits)
     return preset_manifest("sparseloco", run=run, inner=inner, swarm=limits, compressor=_EXACT)
