@@ -45,7 +45,7 @@ def drawn(seed: int, rounds: int = 20) -> Scenario:
         profile,
         crashes=profile.crashes * generator.choice([0.04, 0.1, 0.2, 0.4, 1.0]),
         sleeps=profile.sleeps * generator.choice([0.1, 0.1, 0.3, 1.0]),
-        delay=profile.delay * generator.choice([0.1, 0.1, 1.0]),
+        delay=profile.delay * generator.choice([0.1, 0.1, 0.5, 2.0]),
         away=generator.choice([1.0, 3.0, 8.0]),
         partition_for=split,
         partitions=profile.partitions * min(1.0, 2.0 / split),  # else the network would be split most of the time
