@@ -57,6 +57,7 @@ def check(trace: Trace, manifest: Manifest, *, exact: bool) -> Verdict:
     _rounds_only_rise(trace, verdict)
     _rest_in_one_state(trace, verdict)
     _nothing_is_left_over(trace, verdict)
+    _a_checkpoint_keeps_all(trace, verdict)
     _named_contributors_are_members(trace, verdict)
     if exact and manifest.exchange.kind == "gather":
         _Mass(trace, manifest, verdict).check()
@@ -145,6 +146,22 @@ def _nothing_is_left_over(trace: Trace, verdict: Verdict) -> None:
             verdict.say(
                 f"[I13] host {entry.host} still holds {entry.fields['left_over']} things of rounds that are over"
             )
+
+
+def _a_checkpoint_keeps_all(trace: Trace, verdict: Verdict) -> None:
+    """[I18] Who wakes up where its last checkpoint stood has the progress and the debt that it had then, to the bit."""
+    saved: dict[int, Entry] = {}
+    for entry in trace:
+        if entry.event == "saved":
+            saved[entry.host] = entry
+        elif entry.event in ("forgot", "went_back", "damaged", "adopted"):
+            saved.pop(entry.host, None)
+        elif entry.event == "resumed" and entry.host in saved:
+            last = saved[entry.host]
+            same = all(torch.equal(tensor, last.tensors[name]) for name, tensor in entry.tensors.items())
+            if entry.fields["round"] == last.fields["round"] and not same:
+                verdict.lost_updates += 1
+                verdict.say(f"[I18] host {entry.host} woke up at round {entry.fields['round']} with less than it saved")
 
 
 def _named_contributors_are_members(trace: Trace, verdict: Verdict) -> None:

@@ -341,6 +341,7 @@ class Process:
         step = self.node.gossip.step if self.node.gossip is not None else 0
         meta = {"age": self.node.age, "gossip_step": step}
         self.vault.save(driver.head, {**replica.shared_tensors(), **replica.own_tensors(), **live}, meta)
+        self.note("saved", trainer.carried(), round=driver.head.round)
         return True
 
 

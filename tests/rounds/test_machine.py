@@ -519,3 +519,44 @@ def test_a_ballot_with_a_flipped_bit_is_refused(make_swarm):
     with pytest.raises(PayloadError, match="none of ballot"):
         machine.receive(sender, plan, 0.0)
     assert (machine.acceptor.promised, machine.head) == (0, head)
+
+
+@pytest.mark.parametrize("reduce", [False, True], ids=["gather", "reduce"])
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_that_come_late_decide_nothing_twice(make_swarm, seed, reduce):
+    """Up to twelve seconds late, with ballots of two: proposals meet acceptors that promised others long ago."""
+    swarm = make_swarm(3 + seed % 3, seed=seed, reduce=reduce)
+    late: list[tuple[float, tuple]] = []
+
+    def delay(sender, to, message) -> bool:
+        if swarm.random.random() < 0.7:
+            return False
+        late.append((swarm.now + swarm.random.uniform(0.0, 12.0), (sender, to, message)))
+        return True
+
+    def arrive() -> bool:
+        swarm.queue += [parcel for due, parcel in late if due <= swarm.now]
+        late[:] = [(due, parcel) for due, parcel in late if due > swarm.now]
+        for peer in swarm.members:
+            if swarm.random.random() < 0.05:  # not at once: what a leader finds depends on when it looks
+                swarm.offer(peer)
+        return min(map(swarm.rounds_done, swarm.members)) >= 25
+
+    swarm.lose = delay
+    assert swarm.run(arrive, limit=5000.0)
+    swarm.check_agreement()
+
+
+def test_who_promised_a_ballot_accepts_nothing_of_a_lower_one(make_swarm):
+    swarm = make_swarm(3)
+    first, second, voter = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    swarm.offer_all()
+    swarm.run(lambda: swarm.hosts[first].machine.proposal is not None)
+    machine, (_, proposal) = swarm.hosts[voter].machine, swarm.hosts[first].machine.proposal
+    for frame, header in swarm.hosts[first].machine.held.items():
+        machine.hold(frame, header, swarm.now)
+    assert machine.acceptor.accepted is None
+    machine.receive(second, m.Prepare(0, 1, 1), swarm.now)
+    effects = machine.receive(first, proposal, swarm.now)
+    assert not [effect for effect in effects if isinstance(getattr(effect, "message", None), m.Vote)]
+    assert (machine.acceptor.promised, machine.acceptor.accepted) == (1, None)
