@@ -214,8 +214,8 @@ class Process:
                 async with self.transport, anyio.create_task_group() as group:
                     await group.start(self.node.run)
                     self.trainer = self._trainer()
-                    self._save()
                     self.note("resumed", self.trainer.carried(), round=self.node.driver.head.round)
+                    self._save()
                     await self.trainer.run()
             finally:
                 self.num_steps = self.trainer.num_steps if self.trainer is not None else self.num_steps

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     """A line of JSON for each mutant."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of a mutant's name")
-    parser.add_argument("--seeds", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=220)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
