@@ -123,8 +123,8 @@ class World:
         self.weather.clear_up()
         for host in self.hosts:
             self.rejoin(host)
-            if host.up and host.process is not None and host.process.leaving:
-                await host.ended.wait()
+            if host.up and host.process is not None and (host.process.leaving or host.process.dead):
+                await host.ended.wait()  # what is shielded from a crash takes its time
             if host.process is not None and host.process.trainer is not None:
                 host.process.trainer.asleep = False
             if not host.up:
