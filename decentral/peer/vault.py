@@ -134,7 +134,8 @@ class Vault:
     def _with_adopted(self, resumed: Resumed) -> Resumed:
         """Stand where a snapshot led that no checkpoint contains yet.
 
-        The debt goes as the live model does: the rounds that the snapshot spared this peer may have taken from both.
+        The debt goes as the live model does: the rounds that the snapshot spared this peer may have taken from both. In
+        gossip they took from neither, and a snapshot is a head alone.
         """
         try:
             newer = load_newest(self.adopted)
@@ -142,6 +143,8 @@ class Vault:
             return resumed
         if newer is None or (head := Head.from_dict(newer.meta["head"])).weight <= resumed.head.weight:
             return resumed
+        if not newer.tensors:
+            return replace(resumed, head=head)
         kept = {name: tensor for name, tensor in resumed.tensors.items() if not is_feedback(name)}
         return replace(resumed, head=head, tensors={**kept, **newer.tensors}, adopted=True)
 

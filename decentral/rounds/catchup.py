@@ -148,8 +148,9 @@ class CatchUp:
         if head.weight <= self.driver.head.weight:
             return
         branch = await self._branch_to(peer, head)
-        fetched = await self.snapshots.tensors(peer, index, head)
-        await self.driver.adopt(head, {} if self.gossip_step is not None else fetched.tensors, branch)
+        gossips = self.gossip_step is not None  # each has its own replica, so there is nothing to take over
+        tensors = {} if gossips else (await self.snapshots.tensors(peer, index, head)).tensors
+        await self.driver.adopt(head, tensors, branch)
 
     async def _branch_to(self, peer: PeerId, claimed: Head) -> Branch:
         """The way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers remember."""

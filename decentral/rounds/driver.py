@@ -19,7 +19,6 @@ from decentral.rounds.settling import Settler
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import (
     Commit,
-    Goodbye,
     JoinRequest,
     Record,
 )
@@ -69,14 +68,20 @@ class Driver(Settler):
         """Tell everybody that this peer leaves, so that nobody waits for it; ``come_back`` takes it back."""
         self.stopping = True
         with anyio.move_on_after(SEND_TIMEOUT / 2):
+            async with self._lock:  # what a step decides on is durable, and said, before this is
+                farewell, members = self.machine.leave(), self.head.members
             async with anyio.create_task_group() as group:
-                for peer in self.head.members:
+                for peer in members:
                     if peer != self.me:
-                        group.start_soon(self._send, peer, Goodbye())
+                        group.start_soon(self._send, peer, farewell)
 
     async def come_back(self) -> None:
-        """Ask to be let in again."""
+        """Vote again, and ask to be let in where this peer was left out meanwhile."""
         self.stopping = False
+        self.machine.stay()
+        for peer in self.head.members:
+            if peer != self.me:
+                self._spawn(self._send, peer, JoinRequest(self.head.round, self.head.hash))
 
     async def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

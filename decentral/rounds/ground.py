@@ -16,6 +16,7 @@ from decentral.rounds.chain import Digest, Head
 from decentral.rounds.collection import Collection, fits
 from decentral.rounds.deadline import Deadline
 from decentral.rounds.effects import CatchUp, Effect, Fetch, Persist, Send
+from decentral.rounds.farewells import Farewells
 from decentral.rounds.history import Branch, History
 from decentral.rounds.leading import Leading, Partition
 from decentral.rounds.membership import Presence
@@ -50,6 +51,8 @@ class Ground:
         self.terms = terms
         self.deadline = Deadline(terms.floor, terms.ceiling)
         self.presence = Presence(self.me)
+        self.farewells = Farewells()
+        self.has_left = False  # and votes no more
         self.joiners: dict[PeerId, m.JoinRequest] = {}
         self.recent: OrderedDict[int, m.Commit] = OrderedDict()
         self.history = History(head)
@@ -125,6 +128,10 @@ class Ground:
 
     def _next_members(self) -> tuple[PeerId, ...]:
         return self.presence.next_members(self.head.members, self.joiners)
+
+    def _is_back(self, peer: PeerId) -> None:
+        self.presence.leaving.discard(peer)
+        self.farewells.forget(peer)
 
     def _stall(self, now: float) -> None:
         self.stalled_since = now if self.stalled_since is None else self.stalled_since

@@ -23,7 +23,7 @@ class Leader(Voter):
 
     def _lead(self, now: float) -> None:
         """Lead the ballot in charge if it is ours and there is something to commit."""
-        if self.forgetful or self.me not in self.head.members:
+        if self.forgetful or self.has_left or self.me not in self.head.members:
             return
         usable = self.round.usable(self.head, self.held, self.terms.partition is not None)
         for offer in self.round.newly(usable):
@@ -43,6 +43,7 @@ class Leader(Voter):
             self._resend(now)
             return
         if leading.proposal is None:
+            leading.farewells = self.farewells.votes(self.acceptor.round, but=self.presence.gone)
             bound = leading.bound_value(self.acceptor)
             record = self._new_record(leading, usable, now) if bound is None else self._carried_on(bound, leading)
             if record is not None:
@@ -190,6 +191,16 @@ class Leader(Voter):
             return
         self._broadcast(commit, also=self.joiners)
         self.decided = (self.me, commit)
+
+    def _count_farewells(self, now: float) -> None:
+        """Those who left may have chosen a record before; it is decided once every named frame is here."""
+        commit = self.farewells.elected(self.acceptor, self.signer)
+        if commit is None:
+            return
+        told = commit.certificate.votes[0][0]
+        if self._succeeds(commit.record, told) and self._all_held(commit.record, told, now):
+            self._broadcast(commit, also=self.joiners)
+            self.decided = (told, commit)
 
     def _resend(self, now: float) -> None:
         leading = self.leading

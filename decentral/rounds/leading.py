@@ -47,6 +47,7 @@ class Leading:
 
     ballot: int
     promises: dict[PeerId, Promise] = field(default_factory=dict)
+    farewells: dict[PeerId, tuple[int, Record | None]] = field(default_factory=dict)  # as good as promises
     planned: Planned | None = None
     proposal: Proposal | None = None
     votes: dict[PeerId, bytes] = field(default_factory=dict)
@@ -59,8 +60,7 @@ class Leading:
 
     def bound_value(self, own: Acceptor) -> Record | None:
         """The record that an earlier quorum may have accepted, which this ballot must carry on."""
-        heard = [(p.accepted_ballot, p.accepted) for p in self.promises.values()]
-        heard.append((own.accepted_ballot, own.accepted))
+        heard = [*self._told().values(), (own.accepted_ballot, own.accepted)]
         return max(heard, key=lambda pair: pair[0])[1]
 
     def may_be_chosen(self, record: Record) -> bool:
@@ -68,9 +68,14 @@ class Leading:
 
         ``record`` is the bound value: who accepted another one did so in a lower ballot, and not this one since.
         """
-        voters = voters_on(record)
-        against = [peer for peer in voters if peer in self.promises and self.promises[peer].accepted != record]
+        voters, told = voters_on(record), self._told()
+        against = [peer for peer in voters if peer in told and told[peer][1] != record]
         return len(voters) - len(against) >= majority(voters)
+
+    def _told(self) -> dict[PeerId, tuple[int, Record | None]]:
+        """What each peer that said so has accepted, and in which ballot."""
+        promised = {peer: (promise.accepted_ballot, promise.accepted) for peer, promise in self.promises.items()}
+        return promised | self.farewells
 
     def next_plan_number(self) -> int:
         """Numbers rise within a ballot and over ballots, so results of an old plan are never mixed in."""

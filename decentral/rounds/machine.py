@@ -20,6 +20,7 @@ from decentral.errors import PayloadError
 from decentral.rounds import chain
 from decentral.rounds.chain import Digest
 from decentral.rounds.effects import CatchUp, Decide, Effect
+from decentral.rounds.farewells import farewell
 from decentral.rounds.ground import FETCH_AFTER, Terms
 from decentral.rounds.history import Past
 from decentral.rounds.leadership import Leader
@@ -70,9 +71,8 @@ class RoundMachine(Leader):
         self.presence.heard(sender)
         if isinstance(message, m.JoinRequest):
             self._take_join(sender, message, now)
-        elif isinstance(message, m.Goodbye):
-            self.presence.leaving.add(sender)
-            self.joiners.pop(sender, None)
+        elif isinstance(message, m.Farewell):
+            self._take_farewell(sender, message)
         elif isinstance(message, m.Behind):
             self._effects += [CatchUp(sender)] if message.round > self.head.round else []
         elif isinstance(message, m.Commit):
@@ -117,8 +117,23 @@ class RoundMachine(Leader):
             return None
         return self.deadline.early_at(seen.opened, seen.first_offer) - now
 
+    def leave(self) -> m.Farewell:
+        """Vote no more, until ``stay``; the others are to be told what is returned."""
+        self.has_left = True
+        return farewell(self.acceptor, self.signer)
+
+    def stay(self) -> None:
+        """Vote again."""
+        self.has_left = False
+
+    def _take_farewell(self, sender: PeerId, message: m.Farewell) -> None:
+        if sender in self.head.members:
+            self.farewells.take(sender, message)
+        self.presence.leaving.add(sender)
+        self.joiners.pop(sender, None)
+
     def _take_join(self, sender: PeerId, request: m.JoinRequest, now: float) -> None:
-        self.presence.leaving.discard(sender)
+        self._is_back(sender)
         if sender not in self.head.members:
             self.joiners[sender] = request
         elif request.round < self.head.round and not self._crossed(request.round + 1, now):
@@ -177,7 +192,8 @@ class RoundMachine(Leader):
     def _take_offer(self, sender: PeerId, offer: m.Offer, now: float) -> None:
         if offer.fragment != self.head.fragment(self.terms.num_fragments):
             raise PayloadError(f"offer for fragment {offer.fragment} in round {offer.round}: not its turn; drop it")
-        self.presence.leaving.discard(sender)  # who offers has come back: to drop it would find no votes
+        if self.farewells.since(sender) < offer.round:  # one of the same round may be older than the farewell
+            self._is_back(sender)  # to drop it would find no votes
         self.round.add(sender, offer, now)
 
     def _progress(self, now: float) -> list[Effect]:
@@ -185,7 +201,9 @@ class RoundMachine(Leader):
             self._finish(now)
         if self.decided is None and self.head.anchor is not None and not self.head.final:
             self._vote(now)
-            self._lead(now)
+            self._count_farewells(now)
+            if self.decided is None:
+                self._lead(now)
             if self.decided is not None:
                 self._finish(now)
         effects, self._effects = self._effects, []
@@ -208,6 +226,7 @@ class RoundMachine(Leader):
             self.recent.popitem(last=False)
         self._note_shrink(commit.record)
         self.presence.leaving &= set(commit.record.next_members)
+        self.farewells.keep(commit.record.next_members)
         for peer in commit.record.next_members:
             self.joiners.pop(peer, None)
         # Nothing more is decided before this is applied, whether it moves the anchor or not: two Decide in one list of

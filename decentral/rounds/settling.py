@@ -30,7 +30,7 @@ class Settler(Reducer):
     """Books contributions with the commits that name them, and adopts branches."""
 
     async def adopt(self, head: Head, tensors: Mapping[str, Tensor], branch: Branch) -> None:
-        """Take over a verified snapshot: another branch, or too far ahead to replay.
+        """Take over a verified snapshot: another branch, or too far ahead to replay. Gossip takes over no tensors.
 
         What this peer gave to rounds that are given up is owed again, and what the records of the branch took from it
         is not: the debt stays as it is.
@@ -41,8 +41,8 @@ class Settler(Reducer):
             owed = await self.offload(self._owed, branch)
             sent = await self.offload(self._sent, branch)
             before = list(self.replica.anchors)
+            await self.offload(self.ledger.adopt, head, tensors)
             if tensors:
-                await self.offload(self.ledger.adopt, head, tensors)
                 self.replica.load({**tensors, **self.replica.own_tensors()})
             self._tell_adopted(head, branch, owed)
             self.pending, self._inherits = None, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decentral.errors import PayloadError
 from decentral.rounds.effects import Send, SendSlices
+from decentral.rounds.farewells import farewell
 from decentral.rounds.ground import Ground
 from decentral.rounds.leading import PLANS_PER_BALLOT
 from decentral.wire import messages as m
@@ -17,6 +18,9 @@ class Voter(Ground):
 
     def _take_prepare(self, sender: PeerId, prepare: m.Prepare) -> None:
         self._check_leap(prepare.ballot)
+        if self.has_left:
+            self._effects.append(Send(sender, farewell(self.acceptor, self.signer)))  # it was lost
+            return
         promised = None if self.forgetful else self.acceptor.promise(prepare.ballot)
         if promised is None or self.leader_of(prepare.ballot) != sender:
             return
@@ -49,7 +53,7 @@ class Voter(Ground):
             raise PayloadError(f"ballot {ballot}, far above the promised one, {self.acceptor.promised}; drop it")
 
     def _vote(self, now: float) -> None:
-        if self.proposal is None or self.forgetful or self.me not in self.head.members:
+        if self.proposal is None or self.forgetful or self.has_left or self.me not in self.head.members:
             return
         sender, proposal = self.proposal
         if self.acceptor.accepted_ballot >= proposal.ballot or proposal.ballot < self.acceptor.promised:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,7 +17,9 @@ from decentral.exchange.codec import Codec
 from decentral.manifest import Manifest
 from decentral.rounds.chain import majority
 from decentral.simulate.lessons import UNIT, VALUES, toy_schema
+from decentral.simulate.pairs import check_pairs
 from decentral.simulate.trace import Entry, Trace
+from decentral.simulate.verdict import Verdict
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record
@@ -26,39 +27,21 @@ from decentral.wire.messages import Record
 Hash = bytes
 
 
-@dataclass(slots=True)
-class Verdict:
-    """What was found; all zero and empty when every guarantee held."""
-
-    divergence: int = 0  # rounds with two records, or one record with two anchors
-    lost_updates: int = 0  # inner steps of peers that never went down, gone
-    duplicated_updates: int = 0  # inner steps that moved the anchor twice
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def sound(self) -> bool:
-        """Whether nothing was broken."""
-        return not (self.divergence or self.lost_updates or self.duplicated_updates or self.problems)
-
-    def say(self, problem: str) -> None:
-        """Note one broken guarantee."""
-        self.problems.append(problem)
-
-
 def check(trace: Trace, manifest: Manifest, *, exact: bool) -> Verdict:
     """Judge one finished run."""
     verdict = Verdict()
     if not any(trace.of("went_back")):  # a restored backup forgets its votes: that heals, but it may fork
         _one_record_per_round(trace, verdict)
-    if manifest.exchange.kind == "pair":
-        return verdict  # replicas of gossip are not equal, and nobody says they are
-    _same_record_same_bits(trace, verdict)
     _durable_before_applied(trace, verdict)
     _rounds_only_rise(trace, verdict)
-    _rest_in_one_state(trace, verdict)
     _nothing_is_left_over(trace, verdict)
     _a_checkpoint_keeps_all(trace, verdict)
     _named_contributors_are_members(trace, verdict)
+    if manifest.exchange.kind == "pair":
+        check_pairs(trace, manifest, verdict)
+        return verdict  # replicas of gossip are not equal, and nobody says they are
+    _same_record_same_bits(trace, verdict)
+    _rest_in_one_state(trace, verdict)
     if exact and manifest.exchange.kind == "gather":
         _Mass(trace, manifest, verdict).check()
     return verdict

@@ -10,10 +10,11 @@ from typing import Any
 import anyio
 
 from decentral.simulate import student
-from decentral.simulate.checker import Verdict, check
+from decentral.simulate.checker import check
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
 from decentral.simulate.troubles import Afflict, Troubles
+from decentral.simulate.verdict import Verdict
 from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.simulate.world import World, in_memory_folder
 

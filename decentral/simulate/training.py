@@ -16,7 +16,7 @@ from decentral.rounds.driver import Advance
 from decentral.rounds.gossip import Gossip
 from decentral.simulate.lessons import Lesson
 
-Note = Callable[..., None]
+Note = Callable[..., None]  # event, tensors, fields
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -148,11 +148,19 @@ class Trainer:
         if self.idle or not self.rhythm.due:
             return
         fragment = gossip.step % self.node.manifest.outer.fragments
-        steps = self.rhythm.since
-        swapped = await gossip.exchange(fragment, self.model.read(fragment), steps, steps)
+        steps, replica = self.rhythm.since, self.node.replica
+        local_N, momentum_N = self.model.read(fragment), replica.states[fragment]["momentum"]
+        swapped = await gossip.exchange(fragment, local_N, steps, steps)
         self.model.write(fragment, swapped.after_N)
         self.rhythm.since = 0
-        self.note("swapped", round=gossip.step, loss=self.lesson.loss(self.model.fragments))
+        kept = {"before": swapped.before_N, "after": swapped.after_N, "momentum": momentum_N}
+        self.note(
+            "swapped",
+            kept | {"delta": local_N - swapped.before_N},
+            round=swapped.step,
+            partner=swapped.partner,
+            loss=self.lesson.loss(self.model.fragments),
+        )
 
     def carried(self) -> dict[str, Tensor]:
         """What no commit has taken yet, per fragment: local progress and the debt of what was sent by halves."""

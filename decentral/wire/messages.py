@@ -25,6 +25,7 @@ from decentral.wire.records import MAX_PEERS, FrameRef, Record, decode_record, e
 from decentral.wire.votes import (
     Certificate,
     Commit,
+    Farewell,
     Prepare,
     Promise,
     Proposal,
@@ -39,6 +40,7 @@ __all__ = [
     "Behind",
     "Certificate",
     "Commit",
+    "Farewell",
     "FrameRef",
     "Goodbye",
     "JoinRequest",
@@ -83,6 +85,7 @@ Message = (
     | PairCommit
     | PairAbort
     | Lease
+    | Farewell
 )
 
 # Numbers are for ever: a message that goes away leaves its number unused.
@@ -102,6 +105,7 @@ _TYPES: dict[int, type[Message]] = {
     13: PairCommit,
     14: PairAbort,
     15: Lease,
+    16: Farewell,
 }
 _CODES = {type_: code for code, type_ in _TYPES.items()}
 

@@ -1,7 +1,7 @@
 """Messages of a round's ballots: proposals, votes, promises, and the commit that a majority signed.
 
-Crosses the wire: 118 bytes a vote; a proposal or a promise is its record and a few bytes; a commit is
-its record and 96 bytes per vote. Only votes are signed one by one: they are what others must believe
+Crosses the wire: 118 bytes a vote; a proposal or a promise is its record and a few bytes; a commit is its record and 96
+bytes per vote; a farewell its record and 79. Only votes are signed one by one: they are what others must believe
 without having heard them.
 
 Source: Lamport, "Paxos Made Simple", 2001.
@@ -63,9 +63,31 @@ class Promise:
 
     def check(self) -> str | None:
         """The rule across fields that this promise breaks."""
-        if self.accepted_ballot < -1 or (self.accepted_ballot == -1) != (self.accepted is None):
-            return f"accepted ballot {self.accepted_ballot} {'without' if self.accepted is None else 'with'} a record"
-        return None
+        return _accepted(self.accepted_ballot, self.accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """Its sender leaves and votes no more: in ``round`` it has accepted this, in later ones nothing."""
+
+    round: U64
+    accepted_ballot: I32  # -1: nothing accepted
+    accepted: Annotated[Record | None, Maybe(Struct(Record))]
+    signature: Signature  # over ``vote_text``; zeros where nothing was accepted
+
+    def check(self) -> str | None:
+        """The rule across fields that this farewell breaks."""
+        if self.accepted is None and any(self.signature):
+            return "a signature without a record"
+        if self.accepted is not None and self.accepted.round != self.round:
+            return f"a record of round {self.accepted.round} in a farewell in round {self.round}"
+        return _accepted(self.accepted_ballot, self.accepted)
+
+
+def _accepted(ballot: int, record: Record | None) -> str | None:
+    if ballot < -1 or (ballot == -1) != (record is None):
+        return f"accepted ballot {ballot} {'without' if record is None else 'with'} a record"
+    return None
 
 
 def _voter(vote: tuple[PeerId, bytes]) -> PeerId:

@@ -52,6 +52,12 @@ def _messages() -> Iterator[Entry]:
     yield "message", "promise of something missing", promise + b"\1", "cut short"
     low = b"\7\1" + bytes(16) + struct.pack("<Ii", 2, -2)
     yield "message", "promise below nothing", low + b"\0", "accepted ballot -2 without a record"
+    farewell = b"\x10\1" + struct.pack("<Qi", ROUND, -1)
+    yield "message", "farewell", farewell + bytes(65), ACCEPTED
+    yield "message", "farewell of nothing, signed", farewell + b"\0" + b"\1" * 64, "a signature without a record"
+    elsewhere = messages.encode_record(replace(GATHERED, round=ROUND + 1))
+    voted = b"\x10\1" + struct.pack("<Qi", ROUND, 0) + b"\1"
+    yield "message", "farewell of another round", voted + elsewhere + bytes(64), "in a farewell in round"
     yield "message", "plan", messages.encode(THE_PLAN), ACCEPTED
     yield from _plans()
     yield from _records()

@@ -48,6 +48,8 @@ MESSAGES: dict[str, m.Message] = {
     "pair_commit": m.PairCommit(9, FRAMES[0], FRAMES[1]),
     "pair_abort": m.PairAbort(9),
     "lease": m.seal_lease(LEASE, SIGNERS[0]),
+    "farewell_of_nothing": m.Farewell(17, -1, None, bytes(64)),
+    "farewell": m.Farewell(17, 2, GATHERED, SIGNERS[0].sign(TEXT)),
 }
 RECORDS = {"record_of_a_gather": GATHERED, "record_of_a_reduce": REDUCED}
 HEADERS = {

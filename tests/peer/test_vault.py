@@ -206,6 +206,17 @@ def test_a_peer_that_adopted_a_snapshot_wakes_up_there_and_at_the_commits_after_
     assert (found_in(history, tmp_path / "behind").round, found_in(history, tmp_path / "behind").equal) == (8, True)
 
 
+def test_a_gossiping_peer_that_adopted_a_head_wakes_up_there_with_its_own_replica_and_debt(history, tmp_path):
+    behind, ahead = missed(history, tmp_path)
+    before = behind.vault.load(RUN).tensors
+    behind.vault.adopt(ahead.head, {})
+    behind.close()
+    found = Vault(tmp_path / "behind").load(RUN)
+    assert found.head == ahead.head
+    assert not found.adopted, "its live model is as old as its replica"
+    assert set(found.tensors) == set(before)
+
+
 def test_the_next_checkpoint_replaces_what_was_adopted(history, tmp_path):
     behind, ahead = missed(history, tmp_path)
     behind.vault.adopt(ahead.head, ahead.replica.shared_tensors())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +17,7 @@ from decentral.rounds.effects import CatchUp, Decide, Effect, Fetch, Persist, Se
 from decentral.rounds.machine import TICK, RoundMachine, Terms
 from decentral.wire.frames import Header, Kind
 from decentral.wire.keys import PeerId, Signer
-from decentral.wire.messages import Commit, FrameRef, Message, Offer, Plan
+from decentral.wire.messages import Commit, FrameRef, JoinRequest, Message, Offer, Plan
 
 RUN = bytes(range(32))
 NUMEL = 3 * 4096 + 17
@@ -102,6 +102,20 @@ class Swarm:
         self.start(signer, self.hosts[peer].disk)
         for other in self.alive():
             self.hosts[other].machine.presence.unreachable.discard(peer)
+
+    def leave(self, leaver: PeerId, to: Iterable[PeerId] | None = None) -> None:
+        """Its farewell reaches those of ``to`` at once: all who live, unless told otherwise."""
+        farewell = self.hosts[leaver].machine.leave()
+        for peer in self.alive() if to is None else to:
+            if peer != leaver:
+                self._do(peer, self.hosts[peer].machine.receive(leaver, farewell, self.now))
+
+    def come_back(self, peer: PeerId) -> None:
+        """It votes again, and says so."""
+        machine = self.hosts[peer].machine
+        machine.stay()
+        request = JoinRequest(machine.head.round, machine.head.hash)
+        self.queue += [(peer, other, request) for other in machine.head.members if other != peer]
 
     def alive(self) -> list[PeerId]:
         return [peer for peer, host in self.hosts.items() if host.alive]

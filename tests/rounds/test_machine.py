@@ -230,9 +230,7 @@ def _genesis_fields(swarm):
 def test_goodbye_takes_a_peer_out_with_the_next_record(make_swarm):
     swarm = make_swarm(3)
     leaver = swarm.members[1]
-    for peer in swarm.alive():
-        if peer != leaver:
-            swarm._do(peer, swarm.hosts[peer].machine.receive(leaver, m.Goodbye(), swarm.now))
+    swarm.leave(leaver)
     swarm.kill(leaver)
     assert finish_round(swarm, 2)
     assert leaver not in swarm.hosts[swarm.members[0]].machine.head.members
@@ -384,8 +382,7 @@ def test_a_shrink_is_remembered_until_those_given_up_are_back_and_a_goodbye_is_n
     swarm = make_swarm(4)
     assert finish_round(swarm, 1)
     leaver, dead, one, other = swarm.members
-    for peer in (dead, one, other):
-        swarm._do(peer, swarm.hosts[peer].machine.receive(leaver, m.Goodbye(), swarm.now))
+    swarm.leave(leaver)
     swarm.kill(leaver)
     swarm.kill(dead)
     swarm.lose_leases(gone=True)
@@ -452,8 +449,8 @@ def test_a_peer_that_comes_back_after_its_goodbye_stays_a_member(make_swarm):
     moody, *others = swarm.members
     swarm.offer(others[0])
     swarm.run(lambda: not swarm.queue)
-    for peer in others:
-        swarm._do(peer, swarm.hosts[peer].machine.receive(moody, m.Goodbye(), swarm.now))
+    swarm.leave(moody)
+    swarm.come_back(moody)
     swarm.offer(moody)
     swarm.run(lambda: not swarm.queue)
     assert finish_round(swarm, 2)
@@ -478,12 +475,13 @@ def test_an_accepted_record_that_drops_a_peer_who_is_back_does_not_end_the_run(m
     swarm.run(lambda: not swarm.queue)
     swarm.kill(dead)
     swarm.lose = lambda sender, to, message: sender == back
-    swarm._do(leader, swarm.hosts[leader].machine.receive(back, m.Goodbye(), swarm.now))
+    swarm.leave(back, to=[leader])
     swarm.lose_leases(gone=True)
     assert swarm.run(lambda: swarm.hosts[leader].machine.acceptor.accepted is not None)
     dropped = set(swarm.members) - set(swarm.hosts[leader].machine.acceptor.accepted.next_members)
     assert dropped == {dead, back}
     swarm.lose = lambda sender, to, message: False
+    swarm.come_back(back)
     assert finish_round(swarm, 2)
     assert back in swarm.hosts[leader].machine.head.members
     swarm.check_agreement()

@@ -57,6 +57,14 @@ def promises(draw: st.DrawFn) -> m.Promise:
 
 
 @st.composite
+def farewells(draw: st.DrawFn) -> m.Farewell:
+    accepted = draw(st.none() | records())
+    if accepted is None:
+        return m.Farewell(draw(U64), -1, None, bytes(64))
+    return m.Farewell(accepted.round, draw(st.integers(0, 2**31 - 1)), accepted, draw(SIGNATURE))
+
+
+@st.composite
 def certificates(draw: st.DrawFn) -> m.Certificate:
     return m.Certificate(draw(U32), tuple((peer, draw(SIGNATURE)) for peer in draw(MEMBERS)))
 
@@ -92,6 +100,7 @@ MESSAGES = st.one_of(
     st.builds(m.PairCommit, U64, DIGEST, DIGEST),
     st.builds(m.PairAbort, U64),
     leases(),
+    farewells(),
 )
 
 
@@ -181,7 +190,7 @@ def test_the_largest_commit_fits_the_bound_and_one_peer_more_is_refused() -> Non
         m.encode_record(record(members=(*peers, b"\xff" * 32)))
 
 
-@pytest.mark.parametrize("data", [b"", b"\1", b"\0\1", b"\x10\1", b"\xff\1"])
+@pytest.mark.parametrize("data", [b"", b"\1", b"\0\1", b"\x11\1", b"\xff\1"])
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(PayloadError, match="message of"):
         m.decode(data)

@@ -1,0 +1,67 @@
+"""Judges gossip by what each peer noted of its own steps: did both of a pair step, and was nothing made or lost by it?
+
+A step that both of a pair took moves their sum by what the equation says and by nothing else: the two pulls towards
+the mean cancel. The equation is written again here, from the paper, so that an error of the optimizer shows.
+
+Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
+arXiv:2506.10911; sign as in the authors' code.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+
+from decentral.manifest import Manifest
+from decentral.rounds.gossip import UNDECIDED
+from decentral.simulate.trace import Entry, Trace
+from decentral.simulate.verdict import Verdict
+
+TOLERANCE = 1e-3  # of the largest parameter: what fp16 and float32 rounding leave of a sum of two
+APART = 3 * UNDECIDED  # s before a step in which trouble between two peers excuses that only one of them took it
+
+
+def check_pairs(trace: Trace, manifest: Manifest, verdict: Verdict) -> None:
+    """[I8] Both of a pair step with each other, and their sum is kept."""
+    hosts = {entry.fields["peer"]: entry.host for entry in trace.of("started")}
+    taken: dict[tuple[int, int], list[Entry]] = defaultdict(list)  # host, gossip step: again after a crash
+    for entry in trace.of("swapped"):
+        taken[entry.host, entry.fields["round"]].append(entry)
+    for mine in trace.of("swapped"):
+        if mine.fields["partner"] is None:
+            continue
+        partner = hosts[mine.fields["partner"]]
+        near = [e for e in taken[partner, mine.fields["round"]] if abs(e.time - mine.time) < APART]
+        both = [e for e in near if e.fields["partner"] is not None]
+        if both and mine.host < partner:
+            _sum_is_kept(mine, both[-1], manifest, verdict)
+        elif near and not both and not any(_troubles(trace, mine.host, partner, near[-1].time)):
+            verdict.lost_updates += 1
+            number = mine.fields["round"]
+            verdict.say(f"[I8] gossip step {number}: host {mine.host} took it with host {partner}, which took it alone")
+
+
+def _sum_is_kept(mine: Entry, other: Entry, manifest: Manifest, verdict: Verdict) -> None:
+    alpha, beta = manifest.outer.alpha, manifest.outer.beta
+    assert alpha is not None, "a gossip manifest has it"
+    assert beta is not None, "a gossip manifest has it"
+    moved_N = mine.tensors["after"] + other.tensors["after"] - mine.tensors["before"] - other.tensors["before"]
+    momentum_N = mine.tensors["momentum"] + other.tensors["momentum"]
+    gave_N = mine.tensors["delta"] + other.tensors["delta"]
+    largest = float(torch.stack([mine.tensors["before"], mine.tensors["delta"]]).abs().max())
+    if not torch.allclose(moved_N, alpha * momentum_N + beta * gave_N, rtol=0.0, atol=TOLERANCE * largest + 1e-6):
+        verdict.lost_updates += 1
+        verdict.say(
+            f"[I8] gossip step {mine.fields['round']}: hosts {mine.host} and {other.host} did not keep their sum"
+        )
+
+
+def _troubles(trace: Trace, a: int, b: int, time: float) -> Iterator[Entry]:
+    """What kept two hosts apart for longer than a commit is asked about, or ended one of them."""
+    for entry in trace:
+        struck = {host for pair in entry.fields.get("pairs", ()) for host in pair} | {entry.host}
+        kept_apart = entry.event in ("cut", "slept", "crashed", "failed", "left") and struck & {a, b}
+        if kept_apart and time - APART <= entry.time <= time + UNDECIDED:
+            yield entry
