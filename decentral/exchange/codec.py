@@ -26,6 +26,7 @@ from decentral.wire import body
 
 Shapes = Sequence[tuple[int, ...]]
 _SMALL = 70  # more than a tile
+_warm: set[str] = set()  # codecs that this process has warmed up
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,9 @@ class Codec:
         """Compile what encoding and decoding need, so that the first round does not wait for it: some seconds on a
         machine that never did, half a second later.
         """
+        if repr(self) in _warm:
+            return
+        _warm.add(repr(self))
         shapes = ((_SMALL, _SMALL), (_SMALL,))
         ramp_N = torch.linspace(-1, 1, numel(shapes))
         encoded = self.encode(ramp_N, {}, shapes)

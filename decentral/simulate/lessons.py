@@ -56,14 +56,12 @@ class Marks:
 class Noise:
     """See the module."""
 
-    def __init__(self, generator: random.Random) -> None:
-        self._generator = generator
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
 
     def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
         """See Lesson."""
-        seeds = [self._generator.randrange(1 << 30) for _ in live]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        return [0.01 * torch.randn(live_N.shape, generator=g) for live_N, g in zip(live, generators, strict=True)]
+        return [0.01 * torch.randn(live_N.shape, generator=self._generator) for live_N in live]
 
     def loss(self, anchors: Sequence[Tensor]) -> float | None:
         """See Lesson."""
@@ -74,7 +72,8 @@ def lesson_named(name: LessonName, num_fragments: int, generator: random.Random)
     """The lesson of one process of one peer."""
     if name == "marks":
         return Marks()
-    return Noise(generator) if name == "noise" else Student(num_fragments, generator.randrange(1 << 30))
+    seed = generator.randrange(1 << 30)
+    return Noise(seed) if name == "noise" else Student(num_fragments, seed)
 
 
 def toy_schema(name: LessonName, num_fragments: int) -> Schema:

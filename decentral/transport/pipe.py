@@ -14,6 +14,7 @@ from decentral.errors import StreamClosed
 
 WINDOW = 1 << 20  # bytes in flight per stream; where the daemon's senders were measured to block
 _PIECE = 1 << 16  # bytes
+_NEVER = float("inf")
 
 
 @dataclass(slots=True)
@@ -157,13 +158,16 @@ class Pipe:
         while (due := self._due()) > anyio.current_time():
             if self._severed or self._refused or (self._ended and not self._pieces):
                 raise StreamClosed(f"{come} of {nbytes} bytes came before the stream ended")
+            if due == _NEVER:
+                await self._change()
+                continue
             with anyio.CancelScope(deadline=due):
                 await self._change()
 
     def _due(self) -> float:
         """When to look again: the first piece is ready, or reaches the downlink, or was not sent yet."""
         if not self._pieces:
-            return float("inf")
+            return _NEVER
         self._downlink.settle(anyio.current_time())
         first = self._pieces[0]
         return first.reaches if first.ready is None else first.ready

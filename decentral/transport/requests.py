@@ -9,14 +9,14 @@ not are cut by the watchdog.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 
 import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable
 from decentral.transport.base import Stream, Transport
-from decentral.transport.watchdog import watched
+from decentral.transport.watchdog import Watchdog
 from decentral.wire.keys import PeerId, peer_name
 
 PREFIX_NBYTES = 4
@@ -38,7 +38,7 @@ async def request(
     stream = await _open(transport, peer, protocol, timeout)
     try:
         await _send_body(stream, protocol, body)
-        with _deadline(peer, protocol, timeout):
+        with _Deadline(peer, protocol, timeout):
             nbytes = await _receive_length(stream, protocol, limit)
         return await _receive_body(stream, protocol, nbytes)
     finally:
@@ -65,7 +65,7 @@ def serve_requests(transport: Transport, protocol: str, handler: Respond, *, lim
     """
 
     async def attend(stream: Stream) -> None:
-        with watched(stream.peer, protocol):
+        with Watchdog(stream.peer, protocol):
             nbytes = await _receive_length(stream, protocol, limit)
         async with transport.budget.bytes_of(stream.peer, nbytes):
             body = await _receive_body(stream, protocol, nbytes)
@@ -75,20 +75,33 @@ def serve_requests(transport: Transport, protocol: str, handler: Respond, *, lim
 
 
 async def _open(transport: Transport, peer: PeerId, protocol: str, timeout: float) -> Stream:
-    with _deadline(peer, protocol, timeout):
+    with _Deadline(peer, protocol, timeout):
         stream = await transport.open(peer, protocol)
     return stream
 
 
-@contextmanager
-def _deadline(peer: PeerId, protocol: str, timeout: float) -> Iterator[None]:
-    try:
-        with anyio.fail_after(timeout):
-            yield
-    except TimeoutError:
-        raise PeerUnreachable(
-            f"{peer_name(peer)}: {protocol} was not done within {timeout:g} s; ask another peer or try again"
-        ) from None
+class _Deadline:
+    """PeerUnreachable when the block it holds takes longer than ``timeout`` seconds."""
+
+    __slots__ = ("_peer", "_protocol", "_scope", "_timeout")
+
+    def __init__(self, peer: PeerId, protocol: str, timeout: float) -> None:
+        self._peer, self._protocol, self._timeout = peer, protocol, timeout
+
+    def __enter__(self) -> None:
+        self._scope = anyio.CancelScope(deadline=anyio.current_time() + self._timeout)
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        swallowed = self._scope.__exit__(kind, error, trace)
+        if self._scope.cancelled_caught:
+            raise PeerUnreachable(
+                f"{peer_name(self._peer)}: {self._protocol} was not done within {self._timeout:g} s; "
+                "ask another peer or try again"
+            ) from None
+        return swallowed
 
 
 async def _send_body(stream: Stream, protocol: str, body: bytes) -> None:
@@ -97,7 +110,7 @@ async def _send_body(stream: Stream, protocol: str, body: bytes) -> None:
         raise PayloadError(f"a body of {len(body)} bytes: a length prefix holds less than 4 GiB; cut it in parts")
     prefix = len(body).to_bytes(PREFIX_NBYTES, "little")
     view, at, piece = memoryview(body), _SMALLEST, _SMALLEST
-    with watched(stream.peer, protocol) as on_bytes:
+    with Watchdog(stream.peer, protocol) as on_bytes:
         await stream.send(prefix + body[:_SMALLEST])  # together: most bodies are one packet
         on_bytes(min(_SMALLEST, len(body)))
         while at < len(body):
@@ -121,8 +134,10 @@ async def _receive_length(stream: Stream, protocol: str, limit: int) -> int:
 
 
 async def _receive_body(stream: Stream, protocol: str, nbytes: int) -> bytes:
+    if not nbytes:  # most answers
+        return b""
     pieces = []
-    with watched(stream.peer, protocol) as on_bytes:
+    with Watchdog(stream.peer, protocol) as on_bytes:
         for start in range(0, nbytes, _RECEIVED_AT_ONCE):
             pieces.append(await stream.receive_exactly(min(_RECEIVED_AT_ONCE, nbytes - start), on_bytes))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -6,8 +6,8 @@ every nine seconds is not either: it would hold a stream, and the memory of a bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 import anyio
 
@@ -21,23 +21,34 @@ LEAST_RATE = 4096  # bytes/s over all: a fifth of what one of 64 pushes at once 
 OnBytes = Callable[[int], None]
 
 
-@contextmanager
-def watched(peer: PeerId, what: str) -> Iterator[OnBytes]:
-    """Call what is yielded with every number of bytes that moved.
-
-    StreamClosed when none moved for ``STALL`` seconds, or fewer than ``LEAST_RATE`` a second after ``GRACE``.
+class Watchdog:
+    """Cut the block it holds with StreamClosed when no byte moved for ``STALL`` seconds, or fewer than ``LEAST_RATE``
+    a second after ``GRACE``. Call what it yields with every number of bytes that moved.
     """
-    began, moved = anyio.current_time(), 0
-    with anyio.CancelScope(deadline=began + STALL) as scope:
 
-        def on_bytes(count: int) -> None:
-            nonlocal moved
-            moved += count
-            scope.deadline = min(anyio.current_time() + STALL, began + GRACE + moved / LEAST_RATE)
+    __slots__ = ("_began", "_moved", "_peer", "_scope", "_what")
 
-        yield on_bytes
-    if scope.cancelled_caught:
-        raise StreamClosed(
-            f"{peer_name(peer)}: {what} stood still for {STALL:g} s, or crept, after {moved} bytes in "
-            f"{anyio.current_time() - began:.0f} s; ask another peer or try again"
-        )
+    def __init__(self, peer: PeerId, what: str) -> None:
+        self._peer, self._what, self._moved = peer, what, 0
+
+    def __enter__(self) -> OnBytes:
+        self._began = anyio.current_time()
+        self._scope = anyio.CancelScope(deadline=self._began + STALL)
+        self._scope.__enter__()
+        return self._on_bytes
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        swallowed = self._scope.__exit__(kind, error, trace)
+        if self._scope.cancelled_caught:
+            raise StreamClosed(
+                f"{peer_name(self._peer)}: {self._what} stood still for {STALL:g} s, or crept, after "
+                f"{self._moved} bytes in {anyio.current_time() - self._began:.0f} s; ask another peer or try again"
+            ) from None
+        return swallowed
+
+    def _on_bytes(self, count: int) -> None:
+        self._moved += count
+        due = self._began + GRACE + self._moved / LEAST_RATE
+        self._scope.deadline = min(anyio.current_time() + STALL, due)
