@@ -281,6 +281,19 @@ class Swarm:
         return [ref.peer for ref in (record.contributors or record.frames)]
 
 
+def finish_round(swarm, count: int = 1, limit: float = 200.0) -> bool:
+    """Let every living member offer until each has ``count`` more outer steps."""
+    goal = {peer: swarm.rounds_done(peer) + count for peer in swarm.alive()}
+
+    def done() -> bool:
+        behind = [peer for peer in swarm.alive() if swarm.rounds_done(peer) < goal[peer]]
+        for peer in behind:
+            swarm.offer(peer)
+        return not behind
+
+    return swarm.run(done, limit)
+
+
 def ref(peer: PeerId, frame: bytes) -> FrameRef:
     return FrameRef(peer, frame, 0, 5, 50)
 

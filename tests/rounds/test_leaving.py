@@ -9,7 +9,7 @@ import pytest
 from decentral.errors import PayloadError
 from decentral.rounds import chain
 from decentral.wire import messages as m
-from tests.rounds.test_machine import finish_round
+from tests.rounds.conftest import finish_round
 
 
 def say_farewell(swarm, leavers) -> None:
