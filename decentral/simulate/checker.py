@@ -48,12 +48,14 @@ def check(trace: Trace, manifest: Manifest, *, exact: bool) -> Verdict:
 
 
 def _one_record_per_round(trace: Trace, verdict: Verdict) -> None:
-    """[I1] Two records after one predecessor: never, unless the few who were left went on without a majority."""
+    """[I1] Two records after one predecessor: never, unless the few who were left gave up others who were silent."""
     successors: dict[Hash, list[Record]] = defaultdict(list)
     for commit in trace.commits.values():
         successors[commit.record.previous].append(commit.record)
     for records in successors.values():
-        whole = [r for r in records if 2 * len(set(r.members) & set(r.next_members)) > len(r.members)]
+        if len(records) < 2:
+            continue
+        whole = [r for r in records if _keeps_a_majority(r) or _by_farewells(r, records, trace)]
         if len(whole) > 1:
             verdict.divergence += 1
             hashes = ", ".join(sorted(record.hash.hex()[:6] for record in whole))
@@ -67,6 +69,23 @@ def _one_record_per_round(trace: Trace, verdict: Verdict) -> None:
             record.members
         ):
             verdict.say(f"[I1] round {record.round} was committed by {len(votes)} of {len(record.members)}")
+
+
+def _keeps_a_majority(record: Record) -> bool:
+    return 2 * len(set(record.members) & set(record.next_members)) > len(record.members)
+
+
+def _by_farewells(record: Record, rivals: list[Record], trace: Trace) -> bool:
+    """Whether all whom ``record`` drops had said farewell, and none of them was back before the rivals were made."""
+    holders = {entry.host for entry in trace.of("logged") if entry.fields["hash"] == record.hash}
+    if any(entry.host in holders and entry.fields["round"] == record.round for entry in trace.of("node_shrunk")):
+        return False  # some of them were silent
+    hashes = {rival.hash for rival in rivals}
+    made = max(entry.time for entry in trace.of("logged") if entry.fields["hash"] in hashes)
+    dropped = set(record.members) - set(record.next_members)
+    hosts = {entry.host for entry in trace.of("started") if entry.fields["peer"] in dropped}
+    last = {e.host: e.event for e in trace if e.event in ("started", "left", "crashed") and e.time <= made}
+    return all(last[host] == "left" for host in hosts)
 
 
 def _same_record_same_bits(trace: Trace, verdict: Verdict) -> None:
