@@ -1,7 +1,7 @@
 """Reads what simulated peers logged and wrote to their disks, and says which guarantee was broken.
 
 Knows nothing of how a round is made: it has the records, the frames, the marks that inner steps left, and arithmetic.
-Names in brackets are the invariants of the project's reliability notes (I1: one record per round, and so on).
+Names in brackets are those of the table in docs/simulation.md (I1: one record per round, and so on).
 """
 
 from __future__ import annotations

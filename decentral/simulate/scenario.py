@@ -39,11 +39,11 @@ def drawn(seed: int, rounds: int = 20) -> Scenario:
     generator = random.Random(seed)
     kind = generator.choice(["gather", "gather", "reduce", "streaming", "float", "gather", "reduce", "pair"])
     profile = generator.choice([PROFILES["home"], PROFILES["storm"], PROFILES["storm"], PROFILES["spot"]])
-    hosts = generator.choice([2, 3, 3, 3, 3, 3, 4, 5])
-    split = generator.choice([1.0, 4.0, 15.0])
+    hosts = generator.choice([2, 2, 3, 3, 3, 3, 3, 3, 4, 5])
+    split = generator.choice([1.0, 4.0, 4.0, 15.0])
     weather = replace(
         profile,
-        crashes=profile.crashes * generator.choice([0.04, 0.1, 0.2, 0.4, 1.0]),
+        crashes=profile.crashes * generator.choice([0.04, 0.1, 0.1, 0.2, 0.2, 0.4, 1.0]),
         sleeps=profile.sleeps * generator.choice([0.1, 0.1, 0.3, 1.0]),
         delay=profile.delay * generator.choice([0.1, 0.1, 0.5, 2.0]),
         away=generator.choice([1.0, 3.0, 8.0]),
