@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+_TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Compressor(Protocol):
         """Every part's dtype and shape, for a tensor of this shape."""
 
     def compress(self, tensor: Tensor) -> Payload:
-        """Parts of a finite float32 tensor, on its device; NonFiniteError on NaN or Inf."""
+        """Parts of a finite tensor of float32, bfloat16 or float16, on its device; NonFiniteError on NaN or Inf."""
 
     def decompress(self, payload: Payload) -> Tensor:
         """A finite float32 tensor of ``payload.shape``; PayloadError when a part breaks a rule."""
@@ -148,14 +149,14 @@ class Method:
 
 
 def check_dtype(tensor: Tensor) -> Tensor:
-    """The tensor without its graph, once it is known to be float32."""
-    if tensor.dtype != torch.float32:
-        raise ConfigError(f"compress: float32 is wanted, got {tensor.dtype}; call .float() first")
-    return tensor.detach()
+    """The tensor in float32 and without its graph; of a half type, the same values. ConfigError for any other type."""
+    if tensor.dtype not in _TAKEN:
+        raise ConfigError(f"compress: float32, bfloat16 or float16 is wanted, got {tensor.dtype}; call .float() first")
+    return tensor.detach().float()
 
 
 def check_input(tensor: Tensor) -> Tensor:
-    """The tensor without its graph, once it is known to be float32 and finite. One pass, one device sync."""
+    """As ``check_dtype``, once it is known to be finite, too. One pass, one device sync."""
     tensor = check_dtype(tensor)
     if not is_finite(tensor):
         raise non_finite(tensor)

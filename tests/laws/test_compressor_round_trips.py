@@ -37,6 +37,16 @@ def test_the_same_tensor_gives_the_same_bits_twice(compressor: Compressor, shape
     assert torch.equal(compressor.decompress(first), compressor.decompress(second))
 
 
+def test_a_half_tensor_is_sent_as_the_float32_that_it_stands_for(compressor: Compressor, shape, gaussian):
+    for dtype in (torch.bfloat16, torch.float16):
+        tensor = gaussian(shape).to(dtype)
+        sent, wanted = compressor.compress(tensor), compressor.compress(tensor.float())
+        assert sent.shape == wanted.shape
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(sent.parts, wanted.parts, strict=True))
+        tensor.fill_(7.0)  # a payload in flight must not follow its source
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(sent.parts, wanted.parts, strict=True))
+
+
 def test_neither_the_tensor_nor_the_payload_is_changed(compressor: Compressor, shape, gaussian):
     tensor = gaussian(shape)
     payload = compressor.compress(tensor)
