@@ -21,14 +21,13 @@ from decentral.simulate.simulation import simulate
 from tests.simulate import await_points, run
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = 20
+ROUNDS = 50
 
 
-@pytest.mark.parametrize("first", range(1, 26, 5))
-def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(first):
-    for seed in range(first, first + 5):
-        outcome = simulate(drawn(seed, ROUNDS)).to_dict()
-        assert outcome["problems"] == [], run.replay(seed, ROUNDS)
+@pytest.mark.parametrize("seed", range(1, 101))
+def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(seed):
+    """Together 5,000 rounds and more: a seed whose swarm is away most of the time makes fewer, one that gossips more."""
+    assert simulate(drawn(seed, ROUNDS)).to_dict()["problems"] == [], run.replay(seed, ROUNDS)
 
 
 def test_one_seed_is_one_trace_in_every_process():
