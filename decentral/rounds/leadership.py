@@ -45,7 +45,7 @@ class Leader(Voter):
         if leading.proposal is None:
             leading.farewells = self.farewells.votes(self.acceptor.round, but=self.presence.gone)
             bound = leading.bound_value(self.acceptor)
-            record = self._new_record(leading, usable, now) if bound is None else self._carried_on(bound, leading)
+            record = self._new_record(leading, usable, now) if bound is None else self._carried_on(bound)
             if record is not None:
                 self._propose(leading, record, now)
         self._resend(now)
@@ -131,15 +131,11 @@ class Leader(Voter):
             final=last,
         )
 
-    def _carried_on(self, bound: m.Record, leading: Leading) -> m.Record:
-        """An accepted value, with the membership of now where that does not hold any more.
-
-        Carried on by the few who are left it must also say who was given up: were it chosen earlier, one of those would
-        have voted for it; that peer re-syncs if it returns. And one that drops somebody who came back finds no votes
-        for ever: it is changed where the promises say that it was not chosen.
+    def _carried_on(self, bound: m.Record) -> m.Record:
+        """A value that may be chosen. By the few who are left it must also say who was given up: were it chosen before,
+        one of those would have voted for it; that peer re-syncs if it returns.
         """
-        keeps = self.presence.may_drop(bound) or leading.may_be_chosen(bound)
-        if keeps and self.presence.is_majority_here(bound.members):
+        if self.presence.is_majority_here(bound.members):
             return bound
         return replace(bound, next_members=self._next_members())
 

@@ -59,15 +59,17 @@ class Leading:
         return self.ballot == 0 or len(self.promises.keys() & set(voters)) >= majority(voters)
 
     def bound_value(self, own: Acceptor) -> Record | None:
-        """The record that an earlier quorum may have accepted, which this ballot must carry on."""
-        heard = [*self._told().values(), (own.accepted_ballot, own.accepted)]
-        return max(heard, key=lambda pair: pair[0])[1]
+        """The record that may be chosen, which this ballot must carry on; None when the leader is free.
 
-    def may_be_chosen(self, record: Record) -> bool:
-        """Whether enough of those who vote on ``record`` may have accepted it, as far as the promises tell.
-
-        ``record`` is the bound value: who accepted another one did so in a lower ballot, and not this one since.
+        It is what was accepted in the highest ballot: whoever proposed it was bound in turn. If too few of those who
+        vote on it can have accepted it, as the promises tell, nothing was chosen: so a record whose frames left with
+        their owners, or that drops a peer who is back, ends no run.
         """
+        heard = [*self._told().values(), (own.accepted_ballot, own.accepted)]
+        record = max(heard, key=lambda pair: pair[0])[1]
+        return record if record is not None and self._may_be_chosen(record) else None
+
+    def _may_be_chosen(self, record: Record) -> bool:
         voters, told = voters_on(record), self._told()
         against = [peer for peer in voters if peer in told and told[peer][1] != record]
         return len(voters) - len(against) >= majority(voters)

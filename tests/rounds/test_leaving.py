@@ -73,6 +73,21 @@ def test_a_peer_that_left_answers_the_leader_of_a_later_ballot_with_its_farewell
     assert [effect.message for effect in effects] == [said]
 
 
+def test_a_record_whose_frames_left_with_their_owner_stalls_nobody_who_knows_that_it_was_not_chosen(make_swarm):
+    swarm = make_swarm(3)
+    leader, owner, stays = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    swarm.lose = lambda sender, to, message: to == stays
+    swarm.offer_all()
+    assert swarm.run(lambda: swarm.hosts[leader].machine.acceptor.accepted is not None)
+    swarm.queue.clear()
+    swarm.lose = lambda sender, to, message: False
+    for leaver in (leader, owner):
+        swarm.leave(leaver, to=[stays])
+        swarm.kill(leaver)
+    assert finish_round(swarm, 2, limit=30.0)
+    assert swarm.named(stays) == [stays]
+
+
 def test_a_farewell_whose_vote_another_peer_signed_is_refused(make_swarm):
     swarm = make_swarm(3)
     assert finish_round(swarm, 1)
