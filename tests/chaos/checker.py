@@ -18,7 +18,9 @@ from tests.chaos.trend import Trend, trend
 MOST_SILENCE = 60.0  # s between two commits of the swarm: at least one in every minute, wherever it begins
 RESUME_WITHIN = 60.0  # s from a restart, or from the end of a stop, to that peer's next commit
 REBIRTH_WITHIN = 90.0  # s from the death of everybody to the next commit
-SETTLED = 300.0  # s of a process that are not asked to be flat: 64 rounds of frames fill, 4 MiB at 25 commits a minute
+SETTLED = (
+    900.0  # s of a process that are not asked to be flat: 256 commits and 64 rounds of frames fill, at 20 a minute
+)
 LONG_LIVED = 120.0  # s after that for a process to have a say
 MOST_RSS = 4.0  # MiB/h, beyond two standard errors
 MOST_FDS = 12.0  # per hour, beyond two standard errors

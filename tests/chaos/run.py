@@ -42,7 +42,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--elders", type=int, default=2, help="peers that die only when everybody does")
     parser.add_argument("--every", type=float, default=1.2, help="seconds between two faults")
     parser.add_argument(
-        "--everybody-every", type=float, default=600.0, help="seconds between two deaths of everybody; 0: never"
+        "--everybody-every", type=float, default=1800.0, help="seconds between two deaths of everybody; 0: never"
     )
     parser.add_argument("--preset", default="sparseloco", help="algorithm: sparseloco, diloco, streaming")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds between two inner steps")

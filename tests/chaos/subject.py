@@ -6,6 +6,8 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from decentral.state.checkpoint import read_checkpoint
+from decentral.state.tensor_file import DamagedFile
 from decentral.swarm.identity import Identity
 from tests.chaos.processes import daemon_of, send
 
@@ -77,11 +79,15 @@ class Subject:
                 return
 
     def corrupt_checkpoint(self) -> bool:
-        """Flip one bit in the newest checkpoint if there is an older one to fall back on."""
-        found = sorted((self.folder / "checkpoints").glob("[0-9]*"))
-        if len(found) < 2:
+        """Flip one bit in the newest whole checkpoint if there is another whole one to fall back on.
+
+        A peer that died before it wrote the next one was hit again, until none of its three was whole: then it asks
+        its owner what to do, as it should.
+        """
+        whole = [folder for folder in sorted((self.folder / "checkpoints").glob("[0-9]*")) if _is_whole(folder)]
+        if len(whole) < 2:
             return False
-        path = found[-1] / "tensors.safetensors"
+        path = whole[-1] / "tensors.safetensors"
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
@@ -95,3 +101,11 @@ class Subject:
         with path.open("rb+") as file:
             file.truncate(path.stat().st_size - nbytes)
         return True
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        read_checkpoint(checkpoint)
+    except DamagedFile:
+        return False
+    return True
