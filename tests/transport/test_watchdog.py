@@ -12,7 +12,7 @@ import trio.testing
 from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import PREFIX_NBYTES, notify, request, serve_requests
-from decentral.transport.watchdog import GRACE, LEAST_RATE, STALL
+from decentral.transport.watchdog import GRACE, LEAST_RATE, SENDING_STALL, STALL
 from decentral.wire.keys import Signer
 
 ECHO = "/test/echo"
@@ -117,7 +117,7 @@ def test_a_peer_that_reads_nothing_does_not_hold_its_sender():
     async def script():
         async with a, b:
             took = await seconds_until(StreamClosed, notify(a, b.peer, ECHO, bytes(4 << 20), timeout=5.0))
-            assert took == pytest.approx(STALL, abs=1)
+            assert took == pytest.approx(SENDING_STALL, abs=1)
 
     run(script)
 
