@@ -211,6 +211,21 @@ def test_a_body_that_our_own_cap_makes_slow_is_cut_by_nobody():
     run(script)
 
 
+def test_bodies_that_our_own_cap_makes_creep_are_all_read_to_their_end():
+    world = World(Caps(down=float(LEAST_CAP)), 12)
+    nbytes = 100_000  # 1.3 kB/s each, a third of the least rate; what they send fits into the network's buffers
+
+    async def script():
+        async with world:
+            for other in world.others:
+                world.group.start_soon(notify, other, world.a.peer, BULK, bytes(nbytes), 10.0)
+            await anyio.sleep(12 * nbytes / LEAST_CAP + 5)
+        assert len(world.came) == 12
+        assert world.came[0][0] > 2 * GRACE
+
+    run(script)
+
+
 def test_more_pushes_than_the_least_rate_allows_wait_before_the_other_side_counts_their_time():
     world, failed = World(Caps(up=float(LEAST_CAP)), 12), []
     nbytes = 200_000
