@@ -31,7 +31,7 @@ class Rate(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
             self.fail(f"{text!r} is no rate; write it as 20mbit or 2.5MB/s", parameter, context)
         if rate < LEAST_CAP:
             self.fail(
-                f"{text!r} is too little: other peers would take this one for dead; 132kbit is the least",
+                f"{text!r} is too little: other peers would take this one for dead; 263kbit is the least",
                 parameter,
                 context,
             )

@@ -5,7 +5,7 @@ what the network's buffers hold then (the daemon: about 1 MiB a stream) is the o
 are not named urgent are bulk. Nothing else crosses the wire than without caps.
 
 Time that our own cap takes is nobody's stall: our watchdogs stand still meanwhile. The other side's do not, so only as
-many pushes begin at once as leave each of them four times the least rate.
+many pushes begin at once as leave each of them eight times the least rate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from decentral.transport.uplink import UplinkMeter
 from decentral.transport.watchdog import LEAST_RATE, Holdable
 from decentral.wire.keys import PeerId, peer_name
 
-LEAST_CAP = 4 * LEAST_RATE  # bytes/s: below it not even one push at a time keeps the other side's watchdog quiet
+# bytes/s: at 32 kB/s a reader lets the daemon's sender move every 14 to 22 s (experiments/LOG.md), of 30 s at most
+LEAST_CAP = 8 * LEAST_RATE
 _UNCAPPED_PIECE = 1 << 16  # bytes, so that the meter sees when the buffers are full; no slower than larger ones
 _TRIFLE = 64  # bytes: lengths and acknowledgements are booked without waiting
 _QUESTION = 4096  # bytes: asking for what others have is no upload
@@ -44,7 +45,7 @@ class Caps:
         for name, rate in (("up", self.up), ("down", self.down)):
             if rate is not None and not rate >= LEAST_CAP:
                 raise ConfigError(
-                    f"Caps({name}={rate:g}): at least {LEAST_CAP} bytes/s (131 kbit/s), or other peers take this one "
+                    f"Caps({name}={rate:g}): at least {LEAST_CAP} bytes/s (263 kbit/s), or other peers take this one "
                     "for dead; leave it out for no cap"
                 )
 

@@ -19,8 +19,8 @@ from decentral.transport.base import Stream
 from decentral.wire.keys import peer_name
 
 STALL = 10.0  # s without a byte: a lost packet costs TCP about one, a change of route seldom more than five
-# s without a byte taken: a reader that takes 16 kB/s lets the daemon's sender go on every 460 kB, as the muxer tells of
-# room in large steps (measured; 32 kB/s: 14 s), and that the path is dead is seen by who waits for the bytes
+# s without a byte taken: a reader lets the daemon's sender go on every 460 kB or so, as the muxer tells of room in
+# large steps (measured: at 32 kB/s 14 to 22 s), and that the path is dead is seen by who waits for the bytes
 SENDING_STALL = 30.0
 GRACE = 30.0  # s before the least rate counts: slow start, a short outage
 LEAST_RATE = 4096  # bytes/s over all: a fifth of what one of 64 pushes at once gets of a 10 Mbit/s uplink

@@ -196,7 +196,7 @@ def test_peers_share_a_cap_fairly_while_their_load_changes():
 
 def test_a_body_that_our_own_cap_makes_slow_is_cut_by_nobody():
     world = World(Caps(up=float(LEAST_CAP), down=float(LEAST_CAP)), 1)
-    nbytes = 2_000_000
+    nbytes = 3_000_000
 
     async def script():
         other = world.others[0]
@@ -213,7 +213,7 @@ def test_a_body_that_our_own_cap_makes_slow_is_cut_by_nobody():
 
 def test_bodies_that_our_own_cap_makes_creep_are_all_read_to_their_end():
     world = World(Caps(down=float(LEAST_CAP)), 12)
-    nbytes = 100_000  # 1.3 kB/s each, a third of the least rate; what they send fits into the network's buffers
+    nbytes = 200_000  # 2.7 kB/s each, less than the least rate; what they send fits into the network's buffers
 
     async def script():
         async with world:
