@@ -38,9 +38,24 @@ def status_command(context: click.Context, directory: Path, as_json: bool) -> No
     )
     click.echo(f"peer      {status.peer or '?'}, {status.inner_steps} inner steps")
     click.echo(f"traffic   {in_units(status.bytes_sent)} sent, {in_units(status.bytes_received)} received")
+    if limits := _limits(status):
+        click.echo(f"limits    {limits}")
+    if status.uplink_bits:
+        click.echo(f"uplink    {status.uplink_bits / 1e6:g} Mbit/s, from the transfers made")
     click.echo(f"members   {len(status.members)}")
     if status.invite:
         click.echo(f"invite    {status.invite}")
+
+
+def _limits(status: "Status") -> str:
+    """What the person of this peer allows it."""
+    from decentral.observe.health import in_units
+
+    caps = (("up", status.max_upload), ("down", status.max_download))
+    parts = [f"{8 * rate / 1e6:g} Mbit/s {way}" for way, rate in caps if rate is not None]
+    if status.daily_upload is not None:
+        parts.append(f"{in_units(status.sent_today)} of {in_units(status.daily_upload)} sent today (UTC)")
+    return ", ".join(parts)
 
 
 @click.command("peers")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decentral.cli.options import DEFAULT_DIRECTORY, Decorator, as_json, remember
+from decentral.cli.quantities import Rate, Size
 from decentral.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -54,6 +55,24 @@ def _options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.FloatRange(min=0, min_open=True),
             metavar="S",
             help="Give up with exit code 20 when nobody, or fewer than N, came within S seconds.",
+        ),
+        click.option(
+            "--max-upload",
+            type=Rate(),
+            metavar="RATE",
+            help="Send no faster than this, over everything, such as 5mbit or 600kB/s. Votes go first.",
+        ),
+        click.option(
+            "--max-download",
+            type=Rate(),
+            metavar="RATE",
+            help="Receive no faster than this, such as 20mbit or 2.5MB/s.",
+        ),
+        click.option(
+            "--daily-upload",
+            type=Size(),
+            metavar="SIZE",
+            help="Send no more than this a day (UTC), such as 20GB; then train on, and contribute again the next day.",
         ),
         as_json,
     ]
@@ -151,6 +170,9 @@ def _train(
     listen: tuple[str, ...],
     require_peers: int,
     join_timeout: float | None,
+    max_upload: float | None,
+    max_download: float | None,
+    daily_upload: int | None,
     as_json: bool,
 ) -> None:
     from decentral.cli.files import make_directory, write_text
@@ -167,6 +189,9 @@ def _train(
         listen=listen or None,
         require_peers=require_peers,
         join_timeout=join_timeout,
+        max_upload=max_upload,
+        max_download=max_download,
+        daily_upload=daily_upload,
         invite=invite,
         pace=pace,
     )

@@ -41,6 +41,9 @@ class JobOptions:
     listen: tuple[str, ...] | None = None  # multiaddrs; None: all interfaces
     require_peers: int = 0
     join_timeout: float | None = None  # seconds
+    max_upload: float | None = None  # bytes/s
+    max_download: float | None = None  # bytes/s
+    daily_upload: int | None = None  # bytes
     invite: str | None = None  # None: this is the first peer
     pace: Path | None = None  # a baseline keeps in step with the peer that runs there
 
@@ -66,6 +69,9 @@ def train_with_swarm(
         require_peers=options.require_peers,
         join_timeout=options.join_timeout,
         tokens_per_step=bench.tokens_per_step,
+        max_upload=options.max_upload,
+        max_download=options.max_download,
+        daily_upload=options.daily_upload,
     )
     steering, teller = Steering(bench, peer), Teller(peer, manifest, on_invite)
     with ExitStack() as stack:

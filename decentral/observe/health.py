@@ -11,7 +11,7 @@ def health_sentence(status: Status) -> str:
         return f"attention: {status.problem}"
     if status.given_up and status.state in ("training", "looking"):
         return _shrunk(status)
-    special = {"looking": _looking, "syncing": _syncing, "waiting": _waiting, "paused": _paused}
+    special = {"looking": _looking, "syncing": _syncing, "waiting": _waiting, "paused": _paused, "resting": _resting}
     if status.state in special:
         return special[status.state](status)
     if status.state == "leaving":
@@ -40,6 +40,14 @@ def _waiting(status: Status) -> str:
 
 def _paused(status: Status) -> str:
     return f"paused: your updates are kept, round {status.round} goes on without you; decentral resume continues"
+
+
+def _resting(status: Status) -> str:
+    limit = "" if status.daily_upload is None else f" of {in_units(status.daily_upload)}"
+    return (
+        f"resting: today's upload{limit} is used up; training goes on, your updates are kept, "
+        "and you contribute again from 00:00 UTC"
+    )
 
 
 def _training(status: Status) -> str:

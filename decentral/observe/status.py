@@ -19,7 +19,7 @@ from decentral.observe.jsonlines import plain
 
 STATUS_FILE = "status.json"
 STATUS_VERSION = 1
-STATES = ("looking", "syncing", "training", "waiting", "paused", "leaving", "done")
+STATES = ("looking", "syncing", "training", "waiting", "paused", "resting", "leaving", "done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,11 @@ class Status:
     bytes_per_round: float = 0.0  # sent, mean of the recent rounds
     sent_per_second: float = 0.0
     received_per_second: float = 0.0
+    max_upload: float | None = None  # caps, bytes per second; None: none
+    max_download: float | None = None
+    daily_upload: int | None = None  # bytes a day (UTC); None: no limit
+    sent_today: int = 0  # counted when there is a limit, over restarts
+    uplink_bits: int = 0  # bit/s, from the transfers made; 0: none has filled the link yet
     next_sync_seconds: float | None = None  # None: not known yet
     loss: float | None = None
     anchor_digest: str = ""

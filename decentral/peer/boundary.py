@@ -49,12 +49,17 @@ class Boundary(ABC):
     def _save(self) -> bool:
         """Write a checkpoint; False when this is no moment for one."""
 
+    @property
+    def _rests(self) -> bool:
+        """Whether contributions are held back: by a person, or because the day's upload is used up."""
+        return self._paused or bool(self.swarm.node.resting)
+
     def _boundary(self) -> set[int]:
         """Merge what has come, contribute when due, wait when the algorithm waits."""
         step_seconds = time.monotonic() - self._left_at
         changed = self._merge_all(block_until=None)
         due = self._rhythm.due or self._rhythm.due_early(self.swarm.node.driver.pressed, step_seconds)
-        due = due and not self._paused and not self.done
+        due = due and not self._rests and not self.done
         if due and self._rhythm.overlap == 0 and self.swarm.node.driver.head.hash != self._rhythm.seen:
             changed |= self._catch_advance()
         if due and self._contribute() and self._rhythm.overlap == 0:
@@ -142,7 +147,7 @@ class Boundary(ABC):
     def _gossip_boundary(self) -> set[int]:
         """Every H steps one gossip step; after the last one, the merge of all replicas."""
         changed = self._merge_all(block_until=None)
-        if not self._rhythm.due or self._paused or self.done:
+        if not self._rhythm.due or self._rests or self.done:
             return changed
         node = self.swarm.node
         assert node.gossip is not None

@@ -18,6 +18,22 @@ from decentral.transport.daemon import DaemonTransport
 MANIFEST_FILE = "run.toml"
 
 
+def terms_of(run: str | Path | Manifest, out: str | Path | None) -> tuple[Manifest, Invite | None, Path]:
+    """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first."""
+    if isinstance(run, Manifest):
+        return run, None, _out(out, run)
+    if isinstance(run, Path) or run.endswith(".toml"):
+        manifest = load_manifest(Path(run))
+        return manifest, None, _out(out, manifest)
+    invite = Invite.parse(run)
+    folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
+    return fetch(invite, folder, None, None), invite, folder
+
+
+def _out(out: str | Path | None, manifest: Manifest) -> Path:
+    return Path(out) if out is not None else Path(f"decentral-{manifest.run.name}")
+
+
 def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout: float | None) -> Manifest:
     """The manifest, from ``out`` when it was fetched before, else from any peer the invite leads to."""
     kept = out / MANIFEST_FILE

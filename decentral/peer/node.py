@@ -16,13 +16,22 @@ import anyio.abc
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.errors import ConfigError, ManifestMismatch, NoPeersError, PayloadError, TransportError, VersionError
+from decentral.errors import (
+    ConfigError,
+    ManifestMismatch,
+    NoPeersError,
+    PayloadError,
+    TransportError,
+    VersionError,
+)
 from decentral.exchange.codec import Codec
 from decentral.exchange.offload import Offload, in_thread
 from decentral.exchange.partition import partition
 from decentral.manifest import Manifest, differences, parse_manifest
 from decentral.optimizers import DiLoCo, NoLoCo, OuterOptimizer, make_outer, outer_learning_rate
 from decentral.parameters import Schema
+from decentral.peer.daily_upload import DailyUpload
+from decentral.peer.resting import Resting
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.catchup import CatchUp
 from decentral.rounds.chain import Head
@@ -35,6 +44,7 @@ from decentral.rounds.replica import Replica
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
 from decentral.transport.requests import request, serve_requests
+from decentral.transport.uplink import lease_bits
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 HELLO = "/decentral/hello/1"
@@ -75,7 +85,10 @@ class Node:
         on_advance: Callable[[Advance], None],
         on_event: Callable[[str, dict[str, object]], None],
         offload: Offload = in_thread,
+        uplink: Callable[[], float | None] = lambda: None,
+        daily_upload: DailyUpload | None = None,
     ) -> None:
+        """``uplink`` tells the bytes per second that this peer was seen to send, for its lease."""
         manifest = start.manifest
         self.start, self.manifest, self.transport, self.signer = start, manifest, transport, signer
         self.on_event = on_event
@@ -108,6 +121,8 @@ class Node:
             self.catch_up.gossip_step = lambda: gossip.step
         self.state = "looking"
         self.ready = anyio.Event()
+        self.uplink, self.daily_upload = uplink, daily_upload
+        self.resting = Resting(self.driver, on_event, offload)
         self._began = 0.0
         serve_requests(transport, HELLO, self._on_hello, limit=64)
 
@@ -127,6 +142,8 @@ class Node:
             await group.start(self.driver.run)
             group.start_soon(self.catch_up.run)
             group.start_soon(self._announce_forever)
+            if self.daily_upload is not None:
+                group.start_soon(self.resting.keep_to, self.daily_upload, self.transport.traffic)
             if self.start.require_peers:
                 await self._wait_for_members()
             self.ready.set()
@@ -193,7 +210,8 @@ class Node:
         minutes = self.manifest.run.minutes
         while True:
             head = self.driver.head
-            self.directory.update(epoch=head.epoch, round=head.round, digest=head.hash)
+            uplink = lease_bits(self.uplink())
+            self.directory.update(epoch=head.epoch, round=head.round, digest=head.hash, uplink=uplink)
             self.driver.machine.time_is_up = minutes is not None and self.age >= 60 * minutes
             if self.state in ("looking", "syncing", "waiting") and self.ready.is_set():
                 self.state = "training"

@@ -22,14 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import DecentralError
-from decentral.manifest import Manifest, load_manifest
+from decentral.manifest import Manifest
 from decentral.observe.events import EventLog
 from decentral.observe.status import Status
 from decentral.peer.boundary import Boundary
 from decentral.peer.checkpointing import Checkpointer
+from decentral.peer.daily_upload import DailyUpload
+from decentral.peer.invitation import fetch, terms_of
+from decentral.peer.links import throttled
 from decentral.peer.live_model import LiveModel
 from decentral.peer.node import Node, Start
 from decentral.peer.reporting import Reporter
+from decentral.peer.resting import PAUSED
 from decentral.peer.rhythm import Rhythm
 from decentral.peer.swarm_thread import SwarmThread
 from decentral.peer.vault import Vault
@@ -39,6 +43,7 @@ from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport import Transport
 from decentral.transport.daemon import DaemonTransport
+from decentral.transport.throttle import Caps
 
 Observer = Callable[[dict[str, Any]], None]
 
@@ -58,6 +63,9 @@ def join(
     identity_path: str | Path | None = None,
     checkpoint_every: int = 10,
     tokens_per_step: int = 0,
+    max_upload: float | None = None,
+    max_download: float | None = None,
+    daily_upload: int | None = None,
     transport: Transport | None = None,
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
@@ -73,12 +81,14 @@ def join(
         observer: called with every event, on whatever thread it happens.
         checkpoint_every: commits between two checkpoints.
         tokens_per_step: training tokens behind one inner step, told to the swarm.
+        max_upload: bytes per second that this peer sends at most, over everything; ``max_download`` that it receives.
+        daily_upload: bytes that it sends at most per day (UTC); then it trains on without contributing.
         transport: for tests and simulations; the daemon transport when not given.
 
     Raises ConfigError and its kin when the terms cannot work; nothing is started then.
 
     """
-    manifest, invite, out_path = _terms(run, out)
+    manifest, invite, out_path = terms_of(run, out)
     return Peer(
         manifest=manifest,
         invite=invite,
@@ -93,6 +103,8 @@ def join(
         identity_path=Path(identity_path) if identity_path is not None else out_path / "identity.key",
         checkpoint_every=checkpoint_every,
         tokens_per_step=tokens_per_step,
+        caps=Caps(up=max_upload, down=max_download),
+        daily_upload=daily_upload,
         transport=transport,
     )
 
@@ -116,6 +128,8 @@ class Peer(Boundary):
         identity_path: Path,
         checkpoint_every: int,
         tokens_per_step: int,
+        caps: Caps,
+        daily_upload: int | None,
         transport: Transport | None,
     ) -> None:
         self.manifest, self.out = manifest, out
@@ -126,6 +140,8 @@ class Peer(Boundary):
         self._require_peers, self._join_timeout = require_peers, join_timeout
         self._observer, self._checkpoint_every = observer, checkpoint_every
         self._tokens_per_step, self._transport = tokens_per_step, transport
+        self.caps = caps
+        self._daily_upload = None if daily_upload is None else DailyUpload(out, daily_upload)
         self._paused = False
         self._leaving = False
         self._must_save = False
@@ -182,13 +198,13 @@ class Peer(Boundary):
         """Train on without contributing until ``resume``; the others do not wait for this peer meanwhile."""
         self._paused = True
         if self._swarm is not None:
-            self._swarm.begin(self._swarm.node.driver.goodbye)
+            self._swarm.begin(self._swarm.node.resting.begin, PAUSED)
 
     def resume(self) -> None:
         """Contribute again, from the anchor that the others have reached meanwhile."""
         self._paused = False
         if self._swarm is not None:
-            self._swarm.begin(self._swarm.node.driver.come_back)
+            self._swarm.begin(self._swarm.node.resting.end, PAUSED)
 
     @property
     def in_flight(self) -> bool:
@@ -230,7 +246,9 @@ class Peer(Boundary):
         self._reporter = Reporter(self._emit)
         self._checkpointer = Checkpointer(self._vault, self._optimizer, self._scheduler)
         start = self._resumed_or_fresh()
-        transport = self._transport or DaemonTransport(identity, listen=self._listen)
+        transport = throttled(
+            self._transport or DaemonTransport(identity, listen=self._listen), self.caps, self._daily_upload
+        )
 
         def make_node(on_advance: Callable[[Advance], None]) -> Node:
             node = Node(
@@ -240,6 +258,8 @@ class Peer(Boundary):
                 ledger=self._vault.ledger(),
                 on_advance=on_advance,
                 on_event=self._emit,
+                uplink=lambda: transport.uplink,
+                daily_upload=self._daily_upload,
             )
             if start.head is not None:
                 node.replica.load(self._resumed_tensors)
@@ -367,22 +387,6 @@ async def _consistent_state(node: Node) -> tuple[Any, dict[str, Tensor], dict[st
     return node.driver.head, replica.shared_tensors(), replica.own_tensors(), step, node.age
 
 
-def _terms(run: str | Path | Manifest, out: str | Path | None) -> tuple[Manifest, Invite | None, Path]:
-    """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first."""
-    if isinstance(run, Manifest):
-        return run, None, _out(out, run)
-    if isinstance(run, Path) or run.endswith(".toml"):
-        manifest = load_manifest(Path(run))
-        return manifest, None, _out(out, manifest)
-    invite = Invite.parse(run)
-    folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
-    return fetch_manifest(run, folder), invite, folder
-
-
-def _out(out: str | Path | None, manifest: Manifest) -> Path:
-    return Path(out) if out is not None else Path(f"decentral-{manifest.run.name}")
-
-
 def fetch_manifest(
     invite: str, out: str | Path, *, listen: Sequence[str] | None = None, join_timeout: float | None = None
 ) -> Manifest:
@@ -390,6 +394,4 @@ def fetch_manifest(
 
     Looks until a peer answers, or ``join_timeout`` seconds. Raises NoPeersError, InviteError, ManifestMismatch.
     """
-    from decentral.peer.invitation import fetch
-
     return fetch(Invite.parse(invite), Path(out), listen, join_timeout)

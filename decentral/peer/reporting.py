@@ -11,6 +11,7 @@ from decentral.observe.status import Status
 from decentral.rounds.chain import contributions, moves_anchor
 from decentral.rounds.driver import Advance
 from decentral.rounds.gossip import Swapped
+from decentral.transport.uplink import lease_bits
 from decentral.wire.keys import peer_name
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class Reporter:
             bytes_per_round=sent / rounds,
             sent_per_second=up,
             received_per_second=down,
+            max_upload=peer.caps.up,
+            max_download=peer.caps.down,
+            daily_upload=None if node.daily_upload is None else node.daily_upload.limit,
+            sent_today=0 if node.daily_upload is None else node.daily_upload.sent,
+            uplink_bits=lease_bits(node.uplink()),
             next_sync_seconds=self._next_sync(),
             loss=self._loss,
             anchor_digest=peer.anchor_digest,
@@ -138,6 +144,8 @@ class Reporter:
             return node.state
         if peer.paused:
             return "paused"
+        if node.resting:
+            return "resting"
         if self._waiting and self._clock() - self._wait_began > NOTABLE_WAIT:
             return "waiting"
         alone = not node.directory.live()

@@ -30,6 +30,7 @@ from decentral.swarm.leases import (
 from decentral.transport import Transport
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.requests import notify, request, serve_requests
+from decentral.transport.throttle import bare
 from decentral.wire.keys import Digest, PeerId, Signer, peer_from_name, peer_name
 from decentral.wire.lease import MAX_ADDRESS, MAX_ADDRESSES, Lease, seal_lease
 from decentral.wire.messages import MAX_PEERS, Goodbye, decode, encode
@@ -142,10 +143,11 @@ class Directory:
             for peer in self._bootstrap:
                 group.start_soon(self._court, peer)
             group.start_soon(self._expire_forever)
-            if self._dht and isinstance(self.transport, DaemonTransport):
+            daemon = bare(self.transport)
+            if self._dht and isinstance(daemon, DaemonTransport):
                 from decentral.swarm.dht import share
 
-                group.start_soon(share, self.transport, self)
+                group.start_soon(share, daemon, self)
             task_status.started()
             try:
                 await self._renew_forever()

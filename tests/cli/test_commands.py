@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -118,6 +119,17 @@ def test_overrides_end_up_in_the_manifest(run: Run, tmp_path: Path) -> None:
     assert (manifest.run.name, manifest.run.seed, manifest.run.rounds, manifest.run.minutes) == ("mine", 7, 9, 5)
     assert (manifest.inner.steps, manifest.swarm.min_peers, manifest.data.corpus) == (11, 2, "novels")
     assert (manifest.outer.overlap, manifest.compressor.chain) == (3, "int8(block=64)")
+
+
+def test_the_status_shows_the_limits_and_the_measured_uplink_of_a_peer_that_has_them(
+    run: Run, running_peer: Path
+) -> None:
+    assert "limits" not in run("status").stdout
+    status = replace(read_status(running_peer), max_upload=625_000.0, uplink_bits=4_900_000)
+    write_status(running_peer, replace(status, daily_upload=50 * 10**9, sent_today=12 * 10**9), Process())
+    shown = run("status").stdout
+    assert "limits    5 Mbit/s up, 12.0 GB of 50.0 GB sent today (UTC)\n" in shown
+    assert "uplink    4.9 Mbit/s, from the transfers made\n" in shown
 
 
 def test_status_in_json_has_every_field_and_whether_the_peer_runs(run: Run, running_peer: Path) -> None:

@@ -62,8 +62,14 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     first = family.start("first", tmp_path / "first", ["start", manifest, *terms, "--out", str(tmp_path / "first")])
     command, join, invite = first.first_line(PATIENCE).split()
     assert (command, join) == ("decentral", "join")
-    second = family.start("second", tmp_path / "second", ["join", invite, *terms, "--out", str(tmp_path / "second")])
+    limits = ["--max-upload", "8mbit", "--max-download", "2.5MB/s", "--daily-upload", "20GB"]
+    out = tmp_path / "second"
+    second = family.start("second", out, ["join", invite, *terms, *limits, "--out", str(out)])
     until(lambda: (second.directory / "status.json").exists() and status_of(second).rounds_contributed >= 2)
+    until(lambda: status_of(second).sent_today > 0)
+    shown = run("status", "--out", second.directory).stdout
+    assert "limits    8 Mbit/s up, 20 Mbit/s down, " in shown
+    assert "of 20.0 GB sent today (UTC)" in shown
 
     until(lambda: "you contributed to" in status_of(second).health)
     told: dict[str, Any] = json.loads(run("status", "--out", second.directory, "--json").stdout)

@@ -10,7 +10,7 @@ from decentral.peer.reporting import NOTABLE_WAIT, Reporter
 
 def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -> None:
     clock = [100.0]
-    node = SimpleNamespace(state="training", directory=SimpleNamespace(live=lambda: {b"other": None}))
+    node = SimpleNamespace(state="training", resting=False, directory=SimpleNamespace(live=lambda: {b"other": None}))
     peer: Any = SimpleNamespace(done=False, paused=False, swarm=SimpleNamespace(node=node))
     reporter = Reporter(lambda kind, fields: None, lambda: clock[0])
     reporter.waits(True)

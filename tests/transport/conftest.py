@@ -1,4 +1,6 @@
-"""Three worlds to run the same laws in: the network in memory on both event loops, and real daemons on loopback."""
+"""Worlds to run the same laws in: the network in memory on both event loops, also with caps, and real daemons on
+loopback.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from decentral.transport import Transport
 from decentral.transport.budget import Limits
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.memory import MemoryNetwork
+from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import Signer
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -44,6 +47,13 @@ class MemoryWorld(World):
         return self.network.transport(Signer.generate(), limits=limits)
 
 
+class ThrottledWorld(MemoryWorld):
+    """Caps that are felt, and yet let a law be tried in a moment."""
+
+    def transport(self, limits: Limits | None = None) -> Transport:
+        return ThrottledTransport(super().transport(limits), Caps(up=5e7, down=5e7), urgent=())
+
+
 class DaemonWorld(World):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,11 +67,12 @@ class DaemonWorld(World):
         return DaemonTransport(self.identity(), listen=LOOPBACK, limits=limits)
 
 
-@pytest.fixture(params=["memory on asyncio", "memory on trio", "daemon"])
+@pytest.fixture(params=["memory on asyncio", "memory on trio", "throttled on asyncio", "throttled on trio", "daemon"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     if request.param == "daemon":
         return DaemonWorld(tmp_path)
-    return MemoryWorld(request.param.rpartition(" ")[2])
+    kind, _, backend = request.param.partition(" on ")
+    return (ThrottledWorld if kind == "throttled" else MemoryWorld)(backend)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import trio.testing
 from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import PREFIX_NBYTES, notify, request, serve_requests
-from decentral.transport.watchdog import GRACE, LEAST_RATE, STALL
+from decentral.transport.watchdog import GRACE, LEAST_RATE, SENDING_STALL, STALL, Holdable, Watchdog
 from decentral.wire.keys import Signer
 
 ECHO = "/test/echo"
@@ -117,7 +117,34 @@ def test_a_peer_that_reads_nothing_does_not_hold_its_sender():
     async def script():
         async with a, b:
             took = await seconds_until(StreamClosed, notify(a, b.peer, ECHO, bytes(4 << 20), timeout=5.0))
-            assert took == pytest.approx(STALL, abs=1)
+            assert took == pytest.approx(SENDING_STALL, abs=1)
+
+    run(script)
+
+
+class Held(Holdable):
+    """A stream that somebody holds up."""
+
+    peer = Signer.generate().peer
+
+
+async def creep(stream: Held) -> None:
+    """A byte every nine seconds, and a hundred seconds of our own before each."""
+    with Watchdog(stream, "a body") as on_bytes:
+        while True:
+            with stream.held():
+                await anyio.sleep(100)
+            await anyio.sleep(STALL - 1)
+            on_bytes(1)
+
+
+def test_the_time_that_a_stream_is_held_here_is_left_out_and_no_other():
+    stream = Held()
+
+    async def script():
+        took = await seconds_until(StreamClosed, creep(stream))
+        assert took - 400 == pytest.approx(GRACE, abs=1), "the least rate counts the time between, and that only"
+        assert not stream.watchdogs
 
     run(script)
 

@@ -1,0 +1,91 @@
+"""How many bytes this peer may still send today: counted over restarts, anew at midnight UTC.
+
+A peer that has used them up does as if paused by its person: it says farewell, trains on, follows by what it receives,
+and asks to be let in again the next day. It does not stay as a voter that contributes nothing, because every round
+would wait for its contribution until the deadline, and a reduce would give it a part to send. The last 5 % are for
+that: for what still leaves when the others have contributions of it on their way, for leases, and for helping those
+behind. When those are gone, too, no frame or chunk is sent any more; leases and farewells are, and are all that can
+exceed the limit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from decentral.errors import ConfigError
+from decentral.state.durable import DISK, Disk, disk_errors
+
+UPLOAD_FILE = "upload.json"
+RESERVE = 0.05  # of the limit, for what is not a contribution
+SAVE_EVERY = 10.0  # s: what a crash forgets
+DAY = 86_400  # s
+
+
+class DailyUpload:
+    """At most ``limit`` bytes a day, kept in ``folder``. ``wall`` tells seconds since 1970, UTC."""
+
+    def __init__(self, folder: Path, limit: int, *, wall: Callable[[], float] = time.time, disk: Disk = DISK) -> None:
+        if limit < 1:
+            raise ConfigError(f"daily_upload={limit}: at least a byte; leave it out for no limit")
+        self.limit = limit
+        self._path, self._wall, self._disk = folder / UPLOAD_FILE, wall, disk
+        self._counted = 0  # of this process
+        self._saved_at = float("-inf")
+        self._day, self._sent = self._load()
+
+    @property
+    def sent(self) -> int:
+        """Bytes sent today."""
+        return self._sent if self._day == self._today() else 0
+
+    @property
+    def used_up(self) -> bool:
+        """Whether nothing should be contributed any more today."""
+        return self.sent >= (1 - RESERVE) * self.limit
+
+    @property
+    def may_upload(self) -> bool:
+        """Whether others may still be helped."""
+        return self.sent < self.limit
+
+    @property
+    def until_next(self) -> float:
+        """Seconds until the next day begins."""
+        return DAY - self._wall() % DAY
+
+    def count(self, total: int) -> None:
+        """This process has sent ``total`` bytes so far."""
+        today = self._today()
+        if self._day != today:  # also when the clock was set back: the one who sets it is the one who pays
+            self._day, self._sent = today, 0
+        self._sent += total - self._counted
+        self._counted = total
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it should be saved now."""
+        return abs(self._wall() - self._saved_at) >= SAVE_EVERY
+
+    def save(self) -> None:
+        """Make the count durable. Raises DiskError."""
+        self._saved_at = self._wall()
+        text = json.dumps({"version": 1, "day": self._day, "sent": self._sent})
+        with disk_errors(f"writing {self._path}"):
+            self._disk.make_folders(self._path.parent)
+            self._disk.replace_file(self._path, [text.encode()])
+
+    def _today(self) -> int:
+        return int(self._wall() // DAY)
+
+    def _load(self) -> tuple[int, int]:
+        """What an earlier process counted; a damaged file counts as a day that begins."""
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            day, sent = found["day"], found["sent"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return self._today(), 0
+        whole = isinstance(day, int) and isinstance(sent, int) and sent >= 0
+        return (day, sent) if whole else (self._today(), 0)

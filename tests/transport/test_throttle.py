@@ -1,0 +1,362 @@
+"""Caps under virtual time: kept over a minute, over all streams together, shared fairly, and never in a vote's way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import anyio
+import pytest
+import trio
+import trio.testing
+
+from decentral.errors import ConfigError, StreamClosed, TransportError
+from decentral.transport.base import Stream
+from decentral.transport.memory import MemoryNetwork
+from decentral.transport.pipe import WINDOW
+from decentral.transport.requests import notify, request, serve_requests
+from decentral.transport.throttle import LEAST_CAP, Caps, ThrottledTransport
+from decentral.transport.watchdog import GRACE, SENDING_STALL
+from decentral.wire.keys import Signer
+
+BULK, VOTE = "/test/bulk", "/test/vote"
+CAP = 625_000.0  # bytes/s: 5 Mbit/s
+MINUTE = 60.0
+
+
+def run(script: Callable[[], Awaitable[None]]) -> None:
+    trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+class World:
+    """Peers of which the first may be capped, and what came at each."""
+
+    def __init__(self, caps: Caps | None, others: int, **network: float) -> None:
+        self.network = MemoryNetwork(latency=0.02, **network)
+        self.a = ThrottledTransport(self.network.transport(Signer.generate()), caps, urgent=(VOTE,))
+        self.others = [self.network.transport(Signer.generate()) for _ in range(others)]
+        self.came: list[tuple[float, str, int]] = []
+        for transport in (self.a, *self.others):
+            for protocol in (BULK, VOTE):
+                serve_requests(transport, protocol, self._keeper(protocol), limit=1 << 30)
+
+    def _keeper(self, protocol: str):
+        async def keep(peer: bytes, body: bytes) -> bytes:
+            self.came.append((anyio.current_time(), protocol, len(body)))
+            return b""
+
+        return keep
+
+    async def __aenter__(self) -> World:
+        self.exits = AsyncExitStack()
+        for transport in (self.a, *self.others):
+            await self.exits.enter_async_context(transport)
+        self.group = await self.exits.enter_async_context(anyio.create_task_group())
+        self.exits.callback(self.group.cancel_scope.cancel)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.exits.aclose()
+
+    def push_for_ever(self, sender, receiver, nbytes: int, protocol: str = BULK) -> None:
+        async def push() -> None:
+            while True:
+                await request(sender, receiver.peer, protocol, bytes(nbytes), limit=10, timeout=100.0)
+
+        self.group.start_soon(push)
+
+
+@pytest.mark.parametrize("others", [1, 5])
+def test_an_upload_cap_holds_over_a_minute_and_over_all_streams_together(others):
+    world = World(Caps(up=CAP), others)
+
+    async def script():
+        async with world:
+            for other in world.others:
+                world.push_for_ever(world.a, other, 3_000_000)
+                world.push_for_ever(world.a, other, 40_000)
+            await anyio.sleep(10)
+            before = world.a.traffic.total.sent
+            await anyio.sleep(MINUTE)
+            sent = world.a.traffic.total.sent - before
+            assert sent == pytest.approx(CAP * MINUTE, rel=0.05)
+
+    run(script)
+
+
+@pytest.mark.parametrize("others", [1, 5])
+def test_a_download_cap_holds_over_a_minute_and_over_all_streams_together(others):
+    world = World(Caps(down=CAP), others, bandwidth=4e6)
+
+    async def script():
+        async with world:
+            for other in world.others:
+                world.push_for_ever(other, world.a, 3_000_000)
+                world.push_for_ever(other, world.a, 40_000)
+            await anyio.sleep(10)
+            before = world.a.traffic.total.received
+            sent = sum(other.traffic.total.sent for other in world.others)
+            await anyio.sleep(MINUTE)
+            received = world.a.traffic.total.received - before
+            assert received == pytest.approx(CAP * MINUTE, rel=0.05)
+            sent = sum(other.traffic.total.sent for other in world.others) - sent
+            assert sent <= CAP * MINUTE + 2 * others * WINDOW, "they were made to wait: nothing piles up here"
+
+    run(script)
+
+
+def test_both_caps_hold_at_once_each_by_itself():
+    world = World(Caps(up=CAP, down=2 * CAP), 2)
+
+    async def script():
+        async with world:
+            for other in world.others:
+                world.push_for_ever(world.a, other, 3_000_000)
+                world.push_for_ever(other, world.a, 3_000_000)
+            await anyio.sleep(10)
+            sent, received = world.a.traffic.total.sent, world.a.traffic.total.received
+            await anyio.sleep(MINUTE)
+            assert world.a.traffic.total.sent - sent == pytest.approx(CAP * MINUTE, rel=0.05)
+            assert world.a.traffic.total.received - received == pytest.approx(2 * CAP * MINUTE, rel=0.05)
+
+    run(script)
+
+
+def vote_takes(caps: Caps | None) -> float:
+    """Seconds that a vote needs beside three pushes over a link of 6 Mbit/s."""
+    world, took = World(caps, 3, bandwidth=750_000), []
+
+    async def script():
+        async with world:
+            for other in world.others:
+                world.push_for_ever(world.a, other, 3_000_000)
+            await anyio.sleep(15)
+            for other in world.others:
+                began = anyio.current_time()
+                await notify(world.a, other.peer, VOTE, bytes(1000), timeout=10.0)
+                while not any(protocol == VOTE and at >= began for at, protocol, _ in world.came):
+                    await anyio.sleep(0.001)
+                took.append(anyio.current_time() - began)
+
+    run(script)
+    return max(took)
+
+
+def test_a_vote_passes_a_saturated_link_within_a_fraction_of_a_second():
+    assert vote_takes(Caps(up=CAP)) < 0.2
+    assert vote_takes(None) > 1.0, "without a cap below the link's rate it waits behind what the network holds"
+
+
+def test_a_vote_is_read_while_the_download_is_saturated():
+    world, took = World(Caps(down=CAP), 3), []
+
+    async def script():
+        async with world:
+            for other in world.others:
+                world.push_for_ever(other, world.a, 3_000_000)
+                world.push_for_ever(other, world.a, 3_000_000)
+            await anyio.sleep(15)
+            for other in world.others:
+                began = anyio.current_time()
+                assert await request(other, world.a.peer, VOTE, bytes(1000), limit=10, timeout=10.0) == b""
+                took.append(anyio.current_time() - began)
+
+    run(script)
+    assert max(took) < 0.2
+
+
+def test_peers_share_a_cap_fairly_while_their_load_changes():
+    world = World(Caps(up=CAP), 3)
+
+    async def moved(seconds: float) -> list[float]:
+        before = [world.a.traffic.of(other.peer).sent for other in world.others]
+        await anyio.sleep(seconds)
+        return [
+            (world.a.traffic.of(other.peer).sent - was) / (CAP * seconds)
+            for other, was in zip(world.others, before, strict=True)
+        ]
+
+    async def script():
+        one, two, three = world.others
+        async with world:
+            for _ in range(8):
+                world.push_for_ever(world.a, one, 3_000_000)
+            await anyio.sleep(5)
+            assert await moved(20) == pytest.approx([1, 0, 0], abs=0.05)
+            world.push_for_ever(world.a, two, 3_000_000)
+            await anyio.sleep(5)
+            assert await moved(20) == pytest.approx([1 / 2, 1 / 2, 0], abs=0.05)
+            world.push_for_ever(world.a, three, 3_000_000)
+            await anyio.sleep(5)
+            assert await moved(20) == pytest.approx([1 / 3, 1 / 3, 1 / 3], abs=0.05)
+
+    run(script)
+
+
+def test_a_body_that_our_own_cap_makes_slow_is_cut_by_nobody():
+    world = World(Caps(up=float(LEAST_CAP), down=float(LEAST_CAP)), 1)
+    nbytes = 3_000_000
+
+    async def script():
+        other = world.others[0]
+        async with world:
+            async with anyio.create_task_group() as group:
+                group.start_soon(notify, world.a, other.peer, BULK, bytes(nbytes), 10.0)
+                group.start_soon(notify, other, world.a.peer, BULK, bytes(nbytes), 10.0)
+            await anyio.sleep(nbytes / LEAST_CAP + 10)
+        assert [length for _, _, length in world.came] == [nbytes, nbytes]
+        assert world.came[0][0] > nbytes / LEAST_CAP - 1 > 2 * GRACE
+
+    run(script)
+
+
+def test_bodies_that_our_own_cap_makes_creep_are_all_read_to_their_end():
+    world = World(Caps(down=float(LEAST_CAP)), 12)
+    nbytes = 200_000  # 2.7 kB/s each, less than the least rate; what they send fits into the network's buffers
+
+    async def script():
+        async with world:
+            for other in world.others:
+                world.group.start_soon(notify, other, world.a.peer, BULK, bytes(nbytes), 10.0)
+            await anyio.sleep(12 * nbytes / LEAST_CAP + 5)
+        assert len(world.came) == 12
+        assert world.came[0][0] > 2 * GRACE
+
+    run(script)
+
+
+def test_more_pushes_than_the_least_rate_allows_wait_before_the_other_side_counts_their_time():
+    world, failed = World(Caps(up=float(LEAST_CAP)), 12), []
+    nbytes = 200_000
+
+    async def script():
+        async def one(other) -> None:
+            try:
+                await notify(world.a, other.peer, BULK, bytes(nbytes), timeout=10.0)
+            except TransportError as error:
+                failed.append(error)
+
+        async with world:
+            async with anyio.create_task_group() as group:
+                for other in world.others:
+                    group.start_soon(one, other)
+            await anyio.sleep(1)
+        assert not failed
+        assert len(world.came) == 12
+        assert anyio.current_time() == pytest.approx(12 * nbytes / LEAST_CAP, rel=0.05)
+
+    run(script)
+
+
+def test_pushes_to_peers_that_read_slowly_do_not_keep_others_from_an_unused_cap():
+    world = World(Caps(up=float(LEAST_CAP)), 2)
+    slow, quick = world.others
+
+    async def script():
+        world.network.set_link(world.a.peer, slow.peer, latency=0.02, bandwidth=5000)
+        async with world:
+            world.group.start_soon(notify, world.a, slow.peer, BULK, bytes(3_000_000), 10.0)
+            await anyio.sleep(100)  # a window is full, and the rest goes at 5 kB/s
+            began = anyio.current_time()
+            await notify(world.a, quick.peer, BULK, bytes(100_000), timeout=10.0)
+            assert anyio.current_time() - began < 20
+
+    run(script)
+
+
+def test_a_path_that_is_dead_is_still_cut_under_a_cap():
+    world = World(Caps(up=CAP, down=CAP), 1)
+    deaf = world.network.transport(Signer.generate())
+
+    async def sleep(stream: Stream) -> None:
+        await anyio.sleep_forever()
+
+    deaf.serve(BULK, sleep)
+
+    async def script():
+        async with world, deaf:
+            began = anyio.current_time()
+            with pytest.raises(StreamClosed, match="stood still"):
+                await notify(world.a, deaf.peer, BULK, bytes(4_000_000), timeout=10.0)
+            assert anyio.current_time() - began < 1_200_000 / CAP + SENDING_STALL + 1
+
+    run(script)
+
+
+def test_a_cancelled_push_gives_its_turn_back():
+    world = World(Caps(up=CAP), 2)
+    one, two = world.others
+
+    async def script():
+        async with world:
+            for _ in range(20):
+                with anyio.move_on_after(0.33):
+                    async with anyio.create_task_group() as group:
+                        for _ in range(5):
+                            group.start_soon(notify, world.a, one.peer, BULK, bytes(1_000_000), 10.0)
+            began = anyio.current_time()
+            await notify(world.a, two.peer, BULK, bytes(625_000), timeout=10.0)
+            assert anyio.current_time() - began == pytest.approx(1.0, abs=0.2)
+            assert not world.a.up._waiting
+
+    run(script)
+
+
+def test_bulk_that_may_not_be_uploaded_is_refused_and_votes_and_questions_are_not():
+    world = World(None, 1)
+    world.a.may_upload = lambda: False
+    other = world.others[0]
+
+    async def script():
+        async with world:
+            with pytest.raises(TransportError, match="used up"):
+                await notify(world.a, other.peer, BULK, bytes(100_000), timeout=10.0)
+            await notify(world.a, other.peer, VOTE, bytes(100_000), timeout=10.0)
+            await request(world.a, other.peer, BULK, bytes(100), limit=10, timeout=10.0)
+        assert Counter(protocol for _, protocol, _ in world.came) == {VOTE: 1, BULK: 1}
+
+    run(script)
+
+
+@pytest.mark.parametrize("caps", [None, Caps(up=400_000.0)], ids=["the link's", "the cap"])
+def test_the_uplink_is_measured_from_the_pushes_that_are_made(caps):
+    world = World(caps, 3, bandwidth=800_000)
+    world.network.set_downlink(world.others[0].peer, 100_000)  # a slow receiver is no slow uplink
+
+    async def script():
+        async with world:
+            assert world.a.uplink is None
+            async with anyio.create_task_group() as group:
+                for other in world.others:
+                    group.start_soon(notify, world.a, other.peer, BULK, bytes(12_000_000), 10.0)
+            assert world.a.uplink == pytest.approx(800_000 if caps is None else 400_000, rel=0.05)
+
+    run(script)
+
+
+def test_the_same_calls_give_the_same_times_again():
+    def times() -> list[float]:
+        world = World(Caps(up=CAP, down=CAP), 3)
+
+        async def script():
+            async with world:
+                for other in world.others:
+                    world.push_for_ever(world.a, other, 700_000)
+                    world.push_for_ever(other, world.a, 300_000)
+                await anyio.sleep(20)
+
+        run(script)
+        return sorted(at for at, _, _ in world.came)
+
+    first, again = times(), times()
+    assert len(first) > 10
+    assert [at - first[0] for at in first] == pytest.approx([at - again[0] for at in again], abs=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 100.0, float("nan")])
+def test_a_cap_that_would_make_this_peer_look_dead_is_refused(rate):
+    with pytest.raises(ConfigError, match="take this one for dead"):
+        Caps(up=rate)
+    with pytest.raises(ConfigError, match="leave it out for no cap"):
+        Caps(down=rate)

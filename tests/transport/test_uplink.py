@@ -1,0 +1,63 @@
+"""The estimate of an uplink, from when pieces began and ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from decentral.transport.uplink import KEPT, WINDOW, UplinkMeter, lease_bits
+
+
+def send(meter: UplinkMeter, now: float, nbytes: int, seconds: float) -> float:
+    meter.begin(now)
+    meter.end(now, now + seconds, nbytes)
+    return now + seconds
+
+
+def test_bytes_that_a_buffer_swallows_say_nothing():
+    meter, now = UplinkMeter(), 0.0
+    for _ in range(100_000):
+        now = send(meter, now, 65536, 0.0005)
+    assert meter.bytes_per_second is None or meter.bytes_per_second == 0
+    assert lease_bits(meter.bytes_per_second) == 0
+
+
+def test_a_link_that_is_kept_busy_has_its_rate_and_pauses_do_not_count():
+    meter, now = UplinkMeter(), 0.0
+    for _ in range(200):
+        now = send(meter, now, 50_000, 0.05) + 0.2
+    assert meter.bytes_per_second == pytest.approx(1e6, rel=0.02)
+
+
+def test_streams_at_once_add_up_to_the_link():
+    meter, now = UplinkMeter(), 0.0
+    meter.begin(now)
+    meter.begin(now)
+    for _ in range(100):
+        meter.end(now, now + 0.1, 50_000)
+        meter.end(now, now + 0.1, 50_000)
+        now += 0.1
+        meter.begin(now)
+        meter.begin(now)
+    assert meter.bytes_per_second == pytest.approx(1e6, rel=0.02)
+
+
+def test_the_fastest_of_the_last_windows_counts_and_a_link_that_became_slow_is_found_out():
+    meter, now = UplinkMeter(), 0.0
+    for rate in (1e6, 2e5):
+        for _ in range(round(WINDOW / 0.1)):
+            now = send(meter, now, int(rate * 0.1), 0.1)
+    assert meter.bytes_per_second == pytest.approx(1e6, rel=0.02), "one slow receiver is no slow uplink"
+    for _ in range(round((KEPT + 1) * WINDOW / 0.1)):
+        now = send(meter, now, 20_000, 0.1)
+    assert meter.bytes_per_second == pytest.approx(2e5, rel=0.02)
+
+
+def test_a_lease_tells_two_digits():
+    assert [lease_bits(rate) for rate in (None, 0.0, 1.0, 625_000.0, 623_456.0, 12_345_678.0)] == [
+        0,
+        0,
+        8,
+        5_000_000,
+        5_000_000,
+        99_000_000,
+    ]
