@@ -1,7 +1,4 @@
-"""Who sent how much to whom, counted where nobody can claim anything: at the core, which every packet crosses.
-
-What a household sends another without crossing the core (two peers in one home) is not seen here.
-"""
+"""Who sent how much to whom, counted where nobody can claim anything: by the kernel, at the core and at home."""
 
 from __future__ import annotations
 
@@ -26,6 +23,17 @@ table inet core {
 }
 """
 
+HOME_TABLE = """
+table inet home {{
+  counter sent {{ }}
+  chain output {{
+    type filter hook output priority 0; policy accept;
+    ip daddr 10.{number}.0.0/24 counter name sent
+    ip6 daddr {v6} counter name sent
+  }}
+}}
+"""
+
 V4 = "45.67.{}.0/24"  # a household's public addresses
 V6_LINE = "2a02:45:ff:{}::/64"  # its line's IPv6 addresses
 V6_HOME = "2a02:45:67:{}::/64"  # its own IPv6 addresses
@@ -42,6 +50,12 @@ def read_flows(core: Namespace) -> Counter[Flow]:
             source, target, protocol = element["elem"]["val"]["concat"]
             found[household(source), household(target), str(protocol)] += element["elem"]["counter"]["bytes"]
     return found
+
+
+def read_home(host: Namespace) -> int:
+    """Bytes that a host has sent to others of its household."""
+    listed = json.loads(host.run("nft", "-j", "list", "counter", "inet", "home", "sent"))["nftables"]
+    return sum(item["counter"]["bytes"] for item in listed if "counter" in item)
 
 
 def household(address: str) -> int:

@@ -12,12 +12,16 @@ all the world, 10.N.0.0/24 at home, 100.64.N.0/24 between its own gateway and a 
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.natlab.flows import TABLE, V4, V6_HOME, V6_LINE
-from tests.natlab.namespaces import Namespace, Traveller, check_tools
+from tests.natlab.flows import HOME_TABLE, TABLE, V4, V6_HOME, V6_LINE, Flow, read_flows, read_home
+from tests.natlab.namespaces import LabError, Namespace, Traveller
 from tests.natlab.nat import Nat
 from tests.natlab.wires import Line, Wire
 
@@ -25,19 +29,20 @@ IPV4 = frozenset({4})
 IPV6 = frozenset({6})
 DUAL = frozenset({4, 6})
 _MOST = 200  # households
+_FORGETTING = 5.0  # s for the kernel to forget an address that is gone
 
 
 class Lab:
     """The core and whatever is joined to it, while the block lasts."""
 
     def __enter__(self) -> Self:
-        check_tools()
         with ExitStack() as stack:
             self._traveller = stack.enter_context(Traveller())
             self.core = self.namespace("core")
             _forward(self.core)
             self.core.nft(TABLE)
             self._number = 0
+            self.at_home: list[Host] = []
             self._stack = stack.pop_all()
         return self
 
@@ -75,6 +80,13 @@ class Lab:
         if 6 in families:
             self.core.ip(f"route add {_net(V6_HOME, number)} via {_at(V6_LINE, number, 2)}")
         return Household(self, name, number, gateway, wire, families)
+
+    def flows(self) -> Counter[Flow]:
+        """Bytes so far between households, and within each."""
+        found = read_flows(self.core)
+        for host in self.at_home:
+            found[host.number, host.number, "home"] += read_home(host)
+        return found
 
     def _next(self) -> int:
         assert self._number < _MOST, "household numbers are one byte of an address"
@@ -134,17 +146,21 @@ class Household:
         if v6:
             via = _at(V6_HOME, self.number, 1)
             namespace.ip(f"addr add {v6}/64 dev eth0 nodad", f"route add default via {via}")
-        return Host(name, namespace, self.number, self.wire, v4, v6)
+        namespace.nft(HOME_TABLE.format(number=self.number, v6=_net(V6_HOME, self.number)))
+        host = Host(name, namespace, self.number, self.wire, v4, v6)
+        self._lab.at_home.append(host)
+        return host
 
     def renumber(self, last: int = 3) -> str:
         """The provider gives out another address: what was mapped to the old one is gone. Returns the new one."""
         assert self.public_v4 is not None, "only IPv4 addresses change here"
         old, self.public_v4 = self.public_v4, _at(V4, self.number, last)
         self.wire.home.ip(
-            f"addr del {old}/24 dev wan",  # the kernel forgets the mappings with it
+            f"addr del {old}/24 dev wan",
             f"addr add {self.public_v4}/24 dev wan",
             f"route replace default via {_at(V4, self.number, 1)}",
         )
+        _until_forgotten(self.wire.home, old)
         return self.public_v4
 
 
@@ -161,6 +177,15 @@ class Host(Namespace):
 def _forward(namespace: Namespace) -> None:
     namespace.sysctl("net/ipv4/ip_forward", 1)
     namespace.sysctl("net/ipv6/conf/all/forwarding", 1)
+
+
+def _until_forgotten(gateway: Namespace, address: str) -> None:
+    """The kernel drops the mappings of an address that goes, but a moment later."""
+    end, nobody = time.monotonic() + _FORGETTING, threading.Event()
+    while f"={address} " in gateway.do(lambda: Path("/proc/thread-self/net/nf_conntrack").read_text()):
+        if time.monotonic() > end:
+            raise LabError(f"{gateway.name}: still maps to {address} after {_FORGETTING:g} s without it")
+        nobody.wait(0.01)
 
 
 def _net(pattern: str, number: int) -> str:

@@ -149,18 +149,14 @@ def why_impossible() -> str | None:
         return f"network namespaces are Linux's, this is {sys.platform}; run the lab in a Linux virtual machine"
     if os.geteuid() != 0:
         return "network namespaces need root: sudo make natlab"
+    missing = sorted({package for tool, package in _TOOLS.items() if shutil.which(tool) is None})
+    if missing:
+        return f"the network lab needs more programs: apt-get install {' '.join(missing)}"
+    if not Path("/dev/net/tun").exists():
+        return "the network lab needs /dev/net/tun: modprobe tun, or give the container --device /dev/net/tun"
     try:
         with Traveller() as traveller:
             traveller.make("trial")
     except OSError as error:
         return f"the kernel refuses network namespaces ({error.strerror}); give the container --privileged"
     return None
-
-
-def check_tools() -> None:
-    """LabError, naming what to install, when a program is missing: that is no reason to skip."""
-    missing = sorted({package for tool, package in _TOOLS.items() if shutil.which(tool) is None})
-    if missing:
-        raise LabError(f"the lab needs {', '.join(missing)}: apt-get install {' '.join(missing)}")
-    if not Path("/dev/net/tun").exists():
-        raise LabError("the lab needs /dev/net/tun: modprobe tun, or give the container --device /dev/net/tun")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.natlab.flows import between, read_flows
+from tests.natlab.flows import between
 from tests.natlab.lab import Lab
 from tests.natlab.nat import PORT_PRESERVING
 from tests.natlab.probes import Ear, megabits, one_way
@@ -45,7 +45,7 @@ def test_a_line_loses_its_share_each_way(lab: Lab) -> None:
                 for _ in range(100):
                     sender.say(b"x", receiver.address)
                 _drain(receiver)
-    flows = read_flows(lab.core)
+    flows = lab.flows()
     for way in ((near.number, far.number), (far.number, near.number)):
         arrived = flows[*way, "udp"] / 29  # bytes of such a packet
         assert arrived == pytest.approx(800, abs=64)  # five standard deviations
@@ -81,9 +81,17 @@ def test_flows_are_booked_to_the_households_behind_the_translation(lab: Lab) -> 
     with Ear(server, 7000) as ear, Ear(home.host("alice"), 6000) as alice:
         alice.say(bytes(100), ear.address)
         ear.hear()
-    flows = read_flows(lab.core)
-    assert flows == {(home.number, server.number, "udp"): 128}
+    flows = lab.flows()
+    assert +flows == {(home.number, server.number, "udp"): 128}
     assert between(flows, [home.number], [server.number]) == 128
+
+
+def test_what_stays_at_home_is_booked_there(lab: Lab) -> None:
+    home = lab.household("home", PORT_PRESERVING)
+    with Ear(home.host("alice"), 6000) as alice, Ear(home.host("bob"), 6000) as bob:
+        alice.say(bytes(100), bob.address)
+        bob.hear()
+    assert +lab.flows() == {(home.number, home.number, "home"): 128}
 
 
 def _drain(ear: Ear) -> None:
