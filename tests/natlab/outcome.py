@@ -18,7 +18,7 @@ class Outcome:
     scenario: str
     missing: str | None
     asked: int  # rounds
-    least_with_all: float = 0.9  # share of the rounds asked for
+    least_with_all: float = 0.75  # share of the rounds asked for
     committed: int = 0  # rounds that every peer committed, or caught up with
     with_all: int = 0  # of those, the ones that named a frame of every peer
     contributed: dict[str, int] = field(default_factory=dict)  # rounds that named a frame of this peer

@@ -146,6 +146,9 @@ class Play:
         names = {name: Identity.load_or_create(self.folder / name / "identity.key").name for name in self._rows}
         records = shared_records(self._rows.values())
         self.outcome.judge(records, names, began)
+        for name, rows in self._rows.items():
+            if not any(row["event"] == "joined" for row in rows):
+                self.outcome.ends[name] = "never joined"
         stands = {name: reached(rows) for name, rows in self._rows.items()}
         for name, at in stands.items():
             if at < max(stands.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.natlab.outcome import Outcome, shared_records
+from tests.natlab.pairs import Found, summary
 from tests.natlab.run import line, path_of, remark, row
 from tests.natlab.scenarios import TABLE
 
@@ -45,7 +46,7 @@ def test_a_scenario_works_when_all_peers_committed_every_round_alike():
     good = Outcome("x", None, asked=12, committed=12, with_all=12)
     assert good.works
     assert not Outcome("x", None, asked=12, committed=11, with_all=11).works
-    assert not Outcome("x", None, asked=12, committed=12, with_all=10).works
+    assert not Outcome("x", None, asked=12, committed=12, with_all=8).works
     assert not Outcome("x", None, asked=12, committed=12, with_all=12, equal=False).works
     assert not Outcome("x", None, asked=12, committed=12, with_all=12, ends={"bob": "exit 1: no"}).works
 
@@ -70,3 +71,9 @@ def test_every_scenario_has_its_own_name_and_trouble_for_somebody_who_is_there()
         names = [seat.name for seat in scenario.seats]
         assert len(set(names)) == len(names)
         assert scenario.trouble is None or scenario.trouble.seat in names
+
+
+def test_the_runs_of_a_pair_are_counted_by_path_with_the_medians_of_those_that_have_one():
+    runs = [Found("x", "punched", 0.2, 1.0, 17.0), Found("x", "punched", 0.4, 3.0, 19.0), Found("x", "relayed", 0.3)]
+    assert summary("x", runs).split() == ["x", "2", "punched,", "1", "relayed", "0.3", "s", "2.0", "s", "18.0"]
+    assert summary("x", [Found("x", "none")]).split() == ["x", "1", "none", "-", "-", "-"]
