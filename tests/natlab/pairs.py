@@ -34,6 +34,7 @@ RESERVING = 30.0  # s for a relay to take a peer in
 WARM_UP = 6.0  # s for the daemon to learn its public address; a punch that is tried before is not tried again
 PUNCHING = 15.0  # s from the first contact
 TRIAL, BULK = 200_000, 4_000_000  # bytes
+PATHS = ("punched", "relayed", "cut off", "none")  # cut off: relayed, by a relay that ends a transfer of 4 MB
 _LOOK_EVERY = 0.2  # s
 
 
@@ -66,7 +67,7 @@ class Found:
     """One run."""
 
     pair: str
-    path: str  # none, relayed, punched
+    path: str  # see PATHS
     contact: float | None = None  # s until the first bytes, from the dial
     punched: float | None = None  # s until bytes went directly, from the first contact
     mbit: float | None = None  # of the last transfer
@@ -159,7 +160,7 @@ def _judge(pair: Pair, lab: Lab, alice: Agent, bob: Agent, addresses: list[str])
             nobody.wait(_LOOK_EVERY)
     bulk = alice.ask("fetch", peer=bob.name, nbytes=BULK)
     mbit = round(8e-6 * BULK / bulk["seconds"], 1) if "seconds" in bulk else None
-    path = "relayed" if punched is None else "punched"
+    path = "punched" if punched is not None else "relayed" if mbit is not None else "cut off"
     return Found(pair.name, path, round(met - dialled, 2), punched, mbit)
 
 
@@ -173,9 +174,7 @@ def _directly(lab: Lab, alice: Agent, bob: Agent) -> bool:
 def summary(name: str, found: list[Found]) -> str:
     """One line for all runs of a pair."""
     counts = ", ".join(
-        f"{sum(one.path == path for one in found)} {path}"
-        for path in ("punched", "relayed", "none")
-        if any(one.path == path for one in found)
+        f"{sum(one.path == path for one in found)} {path}" for path in PATHS if any(one.path == path for one in found)
     )
     medians = (_median(found, "contact", " s"), _median(found, "punched", " s"), _median(found, "mbit", ""))
     return _line(name, counts, *medians)

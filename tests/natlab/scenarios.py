@@ -14,6 +14,7 @@ from tests.natlab.nat import FIREWALL, PORT_PRESERVING, SYMMETRIC, UDP_BLOCKED, 
 from tests.natlab.wires import Line
 
 HOME = Line(up=10, down=50, delay=0.0125)  # a common volunteer: 25 ms from the core and back
+THIN = Line(up=2, down=20, delay=0.0125)
 SERVER = Line(up=100, down=100, delay=0.0125)
 
 
@@ -103,7 +104,9 @@ TABLE: tuple[Scenario, ...] = (
     Scenario(name="far-away", seats=_public(Line(up=10, down=50, delay=0.075))),
     Scenario(name="lossy", seats=_public(Line(up=10, down=50, delay=0.0125, loss=0.01))),
     Scenario(
-        name="thin-uplink", seats=(*_public(HOME)[:2], Seat(name="carol", line=Line(up=2, down=20, delay=0.0125)))
+        name="thin-uplink",
+        seats=(*_public(HOME)[:2], Seat(name="carol", line=THIN)),
+        missing="the frame of a slow uplink before the deadline",
     ),
     Scenario(
         name="line-dies-and-returns",
