@@ -13,7 +13,7 @@ from tests.natlab.flows import Flow, between
 from tests.natlab.lab import Lab
 from tests.natlab.stage import Stage
 
-FRAMES = 1 << 19  # bytes between two households that are more than chatter: half a frame of the lab's model
+FRAMES = 1 << 19  # bytes between two households that are more than chatter: more than half a frame of the lab's model
 
 _CLOSE = 1e-6  # s: samples that far apart count as taken at once
 

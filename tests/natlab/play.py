@@ -27,7 +27,7 @@ PAUSE = 0.05  # s between two inner steps
 
 
 def terms(num_peers: int, rounds: int) -> Manifest:
-    """A model of 1 MB sent whole: a round of three peers keeps a line of 10 Mbit/s busy for 1.7 s."""
+    """A model of 0.8 MB sent whole: a round of three peers keeps a line of 10 Mbit/s busy for 1.3 s."""
     return preset_manifest(
         "sparseloco",
         run={"rounds": rounds, "salt": "natlab"},
