@@ -15,7 +15,7 @@ WORKERS ?= 2
 SEEDS ?= 1-2000
 ROUNDS ?= 50
 
-.PHONY: demo test simulate await-points mutants fuzz chaos powerloss lint format constraints clean
+.PHONY: demo test simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -29,6 +29,12 @@ fuzz: $(STAMP)  ## hostile bytes for every decoder, on two cores: make fuzz MINU
 
 chaos: $(STAMP)  ## kill real peers and their daemons, as root on Linux: make chaos MINUTES=10 SEED=1 ARGS="--json chaos.json"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+natlab: $(STAMP)  ## real peers behind NATs and on thin lines, as root on Linux: make natlab ARGS="--only symmetric-pair"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.natlab.run $(ARGS)
+
+natlab-pairs: $(STAMP)  ## two bare transports behind NATs: relayed or punched? make natlab-pairs ARGS="--only port-preserving --runs 20"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.natlab.pairs $(ARGS)
 
 simulate: $(STAMP)  ## many simulated swarms under faults, one per seed: make simulate SEEDS=1-2000 ROUNDS=50
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulate.run --seeds $(SEEDS) --rounds $(ROUNDS) --processes $(WORKERS) $(ARGS)

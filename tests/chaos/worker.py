@@ -70,7 +70,7 @@ def _live(order: dict[str, Any]) -> None:
         model,
         optimizer,
         out=out,
-        listen=(order["listen"],),
+        listen=(order["listen"],) if order["listen"] else None,
         checkpoint_every=order["checkpoint_every"],
         tokens_per_step=manifest.data.batch_size * manifest.model.context,
     )

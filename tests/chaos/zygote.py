@@ -23,6 +23,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET = 0x40000000
 
 
 def die_with_parent(parent: int) -> None:
@@ -51,6 +52,8 @@ def fork_peer(order: dict[str, Any]) -> int:
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if "network" in order:
+            _enter(order["network"])
         _redirect(Path(order["out"]))
         from tests.chaos import worker
 
@@ -58,6 +61,14 @@ def fork_peer(order: dict[str, Any]) -> int:
     finally:
         sys.stderr.flush()
         os._exit(code)  # not through the zygote's own loop
+
+
+def _enter(network: str) -> None:
+    """Go into the network namespace behind a file; what is started from here on lives there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(network) as namespace:
+        if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"{network}: setns failed")
 
 
 def _redirect(out: Path) -> None:

@@ -1,0 +1,68 @@
+"""A bare transport in a namespace: does what it is told on stdin and answers on stdout, one JSON object a line each.
+
+python -m tests.natlab.agent FOLDER '["/ip4/0.0.0.0/tcp/4001"]' '{"reachability": "private"}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from decentral.errors import DecentralError
+from decentral.swarm.identity import Identity
+from decentral.transport.daemon import DaemonOptions, DaemonTransport
+from decentral.transport.requests import request, serve_requests
+from decentral.wire.keys import PeerId, peer_from_name, peer_name
+
+BYTES = "/natlab/bytes"
+_LARGEST = 1 << 26  # bytes of one answer
+_PATIENCE = 20.0  # s
+
+Order = dict[str, Any]  # Any: JSON
+
+
+async def _give(peer: PeerId, body: bytes) -> bytes:
+    return bytes(min(int.from_bytes(body, "little"), _LARGEST))
+
+
+async def _obey(transport: DaemonTransport, order: Order) -> Order:
+    if order["do"] == "addresses":
+        return {"addresses": transport.addresses()}
+    peer, began = peer_from_name(order["peer"]), time.monotonic()
+    if order["do"] == "connect":
+        await transport.connect(peer, order["addresses"])
+    else:
+        wanted = int(order["nbytes"]).to_bytes(8, "little")
+        await request(transport, peer, BYTES, wanted, limit=_LARGEST, timeout=_PATIENCE)
+    return {"seconds": time.monotonic() - began}
+
+
+async def main(folder: str, listen: list[str], options: Order) -> None:
+    """Obey until stdin ends."""
+    chosen: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+    }
+    identity = Identity.load_or_create(Path(folder) / "identity.key")
+    transport = DaemonTransport(identity, listen=listen, options=DaemonOptions(**chosen))
+    serve_requests(transport, BYTES, _give, limit=8)
+    async with transport:
+        _say(name=peer_name(transport.peer))
+        while line := await anyio.to_thread.run_sync(sys.stdin.readline):
+            try:
+                _say(**await _obey(transport, json.loads(line)))
+            except DecentralError as error:
+                _say(error=str(error))
+
+
+def _say(**answer: Any) -> None:  # Any: JSON
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))

@@ -1,0 +1,67 @@
+"""What the lab promises of itself: nothing gets out, and nothing is left, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+
+import pytest
+
+from tests.natlab.lab import Lab
+from tests.natlab.namespaces import LabError
+from tests.natlab.nat import PORT_PRESERVING
+
+BUILD = """
+import json, subprocess, sys, time
+from tests.natlab.lab import Lab
+from tests.natlab.nat import PORT_PRESERVING
+from tests.natlab.wires import Line
+
+with Lab() as lab:
+    home = lab.household("home", PORT_PRESERVING, Line(up=10, delay=0.01))
+    process = home.host("alice").start("sleep", "1000")
+    print(json.dumps([process.pid, home.wire._process.pid]), flush=True)
+    if sys.argv[1] == "fail":
+        raise RuntimeError("in the middle")
+    sys.stdin.read()
+"""
+
+
+def _interfaces() -> list[str]:
+    return sorted(os.listdir("/sys/class/net"))
+
+
+def test_nothing_of_it_is_in_the_machines_own_network(lab: Lab) -> None:
+    before = _interfaces()
+    home = lab.household("home", PORT_PRESERVING)
+    alice = home.host("alice")
+    assert _interfaces() == before
+    for namespace in (lab.core, home.gateway, alice):
+        routes = json.loads(namespace.run("ip", "-j", "route"))
+        assert {route.get("gateway", "45.67.0.0")[:3] for route in routes} <= {"45.", "10."}
+    with lab.core.socket() as outside, pytest.raises(OSError, match="Network is unreachable"):
+        outside.sendto(b"?", ("192.0.2.1", 53))
+
+
+def test_a_command_that_fails_is_one_line_with_its_reason(lab: Lab) -> None:
+    with pytest.raises(LabError, match=r"core: ip -batch - failed: .*nowhere") as caught:
+        lab.core.ip("link set nowhere up")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGINT", "fail"])
+def test_whatever_ends_the_builder_ends_all_it_started(lab: Lab, end: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", BUILD, end], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as builder:
+        assert builder.stdout is not None
+        pids = json.loads(builder.stdout.readline())
+        watched = [os.pidfd_open(pid) for pid in pids]
+        if end != "fail":
+            builder.send_signal({"SIGKILL": 9, "SIGINT": 2}[end])
+        for descriptor in watched:
+            assert select.select([descriptor], [], [], 15)[0], "a process outlives the lab"
+            os.close(descriptor)
