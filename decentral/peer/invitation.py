@@ -13,12 +13,19 @@ from decentral.peer.node import RETRY, ask_hello
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
-from decentral.transport.daemon import DaemonTransport
+from decentral.transport import Transport
+from decentral.transport.choice import make_transport
 
 MANIFEST_FILE = "run.toml"
 
 
-def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout: float | None) -> Manifest:
+def fetch(
+    invite: Invite,
+    out: Path,
+    listen: Sequence[str] | None,
+    join_timeout: float | None,
+    transport: str | None = None,
+) -> Manifest:
     """The manifest, from ``out`` when it was fetched before, else from any peer the invite leads to."""
     kept = out / MANIFEST_FILE
     if kept.exists():
@@ -34,7 +41,7 @@ def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(f"{out}: cannot be made ({error.strerror}); choose another --out") from error
-    manifest = anyio.run(_fetch, invite, out, listen, join_timeout)
+    manifest = anyio.run(_fetch, invite, out, listen, join_timeout, transport)
     check_methods(manifest)
     try:
         kept.write_text(manifest.to_toml(), encoding="utf-8")
@@ -43,9 +50,15 @@ def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout:
     return manifest
 
 
-async def _fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout: float | None) -> Manifest:
+async def _fetch(
+    invite: Invite,
+    out: Path,
+    listen: Sequence[str] | None,
+    join_timeout: float | None,
+    asked: str | None,
+) -> Manifest:
     identity = Identity.load_or_create(out / "identity.key")
-    transport = DaemonTransport(identity, listen=listen)
+    transport = make_transport(asked, identity, listen)
     directory = Directory(transport, identity.signer, invite.run, ttl=15.0)
     async with transport, anyio.create_task_group() as group:
         group.start_soon(directory.run)
@@ -60,7 +73,7 @@ async def _fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_t
     )
 
 
-async def _first_answer(invite: Invite, transport: DaemonTransport, directory: Directory) -> Manifest:
+async def _first_answer(invite: Invite, transport: Transport, directory: Directory) -> Manifest:
     while True:
         for peer in list(directory.live()):
             try:

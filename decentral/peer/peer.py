@@ -38,7 +38,7 @@ from decentral.rounds.driver import Advance
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport import Transport
-from decentral.transport.daemon import DaemonTransport
+from decentral.transport.choice import make_transport
 
 Observer = Callable[[dict[str, Any]], None]
 
@@ -58,7 +58,7 @@ def join(
     identity_path: str | Path | None = None,
     checkpoint_every: int = 10,
     tokens_per_step: int = 0,
-    transport: Transport | None = None,
+    transport: Transport | str | None = None,
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -73,12 +73,12 @@ def join(
         observer: called with every event, on whatever thread it happens.
         checkpoint_every: commits between two checkpoints.
         tokens_per_step: training tokens behind one inner step, told to the swarm.
-        transport: for tests and simulations; the daemon transport when not given.
+        transport: ``daemon``, ``native``, or one of your own; the daemon where this system has it when not given.
 
     Raises ConfigError and its kin when the terms cannot work; nothing is started then.
 
     """
-    manifest, invite, out_path = _terms(run, out)
+    manifest, invite, out_path = _terms(run, out, transport if isinstance(transport, str) else None)
     return Peer(
         manifest=manifest,
         invite=invite,
@@ -116,7 +116,7 @@ class Peer(Boundary):
         identity_path: Path,
         checkpoint_every: int,
         tokens_per_step: int,
-        transport: Transport | None,
+        transport: Transport | str | None,
     ) -> None:
         self.manifest, self.out = manifest, out
         self.inner_steps = 0
@@ -230,7 +230,7 @@ class Peer(Boundary):
         self._reporter = Reporter(self._emit)
         self._checkpointer = Checkpointer(self._vault, self._optimizer, self._scheduler)
         start = self._resumed_or_fresh()
-        transport = self._transport or DaemonTransport(identity, listen=self._listen)
+        transport = make_transport(self._transport, identity, self._listen)
 
         def make_node(on_advance: Callable[[Advance], None]) -> Node:
             node = Node(
@@ -367,7 +367,9 @@ async def _consistent_state(node: Node) -> tuple[Any, dict[str, Tensor], dict[st
     return node.driver.head, replica.shared_tensors(), replica.own_tensors(), step, node.age
 
 
-def _terms(run: str | Path | Manifest, out: str | Path | None) -> tuple[Manifest, Invite | None, Path]:
+def _terms(
+    run: str | Path | Manifest, out: str | Path | None, transport: str | None
+) -> tuple[Manifest, Invite | None, Path]:
     """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first."""
     if isinstance(run, Manifest):
         return run, None, _out(out, run)
@@ -376,7 +378,7 @@ def _terms(run: str | Path | Manifest, out: str | Path | None) -> tuple[Manifest
         return manifest, None, _out(out, manifest)
     invite = Invite.parse(run)
     folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
-    return fetch_manifest(run, folder), invite, folder
+    return fetch_manifest(run, folder, transport=transport), invite, folder
 
 
 def _out(out: str | Path | None, manifest: Manifest) -> Path:
@@ -384,12 +386,18 @@ def _out(out: str | Path | None, manifest: Manifest) -> Path:
 
 
 def fetch_manifest(
-    invite: str, out: str | Path, *, listen: Sequence[str] | None = None, join_timeout: float | None = None
+    invite: str,
+    out: str | Path,
+    *,
+    listen: Sequence[str] | None = None,
+    join_timeout: float | None = None,
+    transport: str | None = None,
 ) -> Manifest:
     """The manifest of the run that ``invite`` names, from any of its peers; kept as ``run.toml`` in ``out``.
 
-    Looks until a peer answers, or ``join_timeout`` seconds. Raises NoPeersError, InviteError, ManifestMismatch.
+    Looks until a peer answers, or ``join_timeout`` seconds. ``transport`` is ``daemon`` or ``native``; None: the daemon
+    where this system has it. Raises NoPeersError, InviteError, ManifestMismatch.
     """
     from decentral.peer.invitation import fetch
 
-    return fetch(Invite.parse(invite), Path(out), listen, join_timeout)
+    return fetch(Invite.parse(invite), Path(out), listen, join_timeout, transport)
