@@ -14,10 +14,12 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from decentral.errors import DecentralError, PeerUnreachable
+from decentral.errors import DecentralError, PayloadError, PeerUnreachable
+from decentral.transport.circuit import HOP, RelayedSocket, pass_through, relay_of
 from decentral.transport.multistream import answer, propose
 from decentral.transport.muxed_stream import MuxedStream, Stock
-from decentral.transport.secured import Secured, secure_inbound, secure_outbound
+from decentral.transport.native_stream import NativeStream
+from decentral.transport.secured import Secured, Socket, close_now, secure_inbound, secure_outbound
 from decentral.transport.tcp import endpoint
 from decentral.transport.yamux import PROTOCOL, Session
 from decentral.wire.keys import PeerId, Signer, peer_name
@@ -27,6 +29,7 @@ _CONNECTIONS = 512  # inbound; about 60 KiB each when idle
 _OF_ONE_PEER = 4  # inbound; both may dial at once, and a path may die unnoticed
 _REMEMBERED = 1024  # peers whose addresses are dialled again
 _DIALLED_AT_ONCE = 8  # addresses of one peer
+_HEAD_START = 0.5  # s that direct addresses have before a relay is asked
 _NO_FILES = 0.2  # s until connections are accepted again
 _STOCK = 1 << 25  # bytes by which windows may grow beyond 256 KiB, all streams together
 
@@ -74,6 +77,9 @@ class Links:
         if peer == self._signer.peer:
             raise PeerUnreachable(f"{peer_name(peer)}: that is this peer itself")
         self._remember(peer, addresses)
+        await self._reach(peer, addresses)
+
+    async def _reach(self, peer: PeerId, addresses: Sequence[str]) -> None:
         while peer in self._dialling:
             await self._dialling[peer].wait()
         if self.has(peer):
@@ -95,6 +101,15 @@ class Links:
 
     async def _accept(self, socket: anyio.abc.SocketStream) -> None:
         """One connection that came in, until it ends."""
+        await self.admit(socket)
+
+    def take_in(self, socket: Socket, expected: PeerId) -> None:
+        """Serve a connection that a relay brought from ``expected``."""
+        if self._group is not None:
+            self._group.start_soon(self.admit, socket, expected)
+
+    async def admit(self, socket: Socket, expected: PeerId | None = None) -> None:
+        """Shake hands with who is at the other end, the ``expected`` one where a relay named it, and serve it."""
         scope = anyio.CancelScope(deadline=anyio.current_time() + self._timeout)
         self._strangers[scope] = None
         if len(self._strangers) > _STRANGERS:
@@ -103,6 +118,8 @@ class Links:
         try:
             with scope:
                 secured = await secure_inbound(socket, self._signer)
+                if expected not in (None, secured.peer):
+                    raise PayloadError(f"{peer_name(secured.peer)} came under another name; drop the connection")
                 await answer(secured, (PROTOCOL,))
                 session = self._adopt(secured, dialled=False)
         except DecentralError as error:
@@ -110,8 +127,7 @@ class Links:
         finally:
             self._strangers.pop(scope, None)
             if session is None:
-                with anyio.CancelScope(shield=True):
-                    await anyio.aclose_forcefully(socket)
+                await close_now(socket)
         if session is not None:
             await self._run(session)
 
@@ -129,33 +145,37 @@ class Links:
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """All addresses at once; the first that shakes hands is kept."""
-        ends = list(dict.fromkeys(end for end in map(endpoint, addresses) if end is not None))[:_DIALLED_AT_ONCE]
+        useful = (address for address in addresses if endpoint(address) or relay_of(address))
+        chosen = list(dict.fromkeys(useful))[:_DIALLED_AT_ONCE]
         reasons: list[str] = []
         with anyio.move_on_after(self._timeout):
             async with anyio.create_task_group() as group:
-                for host, port in ends:
-                    group.start_soon(self._try, peer, host, port, group.cancel_scope, reasons)
+                for address in chosen:
+                    group.start_soon(self._try, peer, address, group.cancel_scope, reasons)
         if not self.has(peer):
             why = "; ".join(reasons[:2]) or f"none of its {len(addresses)} addresses answers over TCP"
             raise PeerUnreachable(f"{peer_name(peer)}: no path to it now: {why}; try again or ask another peer")
 
-    async def _try(self, peer: PeerId, host: str, port: int, scope: anyio.CancelScope, reasons: list[str]) -> None:
+    async def _try(self, peer: PeerId, address: str, scope: anyio.CancelScope, reasons: list[str]) -> None:
+        relayed = endpoint(address) is None
         try:
-            async with self._upgraded(peer, host, port) as secured:
+            if relayed:
+                await anyio.sleep(_HEAD_START)  # who can be reached directly is
+            async with self._upgraded(peer, address) as secured:
                 session = self._adopt(secured, dialled=True)
         except (OSError, DecentralError) as error:
-            reasons.append(f"{host}:{port}: {error}")
+            reasons.append(f"{address}: {error}")
             return
         assert self._group is not None, "dialling after the end is refused"
         self._group.start_soon(self._run, session)
         scope.cancel()
 
     @asynccontextmanager
-    async def _upgraded(self, peer: PeerId, host: str, port: int) -> AsyncIterator[Secured]:
+    async def _upgraded(self, peer: PeerId, address: str) -> AsyncIterator[Secured]:
         """A connection whose both ends are proven; closed when what is done with it fails."""
         if self._group is None:
             raise PeerUnreachable(f"{peer_name(peer)}: this peer is leaving")
-        socket = await anyio.connect_tcp(host, port)
+        socket = await self._socket(peer, address)
         done = False
         try:
             secured = await secure_outbound(socket, self._signer, peer)
@@ -164,8 +184,31 @@ class Links:
             done = True
         finally:
             if not done:
-                with anyio.CancelScope(shield=True):
-                    await anyio.aclose_forcefully(socket)
+                await close_now(socket)
+
+    async def _socket(self, peer: PeerId, address: str) -> Socket:
+        end, relay = endpoint(address), relay_of(address)
+        if end is not None:
+            return await anyio.connect_tcp(*end)
+        assert relay is not None, "chosen before"
+        return await self._through(relay[0], relay[1], peer)
+
+    async def _through(self, relay: PeerId, where: str, peer: PeerId) -> Socket:
+        """A stream to ``peer`` through a relay, which is dialled first where that is needed."""
+        if relay == peer or endpoint(where) is None:
+            raise PeerUnreachable(f"{peer_name(relay)}: no relay for {peer_name(peer)}")
+        await self._reach(relay, (where,))  # not remembered: whoever names a relay may be lying about where it is
+        muxed = (await self.session(relay)).open()
+        joined = False
+        try:
+            stream = NativeStream(relay, muxed)
+            await propose(stream, HOP)
+            await pass_through(stream, peer)
+            joined = True
+        finally:
+            if not joined:
+                muxed.reset()
+        return RelayedSocket(muxed)
 
     # ---- sessions ----
 

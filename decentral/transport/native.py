@@ -17,15 +17,17 @@ from typing import Self
 import anyio
 import anyio.abc
 
-from decentral.errors import DecentralError, PeerUnreachable, StreamClosed
+from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed
 from decentral.transport.base import Handler, Services, Traffic, attend
 from decentral.transport.budget import Budget, Limits
+from decentral.transport.circuit import STOP, RelayedSocket, admit
 from decentral.transport.identify import IDENTIFY, tell
 from decentral.transport.links import Links
 from decentral.transport.listen import check_listen, dialable, everywhere
 from decentral.transport.multistream import answer, propose
 from decentral.transport.muxed_stream import MuxedStream
 from decentral.transport.native_stream import NativeStream
+from decentral.transport.places import Places
 from decentral.transport.tcp import bound_addresses, check_tcp, listeners
 from decentral.transport.yamux import Session
 from decentral.wire.keys import PeerId, Signer, peer_name
@@ -41,6 +43,7 @@ class NativeOptions:
     """How this peer takes part in the network."""
 
     announce: tuple[str, ...] = ()  # addresses to tell others instead of those found
+    relays: tuple[str, ...] = ()  # through which this peer can be dialled; to dial through others' it needs none
     dial_timeout: float = 10.0  # s, for open, connect and every handshake
 
 
@@ -66,6 +69,7 @@ class NativeTransport:
         self._listen = tuple(listen) if listen is not None else everywhere()
         self._services = Services()
         self._links = Links(signer, self.options.dial_timeout, self._on_stream)
+        self._places = Places(self._links, self.options.relays, self.options.dial_timeout)
         self._found: tuple[str, ...] = ()
         self._negotiating = 0
         self._stack: AsyncExitStack | None = None
@@ -92,6 +96,8 @@ class NativeTransport:
             self._links.start(group)
             for socket in sockets:
                 group.start_soon(self._links.listen, socket, group)
+            for relay in self._places.relays:
+                group.start_soon(self._places.keep, relay)
             self._stack = stack.pop_all()
         return self
 
@@ -105,7 +111,7 @@ class NativeTransport:
 
     def addresses(self) -> tuple[str, ...]:
         """See Transport."""
-        return dialable(self._found, peer_name(self.peer))
+        return dialable((*self._found, *self._places.addresses()), peer_name(self.peer))
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See Transport. The addresses are remembered for when the connection is gone."""
@@ -159,10 +165,14 @@ class NativeTransport:
         self._handlers.start_soon(self._attend, NativeStream(session.peer, muxed))
 
     async def _attend(self, stream: NativeStream) -> None:
+        handed_on = False
         try:
             protocol = await self._protocol_of(stream)
+            if protocol == STOP:
+                handed_on = await self._brought(stream)
+                return
             if protocol == IDENTIFY:
-                await tell(stream, self.peer, self.addresses(), (IDENTIFY, *self._services.handlers))
+                await tell(stream, self.peer, self.addresses(), (IDENTIFY, STOP, *self._services.handlers))
                 return
             with self.budget.inbound(stream.peer):
                 stream.traffic = self.traffic
@@ -170,12 +180,22 @@ class NativeTransport:
         except (DecentralError, TimeoutError) as error:
             logger.debug("inbound stream of %s refused: %s", peer_name(stream.peer), error)
         finally:
-            with anyio.CancelScope(shield=True):
-                await stream.aclose()
+            if not handed_on:
+                with anyio.CancelScope(shield=True):
+                    await stream.aclose()
+
+    async def _brought(self, stream: NativeStream) -> bool:
+        """A relay brings a connection; whether it lives on."""
+        if stream.peer not in self._places.relays:
+            raise PayloadError("brings a connection and is no relay of ours; drop the stream")
+        with anyio.fail_after(self.options.dial_timeout):
+            peer = await admit(stream)
+        self._links.take_in(RelayedSocket(stream.muxed), peer)
+        return True
 
     async def _protocol_of(self, stream: NativeStream) -> str:
         try:
             with anyio.fail_after(self.options.dial_timeout):
-                return await answer(stream, {IDENTIFY, *self._services.handlers})
+                return await answer(stream, {IDENTIFY, STOP, *self._services.handlers})
         finally:
             self._negotiating -= 1

@@ -21,12 +21,12 @@ class NativeStream:
     def __init__(self, peer: PeerId, muxed: MuxedStream) -> None:
         self.peer = peer
         self.traffic: Traffic | None = None
-        self._muxed = muxed
+        self.muxed = muxed
 
     async def send(self, data: bytes | memoryview) -> None:
         """See Stream."""
         try:
-            await self._muxed.send(data, self._sent)
+            await self.muxed.send(data, self._sent)
         except StreamClosed as error:
             raise StreamClosed(f"{peer_name(self.peer)}: {error}") from None
 
@@ -35,7 +35,7 @@ class NativeStream:
         await anyio.lowlevel.checkpoint_if_cancelled()
         pieces, missing = [], nbytes
         while missing:
-            piece = await self._muxed.receive(min(missing, _PIECE))
+            piece = await self.muxed.receive(min(missing, _PIECE))
             if not piece:
                 raise StreamClosed(
                     f"{peer_name(self.peer)}: {nbytes - missing} of {nbytes} bytes came before it ended the stream"
@@ -50,12 +50,12 @@ class NativeStream:
 
     async def aclose(self) -> None:
         """See Stream."""
-        self._muxed.close()
+        self.muxed.close()
         await anyio.lowlevel.checkpoint()
 
     def reset(self) -> None:
         """End both directions at once; what was sent may be lost."""
-        self._muxed.reset()
+        self.muxed.reset()
 
     def _sent(self, nbytes: int) -> None:
         if self.traffic is not None:

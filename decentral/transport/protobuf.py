@@ -7,6 +7,8 @@ Source: protobuf.dev, "Encoding": a key is ``number << 3 | type``, type 0 a vari
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from decentral.errors import PayloadError
 from decentral.transport.varint import read_varint, varint
 
@@ -19,20 +21,37 @@ def bytes_field(number: int, value: bytes) -> bytes:
     return varint(number << 3 | _BYTES) + varint(len(value)) + value
 
 
+def number_field(number: int, value: int) -> bytes:
+    """One field that holds a number."""
+    return varint(number << 3 | _NUMBER) + varint(value)
+
+
 def bytes_fields(message: bytes) -> dict[int, list[bytes]]:
     """The fields that hold bytes, by number; numbers are passed over. PayloadError for what is no message."""
     found: dict[int, list[bytes]] = {}
+    for number, value in _fields(message):
+        if isinstance(value, bytes):
+            found.setdefault(number, []).append(value)
+    return found
+
+
+def number_fields(message: bytes) -> dict[int, int]:
+    """The fields that hold a number, the last one of each. PayloadError for what is no message."""
+    return {number: value for number, value in _fields(message) if isinstance(value, int)}
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
     at = 0
     for _ in range(_MOST_FIELDS):
         if at == len(message):
-            return found
+            return
         key, at = read_varint(message, at)
+        value, at = read_varint(message, at)
         if key & 7 == _NUMBER:
-            _, at = read_varint(message, at)
+            yield key >> 3, value
             continue
-        nbytes, at = read_varint(message, at)
-        if key & 7 != _BYTES or at + nbytes > len(message):
+        if key & 7 != _BYTES or at + value > len(message):
             raise PayloadError(f"protobuf: field {key >> 3} is cut short or of an unknown type; drop the message")
-        found.setdefault(key >> 3, []).append(message[at : at + nbytes])
-        at += nbytes
+        yield key >> 3, message[at : at + value]
+        at += value
     raise PayloadError(f"protobuf: more than {_MOST_FIELDS} fields; drop the message")

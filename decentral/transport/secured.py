@@ -6,9 +6,9 @@ At most 320 KiB of it are held in this process: one read, and one message that i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import anyio
-import anyio.abc
 
 from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.multistream import answer, propose
@@ -20,10 +20,30 @@ _READ = 1 << 18  # bytes asked of the socket at a time
 _BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
 
+class Socket(Protocol):
+    """What carries the bytes: TCP, or a stream through a relay."""
+
+    async def send(self, data: bytes, /) -> None:
+        """Send all of ``data``."""
+        ...
+
+    async def receive(self, max_bytes: int = 65536, /) -> bytes:
+        """What came next; EndOfStream."""
+        ...
+
+    async def send_eof(self) -> None:
+        """Say that nothing more comes."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close."""
+        ...
+
+
 class Plain:
     """A socket read in exact pieces. StreamClosed when it ends."""
 
-    def __init__(self, socket: anyio.abc.ByteStream) -> None:
+    def __init__(self, socket: Socket) -> None:
         self._socket, self._held = socket, bytearray()
 
     async def send(self, data: bytes) -> None:
@@ -61,7 +81,7 @@ class Plain:
 
     async def aclose(self) -> None:
         """Close the socket."""
-        await anyio.aclose_forcefully(self._socket)
+        await close_now(self._socket)
 
 
 class Secured:
@@ -102,7 +122,7 @@ class Secured:
         await self._plain.aclose()
 
 
-async def secure_outbound(socket: anyio.abc.ByteStream, signer: Signer, peer: PeerId) -> Secured:
+async def secure_outbound(socket: Socket, signer: Signer, peer: PeerId) -> Secured:
     """Shake hands with the peer that was dialled. PeerUnreachable when another one is there."""
     plain, handshake = Plain(socket), Handshake(signer)
     await propose(plain, NOISE)
@@ -114,12 +134,19 @@ async def secure_outbound(socket: anyio.abc.ByteStream, signer: Signer, peer: Pe
     return Secured(plain, found, sending, receiving)
 
 
-async def secure_inbound(socket: anyio.abc.ByteStream, signer: Signer) -> Secured:
+async def secure_inbound(socket: Socket, signer: Signer) -> Secured:
     """Shake hands with whoever dialled."""
     plain, handshake = Plain(socket), Handshake(signer)
     await answer(plain, (NOISE,))
     await plain.send_message(handshake.answer(await plain.receive_message()))
     return Secured(plain, *handshake.conclude(await plain.receive_message()))
+
+
+async def close_now(socket: Socket) -> None:
+    """Close without waiting for anything, also when cancelled."""
+    with anyio.CancelScope(shield=True) as scope:
+        scope.cancel()
+        await socket.aclose()
 
 
 def _framed(message: bytes) -> bytes:
