@@ -454,3 +454,28 @@ def test_nobody_but_its_relay_may_bring_it_connections():
                 await admit(stream)
 
     run(script)
+
+
+def test_streams_closed_while_their_connection_is_finished_disturb_nothing(caplog):
+    a, b = native(), native()
+
+    async def linger(stream):
+        await anyio.sleep_forever()
+
+    b.serve("/test/linger", linger)
+
+    async def script():
+        async with b:
+            async with a:
+                await a.connect(b.peer, b.addresses())
+                streams = [await a.open(b.peer, "/test/linger") for _ in range(5)]
+                (session,) = a._links._sessions[b.peer]
+                async with anyio.create_task_group() as group:
+                    group.start_soon(session.finish, 5)
+                    while not session._shut:
+                        await anyio.lowlevel.checkpoint()
+                    for stream in streams:
+                        await stream.aclose()
+
+    run(script)
+    assert not caplog.records
