@@ -227,11 +227,14 @@ class Links:
     def _thin_out(self, peer: PeerId) -> None:
         """Too many of one peer: its oldest goes. Too many of all: the first idle one, or else the newest."""
         mine = [session for session in self._sessions[peer] if session in self._inbound]
+        goes = None
         if len(mine) > _OF_ONE_PEER:
-            mine[0].abort()
+            goes = mine[0]
         elif len(self._inbound) > _CONNECTIONS:
-            idle = (session for session in self._inbound if session.idle and session not in mine)
-            next(idle, mine[-1]).abort()
+            goes = next((session for session in self._inbound if session.idle and session not in mine), mine[-1])
+        if goes is not None:
+            del self._inbound[goes]  # now: it takes a moment to end, and must not be chosen for the next one, too
+            goes.abort()
 
     async def _run(self, session: Session) -> None:
         try:

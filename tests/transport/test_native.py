@@ -465,17 +465,43 @@ def test_streams_closed_while_their_connection_is_finished_disturb_nothing(caplo
     b.serve("/test/linger", linger)
 
     async def script():
-        async with b:
-            async with a:
-                await a.connect(b.peer, b.addresses())
-                streams = [await a.open(b.peer, "/test/linger") for _ in range(5)]
-                (session,) = a._links._sessions[b.peer]
-                async with anyio.create_task_group() as group:
-                    group.start_soon(session.finish, 5)
-                    while not session._shut:
-                        await anyio.lowlevel.checkpoint()
-                    for stream in streams:
-                        await stream.aclose()
+        async with b, a:
+            await a.connect(b.peer, b.addresses())
+            streams = [await a.open(b.peer, "/test/linger") for _ in range(5)]
+            (session,) = a._links._sessions[b.peer]
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.finish, 5)
+                while not session._shut:
+                    await anyio.lowlevel.checkpoint()
+                for stream in streams:
+                    await stream.aclose()
 
     run(script)
     assert not caplog.records
+
+
+def test_when_there_are_too_many_connections_idle_ones_go_and_those_in_use_stay(monkeypatch):
+    monkeypatch.setattr("decentral.transport.links._CONNECTIONS", 8)
+    a, b = native(), native()
+
+    async def answer_later(stream):
+        await stream.receive_exactly(1)
+        await stream.send(b"!")
+
+    b.serve("/test/later", answer_later)
+
+    async def script():
+        async with a, b, AsyncExitStack() as stack:
+            await a.connect(b.peer, b.addresses())
+            used = await a.open(b.peer, "/test/later")
+            async with anyio.create_task_group() as group:
+                for _ in range(40):
+                    connection = raw_connection(b, Signer.generate())
+                    group.start_soon(stack.enter_async_context, connection)
+            with anyio.fail_after(20):  # silence would end them after 40 s
+                while len(b._links._sessions) > 8:
+                    await anyio.sleep(0.01)
+            await used.send(b"?")
+            assert await used.receive_exactly(1) == b"!"
+
+    run(script)
