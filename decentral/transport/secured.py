@@ -92,11 +92,15 @@ class Secured:
         self._plain, self._sending, self._receiving = plain, sending, receiving
         self._held = b""
 
-    async def send(self, data: bytes) -> None:
-        """Send all of ``data``; one caller at a time."""
-        view, seal = memoryview(data), self._sending.seal
-        starts = range(0, len(data), MOST_AT_ONCE)
-        await self._plain.send(b"".join(_framed(seal(view[n : n + MOST_AT_ONCE])) for n in starts))
+    async def send(self, *parts: bytes) -> None:
+        """Send all of them, each in messages of its own; one caller at a time."""
+        sealed: list[bytes] = []
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(part), MOST_AT_ONCE):
+                message = self._sending.seal(view[start : start + MOST_AT_ONCE])
+                sealed += (len(message).to_bytes(2, "big"), message)
+        await self._plain.send(b"".join(sealed))
 
     async def receive(self) -> bytes:
         """What came next, at least one byte. PayloadError when it was altered on the way."""

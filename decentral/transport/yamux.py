@@ -165,20 +165,20 @@ class Session:
     async def _write_forever(self) -> None:
         try:
             while batch := await self._next_batch():
-                await self._secured.send(batch)
+                await self._secured.send(*batch)
             await self._secured.send_eof()
         except StreamClosed:
             self._shut = True  # what the other side sent before is still being read, and then its end
 
-    async def _next_batch(self) -> bytes:
+    async def _next_batch(self) -> list[bytes]:
         """What is queued; nothing once this side has finished."""
         while not self._answers and not self._pieces:
             if self._finishing:
                 self._shut = True
-                return b""
+                return []
             self._work = anyio.Event()
             await self._work.wait()
-        batch = b"".join((*self._answers, *self._pieces))
+        batch = [b"".join(self._answers), *self._pieces]
         self._answers.clear()
         self._pieces.clear()
         taken, self._taken = self._taken, 0

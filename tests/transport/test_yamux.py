@@ -26,11 +26,11 @@ class Joined:
     def __init__(self, outgoing, incoming):
         self.outgoing, self.incoming, self.dead = outgoing, incoming, False
 
-    async def send(self, data):
+    async def send(self, *parts):
         if self.dead:
             return
         try:
-            await self.outgoing.send(data)
+            await self.outgoing.send(b"".join(parts))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             raise StreamClosed("broken") from None
 
