@@ -16,7 +16,7 @@ from pathlib import Path
 from decentral.cli.failure import one_line
 from decentral.errors import DecentralError
 
-_PACKAGES = ("torch", "hivemind", "accelerate", "transformers", "libp2p")
+_PACKAGES = ("torch", "hivemind", "accelerate", "transformers")
 _LOW_DISK_NBYTES = 2 * 10**9  # three checkpoints of a 100 M parameter model with its optimizer are 3.6 GB
 _LOW_MEMORY_NBYTES = 2 * 10**9
 _ANSWER_SECONDS = 20.0
@@ -37,7 +37,7 @@ def examine(directory: Path, invite: str | None) -> list[Finding]:
         "versions": _versions,
         "machine": _machine,
         "disk": lambda: _disk(directory),
-        "daemon": _daemon,
+        "listening": _listening,
     }
     if invite is not None:
         checks["invite"] = lambda: _reach(invite)
@@ -57,10 +57,12 @@ def _versions() -> Iterator[Finding]:
     found = [f"decentral {_version('decentral')}", f"Python {platform.python_version()}"]
     found += [f"{name} {_version(name)}" for name in _PACKAGES if _version(name)]
     yield Finding("ok", "versions", ", ".join(found))
-    if _version("hivemind"):
+    from decentral.transport.choice import default_kind
+
+    if default_kind() == "daemon":
         yield Finding("ok", "transport", "go-libp2p daemon through hivemind")
     else:
-        yield Finding("fail", "transport", "no hivemind on this system; pip install 'decentral[native]' for py-libp2p")
+        yield Finding("ok", "transport", "native: libp2p over TCP in this process; there is no hivemind here")
 
 
 def _version(package: str) -> str:
@@ -95,22 +97,22 @@ def _disk(directory: Path) -> Iterator[Finding]:
         yield Finding("ok", "disk", f"{free / 1e9:.1f} GB free at {place}")
 
 
-def _daemon() -> Iterator[Finding]:
-    """Start the daemon with a throw-away identity, list where it can be dialled, end it."""
+def _listening() -> Iterator[Finding]:
+    """Start the transport with a throw-away identity, list where it can be dialled, end it."""
     import anyio
 
     from decentral.swarm.identity import Identity
-    from decentral.transport.daemon import DaemonTransport
+    from decentral.transport.choice import default_kind, make_transport
 
     async def listen() -> tuple[str, ...]:
         with tempfile.TemporaryDirectory() as folder:
             identity = Identity.load_or_create(Path(folder) / "identity.key")
-            async with DaemonTransport(identity) as transport:
+            async with make_transport(None, identity, None) as transport:
                 return transport.addresses()
 
     addresses = anyio.run(listen)
     hosts = sorted({address.split("/")[2] for address in addresses})
-    yield Finding("ok", "daemon", f"starts, listens on {', '.join(hosts) or 'nothing'}")
+    yield Finding("ok", default_kind(), f"starts, listens on {', '.join(hosts) or 'nothing'}")
     if not any(_is_public(host) for host in hosts):
         advice = (
             "peers on other networks reach it only if they listen publicly themselves, or the router forwards a port"

@@ -44,6 +44,12 @@ def _options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001; all interfaces when not given.",
         ),
         click.option(
+            "--transport",
+            type=click.Choice(["daemon", "native"]),
+            help="How peers are reached: go-libp2p's daemon, or libp2p over TCP in this process. The daemon where this "
+            "system has one when not given; they speak to each other.",
+        ),
+        click.option(
             "--require-peers",
             type=click.IntRange(min=0),
             default=0,
@@ -154,7 +160,13 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
 
     directory = make_directory(remember(context, options["directory"]))
     click.echo("looking for the run's peers ...", err=True)
-    manifest = fetch_manifest(invite, directory, listen=options["listen"] or None, join_timeout=options["join_timeout"])
+    manifest = fetch_manifest(
+        invite,
+        directory,
+        listen=options["listen"] or None,
+        join_timeout=options["join_timeout"],
+        transport=options["transport"],
+    )
     _train(context, manifest, invite=invite, solo=False, pace=None, **options)
 
 
@@ -168,6 +180,7 @@ def _train(
     directory: Path,
     data: Path | None,
     listen: tuple[str, ...],
+    transport: str | None,
     require_peers: int,
     join_timeout: float | None,
     max_upload: float | None,
@@ -187,6 +200,7 @@ def _train(
         out=directory,
         data=data,
         listen=listen or None,
+        transport=transport,
         require_peers=require_peers,
         join_timeout=join_timeout,
         max_upload=max_upload,

@@ -39,6 +39,7 @@ class JobOptions:
     out: Path
     data: Path | None = None
     listen: tuple[str, ...] | None = None  # multiaddrs; None: all interfaces
+    transport: str | None = None  # "daemon" or "native"; None: the daemon where this system has one
     require_peers: int = 0
     join_timeout: float | None = None  # seconds
     max_upload: float | None = None  # bytes/s
@@ -65,6 +66,7 @@ def train_with_swarm(
         accelerator=bench.accelerator,
         out=options.out,
         listen=options.listen,
+        transport=options.transport,
         scheduler=bench.scheduler,
         require_peers=options.require_peers,
         join_timeout=options.join_timeout,

@@ -13,12 +13,15 @@ from decentral.peer.node import RETRY, ask_hello
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
-from decentral.transport.daemon import DaemonTransport
+from decentral.transport import Transport
+from decentral.transport.choice import make_transport
 
 MANIFEST_FILE = "run.toml"
 
 
-def terms_of(run: str | Path | Manifest, out: str | Path | None) -> tuple[Manifest, Invite | None, Path]:
+def terms_of(
+    run: str | Path | Manifest, out: str | Path | None, transport: str | None
+) -> tuple[Manifest, Invite | None, Path]:
     """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first."""
     if isinstance(run, Manifest):
         return run, None, _out(out, run)
@@ -27,14 +30,20 @@ def terms_of(run: str | Path | Manifest, out: str | Path | None) -> tuple[Manife
         return manifest, None, _out(out, manifest)
     invite = Invite.parse(run)
     folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
-    return fetch(invite, folder, None, None), invite, folder
+    return fetch(invite, folder, None, None, transport), invite, folder
 
 
 def _out(out: str | Path | None, manifest: Manifest) -> Path:
     return Path(out) if out is not None else Path(f"decentral-{manifest.run.name}")
 
 
-def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout: float | None) -> Manifest:
+def fetch(
+    invite: Invite,
+    out: Path,
+    listen: Sequence[str] | None,
+    join_timeout: float | None,
+    transport: str | None = None,
+) -> Manifest:
     """The manifest, from ``out`` when it was fetched before, else from any peer the invite leads to."""
     kept = out / MANIFEST_FILE
     if kept.exists():
@@ -50,7 +59,7 @@ def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(f"{out}: cannot be made ({error.strerror}); choose another --out") from error
-    manifest = anyio.run(_fetch, invite, out, listen, join_timeout)
+    manifest = anyio.run(_fetch, invite, out, listen, join_timeout, transport)
     check_methods(manifest)
     try:
         kept.write_text(manifest.to_toml(), encoding="utf-8")
@@ -59,9 +68,15 @@ def fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout:
     return manifest
 
 
-async def _fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_timeout: float | None) -> Manifest:
+async def _fetch(
+    invite: Invite,
+    out: Path,
+    listen: Sequence[str] | None,
+    join_timeout: float | None,
+    asked: str | None,
+) -> Manifest:
     identity = Identity.load_or_create(out / "identity.key")
-    transport = DaemonTransport(identity, listen=listen)
+    transport = make_transport(asked, identity, listen)
     directory = Directory(transport, identity.signer, invite.run, ttl=15.0)
     async with transport, anyio.create_task_group() as group:
         group.start_soon(directory.run)
@@ -76,7 +91,7 @@ async def _fetch(invite: Invite, out: Path, listen: Sequence[str] | None, join_t
     )
 
 
-async def _first_answer(invite: Invite, transport: DaemonTransport, directory: Directory) -> Manifest:
+async def _first_answer(invite: Invite, transport: Transport, directory: Directory) -> Manifest:
     while True:
         for peer in list(directory.live()):
             try:

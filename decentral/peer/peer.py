@@ -42,7 +42,7 @@ from decentral.rounds.driver import Advance
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport import Transport
-from decentral.transport.daemon import DaemonTransport
+from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
 
 Observer = Callable[[dict[str, Any]], None]
@@ -66,7 +66,7 @@ def join(
     max_upload: float | None = None,
     max_download: float | None = None,
     daily_upload: int | None = None,
-    transport: Transport | None = None,
+    transport: Transport | str | None = None,
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -83,12 +83,12 @@ def join(
         tokens_per_step: training tokens behind one inner step, told to the swarm.
         max_upload: bytes per second that this peer sends at most, over everything; ``max_download`` that it receives.
         daily_upload: bytes that it sends at most per day (UTC); then it trains on without contributing.
-        transport: for tests and simulations; the daemon transport when not given.
+        transport: ``daemon``, ``native``, or one of your own; the daemon where this system has it when not given.
 
     Raises ConfigError and its kin when the terms cannot work; nothing is started then.
 
     """
-    manifest, invite, out_path = terms_of(run, out)
+    manifest, invite, out_path = terms_of(run, out, transport if isinstance(transport, str) else None)
     return Peer(
         manifest=manifest,
         invite=invite,
@@ -130,7 +130,7 @@ class Peer(Boundary):
         tokens_per_step: int,
         caps: Caps,
         daily_upload: int | None,
-        transport: Transport | None,
+        transport: Transport | str | None,
     ) -> None:
         self.manifest, self.out = manifest, out
         self.inner_steps = 0
@@ -246,9 +246,7 @@ class Peer(Boundary):
         self._reporter = Reporter(self._emit)
         self._checkpointer = Checkpointer(self._vault, self._optimizer, self._scheduler)
         start = self._resumed_or_fresh()
-        transport = throttled(
-            self._transport or DaemonTransport(identity, listen=self._listen), self.caps, self._daily_upload
-        )
+        transport = throttled(make_transport(self._transport, identity, self._listen), self.caps, self._daily_upload)
 
         def make_node(on_advance: Callable[[Advance], None]) -> Node:
             node = Node(
@@ -388,10 +386,16 @@ async def _consistent_state(node: Node) -> tuple[Any, dict[str, Tensor], dict[st
 
 
 def fetch_manifest(
-    invite: str, out: str | Path, *, listen: Sequence[str] | None = None, join_timeout: float | None = None
+    invite: str,
+    out: str | Path,
+    *,
+    listen: Sequence[str] | None = None,
+    join_timeout: float | None = None,
+    transport: str | None = None,
 ) -> Manifest:
     """The manifest of the run that ``invite`` names, from any of its peers; kept as ``run.toml`` in ``out``.
 
-    Looks until a peer answers, or ``join_timeout`` seconds. Raises NoPeersError, InviteError, ManifestMismatch.
+    Looks until a peer answers, or ``join_timeout`` seconds. ``transport`` is ``daemon`` or ``native``; None: the daemon
+    where this system has it. Raises NoPeersError, InviteError, ManifestMismatch.
     """
-    return fetch(Invite.parse(invite), Path(out), listen, join_timeout)
+    return fetch(Invite.parse(invite), Path(out), listen, join_timeout, transport)

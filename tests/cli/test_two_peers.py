@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import Result
 
@@ -98,6 +99,30 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     exported = run("export", first.directory, "--to", "model")
     assert exported.exit_code == 0, exported.stderr
     assert (tmp_path / "model/model.safetensors").exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_peer_without_a_daemon_and_one_with_train_together(
+    family: Family, terms: list[str], tmp_path: Path, run: Run
+) -> None:
+    first = family.start(
+        "first",
+        tmp_path / "first",
+        ["start", str(tmp_path / "run.toml"), *terms, "--transport", "native", "--out", str(tmp_path / "first")],
+    )
+    invite = first.first_line(PATIENCE).split()[2]
+    second = family.start(
+        "second",
+        tmp_path / "second",
+        ["join", invite, *terms, "--transport", "daemon", "--out", str(tmp_path / "second")],
+    )
+    until(lambda: (second.directory / "status.json").exists() and status_of(second).rounds_contributed >= 2)
+    until(lambda: status_of(first).rounds_contributed >= 2)
+    assert not any(child.name() == "p2pd" for child in psutil.Process(first.process.pid).children(recursive=True))
+    assert run("leave", "--out", second.directory, "--wait", PATIENCE).exit_code == 0
+    first.process.send_signal(signal.SIGINT)
+    assert first.process.wait() == 130
+    assert family.count_strays() == 0
 
 
 def test_requiring_peers_that_do_not_come_ends_with_code_20(terms: list[str], tmp_path: Path, run: Run) -> None:

@@ -1,4 +1,6 @@
-"""The same run over memory and over real daemons: not one bit of the anchors may depend on what carried them."""
+"""The same run over memory, real daemons, and daemons beside natives: not one bit of the anchors may depend on what
+carried them.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ from decentral.swarm.identity import Identity
 from decentral.transport import Transport
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.memory import MemoryNetwork
+from decentral.transport.native import NativeTransport
 
 PEERS, STEPS = 3, 4
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
 def make_model() -> torch.nn.Module:
@@ -34,6 +38,7 @@ async def anchors_of_run(
     manifest: Manifest, identities: list[Identity], make_transport: Callable[[Identity], Transport]
 ) -> list[bytes]:
     """Digest of the anchor after each outer step of a run whose every round names every peer."""
+    peers = len(identities)
     schema = schema_of(make_model(), manifest.outer.fragments)
     found: dict[int, set[tuple[bytes, int]]] = {}
     nodes: list[Node] = []
@@ -67,7 +72,7 @@ async def anchors_of_run(
         await until(lambda: len(nodes) == 1)
         for identity in identities[1:]:
             group.start_soon(live, identity, nodes[0].transport.addresses())
-        await until(lambda: len(nodes) == PEERS and all(len(n.driver.head.members) == PEERS for n in nodes))
+        await until(lambda: len(nodes) == peers and all(len(n.driver.head.members) == peers for n in nodes))
         for step in range(STEPS):
             await until(lambda step=step: all(ready(node, step) for node in nodes))
             for number, node in enumerate(sorted(nodes, key=lambda n: n.driver.me)):
@@ -77,7 +82,7 @@ async def anchors_of_run(
         )
         group.cancel_scope.cancel()
     assert all(len(outcomes) == 1 for outcomes in found.values()), "peers differ"
-    assert all(named == PEERS for outcomes in found.values() for _, named in outcomes)
+    assert all(named == peers for outcomes in found.values() for _, named in outcomes)
     return [next(iter(found[step]))[0] for step in range(STEPS)]
 
 
@@ -103,14 +108,48 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("preset", ["sparseloco", "diloco", "streaming"])
 def test_memory_and_daemon_give_the_same_anchors(tmp_path: Path, preset: str) -> None:
-    swarm = {"deadline_floor": 20.0, "deadline_ceiling": 40.0, "lease": 10.0, "shrink_after": 20.0}
-    manifest = preset_manifest(preset, run={"rounds": 100, "salt": "same"}, swarm=swarm)
-    identities = sorted(
-        (Identity.load_or_create(tmp_path / f"{n}.key") for n in range(PEERS)), key=lambda identity: identity.peer
-    )
+    manifest, identities = terms(preset), identities_in(tmp_path, PEERS)
     network = MemoryNetwork()
     memory = anyio.run(anchors_of_run, manifest, identities, lambda i: network.transport(i.signer))
-    daemon = anyio.run(
-        anchors_of_run, manifest, identities, lambda i: DaemonTransport(i, listen=("/ip4/127.0.0.1/tcp/0",))
-    )
+    daemon = anyio.run(anchors_of_run, manifest, identities, daemon_transport)
     assert memory == daemon
+
+
+@pytest.mark.parametrize("founder", ["daemon", "native"])
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+def test_two_daemons_and_two_natives_train_as_one_swarm(tmp_path: Path, preset: str, founder: str) -> None:
+    manifest, identities = terms(preset), identities_in(tmp_path, 4)
+    daemons = identities[:1] + identities[3:] if founder == "daemon" else identities[1:3]
+    network = MemoryNetwork()
+    memory = anyio.run(anchors_of_run, manifest, identities, lambda i: network.transport(i.signer))
+
+    def either(identity: Identity) -> Transport:
+        return daemon_transport(identity) if identity in daemons else native_transport(identity)
+
+    assert anyio.run(anchors_of_run, manifest, identities, either) == memory
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_natives_alone_give_the_same_anchors_on_both_event_loops(tmp_path: Path, backend: str) -> None:
+    manifest, identities = terms("sparseloco"), identities_in(tmp_path, PEERS)
+    network = MemoryNetwork()
+    memory = anyio.run(anchors_of_run, manifest, identities, lambda i: network.transport(i.signer))
+    assert anyio.run(anchors_of_run, manifest, identities, native_transport, backend=backend) == memory
+
+
+def terms(preset: str) -> Manifest:
+    swarm = {"deadline_floor": 20.0, "deadline_ceiling": 40.0, "lease": 10.0, "shrink_after": 20.0}
+    return preset_manifest(preset, run={"rounds": 100, "salt": "same"}, swarm=swarm)
+
+
+def identities_in(folder: Path, count: int) -> list[Identity]:
+    made = (Identity.load_or_create(folder / f"{n}.key") for n in range(count))
+    return sorted(made, key=lambda identity: identity.peer)
+
+
+def daemon_transport(identity: Identity) -> Transport:
+    return DaemonTransport(identity, listen=LOOPBACK)
+
+
+def native_transport(identity: Identity) -> Transport:
+    return NativeTransport(identity.signer, listen=LOOPBACK)

@@ -1,6 +1,4 @@
-"""Worlds to run the same laws in: the network in memory on both event loops, also with caps, and real daemons on
-loopback.
-"""
+"""Worlds to run the same laws in: memory (also with caps) and native on both event loops, daemons, and mixed ones."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from decentral.transport import Transport
 from decentral.transport.budget import Limits
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.memory import MemoryNetwork
+from decentral.transport.native import NativeTransport
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import Signer
 
@@ -67,12 +66,43 @@ class DaemonWorld(World):
         return DaemonTransport(self.identity(), listen=LOOPBACK, limits=limits)
 
 
-@pytest.fixture(params=["memory on asyncio", "memory on trio", "throttled on asyncio", "throttled on trio", "daemon"])
+class NativeWorld(World):
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+    def transport(self, limits: Limits | None = None) -> NativeTransport:
+        return NativeTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
+
+
+class MixedWorld(DaemonWorld):
+    """Every other transport is a daemon's; ``first`` says whether the first one is."""
+
+    def __init__(self, folder: Path, first: str) -> None:
+        super().__init__(folder)
+        self.daemon_next = first == "daemon"
+
+    def transport(self, limits: Limits | None = None) -> Transport:
+        self.daemon_next = not self.daemon_next
+        if not self.daemon_next:
+            return super().transport(limits)
+        return NativeTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
+
+
+WORLDS = (
+    *("memory on asyncio", "memory on trio", "throttled on asyncio", "throttled on trio", "daemon"),
+    *("native on asyncio", "native on trio"),
+    *("daemon to native", "native to daemon"),
+)
+
+
+@pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     if request.param == "daemon":
         return DaemonWorld(tmp_path)
-    kind, _, backend = request.param.partition(" on ")
-    return (ThrottledWorld if kind == "throttled" else MemoryWorld)(backend)
+    kind, how, which = request.param.split(" ")
+    if how == "to":
+        return MixedWorld(tmp_path, kind)
+    return {"memory": MemoryWorld, "throttled": ThrottledWorld, "native": NativeWorld}[kind](which)
 
 
 @pytest.fixture

@@ -1,0 +1,45 @@
+"""Which transport a peer runs on: what was asked for, else the daemon where hivemind brings one, else the native one.
+
+The daemon is the faster one, has QUIC and the DHT; the native one runs wherever Python does. They speak to each other.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Literal, Protocol, get_args
+
+from decentral.errors import ConfigError
+from decentral.transport.base import Transport
+from decentral.transport.daemon import DaemonTransport, KeyFile
+from decentral.transport.native import NativeTransport
+from decentral.wire.keys import Signer
+
+Kind = Literal["daemon", "native"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Keys(KeyFile, Protocol):
+    """A key file and the key in it: ``decentral.swarm.identity.Identity`` is one."""
+
+    @property
+    def signer(self) -> Signer:
+        """The private key."""
+        ...
+
+
+def default_kind() -> Kind:
+    """The daemon where there is one. hivemind is looked for and not imported."""
+    return "daemon" if importlib.util.find_spec("hivemind") is not None else "native"
+
+
+def make_transport(asked: Transport | str | None, identity: Keys, listen: Sequence[str] | None) -> Transport:
+    """What was asked for: a transport itself, one of ``KINDS``, or None for this system's. ConfigError."""
+    kind = default_kind() if asked is None else asked
+    if kind == "daemon":
+        return DaemonTransport(identity, listen=listen)
+    if kind == "native":
+        return NativeTransport(identity.signer, listen=listen)
+    if isinstance(kind, str):
+        raise ConfigError(f"transport={kind!r}: there are {' and '.join(KINDS)}; leave it out for this system's")
+    return kind

@@ -1,0 +1,201 @@
+"""Streams over libp2p without a daemon: TCP, Noise and yamux in this process. For systems the daemon is not built for.
+
+Runs on asyncio and on trio. Speaks with daemons and with other implementations of libp2p; has neither QUIC nor a DHT.
+What strangers may hold is bounded at every step: connections that have not proven who they are, connections, streams,
+windows, and above them the bytes of bodies (``budget``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.abc
+
+from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed
+from decentral.transport.base import Handler, Services, Traffic, attend
+from decentral.transport.budget import Budget, Limits
+from decentral.transport.circuit import STOP, RelayedSocket, admit
+from decentral.transport.identify import IDENTIFY, tell
+from decentral.transport.links import Links
+from decentral.transport.listen import check_listen, dialable, everywhere
+from decentral.transport.multistream import answer, propose
+from decentral.transport.muxed_stream import MuxedStream
+from decentral.transport.native_stream import NativeStream
+from decentral.transport.places import Places
+from decentral.transport.tcp import bound_addresses, check_tcp, listeners
+from decentral.transport.yamux import Session
+from decentral.wire.keys import PeerId, Signer, peer_name
+
+_NEGOTIATING = 256  # inbound streams whose protocol is not known yet, of all peers together
+_PARTING = 1.0  # s for what is queued to leave when the transport is left
+
+logger = logging.getLogger("decentral.transport")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeOptions:
+    """How this peer takes part in the network."""
+
+    announce: tuple[str, ...] = ()  # addresses to tell others instead of those found
+    relays: tuple[str, ...] = ()  # through which this peer can be dialled; to dial through others' it needs none
+    dial_timeout: float = 10.0  # s, for open, connect and every handshake
+
+
+class NativeTransport:
+    """One peer on libp2p. See Transport.
+
+    ``listen`` defaults to all interfaces; TCP only. Entering raises ListenError when an address is taken, ConfigError
+    when one is malformed.
+    """
+
+    def __init__(
+        self,
+        signer: Signer,
+        *,
+        listen: Sequence[str] | None = None,
+        options: NativeOptions | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.peer = signer.peer
+        self.traffic = Traffic()
+        self.budget = Budget(limits)
+        self.options = options or NativeOptions()
+        self._listen = tuple(listen) if listen is not None else everywhere()
+        self._services = Services()
+        self._links = Links(signer, self.options.dial_timeout, self._on_stream)
+        self._places = Places(self._links, self.options.relays, self.options.dial_timeout)
+        self._found: tuple[str, ...] = ()
+        self._negotiating = 0
+        self._stack: AsyncExitStack | None = None
+        self._handlers: anyio.abc.TaskGroup | None = None
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        """See Transport."""
+        self._services.add(protocol, handler)
+
+    async def __aenter__(self) -> Self:
+        check_tcp(self._listen)
+        check_listen(self._listen)
+        self._services.fixed = True
+        async with AsyncExitStack() as stack:
+            sockets = await listeners(self._listen)
+            for socket in sockets:
+                stack.push_async_callback(socket.aclose)
+            group = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(group.cancel_scope.cancel)
+            self._found = self.options.announce or bound_addresses(sockets)
+            stack.push_async_callback(self._links.finish, _PARTING)
+            self._handlers = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(self._handlers.cancel_scope.cancel)
+            self._links.start(group)
+            for socket in sockets:
+                group.start_soon(self._links.listen, socket, group)
+            for relay in self._places.relays:
+                group.start_soon(self._places.keep, relay)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._stack is not None, "entered before it is left"
+        self._handlers = None
+        await self._stack.__aexit__(None, None, None)  # the body's error leaves as it is
+        return None
+
+    def addresses(self) -> tuple[str, ...]:
+        """See Transport."""
+        return dialable((*self._found, *self._places.addresses()), peer_name(self.peer))
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """See Transport. The addresses are remembered for when the connection is gone."""
+        await self._links.connect(peer, addresses)
+
+    async def open(self, peer: PeerId, protocol: str) -> NativeStream:
+        """See Transport."""
+        fresh = not self._links.has(peer)
+        try:
+            return await self._open(peer, protocol)
+        except StreamClosed as error:
+            if fresh:
+                raise self._unreachable(peer, error) from None
+        try:  # the connection was dying when it was asked
+            return await self._open(peer, protocol)
+        except StreamClosed as error:
+            raise self._unreachable(peer, error) from None
+
+    async def _open(self, peer: PeerId, protocol: str) -> NativeStream:
+        session = await self._links.session(peer)
+        stream = NativeStream(peer, session.open())
+        proposed = False
+        try:
+            with anyio.fail_after(self.options.dial_timeout):
+                await propose(stream, protocol)
+            proposed = True
+        except TimeoutError:
+            raise PeerUnreachable(f"{peer_name(peer)}: {protocol} was not answered in time; try again") from None
+        except PeerUnreachable as error:
+            raise PeerUnreachable(f"{peer_name(peer)}: {error}") from None
+        except StreamClosed:
+            raise
+        except DecentralError as error:
+            raise self._unreachable(peer, error) from None
+        finally:
+            if not proposed:
+                stream.reset()
+        stream.traffic = self.traffic
+        return stream
+
+    def _unreachable(self, peer: PeerId, error: DecentralError) -> PeerUnreachable:
+        return PeerUnreachable(f"{peer_name(peer)}: no path to it now: {error}; try again or ask another peer")
+
+    # ---- inbound ----
+
+    def _on_stream(self, session: Session, muxed: MuxedStream) -> None:
+        if self._handlers is None or self._negotiating >= _NEGOTIATING:
+            muxed.reset()
+            return
+        self._negotiating += 1
+        self._handlers.start_soon(self._attend, NativeStream(session.peer, muxed))
+
+    async def _attend(self, stream: NativeStream) -> None:
+        handed_on = False
+        try:
+            protocol = await self._protocol_of(stream)
+            if protocol == STOP:
+                handed_on = await self._brought(stream)
+                return
+            if protocol == IDENTIFY:
+                await tell(stream, self.peer, self.addresses(), (IDENTIFY, STOP, *self._services.handlers))
+                return
+            with self.budget.inbound(stream.peer):
+                stream.traffic = self.traffic
+                await attend(stream, protocol, self._services.handlers[protocol])
+        except (DecentralError, TimeoutError) as error:
+            logger.debug("inbound stream of %s refused: %s", peer_name(stream.peer), error)
+        finally:
+            if not handed_on:
+                with anyio.CancelScope(shield=True):
+                    await stream.aclose()
+
+    async def _brought(self, stream: NativeStream) -> bool:
+        """A relay brings a connection; whether it lives on."""
+        if stream.peer not in self._places.relays:
+            raise PayloadError("brings a connection and is no relay of ours; drop the stream")
+        with anyio.fail_after(self.options.dial_timeout):
+            peer = await admit(stream)
+        self._links.take_in(RelayedSocket(stream.muxed), peer)
+        return True
+
+    async def _protocol_of(self, stream: NativeStream) -> str:
+        try:
+            with anyio.fail_after(self.options.dial_timeout):
+                return await answer(stream, {IDENTIFY, STOP, *self._services.handlers})
+        finally:
+            self._negotiating -= 1

@@ -1,0 +1,67 @@
+"""Which transport a peer gets, and that the package works where hivemind is not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from decentral.errors import ConfigError
+from decentral.swarm.identity import Identity
+from decentral.transport.choice import default_kind, make_transport
+from decentral.transport.daemon import DaemonTransport
+from decentral.transport.memory import MemoryNetwork
+from decentral.transport.native import NativeTransport
+
+# What a Windows machine has not: a run of every module that a peer imports, and one listening transport.
+WITHOUT_DAEMON = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("hivemind", "fcntl", "pwd", "grp"):
+            raise ModuleNotFoundError(f"no {name} here", name=name)
+
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "hivemind" else find(name, *more)
+sys.meta_path.insert(0, Absent())
+
+import anyio
+import decentral.cli.train_job, decentral.peer
+from decentral.cli.doctor import examine
+from pathlib import Path
+
+findings = {finding.what: finding for finding in examine(Path("."), None)}
+assert findings["native"].verdict == "ok", findings
+assert findings["transport"].detail.startswith("native"), findings
+"""
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Identity:
+    return Identity.load_or_create(tmp_path / "identity.key")
+
+
+def test_what_is_asked_for_is_what_one_gets(identity: Identity) -> None:
+    assert isinstance(make_transport("daemon", identity, None), DaemonTransport)
+    native = make_transport("native", identity, None)
+    assert isinstance(native, NativeTransport)
+    assert native.peer == identity.peer
+    own = MemoryNetwork().transport(identity.signer)
+    assert make_transport(own, identity, None) is own
+    with pytest.raises(ConfigError, match="there are daemon and native"):
+        make_transport("carrier pigeon", identity, None)
+
+
+def test_the_daemon_is_preferred_where_there_is_one(identity: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_kind() == "daemon"
+    assert isinstance(make_transport(None, identity, None), DaemonTransport)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert default_kind() == "native"
+    assert isinstance(make_transport(None, identity, None), NativeTransport)
+
+
+def test_everything_a_peer_needs_is_there_without_hivemind(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DAEMON], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
