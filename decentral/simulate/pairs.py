@@ -36,7 +36,7 @@ def check_pairs(trace: Trace, manifest: Manifest, verdict: Verdict) -> None:
         near = [e for e in taken[partner, mine.fields["round"]] if abs(e.time - mine.time) < APART]
         both = [e for e in near if e.fields["partner"] is not None]
         if both and mine.host < partner:
-            _sum_is_kept(mine, both[-1], manifest, verdict)
+            _sum_is_kept(mine, min(both, key=lambda e: abs(e.time - mine.time)), manifest, verdict)
         elif near and not both and not any(_troubles(trace, mine.host, partner, near[-1].time)):
             verdict.lost_updates += 1
             number = mine.fields["round"]
