@@ -48,6 +48,7 @@ from decentral.transport.uplink import lease_bits
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 HELLO = "/decentral/hello/1"
+END_TIMEOUT = 15.0  # s for the others to get the last commit: a frame of 10 MB and 10 Mbit/s take 8
 HELLO_LIMIT = 1 << 24  # bytes: manifest plus the schema of a model with 100,000 parameters
 HELLO_TIMEOUT = 15.0  # s
 RETRY = 0.5  # s between looks for a peer that answers
@@ -149,8 +150,18 @@ class Node:
             self.ready.set()
             task_status.started()
 
+    async def see_others_to_the_end(self) -> None:
+        """After the last commit stay until the other members have it, too, or ``END_TIMEOUT``.
+
+        Who is a message behind needs the commit and its frames from somebody: two of three used to leave with them.
+        """
+        driver = self.driver
+        with anyio.move_on_after(END_TIMEOUT):
+            while driver.head.final and any(map(driver.lacks_the_end, driver.head.members)):
+                await anyio.sleep(0.1)
+
     async def leave(self) -> None:
-        """Say goodbye, so that nobody waits for this peer."""
+        """Say farewell, so that nobody waits for this peer."""
         self.state = "leaving"
         await self.driver.goodbye()
         await self.directory.goodbye()

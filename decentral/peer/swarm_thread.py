@@ -16,7 +16,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from decentral.peer.backlog import Backlog
-from decentral.peer.node import Node
+from decentral.peer.node import END_TIMEOUT, Node
 from decentral.rounds.driver import Advance
 from decentral.transport import Transport
 
@@ -81,7 +81,7 @@ class SwarmThread:
             return
         with suppress(RuntimeError):  # the loop ended meanwhile
             self._portal.start_task_soon(self._leave, politely)
-        self._thread.join(STOP_TIMEOUT + 4)
+        self._thread.join(END_TIMEOUT + STOP_TIMEOUT + 4)
 
     # ---- on the swarm's thread ----
 
@@ -111,6 +111,7 @@ class SwarmThread:
         assert self._node is not None
         assert self._stop is not None
         if politely:
+            await self._node.see_others_to_the_end()
             with anyio.move_on_after(STOP_TIMEOUT):
                 await self._node.leave()
         self._stop.set()

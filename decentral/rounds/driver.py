@@ -18,6 +18,7 @@ from decentral.rounds.machine import TICK, RoundMachine
 from decentral.rounds.settling import Settler
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import (
+    Behind,
     Commit,
     JoinRequest,
     Record,
@@ -128,8 +129,23 @@ class Driver(Settler):
             Advance(record, record.hash, record.fragment, before_N, after_N, named, anchor, taken_N=taken_N)
         )
         await self._carry_out(self.machine.applied(anchor, anyio.current_time()))
+        if record.final:
+            self._tell_the_end(record)
         if self.pending is not None and self._takes_again(record):
             await self._offer()
+
+    def _tell_the_end(self, record: Record) -> None:
+        """Nothing follows that would show who has it: say so, for those who stay until everybody has."""
+        for peer in record.next_members:
+            if peer != self.me:
+                self._spawn(self._send, peer, Behind(record.round))
+
+    def lacks_the_end(self, peer: PeerId) -> bool:
+        """Whether a member is here and has not reached this peer's head, as far as it said."""
+        lease = self.directory.live().get(peer)
+        if lease is None or peer in self.machine.presence.leaving:
+            return False
+        return max(lease.round, self.machine.stands_at.get(peer, 0)) < self.head.round
 
     def _tell_shrunk(self, record: Record) -> None:
         gone = self.machine.given_up & (set(record.members) - set(record.next_members))

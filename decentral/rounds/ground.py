@@ -53,6 +53,7 @@ class Ground:
         self.presence = Presence(self.me)
         self.farewells = Farewells()
         self.has_left = False  # and votes no more
+        self.stands_at: dict[PeerId, int] = {}  # rounds that members said they have reached
         self.joiners: dict[PeerId, m.JoinRequest] = {}
         self.recent: OrderedDict[int, m.Commit] = OrderedDict()
         self.history = History(head)

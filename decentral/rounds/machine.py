@@ -74,7 +74,7 @@ class RoundMachine(Leader):
         elif isinstance(message, m.Farewell):
             self._take_farewell(sender, message)
         elif isinstance(message, m.Behind):
-            self._effects += [CatchUp(sender)] if message.round > self.head.round else []
+            self._take_behind(sender, message)
         elif isinstance(message, m.Commit):
             self._take_commit(sender, message)
         elif isinstance(message, m.Offer | m.Plan | m.Proposal | m.Vote | m.Prepare | m.Promise | m.Missing):
@@ -117,6 +117,12 @@ class RoundMachine(Leader):
             return None
         return self.deadline.early_at(seen.opened, seen.first_offer) - now
 
+    def _take_behind(self, sender: PeerId, message: m.Behind) -> None:
+        if sender in self.head.members:
+            self.stands_at[sender] = message.round
+        if message.round > self.head.round:
+            self._effects.append(CatchUp(sender))
+
     def leave(self) -> m.Farewell:
         """Vote no more, until ``stay``; the others are to be told what is returned."""
         self.has_left = True
@@ -127,6 +133,10 @@ class RoundMachine(Leader):
         self.has_left = False
 
     def _take_farewell(self, sender: PeerId, message: m.Farewell) -> None:
+        if message.round > self.head.round + 1:  # it knows a commit that this peer missed, and counts until then
+            self._early[(sender, "Farewell")] = message
+            self._effects.append(CatchUp(sender))
+            return
         if sender in self.head.members:
             self.farewells.take(sender, message)
         self.presence.leaving.add(sender)
@@ -236,7 +246,10 @@ class RoundMachine(Leader):
         early, self._early = self._early, {}
         for (peer, _), message in early.items():
             with suppress(PayloadError):  # its sender was wrong, not the commit that we are finishing
-                self._take_round_message(peer, message, now)
+                if isinstance(message, m.Farewell):
+                    self._take_farewell(peer, message)
+                else:
+                    self._take_round_message(peer, message, now)
 
     def _note_shrink(self, record: m.Record) -> None:
         """Remember whom ``record`` gives up although no majority is left: they may live on, and fork the chain."""

@@ -136,6 +136,32 @@ def test_a_run_ends_for_all_with_the_same_last_record(run_lab, terms):
 
 
 @pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_who_missed_the_last_commit_gets_it_before_the_others_are_gone(run_lab, terms, preset):
+    async def ends(member):
+        await member.node.see_others_to_the_end()
+        await member.node.leave()
+        member.kill()
+
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        *others, late = lab.members
+        lab.cut([late], others)
+        await lab.until(lambda: all(member.node.driver.head.final for member in others))
+        assert not late.node.driver.head.final
+        for member in others:
+            lab.nursery.start_soon(ends, member)
+        lab.heal([late], others)
+        await lab.until(lambda: late.node.driver.head.final, limit=60.0)
+        await lab.until(lambda: lab.alive() == [late], limit=30.0)
+        lab.check_equal()
+
+    run_lab(terms(preset, lease=20.0, shrink_after=60.0).changed(run={"rounds": 4}), script)
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
 def test_equal_seeds_give_equal_chains(run_lab, terms, preset):
     digests = []
 

@@ -88,6 +88,24 @@ def test_a_record_whose_frames_left_with_their_owner_stalls_nobody_who_knows_tha
     assert swarm.named(stays) == [stays]
 
 
+def test_who_is_behind_does_not_decide_without_those_who_left_from_a_later_round(make_swarm):
+    swarm = make_swarm(3)
+    *others, late = swarm.members
+    swarm.lose = lambda sender, to, message: late in (sender, to)
+    while min(swarm.rounds_done(peer) for peer in others) < 1:
+        swarm.offer_all()
+        swarm.run(lambda: not swarm.queue)
+        swarm.run(lambda: False, 1.0)
+    swarm.lose = lambda sender, to, message: False
+    for leaver in others:
+        swarm.kill(leaver)
+        swarm.leave(leaver, to=[late])
+    swarm.offer(late)
+    assert not swarm.run(lambda: swarm.rounds_done(late) > 0, 60.0), "it decided a round that others had decided"
+    swarm.lose_leases(gone=True)
+    assert finish_round(swarm, 1), "those who know the commit are gone for good"
+
+
 def test_a_farewell_whose_vote_another_peer_signed_is_refused(make_swarm):
     swarm = make_swarm(3)
     assert finish_round(swarm, 1)
