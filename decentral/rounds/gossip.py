@@ -91,6 +91,10 @@ class Gossip:
         sent_N = driver.replica.codec.decode(encoded.body, shapes)
         theirs = None
         partner = partner_of(head.run, step, head.members, driver.me) if driver.is_member else None
+        if partner is not None:
+            driver.machine.presence.heard(
+                partner
+            )  # a send that failed in an earlier step: no message of rounds undoes it
         if partner is not None and driver.machine.presence.present(partner):
             frame = seal(self._header(head, fragment, steps, tokens), encoded.body, driver.signer)
             theirs = await self._swap(_Swap(step, frame, partner))

@@ -120,3 +120,18 @@ def test_a_member_that_fell_behind_jumps_to_the_step_of_the_others_instead_of_wa
         await lab.until(lambda: any(s.partner is not None for s in lab.members[2].swaps[count:]), limit=100)
 
     run_lab(terms("noloco"), script)
+
+
+def test_partners_that_could_not_reach_each_other_for_a_while_swap_again(run_lab, terms):
+    """A failed send marked the partner as away, and no message of rounds ever said that it was back."""
+
+    async def script(lab):
+        one, other = lab.add(), lab.add()
+        await lab.all_members()
+        await lab.until(lambda: one.swaps and one.swaps[-1].partner is not None)
+        lab.cut([one], [other])
+        await lab.until(lambda: all(member.swaps[-1].partner is None for member in (one, other)))
+        lab.heal([one], [other])
+        await lab.until(lambda: all(member.swaps[-1].partner is not None for member in (one, other)), limit=60.0)
+
+    run_lab(terms("noloco", lease=60.0, shrink_after=600.0), script)
