@@ -16,7 +16,7 @@ from decentral.rounds.chain import Digest, Head
 from decentral.rounds.collection import Collection, fits
 from decentral.rounds.deadline import Deadline
 from decentral.rounds.effects import CatchUp, Effect, Fetch, Persist, Send
-from decentral.rounds.farewells import Farewells
+from decentral.rounds.farewells import Farewells, farewell
 from decentral.rounds.history import Branch, History
 from decentral.rounds.leading import Leading, Partition
 from decentral.rounds.membership import Presence
@@ -129,6 +129,11 @@ class Ground:
 
     def _next_members(self) -> tuple[PeerId, ...]:
         return self.presence.next_members(self.head.members, self.joiners)
+
+    def _last_word(self) -> m.Farewell:
+        """How this peer voted; of rounds that its disk forgot, too, or it would deny those votes."""
+        kept = self._remembered if self.forgetful else None
+        return farewell(kept or self.acceptor, self.signer)
 
     def _is_back(self, peer: PeerId) -> None:
         self.presence.leaving.discard(peer)

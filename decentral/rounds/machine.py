@@ -20,7 +20,6 @@ from decentral.errors import PayloadError
 from decentral.rounds import chain
 from decentral.rounds.chain import Digest
 from decentral.rounds.effects import CatchUp, Decide, Effect
-from decentral.rounds.farewells import farewell
 from decentral.rounds.ground import FETCH_AFTER, Terms
 from decentral.rounds.history import Past
 from decentral.rounds.leadership import Leader
@@ -126,7 +125,7 @@ class RoundMachine(Leader):
     def leave(self) -> m.Farewell:
         """Vote no more, until ``stay``; the others are to be told what is returned."""
         self.has_left = True
-        return farewell(self.acceptor, self.signer)
+        return self._last_word()
 
     def stay(self) -> None:
         """Vote again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from decentral.errors import PayloadError
 from decentral.rounds.effects import Send, SendSlices
-from decentral.rounds.farewells import farewell
 from decentral.rounds.ground import Ground
 from decentral.rounds.leading import PLANS_PER_BALLOT
 from decentral.wire import messages as m
@@ -19,7 +18,7 @@ class Voter(Ground):
     def _take_prepare(self, sender: PeerId, prepare: m.Prepare) -> None:
         self._check_leap(prepare.ballot)
         if self.has_left:
-            self._effects.append(Send(sender, farewell(self.acceptor, self.signer)))  # it was lost
+            self._effects.append(Send(sender, self._last_word()))  # it was lost
             return
         promised = None if self.forgetful else self.acceptor.promise(prepare.ballot)
         if promised is None or self.leader_of(prepare.ballot) != sender:

@@ -10,6 +10,7 @@ from decentral.errors import PayloadError
 from decentral.rounds import chain
 from decentral.wire import messages as m
 from tests.rounds.conftest import finish_round
+from tests.rounds.test_ballots import after_a_lost_tail
 
 
 def say_farewell(swarm, leavers) -> None:
@@ -142,3 +143,12 @@ def test_a_farewell_binds_its_own_round_and_says_nothing_of_an_earlier_one(make_
 def test_a_farewell_of_nothing_has_no_ballot_and_no_signature(broken):
     with pytest.raises(PayloadError):
         m.encode(replace(m.Farewell(1, -1, None, bytes(64)), **broken))
+
+
+def test_a_peer_whose_disk_forgot_rounds_does_not_deny_how_it_voted_in_them(make_swarm):
+    swarm = make_swarm(3)
+    machine = swarm.hosts[after_a_lost_tail(swarm)].machine
+    said = machine.leave()
+    assert machine.forgetful
+    assert said.round > machine.head.round + 1
+    assert said.accepted is not None
