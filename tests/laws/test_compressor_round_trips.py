@@ -110,9 +110,10 @@ def test_a_payload_may_travel_to_another_device_and_decode_to_the_same_bits(comp
     assert torch.equal(compressor.decompress(moved), compressor.decompress(payload).cpu())
 
 
-def test_every_tensor_is_made_on_the_device_of_the_input(compressor: Compressor, shape, monkeypatch):
+def test_every_tensor_is_made_on_the_device_of_the_input(compressor: Compressor, monkeypatch):
     """The meta device has no values, but refuses to mix with a CPU tensor just as CUDA does."""
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: True)  # every rule holds
-    payload = compressor.compress(torch.empty(shape, device="meta"))
-    assert {part.device.type for part in payload.parts} <= {"meta"}
-    assert compressor.decompress(payload).device == payload.device
+    for shape in ((0,), (4097,), (67, 131)):  # few: meta is slow
+        payload = compressor.compress(torch.empty(shape, device="meta"))
+        assert {part.device.type for part in payload.parts} <= {"meta"}
+        assert compressor.decompress(payload).device == payload.device
