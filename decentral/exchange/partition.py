@@ -13,6 +13,25 @@ from decentral.wire.keys import PeerId
 ALIGN = 4096  # elements
 
 
+def shares(uplinks: Sequence[float]) -> list[float]:
+    """How much of a reduce each peer should own, given what it can send per second; any unit, sum 1.
+
+    Of a body of one, peer i sends ``1 - s_i`` as slices and ``(N - 1) s_i`` as its result, ``1 + (N - 2) s_i`` in all.
+    All are done at the same time T when ``1 + (N - 2) s_i = T u_i``; who is too slow even for its slices owns nothing,
+    which is water-filling: T is such that the shares ``max(0, T u_i - 1) / (N - 2)`` sum to one. Peers that can send
+    nothing own nothing; equal shares when none can.
+    """
+    most = sorted((u for u in uplinks if u > 0), reverse=True)
+    room = len(uplinks) - 2
+    if room <= 0 or not most:
+        total = sum(most)
+        return [max(u, 0.0) / total for u in uplinks] if most else [1.0 / len(uplinks)] * len(uplinks)
+    finish = next(
+        time for k in range(len(most), 0, -1) if (time := (room + k) / sum(most[:k])) * most[k - 1] >= 1.0 - 1e-9
+    )
+    return [max(0.0, finish * u - 1.0) / room for u in uplinks]
+
+
 def partition(
     numel: int, owners: Sequence[PeerId], weights: Sequence[float] | None = None
 ) -> tuple[tuple[PeerId, int, int], ...]:

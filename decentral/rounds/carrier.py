@@ -16,12 +16,13 @@ from torch import Tensor
 
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.exchange import gather
+from decentral.exchange.arrivals import Arrivals
 from decentral.exchange.offload import Offload, in_thread
 from decentral.exchange.store import FrameStore
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Digest, Head
 from decentral.rounds.contribution import Contribution
-from decentral.rounds.effects import Effect
+from decentral.rounds.effects import Effect, Fetch
 from decentral.rounds.history import Past
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.machine import RoundMachine, Terms
@@ -110,6 +111,7 @@ class Carrier(ABC):
         self.lease, self.shrink_after = lease, shrink_after
         self.store = FrameStore(reserve)
         self.outbox = Outbox(replica.codec, reserve)
+        self.arrivals = Arrivals()
         self.pending: Contribution | None = None
         self.catch_up: Callable[[PeerId], None] = lambda peer: None
         self.on_swap: Callable[[Frame, Tensor], None] = lambda frame, decoded: None
@@ -128,9 +130,10 @@ class Carrier(ABC):
         self._lock = anyio.Lock(fast_acquire=True)
         self._start: tuple[Head, Acceptor | None, Past] = (head, acceptor, Past())
         self._group: anyio.abc.TaskGroup | None = None
+        self._over = False
         limit = HEADER_NBYTES + inbox.limit()
         serve_requests(transport, CONTROL, self._on_control, limit=CONTROL_LIMIT)
-        serve_requests(transport, gather.PUSH, self._on_push, limit=limit)
+        serve_requests(transport, gather.PUSH, self._on_push, limit=limit, watch=self.arrivals.push)
         serve_requests(transport, gather.FETCH, self._on_fetch, limit=64)
         self.frame_limit = limit
 
@@ -215,7 +218,7 @@ class Carrier(ABC):
         return found
 
     def _spawn(self, work: Callable[..., object], *args: object) -> None:
-        if self._group is not None:
+        if self._group is not None and not self._over:  # a message may come while the others' handlers are ended
             self._group.start_soon(self._guarded, work, *args)
 
     async def _guarded(self, work: Callable[..., object], *args: object) -> None:
@@ -248,12 +251,17 @@ class Carrier(ABC):
             if frame.header.round <= record.round and frame.hash not in named:
                 scope.cancel()
 
-    async def _fetch(self, frame: bytes, holders: Sequence[PeerId]) -> None:
-        if frame in self.store:
-            return
-        data = await gather.fetch(self.transport, holders, frame, self.frame_limit)
-        if data is not None:
-            await self.take(data, frame)
+    async def _fetch(self, wanted: Fetch) -> None:
+        """What is coming already is waited for: asked for again, it would come twice and each time slower."""
+        with self.arrivals.fetch(wanted.frame) as fresh:
+            if not fresh:
+                return
+            await self.arrivals.pushed(wanted.owner)
+            if wanted.frame in self.store:
+                return
+            data = await gather.fetch(self.transport, wanted.holders, wanted.frame, self.frame_limit)
+            if data is not None:
+                await self.take(data, wanted.frame)
 
     async def _on_control(self, peer: PeerId, data: bytes) -> bytes:
         if self._group is None:

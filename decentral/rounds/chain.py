@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decentral.errors import PayloadError
-from decentral.wire.keys import PeerId
+from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Commit, FrameRef, Record, verify_certificate
 
 Digest = bytes
@@ -158,6 +158,18 @@ def check_succession(head: Head, record: Record) -> None:
         )
     if not record.next_members:
         raise PayloadError(f"record of round {record.round} leaves no member; drop it and its sender")
+    check_named(record.frames, head.members)
+    check_named(record.contributors, head.members)
+
+
+def check_named(refs: Sequence[FrameRef], members: Collection[PeerId]) -> None:
+    """Raise PayloadError when a stranger is named, or a member twice: each weighs in the mean, and in the chain."""
+    named = [ref.peer for ref in refs]
+    strangers = set(named) - set(members)
+    if strangers:
+        raise PayloadError(f"{peer_name(min(strangers))} is named and is no member; drop it and its sender")
+    if len(set(named)) != len(named):
+        raise PayloadError(f"{len(named)} contributions of {len(set(named))} peers; drop it and its sender")
 
 
 def leaders(head: Head) -> list[PeerId]:

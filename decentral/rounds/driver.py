@@ -41,10 +41,13 @@ class Driver(Settler):
         self._make_room()
         for frame in past.frames:
             self._keep(frame)
-        async with anyio.create_task_group() as group:
-            self._group = group
-            task_status.started()
-            await self._tick_forever()
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                task_status.started()
+                await self._tick_forever()
+        finally:
+            self._over = True
 
     async def contribute(self, contribution: Contribution) -> bool:
         """Offer a pseudo-gradient for the next round; False when it does not fit the chain as it stands now.
@@ -93,7 +96,7 @@ class Driver(Settler):
             elif isinstance(effect, Fetch):
                 if effect.record is not None and effect.record.contributors:
                     self.inbox.expect(effect.record)
-                self._spawn(self._fetch, effect.frame, effect.holders)
+                self._spawn(self._fetch, effect)
             elif isinstance(effect, SendSlices):
                 self.inbox.expect(effect.plan)
                 self._spawn(self._reduce, effect.plan, self.head)

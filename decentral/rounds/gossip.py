@@ -75,13 +75,14 @@ class Gossip:
         self._outcomes: dict[int, tuple[bytes, bytes]] = {}  # step -> (partner's frame, YES or NO)
         self._frames: dict[tuple[PeerId, int], tuple[Frame, Tensor]] = {}
         self._seen: dict[PeerId, int] = {}  # the latest step heard of from each member
+        self._behind: dict[PeerId, int] = {}  # steps that each was behind this peer when it was last heard
+        self._settled = step  # no step below it may be taken again: a pair has taken it, or an earlier life
         self._changed = anyio.Event()
         driver.on_swap = self._on_swap
         serve_requests(driver.transport, PAIR, self._on_commit, limit=_COMMIT.size)
 
     async def exchange(self, fragment: int, local_N: Tensor, steps: int, tokens: int) -> Swapped:
         """One gossip step: swap with this step's partner if it comes in time, else step alone."""
-        self.step = max(self.step, self._front())
         driver, head, step = self.driver, self.driver.head, self.step
         slow_N = driver.replica.anchors[fragment]
         delta_N = local_N - slow_N  # NoLoCo's sign: fast minus slow
@@ -174,14 +175,37 @@ class Gossip:
         except PayloadError:
             return NO
 
+    def _fall_in(self) -> None:
+        """Go to the step that most of the members heard of are at.
+
+        Who is behind would wait at every step for a partner that has passed it, and fall back further. Who took steps
+        alone while it was cut off is ahead, and would wait at every step for one that does not come: it goes back as
+        far as those steps reach.
+        """
+        ahead = max(0, self._front() - self.step)
+        back = self._lead_of_this_peer()
+        back = min(back, self.step - self._settled) if back > AHEAD else 0
+        self.step += ahead - back
+        self._behind = {peer: steps + ahead - back for peer, steps in self._behind.items()}
+        if back:
+            self._outcomes = {step: outcome for step, outcome in self._outcomes.items() if step < self.step}
+
     def _front(self) -> int:
         """The step that the upper half of those heard of has reached.
 
-        A peer that is behind would wait at every step for a partner that has passed it, and fall back further; a peer
-        that is ahead is caught up with. The median, so that one peer's claim moves nobody once three are known.
+        The median, so that one peer's claim moves nobody once three are known.
         """
         known = sorted([self.step, *(s for peer, s in self._seen.items() if peer in self.driver.head.members)])
         return known[len(known) // 2]
+
+    def _lead_of_this_peer(self) -> int:
+        """Steps that more than half of those heard of were behind, each when it was last heard.
+
+        Not counted from where each was last: of a large swarm most were last heard long ago, while all went on.
+        """
+        members = self.driver.head.members
+        behind = sorted([0, *(steps for peer, steps in self._behind.items() if peer in members)])
+        return behind[(len(behind) - 1) // 2]
 
     # ---- receiving ----
 
@@ -189,7 +213,10 @@ class Gossip:
         header = frame.header
         if header.sender not in self.driver.head.members:
             raise PayloadError("swap of a peer that is no member; drop it")
+        if header.fragment != header.round % self.driver.terms.num_fragments:
+            raise PayloadError(f"gossip step {header.round} is not of fragment {header.fragment}; drop the frame")
         self._seen[header.sender] = max(self._seen.get(header.sender, 0), header.round)
+        self._behind[header.sender] = self.step - header.round
         if not self.step <= header.round <= self.step + AHEAD or header.base != NOTHING:
             return  # a partner of a step that is over here: its commit is answered NO
         self._frames.setdefault((header.sender, header.round), (frame, decoded))
@@ -229,6 +256,7 @@ class Gossip:
         slow_N, n = replica.anchors[fragment], delta_N.numel()
         mine, mean, disagreement = sent_N, sent_N, None
         if theirs_N is not None:
+            self._settled = step + 1
             mean = (mine + theirs_N) * 0.5  # addition of two commutes bit for bit: both sides get the same mean
             gap, size = (mine[n:] - theirs_N[n:]).norm(), mine[n:].norm()
             disagreement = float(gap / size) if size > 0 else 0.0
@@ -237,6 +265,7 @@ class Gossip:
         replica.anchors[fragment], replica.states[fragment] = after_N, state
         replica.refresh(fragment)
         self.step += 1
+        self._fall_in()  # here, not when the next step begins: who calls reads from ``step`` which fragment that is of
         return Swapped(step, slow_N, after_N, partner, disagreement)
 
     def _header(self, head: Head, fragment: int, steps: int, tokens: int) -> Header:

@@ -161,7 +161,7 @@ class Ground:
         first = dict.fromkeys((likely, owner, *others))
         holders = tuple(peer for peer in first if peer != self.me and self.presence.present(peer))
         if holders:
-            self._effects.append(Fetch(frame, holders, record))
+            self._effects.append(Fetch(frame, owner, holders, record))
 
     def _note_result(self, frame: Digest, header: Header) -> None:
         ref = m.FrameRef(header.sender, frame, header.part, header.steps, header.tokens)

@@ -30,6 +30,7 @@ from decentral.wire.keys import PeerId
 __all__ = ["TICK", "RoundMachine", "Terms"]
 
 TICK = 0.25  # s between calls of tick: finer than any timer here needs
+_EARLY_STRANGERS = 32  # messages of later rounds kept of peers that are no members yet: 32 MiB, were all the largest
 RECENT = 256  # commits kept for peers that missed them or compare branches: 0.8 MB with 16 members
 
 
@@ -133,7 +134,7 @@ class RoundMachine(Leader):
 
     def _take_farewell(self, sender: PeerId, message: m.Farewell) -> None:
         if message.round > self.head.round + 1:  # it knows a commit that this peer missed, and counts until then
-            self._early[(sender, "Farewell")] = message
+            self._keep_for_later(sender, message)
             self._effects.append(CatchUp(sender))
             return
         if sender in self.head.members:
@@ -174,9 +175,16 @@ class RoundMachine(Leader):
         if round_ <= self.head.round:
             self._help_laggard(sender, round_ - 1)
         elif round_ > self.head.round + 1:
-            self._early[(sender, type(message).__name__)] = message
+            self._keep_for_later(sender, message)
         elif sender in self.head.members and _epoch_of(message) == self.head.epoch:
             self._dispatch(sender, message, now)
+
+    def _keep_for_later(self, sender: PeerId, message: m.Message) -> None:
+        """A message of a round that is yet to come. Strangers may be its members, but cost nothing to make: few fit."""
+        kept = (sender, type(message).__name__)
+        strangers = sum(peer not in self.head.members for peer, _ in self._early)
+        if sender in self.head.members or kept in self._early or strangers < _EARLY_STRANGERS:
+            self._early[kept] = message
 
     def _dispatch(self, sender: PeerId, message: m.Message, now: float) -> None:
         if isinstance(message, m.Offer):

@@ -39,7 +39,7 @@ class Settler(Reducer):
             if head.weight <= self.head.weight:
                 return  # ours grew meanwhile
             owed = await self.offload(self._owed, branch)
-            sent = await self.offload(self._sent, branch)
+            taken = self._taken(branch)
             before = list(self.replica.anchors)
             await self.offload(self.ledger.adopt, head, tensors)
             if tensors:
@@ -51,15 +51,22 @@ class Settler(Reducer):
             if not self.machine.forgetful:
                 await self.offload(self.ledger.save_acceptor, self.machine.acceptor.to_bytes())
             for f, old_N in enumerate(before):
-                self.on_advance(self._move(head, f, old_N, owed.get(f), sent))
+                self.on_advance(self._move(head, f, old_N, owed.get(f), taken))
 
-    def _move(self, head: Head, f: int, old_N: Tensor, owed: Owed | None, sent: Mapping[int, Tensor | None]) -> Advance:
-        """One fragment's part of an adoption, as the training side sees it."""
+    def _move(
+        self, head: Head, f: int, old_N: Tensor, owed: Owed | None, taken: Mapping[int, Contribution | None]
+    ) -> Advance:
+        """One fragment's part of an adoption, as the training side sees it.
+
+        What the branch took is booked as its commit would have: progress and debt apart. Taking all that was sent from
+        the progress leaves the same sum, until a crash drops one of the two.
+        """
         before_N, steps = (old_N, 0) if owed is None else (old_N + owed.gradient_N, owed.steps)
-        taken_N, sent_N = None, sent.get(f)
-        if sent_N is not None:
-            before_N = before_N - sent_N
-        elif f in sent:
+        taken_N, mine = None, taken.get(f)
+        if mine is not None:
+            assert mine.encoded is not None, "see _taken"
+            before_N, self.replica.feedback[f] = before_N - mine.gradient_N, mine.encoded.feedback
+        elif f in taken:
             taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), {}
         after_N, anchor = self.replica.anchors[f], self.replica.digest
         return Advance(None, head.hash, f, before_N, after_N, None, anchor, steps, taken_N)
@@ -72,24 +79,23 @@ class Settler(Reducer):
         found = {f: self.outbox.owed(branch.shared.round, f, self.replica.shapes(f)) for f in fragments}
         return {f: owed for f, owed in found.items() if owed is not None}
 
-    def _sent(self, branch: Branch) -> dict[int, Tensor | None]:
-        """By fragment, what the records of ``branch`` took from this peer's progress; None: some, nobody knows what."""
+    def _taken(self, branch: Branch) -> dict[int, Contribution | None]:
+        """By fragment, what the records of ``branch`` took from this peer; None: something, and nobody knows what."""
         if branch.shared is None:
             unsure = self._inherits or self.pending is not None
             return dict.fromkeys(range(len(self.replica.anchors)), None) if unsure else {}
-        found: dict[int, Tensor | None] = {}
+        found: dict[int, Contribution | None] = {}
         for record in branch.records:
             for ref in contributions(record):
                 if ref.peer == self.me:
-                    found[record.fragment] = self._sent_with(ref.frame)
+                    found[record.fragment] = self._pending_as(ref.frame)
         return found
 
-    def _sent_with(self, frame: bytes) -> Tensor | None:
-        """What the contribution in flight sent, if ``frame`` is what it offered and all of it is known."""
+    def _pending_as(self, frame: bytes) -> Contribution | None:
+        """The contribution in flight, if ``frame`` is what it offered and all of that is known."""
         pending = self.pending
-        if pending is None or pending.encoded is None or pending.offered != frame:
-            return None
-        return self.replica.codec.decode(pending.encoded.body, self.replica.shapes(pending.fragment))
+        known = pending is not None and pending.encoded is not None and pending.offered == frame
+        return pending if known else None
 
     def _settle(self, record: Record, frames: Mapping[bytes, Frame]) -> tuple[Contribution | None, Tensor | None]:
         """Book the debt if the record names our contribution; else it stays whole in the local parameters.

@@ -66,6 +66,10 @@ class WeatheredTransport:
         """See Transport."""
         self._inner.serve(protocol, handler)
 
+    async def paths(self) -> dict[PeerId, tuple[str, ...]]:
+        """See Transport."""
+        return await self._inner.paths()
+
     def addresses(self) -> tuple[str, ...]:
         """See Transport."""
         return self._inner.addresses()

@@ -1,7 +1,7 @@
 """Plants one bug at a time and simulates: python -m tests.faults.mutate
 
-Each patch in ``mutants/`` begins with what is wrong in it. It is caught when a seed of ``tests.simulate.run`` fails;
-the same seeds pass without it. Ends with 1 when one was not caught.
+Each patch in ``mutants/`` begins with what is wrong in it, and may say which seeds show it, where few do. It is caught
+when a seed of ``tests.simulate.run`` fails; the same seeds pass without it. Ends with 1 when one was not caught.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MUTANTS = Path(__file__).parent / "mutants"
+_SHOWN_BY = re.compile(r"^Shown by seeds ([\d-]+) of (\d+) rounds\.$", re.MULTILINE)
 
 
 def planted(patch: Path, folder: Path) -> None:
@@ -32,7 +34,9 @@ def caught(patch: Path, seeds: int, rounds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="decentral-mutant-") as name:
         folder = Path(name)
         planted(patch, folder)
-        command = [sys.executable, "-m", "tests.simulate.run", "--seeds", f"1-{seeds}", "--rounds", str(rounds)]
+        shown = _SHOWN_BY.search(patch.read_text())
+        span, length = shown.groups() if shown else (f"1-{seeds}", str(rounds))
+        command = [sys.executable, "-m", "tests.simulate.run", "--seeds", span, "--rounds", length]
         command += ["--processes", "1", "--failures", "1"]
         env = {**os.environ, "PYTHONPATH": str(folder)}
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)

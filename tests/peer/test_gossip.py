@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from decentral.rounds.gossip import AHEAD
 from decentral.rounds.pairing import matching, partner_of
 
 
@@ -135,3 +136,66 @@ def test_partners_that_could_not_reach_each_other_for_a_while_swap_again(run_lab
         await lab.until(lambda: all(member.swaps[-1].partner is not None for member in (one, other)), limit=60.0)
 
     run_lab(terms("noloco", lease=60.0, shrink_after=600.0), script)
+
+
+def test_a_member_that_went_on_alone_goes_back_to_the_step_of_the_others(run_lab, terms):
+    """It would wait a deadline at every step for one that does not come, until the others have made as many steps."""
+
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(any(s.partner is not None for s in m.swaps) for m in lab.members))
+        alone = lab.members[3]
+        lab.cut([alone], lab.members[:3])
+        await lab.until(lambda: alone.swaps[-1].partner is None)
+        alone.node.gossip.step += 400
+        lab.heal([alone], lab.members[:3])
+        ahead = len(alone.swaps)
+        await lab.until(lambda: any(s.partner is not None for s in alone.swaps[ahead:]), limit=60.0)
+        steps = [member.node.gossip.step for member in lab.members]
+        assert max(steps) - min(steps) <= AHEAD
+        paired = [s.step for s in alone.swaps if s.partner is not None]
+        assert len(paired) == len(set(paired)), "no number is shared twice"
+
+    run_lab(terms("noloco", lease=60.0, shrink_after=600.0), script)
+
+
+def test_a_peer_cut_off_from_all_does_not_go_back_on_what_it_remembers_of_them(run_lab, terms):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(len(m.swaps) >= 4 for m in lab.members))
+        alone = lab.members[3]
+        lab.cut([alone], lab.members[:3])
+        begun = len(alone.swaps)
+        await lab.until(lambda: len(alone.swaps) >= begun + 2 * AHEAD, limit=600.0)
+        steps = [swap.step for swap in alone.swaps[begun:]]
+        assert steps == sorted(set(steps))
+
+    run_lab(terms("noloco", lease=6.0, shrink_after=600.0), script)
+
+
+def test_a_jump_never_swaps_one_fragment_for_another(run_lab, terms):
+    async def script(lab):
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(any(s.partner is not None for s in m.swaps) for m in lab.members))
+        begun = len(lab.members[0].swaps)
+        await lab.until(lambda: len(lab.members[0].swaps) > begun)
+        lab.members[0].node.gossip.step += 40  # between two steps; the other makes one more, and then jumps by 39
+        before = [len(m.swaps) for m in lab.members]
+        await lab.until(
+            lambda: all(
+                sum(s.partner is not None for s in m.swaps[n:]) >= 4 for m, n in zip(lab.members, before, strict=True)
+            ),
+            limit=100,
+        )
+        for member in lab.members:
+            numels = [fragment.numel for fragment in member.node.start.schema.fragments]
+            assert all(swap.after_N.numel() == numels[swap.step % 2] for swap in member.swaps)
+
+    halves = terms("noloco")
+    run_lab(halves.model_copy(update={"outer": halves.outer.model_copy(update={"fragments": 2})}), script)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from decentral.rounds.collection import references
+from decentral.rounds.history import Branch
 from decentral.wire.keys import peer_name
 from tests.peer.conftest import tiny_model
 from tests.peer.learners import Learner, accounted_for, given_by
@@ -103,3 +107,41 @@ def test_what_a_peer_gave_to_reduced_rounds_survives_as_well(run_lab, terms):
         check_progress(lab, won[0].log)
 
     run_lab(exact_terms(terms, DENSE, "reduce"), script, make_model=tiny_model)
+
+
+def test_a_branch_that_took_the_contribution_in_flight_is_booked_as_its_commit_would_have_been(run_lab, terms):
+    """What was sent of the debt was taken from the progress: the sum was right, until a crash dropped one of them."""
+
+    async def script(lab):
+        member, other = lab.add(), lab.add()
+        other.idle = True  # its offer is waited for
+        await lab.until(lambda: member.node.driver.pending is not None and len(member.node.driver.head.members) == 2)
+        driver, pending, debt_N = (
+            member.node.driver,
+            member.node.driver.pending,
+            torch.ones(lab.schema.fragments[0].numel),
+        )
+        driver.replica.feedback[0] = {"debt": debt_N}
+        mine = next(iter(references([driver.me], driver.machine.round.offers)))
+        record = replace(driver.machine.recent[driver.head.round].record, **following(driver.head), frames=(mine,))
+        head = replace(driver.head.extended(record), anchor=driver.head.anchor)
+        before_N, seen = driver.replica.anchors[0], len(member.advances)
+        await driver.adopt(head, {}, Branch(driver.head, (head,), (record,)))
+        assert torch.equal(driver.replica.feedback[0]["debt"], pending.encoded.feedback["debt"])
+        assert torch.equal(member.advances[seen].before_N, before_N - pending.gradient_N)
+
+    run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
+
+
+def following(head) -> dict[str, object]:
+    """What a record after ``head`` says of where it stands."""
+    return {
+        "epoch": head.epoch,
+        "round": head.round + 1,
+        "outer_step": head.outer_step,
+        "previous": head.hash,
+        "base": head.anchor,
+        "members": head.members,
+        "next_members": head.members,
+        "fragment": head.fragment(1),
+    }

@@ -112,6 +112,18 @@ def test_a_branch_of_forged_or_missing_records_or_with_a_false_claim_is_refused(
         checked_branch(history, fork, theirs, replace(claimed, tokens=10**18))
 
 
+@pytest.mark.parametrize("lists", ["frames", "contributors"])
+def test_a_record_that_names_a_stranger_or_a_member_twice_follows_nothing(lists):
+    """A flipped bit of a peer's id in the plan of a reduce was voted for by all who took the plan."""
+    whole = record(START, {A: 1, B: 1})
+    head = START.extended(whole)
+    named = record(head, {A: 1, B: 1}).frames
+    rest = {"contributors": named} if lists == "frames" else {}
+    for wrong in (named[0], replace(named[0], part=1)), (named[0], replace(named[1], peer=bytes(32))):
+        with pytest.raises(PayloadError, match=r"is no member|contributions of 1 peers"):
+            head.extended(replace(record(head, {A: 1, B: 1}), **rest | {lists: wrong}))
+
+
 def test_after_a_switch_only_places_of_the_new_branch_are_known():
     history, fork, _, (claimed, their_heads, _) = forked(2, 3, 4)
     history.switch(fork, [*their_heads[:-1], claimed])

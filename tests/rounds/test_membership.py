@@ -6,7 +6,7 @@ import pytest
 
 from decentral.rounds import chain
 from decentral.wire import messages as m
-from tests.rounds.conftest import finish_round
+from tests.rounds.conftest import finish_round, signer_of
 
 
 def test_a_minority_does_not_commit_and_follows_the_majority_when_healed(make_swarm):
@@ -137,3 +137,15 @@ def test_an_accepted_record_that_drops_a_peer_who_is_back_does_not_end_the_run(m
     assert finish_round(swarm, 2)
     assert back in swarm.hosts[leader].machine.head.members
     swarm.check_agreement()
+
+
+def test_strangers_can_make_a_peer_keep_only_so_much_of_rounds_to_come(make_swarm):
+    """A thousand identities cost nothing; a member's word is kept beside theirs."""
+    swarm = make_swarm(3)
+    machine, member = swarm.hosts[swarm.members[0]].machine, swarm.members[1]
+    for number in range(1000):
+        machine.receive(signer_of(1000 + number).peer, m.Prepare(0, 5, 1), 0.0)
+    machine.receive(member, m.Prepare(0, 5, 1), 0.0)
+    kept = {peer for peer, _ in machine._early}
+    assert member in kept
+    assert len(kept) <= 33

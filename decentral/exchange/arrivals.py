@@ -1,0 +1,69 @@
+"""What is on its way to this peer already, so that no frame takes its downlink, and somebody's uplink, twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+
+from decentral.wire.keys import PeerId
+
+PAUSE = 2.0  # s without a byte after which a push is not counted on: a lost packet costs TCP about one
+
+Digest = bytes
+
+
+class Push:
+    """One frame that a peer is sending here."""
+
+    def __init__(self) -> None:
+        self.moved_at = anyio.current_time()
+        self.ended = anyio.Event()
+
+    def on_bytes(self, count: int) -> None:
+        """``count`` bytes came."""
+        self.moved_at = anyio.current_time()
+
+
+class Arrivals:
+    """Pushes to this peer, and the frames that it fetches."""
+
+    def __init__(self) -> None:
+        self._pushes: dict[PeerId, list[Push]] = {}
+        self._fetched: set[Digest] = set()
+
+    @contextmanager
+    def push(self, peer: PeerId) -> Iterator[Callable[[int], None]]:
+        """While a frame of ``peer`` comes and is checked; to be told of its bytes."""
+        push = Push()
+        pushes = self._pushes.setdefault(peer, [])
+        pushes.append(push)
+        try:
+            yield push.on_bytes
+        finally:
+            push.ended.set()
+            pushes.remove(push)
+            if not pushes:
+                self._pushes.pop(peer, None)
+
+    @contextmanager
+    def fetch(self, frame: Digest) -> Iterator[bool]:
+        """While ``frame`` is fetched; yields False when it is already."""
+        fresh = frame not in self._fetched
+        self._fetched.add(frame)
+        try:
+            yield fresh
+        finally:
+            if fresh:
+                self._fetched.discard(frame)
+
+    async def pushed(self, peer: PeerId) -> None:
+        """Wait while bytes of a push of ``peer`` come: which frame it is will be known when all of it is there."""
+        while push := self._moving(peer):
+            with anyio.CancelScope(deadline=push.moved_at + PAUSE):
+                await push.ended.wait()
+
+    def _moving(self, peer: PeerId) -> Push | None:
+        now = anyio.current_time()
+        return next((push for push in self._pushes.get(peer, ()) if now - push.moved_at < PAUSE), None)

@@ -1,0 +1,54 @@
+"""Who owns how much of a reduce: all are done at the same time, and nobody could be done earlier."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from decentral.exchange.partition import partition, shares
+
+
+def finish(uplinks, owned):
+    """When the last peer has sent its slices and its result, for a body of one."""
+    others = len(uplinks) - 1
+    return max((1 - s + s * others) / u for u, s in zip(uplinks, owned, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_equal_links_own_equal_parts(count):
+    assert shares([5.0] * count) == pytest.approx([1 / count] * count)
+
+
+def test_who_can_hardly_send_its_slices_owns_nothing():
+    owned = shares([10.0] * 7 + [1.0])
+    assert owned[-1] == 0.0
+    assert finish([10.0] * 7 + [1.0], owned) == 1.0, "its own slices: nothing can be done about that"
+
+
+def test_who_can_send_nothing_owns_nothing_and_somebody_always_does():
+    assert shares([0.0, 3.0, 3.0]) == pytest.approx([0.0, 0.5, 0.5])
+    assert shares([0.0, 3.0]) == [0.0, 1.0]
+    assert shares([0.0, 0.0]) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_other_division_is_done_earlier(seed):
+    draw = random.Random(seed)
+    uplinks = [draw.lognormvariate(3, 1) for _ in range(draw.randrange(2, 10))]
+    owned = shares(uplinks)
+    assert sum(owned) == pytest.approx(1.0)
+    assert min(owned) >= 0.0
+    best = finish(uplinks, owned)
+    for _ in range(200):
+        other = [draw.expovariate(1) for _ in uplinks]
+        assert finish(uplinks, [o / sum(other) for o in other]) >= best - 1e-9
+
+
+def test_ranges_cover_everything_though_some_own_nothing():
+    owners = tuple(bytes([n]) * 32 for n in range(4))
+    ranges = partition(100_000, owners, shares([1.0, 50.0, 50.0, 0.0]))
+    assert [owner for owner, _, _ in ranges] == [owners[1], owners[2]]
+    (_, start, cut), (_, goes_on, stop) = ranges
+    assert (start, cut, stop) == (0, goes_on, 100_000)
+    assert abs(cut - 50_000) < 4096
