@@ -77,6 +77,7 @@ async def _node(transport: DaemonTransport, run: Digest) -> AsyncIterator[Any]: 
                 ensure_bootstrap_success=False,
                 strict=False,
                 cache_size=MAX_PEERS,
+                client_mode=transport.options.reachability == "private",  # who cannot be asked holds no keys
                 cache_refresh_before_expiry=0,  # a refresh of its own would ask while nobody wants to know
                 record_validator=LeaseValidator(dht_key(run), run),
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -71,6 +71,7 @@ class Directory:
         self._outrun = 0
         self._left = False
         self._busy: set[tuple[str, PeerId]] = set()
+        self.answered_in: dict[PeerId, float] = {}  # s that the last renewal took, there and back
         self._changed = anyio.Event()
         self._told = anyio.Event()
         self._limiter = anyio.CapacityLimiter(_AT_ONCE)
@@ -136,6 +137,16 @@ class Directory:
         if lease.run == self.run_digest and lease.peer != self.peer and lease.peer not in self.live():
             self._meet(lease)
 
+    def look_for(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Somebody said, without proof, where a peer may be: look there once, unless it is known to be here."""
+
+        async def look(peer: PeerId) -> None:
+            await self.transport.connect(peer, addresses)
+            await self._ask(peer)
+
+        if peer != self.peer and peer not in self.live():
+            self._spawn("look", peer, look)
+
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Renew, ask, dial and expire until cancelled."""
         async with anyio.create_task_group() as group:
@@ -200,7 +211,9 @@ class Directory:
 
     async def _tell(self, peer: PeerId) -> None:
         """Our lease to one peer; it answers with its own to a newcomer, or with a newer one of ours."""
+        began = anyio.current_time()
         answer = await self._request(peer, LEASE, MAX_LEASE_NBYTES)
+        self.answered_in[peer] = anyio.current_time() - began
         if answer:
             self._heard_from(peer, read_lease(answer))
 
@@ -345,6 +358,8 @@ class Directory:
         while True:
             if self._table.expire(anyio.current_time()):
                 self._notify()
+                live = self.live()
+                self.answered_in = {peer: took for peer, took in self.answered_in.items() if peer in live}
             with anyio.CancelScope(deadline=self._table.next_end()):
                 await self._changed.wait()
 

@@ -22,6 +22,7 @@ from decentral.errors import ConfigError, DecentralError
 from decentral.transport.budget import Budget
 from decentral.wire.keys import PeerId, peer_name
 
+UNREAD = 40.0  # s that what was sent may take to be read: buffers on the way hold about 1 MiB, 32 s at the least rate
 _MAX_COUNTED_PEERS = 4096  # identities cost nothing to make, so the table of counts must end somewhere
 
 logger = logging.getLogger("decentral.transport")
@@ -82,6 +83,10 @@ class Transport(Protocol):
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Dial ``peer`` at its addresses, so that ``open`` finds it. PeerUnreachable when none answers."""
+        ...
+
+    async def paths(self) -> dict[PeerId, tuple[str, ...]]:
+        """The other ends of the connections there are now; one through a relay has ``/p2p-circuit`` in it."""
         ...
 
     def addresses(self) -> tuple[str, ...]:

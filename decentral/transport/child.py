@@ -83,6 +83,11 @@ class Child:
         if _READY not in self._said:
             raise self._failure()
 
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process.returncode is None:
+            self._signal(signal.SIGKILL)
+
     async def end(self) -> None:
         """Ask it to end, and kill it when it does not."""
         if self._process.returncode is None:

@@ -1,6 +1,7 @@
 """Which transport a peer runs on: what was asked for, else the daemon where hivemind brings one, else the native one.
 
-The daemon is the faster one, has QUIC and the DHT; the native one runs wherever Python does. They speak to each other.
+The daemon is the faster one and has the DHT; the native one runs wherever Python does, and punches holes with one relay
+where the daemon needs several. They speak to each other.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Literal, Protocol, get_args
 
 from decentral.errors import ConfigError
 from decentral.transport.base import Transport
-from decentral.transport.daemon import DaemonTransport, KeyFile
-from decentral.transport.native import NativeTransport
+from decentral.transport.daemon import DaemonOptions, DaemonTransport, KeyFile
+from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.wire.keys import Signer
 
 Kind = Literal["daemon", "native"]
@@ -33,13 +34,23 @@ def default_kind() -> Kind:
     return "daemon" if importlib.util.find_spec("hivemind") is not None else "native"
 
 
-def make_transport(asked: Transport | str | None, identity: Keys, listen: Sequence[str] | None) -> Transport:
-    """What was asked for: a transport itself, one of ``KINDS``, or None for this system's. ConfigError."""
+def make_transport(
+    asked: Transport | str | None,
+    identity: Keys,
+    listen: Sequence[str] | None,
+    *,
+    role: Literal["public", "private"] | None = None,
+    relays: Sequence[str] = (),
+) -> Transport:
+    """What was asked for: a transport itself, one of ``KINDS``, or None for this system's. ConfigError.
+
+    ``role``: whether others can dial this machine, None when it is not known; ``relays`` are to keep a place for it.
+    """
     kind = default_kind() if asked is None else asked
     if kind == "daemon":
-        return DaemonTransport(identity, listen=listen)
+        return DaemonTransport(identity, listen=listen, options=DaemonOptions(reachability=role, relays=tuple(relays)))
     if kind == "native":
-        return NativeTransport(identity.signer, listen=listen)
+        return NativeTransport(identity.signer, listen=listen, options=NativeOptions(relays=tuple(relays)))
     if isinstance(kind, str):
         raise ConfigError(f"transport={kind!r}: there are {' and '.join(KINDS)}; leave it out for this system's")
     return kind

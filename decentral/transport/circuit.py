@@ -22,9 +22,9 @@ from decentral.transport.varint import read_varint, varint
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
 
 HOP, STOP = "/libp2p/circuit/relay/0.2.0/hop", "/libp2p/circuit/relay/0.2.0/stop"
-_RESERVE, _CONNECT, _HOP_STATUS = range(3)  # types of the messages to a relay
-_STOP_CONNECT, _STOP_STATUS = range(2)  # and of its own
-_OK = 100
+RESERVE, CONNECT, HOP_STATUS = range(3)  # types of the messages to a relay
+STOP_CONNECT, STOP_STATUS = range(2)  # and of its own
+OK = 100
 _LONGEST = 4096  # bytes of a message, as the specification asks
 _RELAYED = re.compile(r"(/.+)/p2p/([^/]+)/p2p-circuit(?:/p2p/[^/]+)?")
 
@@ -51,9 +51,9 @@ def relay_of(address: str) -> tuple[PeerId, str] | None:
 
 async def reserve(ends: Ends) -> Place:
     """Keep a place at the relay. TransportError when it has none."""
-    await _write(ends, number_field(1, _RESERVE))
-    message = await _read(ends)
-    _check(number_fields(message), _HOP_STATUS, 5)
+    await write_message(ends, number_field(1, RESERVE))
+    message = await read_message(ends)
+    _check(number_fields(message), HOP_STATUS, 5)
     place = number_fields(_last(bytes_fields(message), 3))
     limit = number_fields(_last(bytes_fields(message), 4))
     return Place(place.get(1, 0), limit.get(2) or None, limit.get(1) or None)
@@ -61,27 +61,28 @@ async def reserve(ends: Ends) -> Place:
 
 async def pass_through(ends: Ends, peer: PeerId) -> None:
     """Have the relay join this stream to ``peer``. PeerUnreachable when it does not."""
-    await _write(ends, number_field(1, _CONNECT) + bytes_field(2, bytes_field(1, peer_to_id(peer))))
+    await write_message(ends, number_field(1, CONNECT) + bytes_field(2, bytes_field(1, peer_to_id(peer))))
     try:
-        _check(number_fields(await _read(ends)), _HOP_STATUS, 5)
+        _check(number_fields(await read_message(ends)), HOP_STATUS, 5)
     except TransportError as error:
         raise PeerUnreachable(f"{peer_name(peer)}: {error}") from None
 
 
 async def admit(ends: Ends) -> PeerId:
     """Take what a relay brings; returns who the relay says it is, which the handshake has yet to prove."""
-    message = await _read(ends)
-    if number_fields(message).get(1, _STOP_CONNECT) != _STOP_CONNECT:
+    message = await read_message(ends)
+    if number_fields(message).get(1, STOP_CONNECT) != STOP_CONNECT:
         raise PayloadError("relay: brings no connection; drop the stream")
     peer = peer_from_id(_last(bytes_fields(_last(bytes_fields(message), 2)), 1))
-    await _write(ends, number_field(1, _STOP_STATUS) + number_field(4, _OK))
+    await write_message(ends, number_field(1, STOP_STATUS) + number_field(4, OK))
     return peer
 
 
 class RelayedSocket:
     """A stream as the socket that a handshake is made over."""
 
-    def __init__(self, muxed: MuxedStream) -> None:
+    def __init__(self, muxed: MuxedStream, relay: PeerId) -> None:
+        self.relay = relay
         self._muxed = muxed
 
     async def send(self, data: bytes) -> None:
@@ -99,8 +100,8 @@ class RelayedSocket:
         return data
 
     async def send_eof(self) -> None:
-        """Say that nothing more comes: a relay passes it on as the end of both directions."""
-        self._muxed.close()
+        """Say that nothing more comes, and read on: what is under way would be lost by a reset that overtakes it."""
+        self._muxed.end()
 
     async def aclose(self) -> None:
         """Close at once."""
@@ -112,7 +113,7 @@ def _ignore(nbytes: int) -> None:
 
 
 def _check(numbers: dict[int, int], kind: int, field: int) -> None:
-    if numbers.get(1, 0) != kind or numbers.get(field) != _OK:
+    if numbers.get(1, 0) != kind or numbers.get(field) != OK:
         raise TransportError(f"the relay says no ({numbers.get(field, 0)}); try another relay")
 
 
@@ -120,15 +121,17 @@ def _last(fields: dict[int, list[bytes]], number: int) -> bytes:
     return fields.get(number, [b""])[-1]
 
 
-async def _write(ends: Ends, message: bytes) -> None:
+async def write_message(ends: Ends, message: bytes) -> None:
+    """Send one message with its length before it."""
     await ends.send(varint(len(message)) + message)
 
 
-async def _read(ends: Ends) -> bytes:
+async def read_message(ends: Ends, longest: int = _LONGEST) -> bytes:
+    """The next message, of at most ``longest`` bytes, which is below 16,384."""
     prefix = await ends.receive_exactly(1)
     if prefix[-1] >= 0x80:
         prefix += await ends.receive_exactly(1)
-    nbytes = read_varint(prefix)[0] if prefix[-1] < 0x80 else _LONGEST + 1
-    if nbytes > _LONGEST:
-        raise PayloadError(f"relay: a message of more than {_LONGEST} bytes; drop the stream")
+    nbytes = read_varint(prefix)[0] if prefix[-1] < 0x80 else longest + 1
+    if nbytes > longest:
+        raise PayloadError(f"a message of more than {longest} bytes; drop the stream")
     return await ends.receive_exactly(nbytes)

@@ -57,6 +57,14 @@ class Control:
         _, ends = await self._request("STREAM_OPEN", peer, streamOpen=body)
         return ends
 
+    async def connections(self) -> dict[PeerId, tuple[str, ...]]:
+        """The other ends of the daemon's connections to peers of this kind."""
+        found: dict[PeerId, tuple[str, ...]] = {}
+        for info in (await self._ask("LIST_PEERS")).peers:
+            for peer in _known(peer_from_id, [info.id]):
+                found[peer] = (*found.get(peer, ()), *_known(to_text, info.addrs))
+        return found
+
     async def handle(self, protocol: str, socket: str) -> None:
         """Have the daemon bring inbound streams of ``protocol`` to the unix socket at ``socket``."""
         address = varint(_UNIX) + varint(len(socket)) + socket.encode()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,15 @@ from decentral.transport.child import Child, launched, private_folder
 from decentral.transport.control import READ_LIMIT, Control, Ends, drop, read_stream_info
 from decentral.transport.daemon_stream import DaemonStream
 from decentral.transport.listen import check_listen, dialable, everywhere, pinned
+from decentral.transport.placeless import Placeless, grants_little, until_placed, until_worth_a_restart
 from decentral.wire.keys import PeerId, peer_name
 
 _REMEMBERED = 1024  # peers whose addresses are dialled again after the daemon died
 _LOOK_EVERY = 5.0  # s between looks at the daemon's addresses: relays and NATs change them
 _LISTEN_POLL = 0.02  # s between questions to a daemon that does not listen yet
 _FIRST_ATTEMPTS = 3  # one may be killed while it starts; what is wrong with all three is for the user to mend
+_STINGY = 6  # starts for the sake of the limits; then a useless relay is better than no peer
+_PARTING = 1.0  # s for what was sent last to be read when the transport is left
 _LONGEST_PAUSE = 30.0  # s between attempts to start a daemon again
 
 logger = logging.getLogger("decentral.transport")
@@ -103,6 +106,10 @@ class DaemonTransport:
         self._found: tuple[str, ...] = ()
         self._remembered: dict[PeerId, tuple[str, ...]] = {}
         self._inbound: set[asyncio.StreamWriter] | None = None  # None: not running
+        self._placeless: Placeless | None = None
+        self._stingy = 0  # starts in vain, as they would have made a useless relay
+        self._closing = 0  # streams that are left, and not read yet
+        self._closed = anyio.Event()
         self._up = anyio.Event()
         self._stack: AsyncExitStack | None = None
 
@@ -127,6 +134,11 @@ class DaemonTransport:
         await self._stack.__aexit__(None, None, None)  # the body's error leaves as it is
         return None
 
+    async def paths(self) -> dict[PeerId, tuple[str, ...]]:
+        """See Transport."""
+        await self._daemon_up(self.peer)
+        return await self._control.connections()
+
     def addresses(self) -> tuple[str, ...]:
         """See Transport."""
         return dialable(self._found, peer_name(self.peer))
@@ -147,7 +159,7 @@ class DaemonTransport:
                 raise
             await self._control.connect(peer, self._remembered[peer])
             ends = await self._control.open(peer, protocol)
-        return DaemonStream(peer, *ends, self.traffic)
+        return DaemonStream(peer, *ends, self.traffic, self._later)
 
     @asynccontextmanager
     async def attached(self) -> AsyncIterator[Any]:  # Any: hivemind.P2P, which has no types
@@ -163,6 +175,10 @@ class DaemonTransport:
         while self.starts == starts or not self._up.is_set():
             await (self._down if self._up.is_set() else self._up).wait()
 
+    @property
+    def _wants_a_place(self) -> bool:
+        return bool(self.options.relays) and self.options.reachability == "private"
+
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
         with private_folder() as self._folder:
@@ -174,6 +190,7 @@ class DaemonTransport:
                     try:
                         await self._group.start(self._keep_running)
                         yield
+                        await self._all_closed()
                     finally:
                         self._end_inbound()
                         self._group.cancel_scope.cancel()
@@ -197,6 +214,24 @@ class DaemonTransport:
         streams, self._inbound = tuple(self._inbound or ()), None
         for writer in streams:
             drop(writer)
+
+    def _later(self, close: Callable[[], Awaitable[None]]) -> None:
+        async def closing() -> None:
+            try:
+                await close()
+            finally:
+                self._closing -= 1
+                self._closed.set()
+
+        self._group.start_soon(closing)
+        self._closing += 1
+
+    async def _all_closed(self) -> None:
+        """What was said last, a goodbye say, may still be on its way to the daemon or the peer."""
+        with anyio.move_on_after(_PARTING):
+            while self._closing:
+                self._closed = anyio.Event()
+                await self._closed.wait()
 
     async def _attend(self, *ends: *Ends) -> None:
         reader, writer = ends
@@ -233,7 +268,7 @@ class DaemonTransport:
                     logger.warning("the libp2p daemon ended (code %d) and is started again", code)
             except TransportError as error:
                 attempts += 1
-                if self.starts == 0 and (attempts == _FIRST_ATTEMPTS or isinstance(error, ListenError)):
+                if self.starts == 0 and (attempts == _FIRST_ATTEMPTS + self._stingy or isinstance(error, ListenError)):
                     raise
                 logger.warning("the libp2p daemon cannot be started again, next try in %.1f s: %s", pause, error)
             await anyio.sleep(pause)
@@ -253,6 +288,8 @@ class DaemonTransport:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._look_at_addresses)
                 group.start_soon(self._dial_again)
+                if self._wants_a_place:
+                    group.start_soon(self._keep_a_place, child)
                 try:
                     yield child
                 finally:
@@ -272,9 +309,14 @@ class DaemonTransport:
         peer, found = await self._listening()
         if peer != self.peer:
             raise TransportError(f"{self.key}: holds the key of {peer_name(peer)} now; put the old one back")
-        self._found = tuple(found)
         for protocol in self._services.handlers:
             await self._control.handle(protocol, self._inbox)
+        if self.options.reachability == "public" and self._stingy < _STINGY and await grants_little(peer, found):
+            self._stingy += 1
+            raise TransportError("as a relay it would carry 128 KiB a connection; another start grants more")
+        if self._wants_a_place:
+            found = list(await until_placed(self._control, self.options.relays, found))
+        self._found = tuple(found)
         self._pinned = pinned(self._listen, found)
         self.starts += 1
         self.daemon_pid = child.pid
@@ -307,6 +349,12 @@ class DaemonTransport:
                 await self._control.connect(peer, addresses)
             except TransportError as error:
                 logger.debug("after the restart: %s", error)
+
+    async def _keep_a_place(self, child: Child) -> None:
+        self._placeless = self._placeless or Placeless(anyio.current_time())
+        await until_worth_a_restart(self._placeless, self._control, self.options.relays, lambda: self._found)
+        logger.warning("no place at a relay although one answers: the libp2p daemon is started again")
+        child.kill()
 
     async def _daemon_up(self, peer: PeerId) -> None:
         with anyio.move_on_after(self.options.dial_timeout):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from decentral.errors import ConfigError, ListenError
 
 MAX_ADDRESSES = 16  # per peer, as in a lease
-_LISTEN = re.compile(r"/(ip4|ip6)/([0-9a-fA-F:.]+)/(?:(tcp)/(\d{1,5})|(udp)/(\d{1,5})/quic-v1)")
+_LISTEN = re.compile(r"/(ip4|ip6)/([0-9a-fA-F:.]+)/tcp/(\d{1,5})")
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
@@ -64,34 +64,34 @@ def _rank(address: str) -> int:
     return _PUBLIC if host.is_global else _PRIVATE
 
 
-def _parse(address: str) -> tuple[str, str, int]:
+def _parse(address: str) -> tuple[str, int]:
+    if address.endswith("/quic-v1"):
+        raise ConfigError(
+            f"listen address {address!r}: TCP only; the daemon loses the ends of streams over QUIC and stands still "
+            "after some 400 of them (docs/transports.md): give /ip4/HOST/tcp/PORT"
+        )
     match = _LISTEN.fullmatch(address)
     try:
         if match is None:
             raise ValueError(address)
         host = ipaddress.ip_address(match[2])
-        port = int(match[4] or match[6])
+        port = int(match[3])
         if host.version != int(match[1][2]) or port > 65535:
             raise ValueError(address)
     except ValueError:
-        raise ConfigError(
-            f"listen address {address!r}: want /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT (or .../udp/PORT/quic-v1)"
-        ) from None
-    return match[3] or match[5], match[2], port
+        raise ConfigError(f"listen address {address!r}: want /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT") from None
+    return match[2], port
 
 
-def _check_free(address: str, protocol: str, host: str, port: int) -> None:
+def _check_free(address: str, host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    kind = socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM
     try:
-        with socket.socket(family, kind) as probe:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            if protocol == "tcp":
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections are no obstacle
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections are no obstacle
             probe.bind((host, port))
-            if protocol == "tcp":
-                probe.listen(1)
+            probe.listen(1)
     except OSError as error:
         if ipaddress.ip_address(host).is_unspecified and error.errno in _ABSENT:
             return  # "all interfaces" of a family this machine does not have
@@ -101,11 +101,11 @@ def _check_free(address: str, protocol: str, host: str, port: int) -> None:
 
 
 def _pin(address: str, bound: list[str]) -> str:
-    protocol, host, port = _parse(address)
+    host, port = _parse(address)
     if port != 0:
         return address
     family = "ip6" if ":" in host else "ip4"
     anywhere = ipaddress.ip_address(host).is_unspecified
-    pattern = re.compile(rf"/{family}/{'[^/]+' if anywhere else re.escape(host)}/{protocol}/(\d+)(?:/quic-v1)?")
+    pattern = re.compile(rf"/{family}/{'[^/]+' if anywhere else re.escape(host)}/tcp/(\d+)")
     ports = {match[1] for match in map(pattern.fullmatch, bound) if match}
-    return address.replace(f"/{protocol}/0", f"/{protocol}/{ports.pop()}", 1) if len(ports) == 1 else address
+    return address.replace("/tcp/0", f"/tcp/{ports.pop()}", 1) if len(ports) == 1 else address

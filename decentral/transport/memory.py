@@ -204,6 +204,10 @@ class MemoryTransport:
         for scope in tuple(self._scopes):
             scope.cancel()
 
+    async def paths(self) -> dict[PeerId, tuple[str, ...]]:
+        """See Transport; there are no connections here."""
+        return {}
+
     def addresses(self) -> tuple[str, ...]:
         """See Transport."""
         name = peer_name(self.peer)

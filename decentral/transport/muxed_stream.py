@@ -53,8 +53,12 @@ class Muxer(Protocol):
         """Let the other side send more."""
         ...
 
-    def close(self, stream: MuxedStream) -> None:
+    def end(self, stream: MuxedStream) -> None:
         """Nothing more comes from us."""
+        ...
+
+    def linger(self, stream: MuxedStream) -> None:
+        """Nobody reads it any more; the other side has yet to end it."""
         ...
 
     def reset(self, stream: MuxedStream) -> None:
@@ -72,17 +76,28 @@ class MuxedStream:
     def __init__(self, muxer: Muxer, number: int, stock: Stock, window: int) -> None:
         self.number = number
         self.send_window, self.receive_window = window, window
+        self.most_unread: int | None = None  # bytes, where less than the window is due; with more it is reset
         self._muxer, self._stock = muxer, stock
         self._window = window  # what the other side may have under way
         self._read = 0  # bytes since the last grant
         self._unread = bytearray()
-        self._closed_here = self._ended_there = self._gone = False
+        self._ended_here = self._closed_here = self._ended_there = self._gone = False
         self._changed: anyio.Event | None = None  # made by who waits
 
     @property
     def send_ended(self) -> bool:
         """Whether nothing more can be sent."""
-        return self._closed_here or self._gone
+        return self._ended_here or self._gone
+
+    @property
+    def ended(self) -> bool:
+        """Whether both directions have ended; what came before can still be read."""
+        return self._gone
+
+    async def until_ended(self) -> None:
+        """Wait until both directions have ended."""
+        while not self._gone:
+            await self._change()
 
     async def send(self, data: bytes | memoryview, on_sent: Callable[[int], None]) -> None:
         """Queue all of ``data``, waiting for the window; ``on_sent`` is told of each piece. StreamClosed."""
@@ -111,12 +126,24 @@ class MuxedStream:
         self._credit(len(data))
         return data
 
-    def close(self) -> None:
-        """Send nothing more and read nothing more. Twice is no error."""
+    def end(self) -> None:
+        """Send nothing more, and read on: the other side may have more to say. Twice is no error."""
         if self.send_ended:
             return
-        self._muxer.close(self)
-        self._closed_here = True
+        self._muxer.end(self)
+        self._ended_here = True
+        if self._ended_there:
+            self._muxer.forget(self)
+        self._wake()
+
+    def close(self) -> None:
+        """Send nothing more and read nothing more. Twice is no error."""
+        if self._closed_here or self._gone:
+            return
+        if not self._ended_here:
+            self._muxer.end(self)
+        self._muxer.linger(self)
+        self._ended_here = self._closed_here = True
         if self._ended_there:
             self._muxer.forget(self)
         elif self._unread:
@@ -136,7 +163,9 @@ class MuxedStream:
             return
         if self._ended_there:
             raise PayloadError("yamux: bytes after the end of their stream; drop the connection")
-        if not self._closed_here:
+        if self.most_unread is not None and len(self._unread) + len(piece) > self.most_unread:
+            self._muxer.reset(self)
+        elif not self._closed_here:
             self._unread += piece
             self._wake()
         elif not self.receive_window:  # a last word is passed over; who talks on is told that nobody listens
@@ -152,7 +181,7 @@ class MuxedStream:
     def ended_there(self) -> None:
         """The other side sends nothing more."""
         self._ended_there = True
-        if self._closed_here:
+        if self._ended_here:
             self._muxer.forget(self)
         self._wake()
 

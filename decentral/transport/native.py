@@ -8,6 +8,7 @@ windows, and above them the bytes of bodies (``budget``).
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,19 +21,24 @@ import anyio.abc
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed
 from decentral.transport.base import Handler, Services, Traffic, attend
 from decentral.transport.budget import Budget, Limits
-from decentral.transport.circuit import STOP, RelayedSocket, admit
+from decentral.transport.circuit import HOP, STOP, Place, RelayedSocket, admit
+from decentral.transport.dcutr import DCUTR
 from decentral.transport.identify import IDENTIFY, tell
 from decentral.transport.links import Links
 from decentral.transport.listen import check_listen, dialable, everywhere
 from decentral.transport.multistream import answer, propose
 from decentral.transport.muxed_stream import MuxedStream
 from decentral.transport.native_stream import NativeStream
-from decentral.transport.places import Places
+from decentral.transport.places import Places, ask_place
+from decentral.transport.punch import Puncher
+from decentral.transport.relay import Relay
+from decentral.transport.relay_limits import RelayLimits
 from decentral.transport.tcp import bound_addresses, check_tcp, listeners
 from decentral.transport.yamux import Session
 from decentral.wire.keys import PeerId, Signer, peer_name
 
-_NEGOTIATING = 256  # inbound streams whose protocol is not known yet, of all peers together
+_NEGOTIATING, _OF_ONE_PEER = 256, 128  # inbound streams whose protocol is not known yet, in all and of one peer
+_OF_A_QUESTION = 1 << 14  # bytes that a stream brings to a mere relay before it is joined: proposals and 4 KiB
 _PARTING = 1.0  # s for what is queued to leave when the transport is left
 
 logger = logging.getLogger("decentral.transport")
@@ -44,6 +50,8 @@ class NativeOptions:
 
     announce: tuple[str, ...] = ()  # addresses to tell others instead of those found
     relays: tuple[str, ...] = ()  # through which this peer can be dialled; to dial through others' it needs none
+    relay: RelayLimits | None = None  # what this peer relays for others; None: nothing
+    punch: bool = True  # leave from the port that is listened on, and exchange relayed connections for direct ones
     dial_timeout: float = 10.0  # s, for open, connect and every handshake
 
 
@@ -68,12 +76,41 @@ class NativeTransport:
         self.options = options or NativeOptions()
         self._listen = tuple(listen) if listen is not None else everywhere()
         self._services = Services()
-        self._links = Links(signer, self.options.dial_timeout, self._on_stream)
+        self._links = self._make_links(signer)
+        self.relay = self._make_relay()
         self._places = Places(self._links, self.options.relays, self.options.dial_timeout)
+        self._puncher = self._make_puncher()
         self._found: tuple[str, ...] = ()
-        self._negotiating = 0
+        self._negotiating: Counter[PeerId] = Counter()
         self._stack: AsyncExitStack | None = None
         self._handlers: anyio.abc.TaskGroup | None = None
+
+    def _make_links(self, signer: Signer) -> Links:
+        limits, timeout = self.options.relay, self.options.dial_timeout
+        if limits is None:
+            return Links(signer, timeout, self._on_stream)
+        return Links(
+            signer,
+            timeout,
+            self._on_stream,
+            connections=limits.peers,
+            stock=limits.windows,
+            of_one_network=limits.peers_per_network,
+        )
+
+    def _make_relay(self) -> Relay | None:
+        limits = self.options.relay
+        if limits is None:
+            return None
+        relay = Relay(self._links, self.addresses, limits, self.options.dial_timeout)
+        self.serve(HOP, relay.attend)
+        return relay
+
+    def _make_puncher(self) -> Puncher | None:
+        """A relay needs none: who is reached through another one is no relay."""
+        if not self.options.punch or self.options.relay is not None:
+            return None
+        return Puncher(self.peer, self._links, self.options.dial_timeout)
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """See Transport."""
@@ -93,11 +130,14 @@ class NativeTransport:
             stack.push_async_callback(self._links.finish, _PARTING)
             self._handlers = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(self._handlers.cancel_scope.cancel)
+            if self._puncher is not None:
+                self._links.ports.share(sockets)
+                self._puncher.group = self._handlers
             self._links.start(group)
             for socket in sockets:
                 group.start_soon(self._links.listen, socket, group)
             for relay in self._places.relays:
-                group.start_soon(self._places.keep, relay)
+                self._handlers.start_soon(self._places.keep, relay)  # no new place while the connections are finished
             self._stack = stack.pop_all()
         return self
 
@@ -106,8 +146,27 @@ class NativeTransport:
     ) -> bool | None:
         assert self._stack is not None, "entered before it is left"
         self._handlers = None
+        if self._puncher is not None:
+            self._puncher.group = None
         await self._stack.__aexit__(None, None, None)  # the body's error leaves as it is
         return None
+
+    async def paths(self) -> dict[PeerId, tuple[str, ...]]:
+        """See Transport."""
+        return self._links.paths()
+
+    @property
+    def bound(self) -> tuple[str, ...]:
+        """Where its sockets listen, on which interfaces, or what is announced instead."""
+        return self._found
+
+    async def granted(self, relay: PeerId, where: Sequence[str]) -> Place:
+        """What the relay at ``where`` grants, without keeping it. TransportError, TimeoutError."""
+        return await ask_place(self._links, relay, where, self.options.dial_timeout)
+
+    def local_port(self, peer: PeerId) -> int:
+        """This side's port of the connection to ``peer``: a NAT that shows others another one does not preserve it."""
+        return self._links.local_port(peer)
 
     def addresses(self) -> tuple[str, ...]:
         """See Transport."""
@@ -158,13 +217,16 @@ class NativeTransport:
     # ---- inbound ----
 
     def _on_stream(self, session: Session, muxed: MuxedStream) -> None:
-        if self._handlers is None or self._negotiating >= _NEGOTIATING:
+        under_way = self._negotiating
+        if self._handlers is None or under_way.total() >= _NEGOTIATING or under_way[session.peer] >= _OF_ONE_PEER:
             muxed.reset()
             return
-        self._negotiating += 1
-        self._handlers.start_soon(self._attend, NativeStream(session.peer, muxed))
+        if self._services.handlers.keys() == {HOP}:
+            muxed.most_unread = _OF_A_QUESTION
+        under_way[session.peer] += 1
+        self._handlers.start_soon(self._attend, NativeStream(session.peer, muxed), session)
 
-    async def _attend(self, stream: NativeStream) -> None:
+    async def _attend(self, stream: NativeStream, session: Session) -> None:
         handed_on = False
         try:
             protocol = await self._protocol_of(stream)
@@ -172,7 +234,10 @@ class NativeTransport:
                 handed_on = await self._brought(stream)
                 return
             if protocol == IDENTIFY:
-                await tell(stream, self.peer, self.addresses(), (IDENTIFY, STOP, *self._services.handlers))
+                await self._tell(stream, session)
+                return
+            if protocol == DCUTR and self._puncher is not None:
+                await self._puncher.attend(stream, session)
                 return
             with self.budget.inbound(stream.peer):
                 stream.traffic = self.traffic
@@ -184,18 +249,30 @@ class NativeTransport:
                 with anyio.CancelScope(shield=True):
                     await stream.aclose()
 
+    async def _tell(self, stream: NativeStream, session: Session) -> None:
+        seen = "" if self._links.relay_of(session) else self._links.ends(session).remote
+        await tell(stream, self.peer, self.addresses(), self._answered, seen)
+
     async def _brought(self, stream: NativeStream) -> bool:
         """A relay brings a connection; whether it lives on."""
         if stream.peer not in self._places.relays:
             raise PayloadError("brings a connection and is no relay of ours; drop the stream")
         with anyio.fail_after(self.options.dial_timeout):
             peer = await admit(stream)
-        self._links.take_in(RelayedSocket(stream.muxed), peer)
+        self._links.take_in(RelayedSocket(stream.muxed, stream.peer), peer)
         return True
+
+    @property
+    def _answered(self) -> tuple[str, ...]:
+        """The protocols that are."""
+        own = (IDENTIFY, STOP) if self._puncher is None else (IDENTIFY, STOP, DCUTR)
+        return own + tuple(self._services.handlers)
 
     async def _protocol_of(self, stream: NativeStream) -> str:
         try:
             with anyio.fail_after(self.options.dial_timeout):
-                return await answer(stream, {IDENTIFY, STOP, *self._services.handlers})
+                return await answer(stream, self._answered)
         finally:
-            self._negotiating -= 1
+            self._negotiating[stream.peer] -= 1
+            if not self._negotiating[stream.peer]:
+                del self._negotiating[stream.peer]

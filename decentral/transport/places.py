@@ -19,7 +19,7 @@ from decentral.transport.native_stream import NativeStream
 from decentral.transport.tcp import endpoint
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
 
-_LEAST = 1 << 24  # bytes of one connection; relays of the public network grant 128 KiB, ours 4 GiB
+LEAST = 1 << 24  # bytes of one connection; relays of the public network grant 128 KiB, ours 4 GiB
 _SHORTEST, _LONGEST = 15.0, 1800.0  # s between renewals: half of what was granted, by a clock that may be wrong
 _LOOK = 1.0  # s between looks whether the relay is still there
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s between attempts
@@ -54,18 +54,9 @@ class Places:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _reserved(self, relay: PeerId) -> Place:
-        await self._links.connect(relay, (self.relays[relay],))
-        stream = NativeStream(relay, (await self._links.session(relay)).open())
-        try:
-            with anyio.fail_after(self._timeout):
-                await propose(stream, HOP)
-                place = await reserve(stream)
-        finally:
-            stream.reset()
-        if place.nbytes is not None and place.nbytes < _LEAST:
-            raise TransportError(
-                f"it carries {place.nbytes} bytes a connection, {_LEAST} are needed; use another relay"
-            )
+        place = await ask_place(self._links, relay, (self.relays[relay],), self._timeout)
+        if too_little(place):
+            raise TransportError(f"it carries {place.nbytes} bytes a connection, {LEAST} are needed; use another relay")
         return place
 
     async def _while_it_lasts(self, relay: PeerId, place: Place) -> None:
@@ -75,6 +66,23 @@ class Places:
             while self._links.has(relay):
                 await anyio.sleep(_LOOK)
             self._kept.pop(relay, None)
+
+
+async def ask_place(links: Links, relay: PeerId, where: Sequence[str], timeout: float) -> Place:
+    """A place at the relay at ``where``. TransportError when it gives none, TimeoutError when it says nothing."""
+    await links.connect(relay, where)
+    stream = NativeStream(relay, (await links.session(relay)).open())
+    try:
+        with anyio.fail_after(timeout):
+            await propose(stream, HOP)
+            return await reserve(stream)
+    finally:
+        stream.reset()
+
+
+def too_little(place: Place) -> bool:
+    """Whether one frame may not pass."""
+    return place.nbytes is not None and place.nbytes < LEAST
 
 
 def _relay(address: str) -> PeerId:

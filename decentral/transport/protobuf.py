@@ -13,7 +13,7 @@ from decentral.errors import PayloadError
 from decentral.transport.varint import read_varint, varint
 
 _NUMBER, _BYTES = 0, 2
-_MOST_FIELDS = 64
+_MOST_FIELDS = 64  # of our own messages; others say how many they take
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
@@ -26,10 +26,10 @@ def number_field(number: int, value: int) -> bytes:
     return varint(number << 3 | _NUMBER) + varint(value)
 
 
-def bytes_fields(message: bytes) -> dict[int, list[bytes]]:
+def bytes_fields(message: bytes, most: int = _MOST_FIELDS) -> dict[int, list[bytes]]:
     """The fields that hold bytes, by number; numbers are passed over. PayloadError for what is no message."""
     found: dict[int, list[bytes]] = {}
-    for number, value in _fields(message):
+    for number, value in _fields(message, most):
         if isinstance(value, bytes):
             found.setdefault(number, []).append(value)
     return found
@@ -40,9 +40,9 @@ def number_fields(message: bytes) -> dict[int, int]:
     return {number: value for number, value in _fields(message) if isinstance(value, int)}
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+def _fields(message: bytes, most: int = _MOST_FIELDS) -> Iterator[tuple[int, bytes | int]]:
     at = 0
-    for _ in range(_MOST_FIELDS):
+    for _ in range(most):
         if at == len(message):
             return
         key, at = read_varint(message, at)
@@ -54,4 +54,4 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
             raise PayloadError(f"protobuf: field {key >> 3} is cut short or of an unknown type; drop the message")
         yield key >> 3, message[at : at + value]
         at += value
-    raise PayloadError(f"protobuf: more than {_MOST_FIELDS} fields; drop the message")
+    raise PayloadError(f"protobuf: more than {most} fields; drop the message")

@@ -5,19 +5,22 @@ compared with the limit, and then only as the bytes come. A stream costs the dae
 
 Time-outs are for waiting: for a path, and for an answer to begin. Bytes that move are never timed out, bytes that do
 not are cut by the watchdog.
+
+Who answers closes last: a daemon may lose the last bytes of what closes first (transport/daemon_stream.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 
 import anyio
 
-from decentral.errors import PayloadError, PeerUnreachable
-from decentral.transport.base import Stream, Transport
+from decentral.errors import PayloadError, PeerUnreachable, TransportError
+from decentral.transport.base import UNREAD, Stream, Transport
 from decentral.transport.throttle import ThrottledTransport
-from decentral.transport.watchdog import SENDING_STALL, Watchdog
+from decentral.transport.watchdog import SENDING_STALL, OnBytes, Watchdog
 from decentral.wire.keys import PeerId, peer_name
 
 PREFIX_NBYTES = 4
@@ -27,6 +30,7 @@ _LARGEST = 1 << 18  # bytes sent at a time: the daemon's measured best
 _QUICK, _SLOW = 0.25, 2.0  # s a piece may take before the next is no larger, or smaller: progress stays visible
 
 Respond = Callable[[PeerId, bytes], Awaitable[bytes]]
+Watch = Callable[[PeerId], AbstractContextManager[OnBytes]]
 
 
 async def request(
@@ -42,7 +46,7 @@ async def request(
         await _send_body(stream, protocol, body)
         with _Deadline(peer, protocol, timeout):
             nbytes = await _receive_length(stream, protocol, limit)
-        return await _receive_body(stream, protocol, nbytes)
+        return await _receive_body(stream, protocol, nbytes, _unwatched)
     finally:
         await stream.aclose()
 
@@ -59,8 +63,12 @@ async def notify(transport: Transport, peer: PeerId, protocol: str, body: bytes,
         await _notify(transport, peer, protocol, body, timeout)
 
 
-def serve_requests(transport: Transport, protocol: str, handler: Respond, *, limit: int) -> None:
+def serve_requests(
+    transport: Transport, protocol: str, handler: Respond, *, limit: int, watch: Watch | None = None
+) -> None:
     """Answer each body of at most ``limit`` bytes with what ``handler(peer, body)`` returns.
+
+    ``watch(peer)`` is held while a body comes and is handled, and what it yields is told how many bytes came.
 
     An error of the package raised by the handler ends the stream without an answer. Whoever notifies does not
     wait for the answer; it is dropped.
@@ -70,8 +78,10 @@ def serve_requests(transport: Transport, protocol: str, handler: Respond, *, lim
         with Watchdog(stream, protocol):
             nbytes = await _receive_length(stream, protocol, limit)
         async with transport.budget.bytes_of(stream.peer, nbytes):
-            body = await _receive_body(stream, protocol, nbytes)
-            await _send_body(stream, protocol, await handler(stream.peer, body))
+            with nullcontext(_unwatched) if watch is None else watch(stream.peer) as on_bytes:
+                answer = await handler(stream.peer, await _receive_body(stream, protocol, nbytes, on_bytes))
+            await _send_body(stream, protocol, answer)
+        await _ended(stream)
 
     transport.serve(protocol, attend)
 
@@ -82,6 +92,12 @@ async def _notify(transport: Transport, peer: PeerId, protocol: str, body: bytes
         await _send_body(stream, protocol, body)
     finally:
         await stream.aclose()
+
+
+async def _ended(stream: Stream) -> None:
+    """Wait until the other side, who has read the answer then, ends the stream."""
+    with suppress(TransportError), anyio.move_on_after(UNREAD):
+        await stream.receive_exactly(1)
 
 
 async def _open(transport: Transport, peer: PeerId, protocol: str, timeout: float) -> Stream:
@@ -143,11 +159,20 @@ async def _receive_length(stream: Stream, protocol: str, limit: int) -> int:
     return nbytes
 
 
-async def _receive_body(stream: Stream, protocol: str, nbytes: int) -> bytes:
+def _unwatched(count: int) -> None:
+    """Nobody wants to know."""
+
+
+async def _receive_body(stream: Stream, protocol: str, nbytes: int, watch: OnBytes) -> bytes:
     if not nbytes:  # most answers
         return b""
     pieces = []
-    with Watchdog(stream, protocol) as on_bytes:
+    with Watchdog(stream, protocol) as moved:
+
+        def on_bytes(count: int) -> None:
+            moved(count)
+            watch(count)
+
         for start in range(0, nbytes, _RECEIVED_AT_ONCE):
             pieces.append(await stream.receive_exactly(min(_RECEIVED_AT_ONCE, nbytes - start), on_bytes))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -6,11 +6,12 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import anyio
 import anyio.abc
 import psutil
-from anyio.abc import SocketAttribute, SocketListener
+from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
 from decentral.errors import ConfigError, ListenError
 
@@ -23,10 +24,7 @@ def check_tcp(listen: Sequence[str]) -> None:
     """ConfigError for an address of another protocol."""
     for address in listen:
         if "/udp/" in address:
-            raise ConfigError(
-                f"listen address {address!r}: the native transport has TCP only; give /ip4/HOST/tcp/PORT, or use "
-                "--transport daemon"
-            )
+            raise ConfigError(f"listen address {address!r}: TCP only; give /ip4/HOST/tcp/PORT")
 
 
 async def listeners(listen: Sequence[str]) -> list[SocketListener]:
@@ -67,6 +65,33 @@ def bound_addresses(sockets: Iterable[SocketListener]) -> tuple[str, ...]:
         for address in _interfaces(ipaddress.ip_address(host)):
             found.append(f"/ip{address.version}/{address}/tcp/{port}")
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SocketEnds:
+    """Where a connection leads, and the port that it leaves from."""
+
+    remote: str
+    local_port: int = 0
+    host: str | None = None  # at the other end; None: there is a relay in between, or it is gone already
+
+
+def ends_of(socket: object) -> SocketEnds:
+    """The ends of a TCP connection; what is none is a stream through a relay."""
+    if not isinstance(socket, SocketStream):
+        return SocketEnds("/p2p-circuit")
+    try:
+        host = str(socket.extra(SocketAttribute.remote_address)[0])
+        port, local_port = socket.extra(SocketAttribute.remote_port), socket.extra(SocketAttribute.local_port)
+    except (OSError, anyio.TypedAttributeLookupError):
+        return SocketEnds("/p2p-circuit")
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return SocketEnds(f"/ip{address.version}/{address}/tcp/{port}", local_port, str(address))
+
+
+def far_end(socket: object) -> tuple[str, int]:
+    """Host and port at the other end of a TCP connection; nothing and 0 when there is none any more."""
+    return endpoint(ends_of(socket).remote) or ("", 0)
 
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

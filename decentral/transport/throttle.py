@@ -209,6 +209,10 @@ class ThrottledTransport:
         """See Transport."""
         await self.inner.connect(peer, addresses)
 
+    async def paths(self) -> dict[PeerId, tuple[str, ...]]:
+        """See Transport."""
+        return await self.inner.paths()
+
     def addresses(self) -> tuple[str, ...]:
         """See Transport."""
         return self.inner.addresses()

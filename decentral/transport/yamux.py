@@ -59,7 +59,7 @@ class Session:
         self, secured: Secured, *, dialled: bool, stock: Stock, on_stream: Callable[[MuxedStream], None]
     ) -> None:
         self.peer = secured.peer
-        self.ended = False
+        self.dialled, self.ended = dialled, False
         self._secured, self._stock, self._on_stream = secured, stock, on_stream
         self._next, self._theirs = (1, 0) if dialled else (2, 1)  # ours count on by two; theirs are odd or even
         self._streams: dict[int, MuxedStream] = {}
@@ -139,10 +139,13 @@ class Session:
         """Let the other side send ``nbytes`` more."""
         self._answer(_WINDOW, 0, stream.number, nbytes)
 
-    def close(self, stream: MuxedStream) -> None:
+    def end(self, stream: MuxedStream) -> None:
         """Nothing more comes from us; it follows what is queued."""
         self._pieces.append(_HEADER.pack(0, _WINDOW, Flags.FIN, stream.number, 0))
         self._work.set()
+
+    def linger(self, stream: MuxedStream) -> None:
+        """Nobody reads it any more; the other side has yet to end it."""
         self._lingering[stream.number] = None
         while len(self._lingering) > _LINGERING:
             self.reset(self._streams[next(iter(self._lingering))])

@@ -21,6 +21,9 @@ MAX_ADDRESS = 256  # characters
 ADDRESS = Text(MAX_ADDRESS)
 
 
+PRIVATE = 1  # flag of ``state``: others reach this peer through relays only
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Made by ``seal_lease``; one that was read is signed by ``peer``."""
@@ -33,7 +36,7 @@ class Lease:
     epoch: U64
     round: U64
     digest: Hash  # of the anchor
-    state: U8
+    state: U8  # flags, PRIVATE the only one so far; others are passed on and mean nothing
     uplink: U64  # bit/s, measured; 0: not yet
     version: Annotated[str, Text(32)]  # of the library
     signature: Signature = bytes(SIGNATURE_NBYTES)

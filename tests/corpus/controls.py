@@ -1,4 +1,4 @@
-"""Messages, records, leases and invites."""
+"""Messages, records, leases, invites and dial-backs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from decentral.swarm.invite import Invite
 from decentral.swarm.leases import write_leases
+from decentral.transport.dialback import ANSWERED, NOT_TRIED, Answer, Question
 from decentral.wire import messages
+from decentral.wire.layout import to_bytes
 from tests.corpus.builders import ACCEPTED, STRANGE, Entry, counted, put, sized, sized_text
 from tests.fuzz.targets import ANCHOR, HASH, PARTITION, PEERS, PLAN, REFS, ROUND, RUN, SIGNERS, THE_PLAN
 
@@ -177,8 +179,47 @@ def _invites() -> Iterator[Entry]:
     yield "sealed invite", "token with a newline", content[:-1] + b"\1" + sized_text(b"a\nb"), "visible ASCII"
 
 
+def _dialbacks() -> Iterator[Entry]:
+    target, port = "dialback question", to_bytes(Question(4001))
+    yield target, "as it should be", port, ACCEPTED
+    yield target, "port 0", b"\0\0", ACCEPTED  # it listens nowhere: it is told how it is seen, and not dialled
+    yield target, "port 65535", b"\xff\xff", ACCEPTED
+    yield target, "empty", b"", "Question.port: cut short: 2 bytes wanted, 0 left"
+    yield target, "less one", port[:1], "Question.port: cut short"
+    yield target, "two", port * 2, "Question has 2 bytes after its end"
+    for name, data in STRANGE.items():
+        yield target, name, data, "cut short" if name == "nul" else "bytes after its end"
+    yield from _dialback_answers()
+
+
+def _dialback_answers() -> Iterator[Entry]:
+    target, seen = "dialback answer", "/ip4/192.0.2.1/tcp/4001"
+    good = to_bytes(Answer(seen, ANSWERED, 1_700_000_000_000))
+    outcome = 2 + len(seen)
+    yield target, "as it should be", good, ACCEPTED
+    yield target, "relayed", to_bytes(Answer("", NOT_TRIED, 0)), ACCEPTED
+    yield target, "the end of time", good[:-8] + b"\xff" * 8, ACCEPTED
+    yield target, "seen as nonsense", to_bytes(Answer("/../../etc/passwd", NOT_TRIED, 0)), ACCEPTED
+    yield target, "seen at port 65536", to_bytes(Answer("/ip4/192.0.2.1/tcp/65536", ANSWERED, 0)), ACCEPTED
+    yield target, "empty", b"", "Answer.seen: cut short"
+    yield target, "less one", good[:-1], "Answer.milliseconds: cut short: 8 bytes wanted, 7 left"
+    yield target, "and one", good + b"\0", "Answer has 1 bytes after its end"
+    yield target, "outcome 3", put(good, outcome, b"\3"), "outcome 3"
+    yield target, "outcome 255", put(good, outcome, b"\xff"), "outcome 255"
+    yield target, "without an outcome", good[:outcome], "Answer.outcome: cut short"
+    yield target, "seen of 64", sized_text(b"/" * 64) + good[outcome:], ACCEPTED
+    yield target, "seen of 65", sized_text(b"/" * 65) + good[outcome:], "text of 65 characters, at most 64"
+    yield target, "seen of 65535 and nothing", b"\xff\xff", "text of 65535 characters, at most 64"
+    yield target, "seen longer than what came", put(good, 0, b"\x40\0"), "Answer.seen: cut short"
+    for name, text in {"nul": b"\0", "space": b" ", "escape": b"\x1b[2J", "right to left": "\u202e".encode()}.items():
+        yield target, f"seen with {name}", sized_text(text) + good[outcome:], "other than visible ASCII"
+    for name, data in STRANGE.items():
+        yield target, name, data, "Answer.seen: "
+
+
 def controls() -> Iterator[Entry]:
     """Every entry of this file."""
     yield from _messages()
     yield from _leases()
     yield from _invites()
+    yield from _dialbacks()

@@ -7,9 +7,12 @@ import struct
 from collections.abc import Iterator
 
 from decentral.state.snapshot import Layout, SnapshotIndex
+from decentral.swarm.announcement import run_tag
 from decentral.transport import multiaddr
+from decentral.transport.protobuf import bytes_field, number_field
+from decentral.wire.keys import peer_name
 from tests.corpus.builders import ACCEPTED, STRANGE, Entry, put
-from tests.fuzz.targets import HEAD
+from tests.fuzz.targets import HEAD, PEERS, RUN
 
 
 def index_bytes(meta: bytes, chunks: int = 1, digest: bytes | None = None, **head: int) -> bytes:
@@ -265,6 +268,78 @@ def _addresses() -> Iterator[Entry]:
         yield "multiaddr text", name, text.encode(), words
 
 
+def _relay_questions() -> Iterator[Entry]:
+    target, ends_early = "relay question", "no end within 5 bytes"
+    peer = bytes.fromhex("002408011220") + PEERS[0]
+
+    def connect(who: bytes) -> bytes:
+        return number_field(1, 1) + bytes_field(2, who)
+
+    yield target, "a place", number_field(1, 0), ACCEPTED
+    yield target, "empty", b"", ACCEPTED  # go-libp2p takes it for a question for a place, too
+    yield target, "to a peer", connect(bytes_field(1, peer)), ACCEPTED
+    yield target, "to a peer with addresses", connect(bytes_field(1, peer) + bytes_field(2, b"\4") * 60), ACCEPTED
+    yield target, "to the last one named", connect(bytes_field(1, b"?") + bytes_field(1, peer)), ACCEPTED
+    yield target, "to nobody", number_field(1, 1), "asked to connect to nobody"
+    yield target, "to a peer without an id", connect(bytes_field(2, peer)), "asked to connect to nobody"
+    yield (
+        target,
+        "to a peer of another kind",
+        connect(bytes_field(1, b"\x12\x20" + bytes(32))),
+        "not an Ed25519 identity",
+    )
+    yield target, "to a peer less one", connect(bytes_field(1, peer[:-1])), "not an Ed25519 identity"
+    yield target, "to a weak key", connect(bytes_field(1, peer[:6] + bytes(32))), "not an Ed25519 identity"
+    yield target, "an answer", number_field(1, 2) + number_field(5, 100), "a message of type 2 is no question"
+    yield target, "type 2**35-1", number_field(1, 2**35 - 1), "a message of type 34359738367 is no question"
+    yield target, "type of ten bytes", b"\x08" + b"\xff" * 9 + b"\1", ends_early
+    yield target, "peer cut short", connect(bytes_field(1, peer))[:-1], "cut short or of an unknown type"
+    yield target, "peer of 2**32-1 bytes", number_field(1, 1) + b"\x12\xff\xff\xff\xff\x0f", "cut short"
+    yield target, "fixed 64", b"\x09" + bytes(8), "cut short or of an unknown type"
+    yield target, "65 fields", number_field(1, 0) * 65, "more than 64 fields"
+    for name, data in STRANGE.items():
+        yield target, name, data, ends_early if name in ("nul", "all ones") else "cut short or of an unknown type"
+
+
+def _announcements() -> Iterator[Entry]:
+    target, name = "announcement", peer_name(PEERS[0])
+    run, home = f"run={run_tag(RUN, PEERS[0])}", f"dnsaddr=/ip4/192.168.1.20/tcp/4001/p2p/{name}"
+
+    def said(*words: str) -> bytes:
+        return b"".join(bytes([len(word.encode())]) + word.encode() for word in words)
+
+    yield target, "as it should be", said(run, home), ACCEPTED
+    yield target, "the run last", said(home, run), ACCEPTED
+    yield target, "empty", b"", ACCEPTED  # as are all below that are not of this run: other programs speak here, too
+    yield target, "of another program", said("txtvers=1", "path=/../../etc/passwd"), ACCEPTED
+    yield target, "of another run", said("run=0000000000000000", home), ACCEPTED
+    yield target, "of no run", said(home), ACCEPTED
+    yield target, "another peer's tag", said(f"run={run_tag(RUN, PEERS[1])}", home), ACCEPTED
+    yield target, "a public address", said(run, f"dnsaddr=/ip4/8.8.8.8/tcp/53/p2p/{name}"), ACCEPTED
+    yield target, "this machine", said(run, f"dnsaddr=/ip4/127.0.0.1/tcp/22/p2p/{name}"), ACCEPTED
+    yield target, "a host name", said(run, f"dnsaddr=/dns4/router.local/tcp/80/p2p/{name}"), ACCEPTED
+    yield target, "port 65536", said(run, f"dnsaddr=/ip4/10.0.0.1/tcp/65536/p2p/{name}"), ACCEPTED
+    yield target, "a zone", said(run, f"dnsaddr=/ip6/fd00::1%eth0/tcp/1/p2p/{name}"), ACCEPTED
+    yield target, "twenty addresses", said(run, *[home] * 20), ACCEPTED
+    yield target, "thirty-two strings and one", said(run, home, *["a"] * 31), "more than 32 strings"
+    yield target, "empty strings", bytes(33), "more than 32 strings"
+    yield target, "2049 bytes", said(*["a" * 255] * 8) + bytes(1), "2049 bytes, at most 2048"
+    yield target, "less one", said(run, home)[:-1], "a string is cut short"
+    yield target, "length 255 and nothing", b"\xff", "a string is cut short"
+    yield target, "nobody", said(run), "0 peers where one belongs"
+    other = home.replace(name, peer_name(PEERS[1]))
+    yield target, "two peers", said(run, home, other), "2 peers where one belongs"
+    for what, who in {
+        "nobody by name": "",
+        "path": "../..",
+        "right to left": "\u202e" * 17,
+        "escape": "\x1b[2J",
+    }.items():
+        yield target, f"peer {what}", said(run, f"dnsaddr=/ip4/10.0.0.1/tcp/1/p2p/{who}"), "not an Ed25519 libp2p id"
+    for what, data in STRANGE.items():
+        yield target, what, data, ACCEPTED if what == "nul" else "is cut short"
+
+
 def _found() -> Iterator[Entry]:
     """What was a bug once: found by reading or by a fuzzer, and each raised something else or took far too long."""
     good = HEAD.to_dict()
@@ -294,7 +369,29 @@ def _found() -> Iterator[Entry]:
     yield "multiaddr", "an empty peer id", b"\xa5\3\0", wrong
 
 
+def _punch_messages() -> Iterator[Entry]:
+    target, connect = "punch message", number_field(1, 100)
+    yield target, "an address", connect + bytes_field(2, bytes.fromhex("042d430009060fa1")), ACCEPTED
+    yield target, "an address at home", connect + bytes_field(2, bytes.fromhex("040a00000106 0016")), ACCEPTED
+    yield target, "no address", connect, ACCEPTED
+    yield target, "no addresses but nonsense", connect + bytes_field(2, b"\xff" * 40), ACCEPTED
+    yield target, "the other kind", number_field(1, 300), "a message of type 300 where CONNECT"
+    yield target, "empty", b"", "where CONNECT"
+    yield target, "cut short", connect + b"\x12\x7f", "cut short"
+    yield target, "65 fields", connect + bytes_field(2, b"") * 64, "more than 64 fields"
+
+
 def documents() -> Iterator[Entry]:
     """Every entry of this file."""
-    for maker in (_snapshots, _documents, _manifests, _tensor_files, _addresses, _found):
+    for maker in (
+        _snapshots,
+        _documents,
+        _manifests,
+        _tensor_files,
+        _addresses,
+        _relay_questions,
+        _announcements,
+        _punch_messages,
+        _found,
+    ):
         yield from maker()

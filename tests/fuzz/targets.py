@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import ipaddress
 import json
 import math
 import shutil
@@ -41,13 +42,17 @@ from decentral.state.journal import HEAD_NBYTES, Journal
 from decentral.state.optimizer_state import unflatten
 from decentral.state.snapshot import CHUNK_NBYTES, Layout, SnapshotIndex, chunk_hash
 from decentral.state.tensor_file import DamagedFile, read_tensor_file
+from decentral.swarm.announcement import MOST_ADDRESSES, local_addresses, read_announcement, write_announcement
 from decentral.swarm.invite import Invite
 from decentral.swarm.leases import read_lease, read_leases
-from decentral.transport import multiaddr
+from decentral.transport import dcutr, dialback, multiaddr
+from decentral.transport.hop import Refused, read_question
+from decentral.transport.tcp import endpoint
 from decentral.transport.varint import read_varint, varint
 from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
-from decentral.wire.keys import SIGNATURE_NBYTES, Signer
+from decentral.wire.keys import SIGNATURE_NBYTES, Signer, is_sound
+from decentral.wire.layout import from_bytes, to_bytes
 
 # ---- a small run: three peers, two fragments, one plan ----
 
@@ -365,6 +370,45 @@ def _varint(data: bytes) -> object:
     return number
 
 
+def _relay_question(data: bytes) -> object:
+    peer = read_question(data)
+    assert peer is None or is_sound(peer)
+    return peer
+
+
+def _dialback_question(data: bytes) -> object:
+    question = from_bytes(dialback.Question, data)
+    assert to_bytes(question) == data
+    return question
+
+
+def _dialback_answer(data: bytes) -> object:
+    """Whatever an answer calls this machine, what is made of it next ends in a place or in none."""
+    answer = from_bytes(dialback.Answer, data)
+    assert to_bytes(answer) == data
+    assert math.isfinite(answer.milliseconds / 1000)
+    where = endpoint(answer.seen)
+    assert where is None or 0 < where[1] < 1 << 16
+    return answer
+
+
+def _announcement(data: bytes) -> object:
+    sighting = read_announcement(data, RUN)
+    if sighting is not None:
+        assert 0 < len(sighting.addresses) <= MOST_ADDRESSES
+        assert local_addresses(sighting.addresses) == sighting.addresses
+        assert all(multiaddr.to_text(multiaddr.to_bytes(address)) == address for address in sighting.addresses)
+        assert read_announcement(write_announcement(RUN, sighting.peer, sighting.addresses), RUN) == sighting
+    return sighting
+
+
+def _punch_message(data: bytes) -> object:
+    ends = dcutr.plausible(dcutr.read(data, dcutr.Kind.CONNECT), None)
+    assert len(ends) <= dcutr.MOST_ADDRESSES
+    assert all(ipaddress.ip_address(host).is_global for host, _ in ends)
+    return ends
+
+
 def _form(kind: coding.Kind, shape: tuple[int, ...], dtype: str) -> Form:
     return Form(kind, shape, np.dtype(dtype))
 
@@ -406,6 +450,11 @@ def _targets() -> list[Target]:
         Target("multiaddr", _multiaddr),
         Target("multiaddr text", _multiaddr_text),
         Target("varint", _varint),
+        Target("relay question", _relay_question, (PayloadError, Refused)),
+        Target("dialback question", _dialback_question),
+        Target("dialback answer", _dialback_answer),
+        Target("announcement", _announcement),
+        Target("punch message", _punch_message),
     ]
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from decentral.swarm.invite import Invite
+from decentral.transport.dialback import ANSWERED, NOT_TRIED, Answer, Question
 from decentral.wire import messages as m
 from decentral.wire.frames import HEADER_NBYTES, Header, Kind, parse, seal
 from decentral.wire.keys import Signer
+from decentral.wire.layout import from_bytes, to_bytes
 
 FOLDER = Path(__file__).parent
 SIGNERS = sorted((Signer(bytes([i] * 32)) for i in range(1, 4)), key=lambda signer: signer.peer)
@@ -52,6 +54,11 @@ MESSAGES: dict[str, m.Message] = {
     "farewell": m.Farewell(17, 2, GATHERED, SIGNERS[0].sign(TEXT)),
 }
 RECORDS = {"record_of_a_gather": GATHERED, "record_of_a_reduce": REDUCED}
+DIALBACKS = {
+    "dialback_question": Question(4001),
+    "dialback_answer": Answer("/ip4/192.0.2.1/tcp/4001", ANSWERED, 1_700_000_000_000),
+    "dialback_answer_of_a_relayed_peer": Answer("", NOT_TRIED, 1_700_000_000_000),
+}
 HEADERS = {
     f"frame_{kind.name.lower()}": Header(kind, RUN, 1, 17, 2, 1, 3, 65537, BASE, PEERS[0], 30, 15360) for kind in Kind
 }
@@ -61,6 +68,7 @@ BODY = b"sixteen bytes..."
 def _encoded() -> dict[str, bytes]:
     found = {name: m.encode(message) for name, message in MESSAGES.items()}
     found |= {name: m.encode_record(record) for name, record in RECORDS.items()}
+    found |= {name: to_bytes(message) for name, message in DIALBACKS.items()}
     found |= {name: seal(header, BODY, SIGNERS[0]).to_bytes() for name, header in HEADERS.items()}
     return found
 
@@ -88,6 +96,13 @@ def test_a_golden_record_is_read_and_written_again_unchanged(name: str) -> None:
     golden = _golden(name)
     assert m.decode_record(golden) == RECORDS[name]
     assert m.encode_record(m.decode_record(golden)) == golden
+
+
+@pytest.mark.parametrize("name", DIALBACKS)
+def test_a_golden_dialback_is_read_and_written_again_unchanged(name: str) -> None:
+    golden = _golden(name)
+    assert from_bytes(type(DIALBACKS[name]), golden) == DIALBACKS[name]
+    assert to_bytes(from_bytes(type(DIALBACKS[name]), golden)) == golden
 
 
 @pytest.mark.parametrize("name", HEADERS)

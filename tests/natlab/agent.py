@@ -1,6 +1,6 @@
 """A bare transport in a namespace: does what it is told on stdin and answers on stdout, one JSON object a line each.
 
-python -m tests.natlab.agent FOLDER '["/ip4/0.0.0.0/tcp/4001"]' '{"reachability": "private"}'
+python -m tests.natlab.agent daemon FOLDER '["/ip4/0.0.0.0/tcp/4001"]' '{"reachability": "private"}'
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import anyio
 
 from decentral.errors import DecentralError
 from decentral.swarm.identity import Identity
+from decentral.transport import Transport
 from decentral.transport.daemon import DaemonOptions, DaemonTransport
+from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
 
@@ -30,7 +32,7 @@ async def _give(peer: PeerId, body: bytes) -> bytes:
     return bytes(min(int.from_bytes(body, "little"), _LARGEST))
 
 
-async def _obey(transport: DaemonTransport, order: Order) -> Order:
+async def _obey(transport: Transport, order: Order) -> Order:
     if order["do"] == "addresses":
         return {"addresses": transport.addresses()}
     peer, began = peer_from_name(order["peer"]), time.monotonic()
@@ -42,13 +44,19 @@ async def _obey(transport: DaemonTransport, order: Order) -> Order:
     return {"seconds": time.monotonic() - began}
 
 
-async def main(folder: str, listen: list[str], options: Order) -> None:
-    """Obey until stdin ends."""
+def _transport(kind: str, folder: str, listen: list[str], options: Order) -> Transport:
     chosen: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
     }
     identity = Identity.load_or_create(Path(folder) / "identity.key")
-    transport = DaemonTransport(identity, listen=listen, options=DaemonOptions(**chosen))
+    if kind == "native":
+        return NativeTransport(identity.signer, listen=listen, options=NativeOptions(**chosen))
+    return DaemonTransport(identity, listen=listen, options=DaemonOptions(**chosen))
+
+
+async def main(kind: str, folder: str, listen: list[str], options: Order) -> None:
+    """Obey until stdin ends."""
+    transport = _transport(kind, folder, listen, options)
     serve_requests(transport, BYTES, _give, limit=8)
     async with transport:
         _say(name=peer_name(transport.peer))
@@ -65,4 +73,4 @@ def _say(**answer: Any) -> None:  # Any: JSON
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))
+    anyio.run(main, sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4]))

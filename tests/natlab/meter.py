@@ -79,4 +79,9 @@ def _path(stage: Stage, flows: Counter[Flow], a: str, b: str) -> str:
         third = host.number
         if third not in (one, other) and min(between(flows, [one], [third]), between(flows, [third], [other])) > FRAMES:
             return f"through {name}"
-    return "some other way"
+    relayed = stage.relay is not None and min(_over(flows, stage.relay.number, n) for n in (one, other)) > FRAMES
+    return "relayed" if relayed else "some other way"
+
+
+def _over(flows: Counter[Flow], relay: int, home: int) -> int:
+    return between(flows, [home], [relay])

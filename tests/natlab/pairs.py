@@ -25,7 +25,8 @@ from decentral.errors import DecentralError
 from tests.natlab.flows import between
 from tests.natlab.lab import Host, Lab
 from tests.natlab.namespaces import why_impossible
-from tests.natlab.nat import PORT_PRESERVING, SYMMETRIC, UDP_BLOCKED, Nat
+from tests.natlab.nat import PORT_PRESERVING, SYMMETRIC, Nat
+from tests.natlab.relay import RelaySeat
 from tests.natlab.wires import Line
 
 LINE = Line(up=20, down=100, delay=0.0125)
@@ -35,6 +36,8 @@ WARM_UP = 6.0  # s for the daemon to learn its public address; a punch that is t
 PUNCHING = 15.0  # s from the first contact
 TRIAL, BULK = 200_000, 4_000_000  # bytes
 PATHS = ("punched", "relayed", "cut off", "none")  # cut off: relayed, by a relay that ends a transfer of 4 MB
+NATIVE = ("native", "native")
+_OPTIONS: dict[str, dict[str, str]] = {"daemon": {"reachability": "private"}, "native": {}}
 _LOOK_EVERY = 0.2  # s
 
 
@@ -46,19 +49,30 @@ class Pair:
     alice: Nat
     bob: Nat
     carrier: Nat | None = None  # Bob's
-    quic: bool = False
-    relays: int = 5  # the daemon punches only once several observers agree on its address
+    kinds: tuple[str, str] = ("daemon", "daemon")  # Alice's and Bob's transports; Alice dials
+    relays: int = 5  # daemons, which punch only once several observers agree on their address; 0: one `decentral relay`
 
 
 TABLE = (
     Pair(name="port-preserving", alice=PORT_PRESERVING, bob=PORT_PRESERVING),
-    Pair(name="port-preserving, quic", alice=PORT_PRESERVING, bob=PORT_PRESERVING, quic=True),
     Pair(name="one relay only", alice=PORT_PRESERVING, bob=PORT_PRESERVING, relays=1),
     Pair(name="symmetric", alice=SYMMETRIC, bob=SYMMETRIC),
     Pair(name="mixed", alice=PORT_PRESERVING, bob=SYMMETRIC),
     Pair(name="carrier-grade", alice=PORT_PRESERVING, bob=PORT_PRESERVING, carrier=PORT_PRESERVING),
     Pair(name="carrier symmetric", alice=PORT_PRESERVING, bob=PORT_PRESERVING, carrier=SYMMETRIC),
-    Pair(name="udp-blocked, quic", alice=UDP_BLOCKED, bob=PORT_PRESERVING, quic=True),
+    Pair(name="native", alice=PORT_PRESERVING, bob=PORT_PRESERVING, kinds=NATIVE, relays=0),
+    Pair(name="native symmetric", alice=SYMMETRIC, bob=SYMMETRIC, kinds=NATIVE, relays=0),
+    Pair(name="native mixed", alice=PORT_PRESERVING, bob=SYMMETRIC, kinds=NATIVE, relays=0),
+    Pair(
+        name="native carrier-grade",
+        alice=PORT_PRESERVING,
+        bob=PORT_PRESERVING,
+        carrier=PORT_PRESERVING,
+        kinds=NATIVE,
+        relays=0,
+    ),
+    Pair(name="native to daemon", alice=PORT_PRESERVING, bob=PORT_PRESERVING, kinds=("native", "daemon")),
+    Pair(name="daemon to native", alice=PORT_PRESERVING, bob=PORT_PRESERVING, kinds=("daemon", "native")),
 )
 
 
@@ -76,13 +90,13 @@ class Found:
 class Agent:
     """A transport in its own process; see ``agent``."""
 
-    def __init__(self, host: Host, folder: Path, quic: bool, **options: Any) -> None:  # Any: DaemonOptions
+    def __init__(self, host: Host, folder: Path, kind: str = "daemon", **options: Any) -> None:  # Any: its options
         self.number = host.number
         where = host.v4 if host.name.startswith("relay") else "0.0.0.0"
-        listen = [f"/ip4/{where}/tcp/{PORT}", *([f"/ip4/{where}/udp/{PORT}/quic-v1"] if quic else [])]
+        listen = [f"/ip4/{where}/tcp/{PORT}"]
         home = folder / host.name
         home.mkdir()
-        words = ("-m", "tests.natlab.agent", str(home), json.dumps(listen), json.dumps(options))
+        words = ("-m", "tests.natlab.agent", kind, str(home), json.dumps(listen), json.dumps(options))
         self._process = host.start(sys.executable, *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.name = ""
 
@@ -113,53 +127,67 @@ class Agent:
         return dict(json.loads(line))
 
 
-def play(pair: Pair, folder: Path) -> Found:
-    """One run of a pair."""
+def play(pair: Pair, folder: Path, line: Line = LINE, patience: float = PUNCHING, bulk: int = BULK) -> Found:
+    """One run of a pair: on such lines, waiting so many seconds for a punch, and then moving so many bytes."""
     with Lab() as lab, ExitStack() as stack:
-        hosts = [lab.public(f"relay{number}", Line(delay=LINE.delay)) for number in range(pair.relays)]
-        relays = [stack.enter_context(Agent(host, folder, pair.quic, reachability="public")) for host in hosts]
-        for relay in relays:
-            relay.until_up()
-        known = [f"/ip4/{host.v4}/tcp/{PORT}/p2p/{relay.name}" for host, relay in zip(hosts, relays, strict=True)]
+        known = _relays(pair, lab, line, stack, folder)
         homes = (
-            lab.household("alice", pair.alice, LINE).host("alice"),
-            lab.household("bob", pair.bob, LINE, carrier=pair.carrier).host("bob"),
+            lab.household("alice", pair.alice, line).host("alice"),
+            lab.household("bob", pair.bob, line, carrier=pair.carrier).host("bob"),
         )
-        options = {"reachability": "private", "relays": known}
-        alice, bob = (stack.enter_context(Agent(host, folder, pair.quic, **options)) for host in homes)
+        alice, bob = (
+            stack.enter_context(Agent(host, folder, kind, relays=known, **_OPTIONS[kind]))
+            for host, kind in zip(homes, pair.kinds, strict=True)
+        )
         for agent in (alice, bob):
             agent.until_up()
-            for relay, address in zip(relays, known, strict=True):
-                agent.ask("connect", peer=relay.name, addresses=[address])
-        addresses = _reserved(bob)
-        return _judge(pair, lab, alice, bob, addresses) if addresses else Found(pair.name, "none")
+            for address in known:
+                agent.ask("connect", peer=address.rpartition("/p2p/")[2], addresses=[address])
+        addresses = _reserved(bob, WARM_UP if "daemon" in pair.kinds else 0.0)
+        if not addresses:
+            return Found(pair.name, "none")
+        return _judge(pair, lab, alice, bob, addresses, patience, bulk)
 
 
-def _reserved(agent: Agent) -> list[str]:
+def _relays(pair: Pair, lab: Lab, line: Line, stack: ExitStack, folder: Path) -> list[str]:
+    """Where they are."""
+    if not pair.relays:
+        seat = RelaySeat(lab.public("relay", Line(delay=line.delay)), folder / "relay")
+        stack.callback(seat.kill)
+        seat.start()
+        return [seat.address]
+    hosts = [lab.public(f"relay{number}", Line(delay=line.delay)) for number in range(pair.relays)]
+    relays = [stack.enter_context(Agent(host, folder, reachability="public")) for host in hosts]
+    for relay in relays:
+        relay.until_up()
+    return [f"/ip4/{host.v4}/tcp/{PORT}/p2p/{relay.name}" for host, relay in zip(hosts, relays, strict=True)]
+
+
+def _reserved(agent: Agent, warm_up: float) -> list[str]:
     """Its addresses, once one leads through a relay and it had time to learn what it looks like from outside."""
     began, nobody = time.monotonic(), threading.Event()
     while time.monotonic() - began < RESERVING:
         found: list[str] = agent.ask("addresses")["addresses"]
-        if any("p2p-circuit" in address for address in found) and time.monotonic() - began > WARM_UP:
+        if any("p2p-circuit" in address for address in found) and time.monotonic() - began >= warm_up:
             return found
         nobody.wait(_LOOK_EVERY)
     return []
 
 
-def _judge(pair: Pair, lab: Lab, alice: Agent, bob: Agent, addresses: list[str]) -> Found:
+def _judge(pair: Pair, lab: Lab, alice: Agent, bob: Agent, addresses: list[str], patience: float, nbytes: int) -> Found:
     dialled, nobody = time.monotonic(), threading.Event()
     alice.ask("connect", peer=bob.name, addresses=addresses)
     first = alice.ask("fetch", peer=bob.name, nbytes=1)
     if "error" in first:
         return Found(pair.name, "none")
     met, punched = time.monotonic(), None
-    while punched is None and time.monotonic() - met < PUNCHING:
+    while punched is None and time.monotonic() - met < patience:
         if _directly(lab, alice, bob):
             punched = round(time.monotonic() - met, 2)
         else:
             nobody.wait(_LOOK_EVERY)
-    bulk = alice.ask("fetch", peer=bob.name, nbytes=BULK)
-    mbit = round(8e-6 * BULK / bulk["seconds"], 1) if "seconds" in bulk else None
+    bulk = alice.ask("fetch", peer=bob.name, nbytes=nbytes)
+    mbit = round(8e-6 * nbytes / bulk["seconds"], 1) if "seconds" in bulk else None
     path = "punched" if punched is not None else "relayed" if mbit is not None else "cut off"
     return Found(pair.name, path, round(met - dialled, 2), punched, mbit)
 

@@ -43,7 +43,7 @@ class Play:
     """One scenario while it is played."""
 
     def __init__(self, lab: Lab, scenario: Scenario, nursery: Nursery, folder: Path, rounds: int) -> None:
-        self.stage, self.nursery, self.folder = Stage(lab, scenario), nursery, folder
+        self.stage, self.nursery, self.folder = Stage(lab, scenario, folder), nursery, folder
         self.outcome = Outcome(scenario.name, scenario.missing, rounds, scenario.least_with_all)
         self._manifest = terms(len(scenario.seats), rounds)
         self._meter = Meter(lab, self.stage)
@@ -54,6 +54,8 @@ class Play:
 
     def run(self, limit: float) -> Outcome:
         """Start all, let things happen, ask who still runs to leave, and judge."""
+        if self.stage.relay is not None:
+            self.stage.relay.start()
         founder, *others = self.stage.hosts
         self._start(founder, None)
         try:
@@ -67,6 +69,8 @@ class Play:
             self.outcome.seconds = round(time.monotonic() - began, 1)
         finally:
             self._end()
+            if self.stage.relay is not None:
+                self.stage.relay.kill()
         self._judge(began)
         return self.outcome
 
@@ -82,6 +86,7 @@ class Play:
             "listen": None,
             "invite": invite,
             "seed": len(self._running),
+            "relays": [self.stage.relay.address] if self.stage.relay is not None else [],
         }
         order |= {"pause": PAUSE, "checkpoint_every": 100, "network": self.stage.hosts[name].path}
         self._running[self.nursery.start(order)] = name

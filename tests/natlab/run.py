@@ -60,7 +60,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
 
 def path_of(outcome: Outcome) -> str:
     """The different paths of the pairs, worst first."""
-    order = ("none", "through", "punched", "direct", "at", "some")
+    order = ("none", "relayed", "through", "punched", "direct", "at", "some")
     return ", ".join(sorted(set(outcome.paths.values()), key=lambda path: order.index(path.split()[0])))
 
 

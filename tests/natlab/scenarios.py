@@ -34,10 +34,10 @@ class Seat:
 class Trouble:
     """What happens to a seat's line once so many rounds are committed."""
 
-    kind: Literal["cut", "renumber"]
-    seat: str
+    kind: Literal["cut", "renumber", "kill relay"]
+    seat: str = ""  # whose line it is
     after_rounds: int = 3
-    seconds: float = 0.0  # how long a cut lasts
+    seconds: float = 0.0  # how long a cut lasts, or until the relay is started again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class Scenario:
 
     name: str
     seats: tuple[Seat, ...]
+    relay: Line | None = None  # a public host runs ``decentral relay`` behind this line, and all peers know it
     trouble: Trouble | None = None
     least_with_all: float = 0.75  # share of the rounds that must name a frame of every peer
     missing: str | None = None
@@ -65,20 +66,17 @@ def _public(line: Line) -> tuple[Seat, ...]:
     return tuple(Seat(name=name, line=line) for name in ("alice", "bob", "carol"))
 
 
-_NO_RELAY = "a path between two private peers: relay or punching"
-
 TABLE: tuple[Scenario, ...] = (
     Scenario(name="public", seats=_public(HOME)),
     Scenario(name="one-private", seats=(SERVER_SEAT, Seat(name="alice", nat=PORT_PRESERVING))),
-    Scenario(name="port-preserving-pair", seats=_homes(PORT_PRESERVING, PORT_PRESERVING), missing=_NO_RELAY),
-    Scenario(name="symmetric-pair", seats=_homes(SYMMETRIC, SYMMETRIC), missing=_NO_RELAY),
-    Scenario(name="mixed-pair", seats=_homes(PORT_PRESERVING, SYMMETRIC), missing=_NO_RELAY),
+    Scenario(name="port-preserving-pair", seats=_homes(PORT_PRESERVING, PORT_PRESERVING)),
+    Scenario(name="symmetric-pair", seats=_homes(SYMMETRIC, SYMMETRIC)),
+    Scenario(name="mixed-pair", seats=_homes(PORT_PRESERVING, SYMMETRIC)),
     Scenario(
         name="carrier-grade",
         seats=_homes(PORT_PRESERVING, PORT_PRESERVING, (SYMMETRIC, PORT_PRESERVING)),
-        missing=_NO_RELAY,
     ),
-    Scenario(name="udp-blocked", seats=_homes(UDP_BLOCKED, PORT_PRESERVING), missing=_NO_RELAY),
+    Scenario(name="udp-blocked", seats=_homes(UDP_BLOCKED, PORT_PRESERVING)),
     Scenario(
         name="same-home",
         seats=(
@@ -94,12 +92,23 @@ TABLE: tuple[Scenario, ...] = (
             Seat(name="alice", nat=FIREWALL, families=IPV6),
             Seat(name="bob", nat=PORT_PRESERVING, families=DUAL),
         ),
-        missing=_NO_RELAY,
     ),
     Scenario(
         name="no-public-peer",
         seats=(Seat(name="alice", nat=PORT_PRESERVING), Seat(name="bob", nat=PORT_PRESERVING)),
-        missing="decentral relay",
+        relay=SERVER,
+    ),
+    Scenario(
+        name="no-public-peer-symmetric",
+        seats=(Seat(name="alice", nat=SYMMETRIC), Seat(name="bob", nat=SYMMETRIC)),
+        relay=SERVER,
+    ),
+    Scenario(
+        name="relay-dies-and-returns",
+        seats=(Seat(name="alice", nat=SYMMETRIC), Seat(name="bob", nat=SYMMETRIC)),
+        relay=SERVER,
+        trouble=Trouble(kind="kill relay", seconds=10),
+        least_with_all=0.3,
     ),
     Scenario(name="far-away", seats=_public(Line(up=10, down=50, delay=0.075))),
     Scenario(name="lossy", seats=_public(Line(up=10, down=50, delay=0.0125, loss=0.01))),

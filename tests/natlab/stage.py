@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.natlab.lab import Host, Household, Lab
+from tests.natlab.relay import RelaySeat
 from tests.natlab.scenarios import Scenario, Seat, Trouble
 from tests.natlab.wires import Wire
 
@@ -10,10 +13,13 @@ from tests.natlab.wires import Wire
 class Stage:
     """Every seat of a scenario as a host of the lab."""
 
-    def __init__(self, lab: Lab, scenario: Scenario) -> None:
+    def __init__(self, lab: Lab, scenario: Scenario, folder: Path) -> None:
         self.lab, self.scenario = lab, scenario
         self._homes: dict[str, Household] = {}
         self.hosts: dict[str, Host] = {seat.name: self._settle(seat) for seat in scenario.seats}
+        self.relay: RelaySeat | None = None
+        if scenario.relay is not None:
+            self.relay = RelaySeat(lab.public("relay", scenario.relay), folder / "relay")
 
     def public(self, name: str) -> bool:
         """Whether others can dial this seat."""
@@ -25,14 +31,20 @@ class Stage:
 
     def befall(self, trouble: Trouble) -> None:
         """Let it begin."""
-        if trouble.kind == "cut":
+        if trouble.kind == "kill relay":
+            assert self.relay is not None, "the scenario has one"
+            self.relay.kill()
+        elif trouble.kind == "cut":
             self.hosts[trouble.seat].wire.cut()
         else:
             self._homes[trouble.seat].renumber()
 
     def relieve(self, trouble: Trouble) -> None:
         """Let it end, if it is of the kind that does."""
-        if trouble.kind == "cut":
+        if trouble.kind == "kill relay":
+            assert self.relay is not None, "the scenario has one"
+            self.relay.start()
+        elif trouble.kind == "cut":
             wire = self.hosts[trouble.seat].wire
             wire.mend(next(seat.line.loss for seat in self.scenario.seats if seat.name == trouble.seat))
 

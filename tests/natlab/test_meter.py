@@ -36,6 +36,7 @@ def test_the_mean_counts_the_time_in_which_nothing_was_sent():
 
 SEATS = {"server": (1, True), "alice": (2, False), "bob": (3, False), "carol": (3, False)}
 STAGE = SimpleNamespace(
+    relay=SimpleNamespace(number=9),
     hosts={name: SimpleNamespace(number=number) for name, (number, _) in SEATS.items()},
     public=lambda name: SEATS[name][1],
 )
@@ -53,6 +54,7 @@ STAGE = SimpleNamespace(
         ),
         ({(3, 3, "home"): 2 * FRAMES}, "bob-carol", "at home"),
         ({(3, 1, "tcp"): 2 * FRAMES}, "bob-carol", "through server"),
+        ({(9, 2, "tcp"): 2 * FRAMES, (3, 9, "tcp"): 2 * FRAMES}, "alice-bob", "relayed"),
         ({(1, 2, "tcp"): 2 * FRAMES}, "alice-bob", "some other way"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +21,8 @@ def _family(scenario: Scenario, name: str) -> socket.AddressFamily:
 
 
 @pytest.mark.parametrize("name", ["public", "carrier-grade", "same-home", "ipv6-only"])
-def test_every_seat_reaches_the_public_one(lab: Lab, name: str) -> None:
-    stage = Stage(lab, BY_NAME[name])
+def test_every_seat_reaches_the_public_one(lab: Lab, name: str, tmp_path: Path) -> None:
+    stage = Stage(lab, BY_NAME[name], tmp_path)
     founder, *others = stage.hosts.values()
     for other in others:
         family = _family(BY_NAME[name], other.name)
@@ -30,15 +31,15 @@ def test_every_seat_reaches_the_public_one(lab: Lab, name: str) -> None:
     assert stage.public(founder.name)
 
 
-def test_seats_of_one_home_share_its_line(lab: Lab) -> None:
-    stage = Stage(lab, BY_NAME["same-home"])
+def test_seats_of_one_home_share_its_line(lab: Lab, tmp_path: Path) -> None:
+    stage = Stage(lab, BY_NAME["same-home"], tmp_path)
     assert stage.hosts["alice"].number == stage.hosts["bob"].number
     assert len(stage.wires()) == 2
 
 
-def test_a_cut_ends_with_the_losses_that_the_line_always_had(lab: Lab) -> None:
+def test_a_cut_ends_with_the_losses_that_the_line_always_had(lab: Lab, tmp_path: Path) -> None:
     scenario = BY_NAME["public-line-dies"]
-    stage = Stage(lab, scenario)
+    stage = Stage(lab, scenario, tmp_path)
     assert scenario.trouble
     wire = stage.hosts[scenario.trouble.seat].wire
     stage.befall(scenario.trouble)
@@ -47,9 +48,9 @@ def test_a_cut_ends_with_the_losses_that_the_line_always_had(lab: Lab) -> None:
     assert wire.line.loss == 0.0
 
 
-def test_another_address_comes_to_the_household_of_the_seat(lab: Lab) -> None:
+def test_another_address_comes_to_the_household_of_the_seat(lab: Lab, tmp_path: Path) -> None:
     scenario = BY_NAME["address-changes"]
-    stage = Stage(lab, scenario)
+    stage = Stage(lab, scenario, tmp_path)
     assert scenario.trouble
     server, alice = stage.hosts["server"], stage.hosts["alice"]
     with Ear(server, 7000) as there, Ear(alice, 6000) as here:

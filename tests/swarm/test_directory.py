@@ -95,6 +95,35 @@ def test_finding_nobody_is_a_state_and_lasts_until_the_bootstrap_comes_up(play):
     play(script)
 
 
+def test_a_peer_is_found_where_somebody_said_that_it_is(play):
+    async def script(swarm):
+        zero, one = await swarm.add(0), await swarm.add(1, bootstrap=None)
+        await anyio.sleep(60.0)
+        assert zero.looking
+        one.look_for(zero.peer, zero.transport.addresses())
+        await anyio.sleep(1.0)
+        assert swarm.seen_by(1) == {0}
+        assert swarm.seen_by(0) == {1}
+
+    play(script)
+
+
+def test_what_somebody_said_of_a_peer_that_is_elsewhere_or_here_changes_nothing(play):
+    async def script(swarm):
+        zero, one = await swarm.add(0), await swarm.add(1)
+        await anyio.sleep(2.0)
+        stranger = Signer(bytes([9]) * 32).peer
+        for _ in range(3):
+            one.look_for(stranger, zero.transport.addresses())
+            one.look_for(zero.peer, ["/ip4/10.0.0.1/tcp/1"])
+            one.look_for(one.peer, zero.transport.addresses())
+        await anyio.sleep(120.0)
+        assert swarm.seen_by(1) == {0}
+        assert swarm.seen_by(0) == {1}
+
+    play(script)
+
+
 def test_rubbish_among_the_bootstrap_addresses_is_passed_over(play, caplog):
     async def script(swarm):
         await swarm.add(0)

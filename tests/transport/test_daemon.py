@@ -18,10 +18,17 @@ import psutil
 import pytest
 
 from decentral.errors import ListenError, StreamClosed, TransportError
+from decentral.transport import daemon
 from decentral.transport.child import Child, private_folder
 from decentral.transport.control import Control
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.requests import request, serve_requests
+from decentral.transport.daemon import DaemonOptions, DaemonTransport
+from decentral.transport.native import NativeOptions, NativeTransport
+from decentral.transport.placeless import grants_little
+from decentral.transport.relay_limits import RelayLimits
+from decentral.transport.requests import notify, request, serve_requests
+from decentral.wire.keys import Signer
+
+from .conftest import LOOPBACK
 
 ECHO = "/test/echo"
 BODY = bytes(range(256)) * (1 << 18)  # 64 MiB
@@ -107,6 +114,85 @@ def test_64_mib_travel_both_ways_unchanged(daemons):
             seconds = time.monotonic() - began
             print(f"{2 * len(BODY) / seconds / 1e6:.0f} MB/s, both ends in one process")
             assert answer == BODY
+
+    daemons.run(script)
+
+
+def ends_within(stream, seconds):
+    """Whether the other side ends the stream by then."""
+
+    async def look():
+        with anyio.move_on_after(seconds):
+            with pytest.raises(StreamClosed):
+                await stream.receive_exactly(1)
+            return True
+        return False
+
+    return look()
+
+
+def test_who_says_something_and_closes_lets_it_be_heard_first(daemons):
+    """The daemon of who closes first now and then resets the stream, and what was under way is lost."""
+    a, b = daemons.transport(), daemons.transport()
+    seen = anyio.Event()
+
+    async def hear(stream):
+        assert await stream.receive_exactly(len(BODY)) == BODY
+        assert not await ends_within(stream, 0.3)
+        await stream.send(b"!")
+        assert await ends_within(stream, 10)
+        seen.set()
+
+    b.serve("/test/hear", hear)
+
+    async def script():
+        async with a, b:
+            await a.connect(b.peer, b.addresses())
+            stream = await a.open(b.peer, "/test/hear")
+            await stream.send(BODY)
+            await stream.aclose()
+            with anyio.fail_after(30):
+                await seen.wait()
+
+    daemons.run(script)
+
+
+def test_who_answers_leaves_the_end_to_who_asked(daemons):
+    a, b = daemons.transport(), daemons.transport()
+    serve_requests(b, ECHO, echo, limit=10)
+
+    async def script():
+        async with a, b:
+            await a.connect(b.peer, b.addresses())
+            stream = await a.open(b.peer, ECHO)
+            await stream.send(b"\x02\0\0\0hi")
+            assert await stream.receive_exactly(6) == b"\x02\0\0\0hi"
+            assert not await ends_within(stream, 0.3)
+            await stream.aclose()
+            while b.budget.held(a.peer) != (0, 0):
+                await anyio.sleep(0.01)
+
+    daemons.run(script)
+
+
+def test_what_was_said_last_is_heard_though_the_transport_is_left_at_once(daemons):
+    a, b = daemons.transport(), daemons.transport()
+    heard = []
+
+    async def note(peer, body):
+        heard.append(body)
+        return b""
+
+    serve_requests(b, "/test/note", note, limit=len(BODY))
+
+    async def script():
+        async with b:
+            async with a:
+                await a.connect(b.peer, b.addresses())
+                await notify(a, b.peer, "/test/note", BODY[: 1 << 22], 10)
+            with anyio.fail_after(10):
+                while not heard:
+                    await anyio.sleep(0.01)
 
     daemons.run(script)
 
@@ -295,3 +381,60 @@ def test_nothing_is_printed_and_neither_torch_nor_hivemind_is_loaded(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "False False"
     assert done.stderr == ""
+
+
+def test_a_public_daemon_that_would_carry_little_as_a_relay_is_started_again(daemons, monkeypatch):
+    answers = [True, True, True, True, False]
+
+    async def stingy(peer, addresses):
+        return answers.pop(0)
+
+    monkeypatch.setattr(daemon, "grants_little", stingy)
+    a = DaemonTransport(daemons.identity(), listen=LOOPBACK, options=DaemonOptions(reachability="public"))
+
+    async def script():
+        async with a:
+            assert a.starts == 1
+
+    daemons.run(script)
+    assert not answers
+
+
+@pytest.mark.parametrize(("nbytes", "little"), [(1 << 24, False), (1 << 32, False), (None, True)])
+def test_what_a_relay_carries_is_found_out_by_asking_for_a_place(nbytes, little):
+    """None: a relay that carries 128 KiB, as a private daemon does."""
+    limits = RelayLimits() if nbytes is None else RelayLimits(nbytes=nbytes)
+    relay = NativeTransport(Signer.generate(), listen=LOOPBACK, options=NativeOptions(relay=limits))
+
+    async def script():
+        async with relay:
+            if nbytes is None:
+                object.__setattr__(relay.relay.limits, "nbytes", 1 << 17)
+            assert await grants_little(relay.peer, relay.addresses()) is little
+
+    anyio.run(script)
+
+
+@pytest.mark.parametrize("when", ["while another task reads it", "after the transport was left"])
+def test_a_stream_may_be_closed_at_any_time(daemons, when):
+    """The wait for the other side's word belongs to the transport, and must not end it."""
+    a, b = daemons.transport(), daemons.transport()
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def script():
+        async with b:
+            async with a, anyio.create_task_group() as group:
+                await a.connect(b.peer, b.addresses())
+                stream = await a.open(b.peer, ECHO)
+                if when == "while another task reads it":
+                    group.start_soon(ends_within, stream, 10)
+                    await anyio.wait_all_tasks_blocked()
+                await stream.send(b"\xff")
+                if when == "while another task reads it":
+                    await stream.aclose()
+                    assert await answered(a, b) == b"?"
+                group.cancel_scope.cancel()
+            if when == "after the transport was left":
+                await stream.aclose()
+
+    daemons.run(script)

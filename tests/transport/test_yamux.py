@@ -6,6 +6,7 @@ import struct
 from contextlib import asynccontextmanager, suppress
 
 import anyio
+import pytest
 import trio
 import trio.testing
 from hypothesis import given
@@ -227,3 +228,52 @@ def test_whatever_bytes_come_they_are_taken_or_break_a_rule_and_are_bounded(piec
         assert len(session._answers) <= 4096
 
     trio.run(script)
+
+
+def test_a_stream_of_which_little_is_due_is_reset_by_more_and_what_came_before_can_be_read():
+    async def script():
+        async with two_sessions() as (a, _, came, _):
+            stream = a.open()
+            await stream.send(bytes(100), ignore)
+            there = await first(came)
+            there.most_unread = 1000
+            await stream.send(bytes(900), ignore)
+            await anyio.sleep(1)
+            assert not there.ended
+            await stream.send(bytes(1), ignore)
+            await anyio.sleep(1)
+            assert there.ended
+            assert stream.ended
+            assert await there.receive(MIB) == bytes(1000)
+            assert await there.receive(MIB) == b""
+            again = a.open()
+            await again.send(b"?", ignore)
+            assert not a.ended
+
+    virtually(script)
+
+
+def test_an_end_leaves_the_other_direction_open_until_it_ends_too():
+    async def script():
+        async with two_sessions() as (a, b, came, _):
+            stream = a.open()
+            await stream.send(b"question", ignore)
+            stream.end()
+            stream.end()
+            there = await first(came)
+            assert [await there.receive(MIB), await there.receive(MIB)] == [b"question", b""]
+            with pytest.raises(StreamClosed):
+                await stream.send(b"more", ignore)
+            await there.send(bytes(1 << 17), ignore)
+            there.end()
+            await there.until_ended()
+            assert b.idle
+            assert sum([len(piece) async for piece in pieces(stream)]) == 1 << 17
+            assert a.idle
+
+    virtually(script)
+
+
+async def pieces(stream):
+    while piece := await stream.receive(MIB):
+        yield piece

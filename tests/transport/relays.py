@@ -1,0 +1,91 @@
+"""Relays and their guests, for the tests of the relay."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+
+import anyio
+
+from decentral.transport.circuit import HOP, read_message, reserve, write_message
+from decentral.transport.control import peer_to_id
+from decentral.transport.daemon import DaemonOptions, DaemonTransport
+from decentral.transport.native import NativeOptions, NativeTransport
+from decentral.transport.protobuf import bytes_field, number_field, number_fields
+from decentral.transport.relay_limits import RelayLimits
+from decentral.wire.keys import Signer, peer_name
+
+from .conftest import LOOPBACK
+
+ECHO, NOTE = "/test/echo", "/test/note"
+BODY = os.urandom(16 << 20)
+NOWHERE = ("/ip4/127.0.0.1/tcp/1",)  # what a peer announces that nobody can dial
+
+
+def relay(signer=None, listen=LOOPBACK, **limits) -> NativeTransport:
+    options = NativeOptions(relay=RelayLimits(**limits))
+    return NativeTransport(signer or Signer.generate(), listen=listen, options=options)
+
+
+def native(**options) -> NativeTransport:
+    return NativeTransport(Signer.generate(), listen=LOOPBACK, options=NativeOptions(**options))
+
+
+def hidden_native(at: NativeTransport) -> NativeTransport:
+    return native(relays=at.addresses()[:1], announce=NOWHERE, punch=False)
+
+
+def hidden_daemon(at: NativeTransport, daemons) -> DaemonTransport:
+    options = DaemonOptions(reachability="private", relays=at.addresses()[:1], announce=NOWHERE)
+    return DaemonTransport(daemons.identity(), listen=LOOPBACK, options=options)
+
+
+async def echo(peer, body):
+    return body
+
+
+def run(script, backend="asyncio", limit=60):
+    async def bounded():
+        with anyio.fail_after(limit):
+            await script()
+
+    anyio.run(bounded, backend=backend)
+
+
+async def until(condition) -> None:
+    while not condition():
+        await anyio.sleep(0.01)
+
+
+def through(at: NativeTransport, peer) -> tuple[str, ...]:
+    return (f"{at.addresses()[0]}/p2p-circuit/p2p/{peer_name(peer)}",)
+
+
+@asynccontextmanager
+async def asking(at: NativeTransport, transport: NativeTransport):
+    """A stream on which a peer may ask the relay."""
+    await transport.connect(at.peer, at.addresses())
+    stream = await transport.open(at.peer, HOP)
+    try:
+        yield stream
+    finally:
+        stream.reset()
+
+
+async def status(at: NativeTransport, transport: NativeTransport, message: bytes) -> int | None:
+    """What the relay says to a question."""
+    async with asking(at, transport) as stream:
+        await write_message(stream, message)
+        return number_fields(await read_message(stream)).get(5)
+
+
+async def take_place(at: NativeTransport, transport: NativeTransport):
+    async with asking(at, transport) as stream:
+        return await reserve(stream)
+
+
+def connect_to(peer) -> bytes:
+    return number_field(1, 1) + bytes_field(2, bytes_field(1, peer_to_id(peer)))
+
+
+RESERVE = number_field(1, 0)

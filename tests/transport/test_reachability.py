@@ -1,0 +1,174 @@
+"""Whether this machine can be dialled, as others say: the verdict by cases, the dial-back between real transports."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from decentral.errors import TransportError
+from decentral.transport.dialback import ANSWERED, DIALBACK, NOT_TRIED, SILENT, ask_dialback, serve_dialback
+from decentral.transport.memory import MemoryNetwork
+from decentral.transport.native import NativeTransport
+from decentral.transport.reachability import Reachability, View, probe, relays_among, verdict
+from decentral.transport.requests import request
+from decentral.transport.speed import SPEED, measure_speed, serve_speed
+from decentral.wire.keys import Signer, peer_name
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+PEER = Signer(bytes(32)).peer
+OWN, OUTSIDE = "10.0.0.7", "/ip4/45.67.0.9/tcp/4001"
+
+
+def view(seen=OUTSIDE, local_port=4001, answered=False):
+    return View(PEER, seen, local_port, answered, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("views", "own", "kind"),
+    [
+        pytest.param([view(answered=True)], {OWN}, "public", id="somebody outside got through"),
+        pytest.param([view(), view(answered=True)], {OWN}, "public", id="one of two got through"),
+        pytest.param([view()], {OWN}, "nat", id="the port that it left from is seen"),
+        pytest.param([view(), view(local_port=7)], {OWN}, "symmetric nat", id="another port is seen"),
+        pytest.param([view()], {OWN, "45.67.0.9"}, "firewall", id="its own address is seen, and nobody gets in"),
+        pytest.param([view(seen="/ip4/10.0.0.7/tcp/9", answered=True)], {OWN}, "local", id="its own network gets in"),
+        pytest.param([view(answered=None)], {OWN}, "unknown", id="nobody tried"),
+        pytest.param([], {OWN}, "unknown", id="nobody was asked"),
+        pytest.param([], {OWN, "45.67.0.9"}, "public", id="nobody was asked, and an interface is public"),
+        pytest.param([], {OWN, "2a00::1"}, "public", id="or one of IPv6"),
+        pytest.param([view(seen="")], {OWN}, "unknown", id="the connection is relayed"),
+        pytest.param([view(seen="nonsense")], {OWN}, "unknown", id="an answer makes no sense"),
+    ],
+)
+def test_the_verdict_follows_from_what_others_see(views, own, kind):
+    assert verdict(views, own) == kind
+
+
+def test_only_what_is_known_for_sure_makes_a_role():
+    kinds = ("public", "nat", "symmetric nat", "firewall", "local", "unknown")
+    roles = [Reachability(kind, ()).role for kind in kinds]
+    assert roles == ["public", "private", "private", "private", None, None]
+
+
+def test_relays_come_before_public_peers_and_each_is_named_once():
+    a, b, c = (peer_name(Signer(bytes([n]) * 32).peer) for n in range(3))
+    through = f"/ip4/45.67.0.1/tcp/4001/p2p/{a}"
+    direct = f"/ip4/45.67.0.2/tcp/4001/p2p/{b}"
+    given = [direct, f"/ip6/2a00::1/tcp/1/p2p/{b}", f"{through}/p2p-circuit/p2p/{c}", f"{through}/p2p-circuit"]
+    assert relays_among(given) == (through, direct)
+
+
+@pytest.fixture(params=["native", "daemon"])
+def other(request, daemons):
+    """A transport that dials back, of each kind."""
+    if request.param == "daemon":
+        transport = daemons.transport()
+    else:
+        transport = NativeTransport(Signer.generate(), listen=LOOPBACK)
+    serve_dialback(transport, clock=lambda: 1000.5)
+    return transport
+
+
+def run(script):
+    async def bounded():
+        with anyio.fail_after(30):
+            await script()
+
+    anyio.run(bounded)
+
+
+def test_who_listens_is_dialled_back_and_told_where_it_was_seen(other):
+    async def script():
+        async with other:
+            found = await probe(LOOPBACK, other.addresses(), clock=lambda: 1000.0)
+        (seen,) = found.views
+        assert found.kind == "local"
+        assert found.listen[0] != LOOPBACK[0]
+        assert (seen.answered, seen.skew) == (True, 0.5)
+        assert seen.seen == f"/ip4/127.0.0.1/tcp/{seen.local_port}"
+
+    run(script)
+
+
+def test_a_port_where_nobody_or_another_one_listens_is_told_as_silent(other):
+    me, stranger = (NativeTransport(Signer.generate(), listen=LOOPBACK) for _ in range(2))
+
+    async def script():
+        async with other, me, stranger:
+            await me.connect(other.peer, other.addresses())
+            taken = int(stranger.bound[0].rpartition("/")[2])
+            assert (await ask_dialback(me, other.peer, taken)).outcome == SILENT
+            assert (await ask_dialback(me, other.peer, 0)).outcome == NOT_TRIED
+            mine = int(me.bound[0].rpartition("/")[2])
+            assert (await ask_dialback(me, other.peer, mine)).outcome == ANSWERED
+
+    run(script)
+
+
+def test_one_peer_is_dialled_once_at_a_time(other):
+    me = NativeTransport(Signer.generate(), listen=LOOPBACK)
+    outcomes = []
+
+    async def script():
+        async with other, me, await anyio.create_tcp_listener(local_host="127.0.0.1") as deaf:
+            port = deaf.extra(anyio.abc.SocketAttribute.local_port)
+            await me.connect(other.peer, other.addresses())
+
+            async def ask():
+                outcomes.append((await ask_dialback(me, other.peer, port)).outcome)
+
+            async with anyio.create_task_group() as group:
+                for _ in range(3):
+                    group.start_soon(ask)
+
+    run(script)
+    assert sorted(outcomes) == [SILENT, NOT_TRIED, NOT_TRIED]
+
+
+def test_a_question_that_is_none_gets_no_answer():
+    network = MemoryNetwork()
+    a, b = network.transport(Signer.generate()), network.transport(Signer.generate())
+    serve_dialback(b)
+
+    async def script():
+        async with a, b:
+            for body in (b"", b"\0", b"\0\0\0"):
+                with pytest.raises(TransportError):
+                    await request(a, b.peer, DIALBACK, body, limit=128, timeout=5)
+            assert (await ask_dialback(a, b.peer, 9)).outcome == NOT_TRIED, "it knows no address of ours"
+
+    run(script)
+
+
+def test_nobody_to_ask_takes_no_time():
+    async def script():
+        found = await probe(LOOPBACK, [f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(PEER)}"], clock=lambda: 0.0)
+        assert found.kind == "unknown"
+        assert found.views == ()
+
+    run(script)
+
+
+def test_the_speed_of_a_path_is_measured_for_one_peer_at_a_time(other):
+    serve_speed(other)
+    first, second = (NativeTransport(Signer.generate(), listen=LOOPBACK) for _ in range(2))
+
+    async def script():
+        async with other, first, second:
+            for transport in (first, second):
+                await transport.connect(other.peer, other.addresses())
+            slow = await second.open(other.peer, SPEED)
+            await slow.receive_exactly(1)
+            with pytest.raises(TransportError):
+                await measure_speed(first, other.peer)
+            await slow.aclose()
+            with anyio.fail_after(20):
+                while True:
+                    try:
+                        found = await measure_speed(first, other.peer)
+                        break
+                    except TransportError:
+                        await anyio.sleep(0.05)
+            assert min(found.up, found.down) > 1e6
+
+    run(script)
