@@ -14,6 +14,7 @@ COMMANDS = {
     "init": "decentral.cli.runs",
     "start": "decentral.cli.runs",
     "join": "decentral.cli.runs",
+    "relay": "decentral.cli.relay",
     "status": "decentral.cli.inspect",
     "peers": "decentral.cli.inspect",
     "logs": "decentral.cli.inspect",

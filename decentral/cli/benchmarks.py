@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from decentral.cli.options import as_json
+from decentral.cli.quantities import Rate
 
 _COLUMNS = (
     ("bits_per_value", "bits/value", ".4f"),
@@ -86,3 +87,64 @@ def _print(rows: list[dict[str, Any]]) -> None:
             continue
         cells = (f"{row[key]:{form}}" if row[key] is not None else "-" for key, _, form in _COLUMNS)
         click.echo(f"{row['method']:<{widest}}" + "".join(f"{cell:>13}" for cell in cells))
+
+
+@bench_command.command("exchange")
+@click.option("--peers", type=click.IntRange(2, 16), default=4, show_default=True, help="Processes, each a peer.")
+@click.option(
+    "--kind",
+    type=click.Choice(["gather", "reduce"]),
+    default="reduce",
+    show_default=True,
+    help="Every body to every peer, or the mean of all by partitions.",
+)
+@click.option("--megabytes", type=click.IntRange(min=1), default=4, show_default=True, help="Float32 of one peer.")
+@click.option("--compressor", default="none", show_default=True, help="As in a manifest.")
+@click.option("--up", type=Rate(), default="20mbit", show_default=True, help="What each peer may send.")
+@click.option("--down", type=Rate(), help="And receive; the same when not given.")
+@click.option("--slow", type=Rate(), help="What the last peer may send, instead.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Timed, after one that is not."
+)
+@click.option("--transport", type=click.Choice(["daemon", "native"]), help="The daemon where there is one.")
+@as_json
+def exchange_bench(
+    peers: int,
+    kind: str,
+    megabytes: int,
+    compressor: str,
+    up: float,
+    down: float | None,
+    slow: float | None,
+    rounds: int,
+    transport: str | None,
+    as_json: bool,
+) -> None:
+    """Whole rounds of real peers on this machine, each behind caps, over what such links need at least.
+
+    \b
+    $ decentral bench exchange --peers 4 --kind gather --up 20mbit
+    """
+    import tempfile
+
+    from decentral.benchmarks.exchange import Case, measure
+
+    case = Case(
+        kind=kind,
+        rows=megabytes * 256,
+        ups=(*[up] * (peers - 1), up if slow is None else slow),
+        downs=(up if down is None else down,) * peers,
+        compressor=compressor,
+        rounds=rounds,
+        transport=transport,
+    )
+    with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder:
+        found = measure(case, Path(folder)).to_json()
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    equal = "equal" if found["equal"] else "UNEQUAL"
+    click.echo(
+        f"{found['seconds']:.2f} s a round, {found['over_bound']:.2f} times the {found['bound_seconds']:.2f} s that "
+        f"the links need; replicas {equal}"
+    )

@@ -2,18 +2,18 @@
 do.
 """
 
-import ipaddress
 import os
 import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from decentral.cli.failure import one_line
+from decentral.cli.findings import Finding
+from decentral.cli.reached import reachable
 from decentral.errors import DecentralError
 
 _PACKAGES = ("torch", "hivemind", "accelerate", "transformers")
@@ -22,22 +22,16 @@ _LOW_MEMORY_NBYTES = 2 * 10**9
 _ANSWER_SECONDS = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    verdict: str  # ok, warn, fail
-    what: str
-    detail: str
-
-
-def examine(directory: Path, invite: str | None) -> list[Finding]:
+def examine(
+    directory: Path, invite: str | None, *, listen: tuple[str, ...] = (), relays: tuple[str, ...] = ()
+) -> list[Finding]:
     """Run every check; none of them raises."""
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": _versions,
         "machine": _machine,
         "disk": lambda: _disk(directory),
         "listening": _listening,
+        "reached": lambda: reachable(listen, relays, invite),
     }
     if invite is not None:
         checks["invite"] = lambda: _reach(invite)
@@ -113,18 +107,22 @@ def _listening() -> Iterator[Finding]:
     addresses = anyio.run(listen)
     hosts = sorted({address.split("/")[2] for address in addresses})
     yield Finding("ok", default_kind(), f"starts, listens on {', '.join(hosts) or 'nothing'}")
-    if not any(_is_public(host) for host in hosts):
-        advice = (
-            "peers on other networks reach it only if they listen publicly themselves, or the router forwards a port"
-        )
-        yield Finding("warn", "address", f"no public address: {advice}")
+    yield _lan(addresses)
 
 
-def _is_public(host: str) -> bool:
+def _lan(addresses: tuple[str, ...]) -> Finding:
+    """Whether peers of one run would meet on this machine's networks without an invite that leads to somebody."""
+    from decentral.swarm.announcement import host_of, local_addresses
+
+    hosts = dict.fromkeys(map(host_of, local_addresses(addresses)))
+    if not hosts:
+        return Finding("ok", "lan", "no private network here; others are met by their invite only")
+    from decentral.swarm.mdns import usable_hosts
+
     try:
-        return ipaddress.ip_address(host).is_global
-    except ValueError:  # a name
-        return True
+        return Finding("ok", "lan", f"peers of one run meet by multicast DNS on {', '.join(usable_hosts([*hosts]))}")
+    except DecentralError as error:
+        return Finding("warn", "lan", one_line(str(error)))
 
 
 def _reach(invite: str) -> Iterator[Finding]:

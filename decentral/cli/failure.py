@@ -6,6 +6,7 @@ A traceback goes to a file in the run directory, or to the screen when it is ask
 import errno
 import sys
 import traceback as tracebacks
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -39,7 +40,8 @@ def end(error: BaseException, *, directory: Path | None, traceback: bool) -> int
     line, code = describe(error)
     if code == UNEXPECTED and not isinstance(error, DecentralError):
         line += f"; {_where_the_trace_is(error, directory, shown=traceback)}"
-    click.echo(f"error: {line}", err=True)
+    with suppress(OSError):  # stderr may go to the disk that is full: the code says it, too
+        click.echo(f"error: {line}", err=True)
     return code
 
 

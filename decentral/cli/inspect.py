@@ -3,9 +3,10 @@ this machine can.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -78,9 +79,21 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
         you = "  (you)" if member.get("peer") == status.peer else ""
         live = "live" if member.get("live", True) else "gone"
         traffic = f"{in_units(member.get('bytes_sent', 0))} to, {in_units(member.get('bytes_received', 0))} from"
-        click.echo(f"{member.get('peer', '?')}  {live}  round {member.get('round')}  {traffic}{you}")
+        click.echo(f"{member.get('peer', '?')}  {live}  round {member.get('round')}  {traffic}{_way(member)}{you}")
     if not status.members:
         click.echo("nobody yet: this peer looks for others and trains on alone", err=True)
+
+
+def _way(member: Mapping[str, Any]) -> str:
+    """How a member is reached, as far as it is known: path, time to an answer, uplink, share that went relayed."""
+    parts = [str(member.get("path") or "")]
+    if member.get("answers_in") is not None:
+        parts.append(f"{1000 * member['answers_in']:.0f} ms")
+    if member.get("uplink_bits"):
+        parts.append(f"sends {member['uplink_bits'] / 1e6:.1f} Mbit/s")
+    if member.get("relayed_share"):
+        parts.append(f"{100 * member['relayed_share']:.0f} % relayed")
+    return "".join(f"  {part}" for part in parts if part)
 
 
 @click.command("logs")
@@ -113,17 +126,28 @@ def logs_command(context: click.Context, directory: Path, last: int, event: str 
     default=Path(),
     help="Where a run would be kept; its disk is checked.",
 )
+@click.option(
+    "--listen", multiple=True, metavar="ADDR", help="Multiaddr that the peer will listen on; all interfaces by default."
+)
+@click.option("--relay", "relays", multiple=True, metavar="ADDR", help="A relay to ask, as decentral relay prints it.")
 @as_json
 @click.pass_context
-def doctor_command(context: click.Context, invite: str | None, directory: Path, as_json: bool) -> None:
-    """Check what a peer needs here: versions, device, disk, daemon; with an invite, whether its peers answer.
+def doctor_command(
+    context: click.Context,
+    invite: str | None,
+    directory: Path,
+    listen: tuple[str, ...],
+    relays: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Check what a peer needs here: versions, device, disk, transport, and whether others can dial this machine.
 
     \b
-    $ decentral doctor
+    $ decentral doctor INVITE
     """
     from decentral.cli.doctor import examine
 
-    findings = examine(remember(context, directory), invite)
+    findings = examine(remember(context, directory), invite, listen=listen, relays=relays)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings]))
     else:

@@ -44,6 +44,20 @@ def _options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001; all interfaces when not given.",
         ),
         click.option(
+            "--relay",
+            "relays",
+            multiple=True,
+            metavar="ADDR",
+            help="Where a relay is, repeatable, as decentral relay prints it: peers behind routers meet through it.",
+        ),
+        click.option(
+            "--lan/--no-lan",
+            default=True,
+            show_default=True,
+            help="Announce this peer on its local networks (mDNS), and meet others of the run there: also when the "
+            "invite is old or there is no internet.",
+        ),
+        click.option(
             "--transport",
             type=click.Choice(["daemon", "native"]),
             help="How peers are reached: go-libp2p's daemon, or libp2p over TCP in this process. The daemon where this "
@@ -166,6 +180,7 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
         listen=options["listen"] or None,
         join_timeout=options["join_timeout"],
         transport=options["transport"],
+        lan=options["lan"],
     )
     _train(context, manifest, invite=invite, solo=False, pace=None, **options)
 
@@ -181,6 +196,8 @@ def _train(
     data: Path | None,
     listen: tuple[str, ...],
     transport: str | None,
+    relays: tuple[str, ...],
+    lan: bool,
     require_peers: int,
     join_timeout: float | None,
     max_upload: float | None,
@@ -201,6 +218,8 @@ def _train(
         data=data,
         listen=listen or None,
         transport=transport,
+        relays=relays,
+        lan=lan,
         require_peers=require_peers,
         join_timeout=join_timeout,
         max_upload=max_upload,

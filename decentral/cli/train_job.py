@@ -40,6 +40,8 @@ class JobOptions:
     data: Path | None = None
     listen: tuple[str, ...] | None = None  # multiaddrs; None: all interfaces
     transport: str | None = None  # "daemon" or "native"; None: the daemon where this system has one
+    relays: tuple[str, ...] = ()  # multiaddrs
+    lan: bool = True  # announced and looked for on the local networks
     require_peers: int = 0
     join_timeout: float | None = None  # seconds
     max_upload: float | None = None  # bytes/s
@@ -67,6 +69,8 @@ def train_with_swarm(
         out=options.out,
         listen=options.listen,
         transport=options.transport,
+        relays=options.relays,
+        lan=options.lan,
         scheduler=bench.scheduler,
         require_peers=options.require_peers,
         join_timeout=options.join_timeout,

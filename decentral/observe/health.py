@@ -2,6 +2,7 @@
 
 from decentral.observe.status import Status
 
+_HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
 
 
@@ -22,6 +23,12 @@ def health_sentence(status: Status) -> str:
 
 
 def _looking(status: Status) -> str:
+    if status.reachability in _HIDDEN and not status.relays:
+        return (
+            f"looking: nobody reachable yet, training on alone (inner step {status.inner_steps}); when all of you are "
+            "behind routers, one public machine must help: run decentral relay there, and start with the --relay line "
+            "that it prints"
+        )
     return (
         f"looking: nobody reachable yet, training on alone (inner step {status.inner_steps}); "
         "share the invite line, or ask decentral doctor"

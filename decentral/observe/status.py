@@ -55,6 +55,8 @@ class Status:
     anchor_digest: str = ""
     invite: str = ""
     addresses: tuple[str, ...] = ()
+    reachability: str = ""  # public, nat, symmetric nat, firewall, local, unknown; empty before it was looked at
+    relays: tuple[str, ...] = ()  # where others may reach this peer through
     problem: str = ""  # one sentence when something is wrong, empty when nothing is
     health: str = ""  # the sentence of health.py
     pid: int = 0
@@ -66,7 +68,7 @@ class Status:
         """Take the fields that are known and leave the others at their defaults."""
         known = {f.name for f in fields(cls)}
         taken = {key: value for key, value in values.items() if key in known}
-        for key in ("members", "given_up", "waiting_for", "addresses"):
+        for key in ("members", "given_up", "waiting_for", "addresses", "relays"):
             if key in taken:
                 taken[key] = tuple(taken[key] or ())
         return cls(**taken)

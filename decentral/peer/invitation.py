@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,17 +11,21 @@ import anyio
 from decentral.errors import DiskError, InviteError, ManifestMismatch, NoPeersError, PayloadError, TransportError
 from decentral.manifest import Manifest, check_methods, load_manifest
 from decentral.peer.node import RETRY, ask_hello
+from decentral.peer.notebooks import run_apart
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
+from decentral.swarm.lan import Lan
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
 
 MANIFEST_FILE = "run.toml"
 
+logger = logging.getLogger("decentral.peer")
+
 
 def terms_of(
-    run: str | Path | Manifest, out: str | Path | None, transport: str | None
+    run: str | Path | Manifest, out: str | Path | None, transport: str | None, *, lan: bool = True
 ) -> tuple[Manifest, Invite | None, Path]:
     """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first."""
     if isinstance(run, Manifest):
@@ -30,7 +35,7 @@ def terms_of(
         return manifest, None, _out(out, manifest)
     invite = Invite.parse(run)
     folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
-    return fetch(invite, folder, None, None, transport), invite, folder
+    return fetch(invite, folder, None, None, transport, lan=lan), invite, folder
 
 
 def _out(out: str | Path | None, manifest: Manifest) -> Path:
@@ -43,6 +48,8 @@ def fetch(
     listen: Sequence[str] | None,
     join_timeout: float | None,
     transport: str | None = None,
+    *,
+    lan: bool = True,
 ) -> Manifest:
     """The manifest, from ``out`` when it was fetched before, else from any peer the invite leads to."""
     kept = out / MANIFEST_FILE
@@ -59,7 +66,7 @@ def fetch(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(f"{out}: cannot be made ({error.strerror}); choose another --out") from error
-    manifest = anyio.run(_fetch, invite, out, listen, join_timeout, transport)
+    manifest = run_apart(_fetch, invite, out, listen, join_timeout, transport, lan)
     check_methods(manifest)
     try:
         kept.write_text(manifest.to_toml(), encoding="utf-8")
@@ -74,6 +81,7 @@ async def _fetch(
     listen: Sequence[str] | None,
     join_timeout: float | None,
     asked: str | None,
+    lan: bool,
 ) -> Manifest:
     identity = Identity.load_or_create(out / "identity.key")
     transport = make_transport(asked, identity, listen)
@@ -81,14 +89,21 @@ async def _fetch(
     async with transport, anyio.create_task_group() as group:
         group.start_soon(directory.run)
         directory.add_bootstrap(invite.addresses)
+        if lan:
+            group.start_soon(Lan(_log, announce=False).run, directory)
         with anyio.move_on_after(join_timeout if join_timeout is not None else float("inf")):
             manifest = await _first_answer(invite, transport, directory)
             group.cancel_scope.cancel()
             return manifest
+        group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
     raise NoPeersError(
         f"no peer of run {invite.run.hex()[:12]} answered within {join_timeout:g} s; ask whoever invited you for "
         "a fresh invite, or look with: decentral doctor INVITE"
     )
+
+
+def _log(event: str, fields: dict[str, object]) -> None:
+    logger.debug("%s: %s", event, fields)
 
 
 async def _first_answer(invite: Invite, transport: Transport, directory: Directory) -> Manifest:

@@ -8,9 +8,10 @@ from decentral.rounds.carrier import CONTROL
 from decentral.rounds.gossip import PAIR
 from decentral.swarm.directory import LEASE, LEASES
 from decentral.transport import Transport
+from decentral.transport.dialback import DIALBACK
 from decentral.transport.throttle import Caps, ThrottledTransport
 
-URGENT = (CONTROL, LEASE, LEASES, HELLO, PAIR)  # what a swarm must hear in time; all else is bulk
+URGENT = (CONTROL, LEASE, LEASES, HELLO, PAIR, DIALBACK)  # what a swarm must hear in time; all else is bulk
 
 
 def throttled(inner: Transport, caps: Caps, daily: DailyUpload | None) -> ThrottledTransport:

@@ -26,7 +26,7 @@ from decentral.errors import (
 )
 from decentral.exchange.codec import Codec
 from decentral.exchange.offload import Offload, in_thread
-from decentral.exchange.partition import partition
+from decentral.exchange.partition import partition, shares
 from decentral.manifest import Manifest, differences, parse_manifest
 from decentral.optimizers import DiLoCo, NoLoCo, OuterOptimizer, make_outer, outer_learning_rate
 from decentral.parameters import Schema
@@ -42,10 +42,14 @@ from decentral.rounds.inbox import Inbox
 from decentral.rounds.machine import Terms
 from decentral.rounds.replica import Replica
 from decentral.swarm.directory import Directory
+from decentral.swarm.paths import Paths
 from decentral.transport import Transport
+from decentral.transport.dialback import serve_dialback
 from decentral.transport.requests import request, serve_requests
+from decentral.transport.speed import serve_speed
 from decentral.transport.uplink import lease_bits
 from decentral.wire.keys import PeerId, Signer, peer_name
+from decentral.wire.lease import PRIVATE
 
 HELLO = "/decentral/hello/1"
 END_TIMEOUT = 15.0  # s for the others to get the last commit: a frame of 10 MB and 10 Mbit/s take 8
@@ -88,19 +92,23 @@ class Node:
         offload: Offload = in_thread,
         uplink: Callable[[], float | None] = lambda: None,
         daily_upload: DailyUpload | None = None,
+        private: bool = False,
     ) -> None:
-        """``uplink`` tells the bytes per second that this peer was seen to send, for its lease."""
+        """``uplink`` tells the bytes per second that this peer was seen to send, for its lease; ``private`` that others
+        reach it through relays only.
+        """
         manifest = start.manifest
         self.start, self.manifest, self.transport, self.signer = start, manifest, transport, signer
         self.on_event = on_event
         self.directory = Directory(transport, signer, manifest.digest, ttl=manifest.swarm.lease)
+        self.directory.update(state=PRIVATE if private else 0)
         self.replica = make_replica(manifest, start.schema, start.anchors)
         inbox = Inbox(start.schema, self.replica.codec, self.replica.merge_codec, offload)
         head = start.head or Head.genesis(manifest.digest, start.schema.digest, self.replica.digest, signer.peer)
         self.driver = Driver(
             signer=signer,
             head=head,
-            terms=make_terms(manifest, self.replica),
+            terms=make_terms(manifest, self.replica, self._uplinks_of),
             replica=self.replica,
             inbox=inbox,
             transport=transport,
@@ -113,6 +121,7 @@ class Node:
             acceptor=start.acceptor,
             offload=offload,
         )
+        self.paths = Paths(transport)
         self.catch_up = CatchUp(self.driver, transport, self.directory, start.folder)
         self.gossip: Gossip | None = None
         if isinstance(self.replica.outer, NoLoCo):
@@ -126,6 +135,8 @@ class Node:
         self.resting = Resting(self.driver, on_event, offload)
         self._began = 0.0
         serve_requests(transport, HELLO, self._on_hello, limit=64)
+        serve_dialback(transport)
+        serve_speed(transport)
 
     @property
     def age(self) -> float:
@@ -142,6 +153,7 @@ class Node:
                 await self._join()
             await group.start(self.driver.run)
             group.start_soon(self.catch_up.run)
+            group.start_soon(self.paths.watch)
             group.start_soon(self._announce_forever)
             if self.daily_upload is not None:
                 group.start_soon(self.resting.keep_to, self.daily_upload, self.transport.traffic)
@@ -215,6 +227,18 @@ class Node:
         )
 
     # ---- being there ----
+
+    def _uplinks_of(self, peers: Sequence[PeerId]) -> list[float]:
+        """Bits per second that each says it was seen to send; private peers, whom not all can reach, own nothing."""
+        live, own = self.directory.live(), self.directory.own()
+        leases = [own if peer == self.driver.me else live.get(peer) for peer in peers]
+        known = [lease.uplink for lease in leases if lease is not None and lease.uplink]
+        usual = sum(known) / len(known) if known else 1.0
+        private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
+        return [
+            0.0 if hidden and not all(private) else float(lease.uplink if lease is not None else 0) or usual
+            for lease, hidden in zip(leases, private, strict=True)
+        ]
 
     async def _announce_forever(self) -> None:
         """Keep the lease in step with the chain, and the clock of a run that ends by time."""
@@ -319,8 +343,15 @@ def _lr_by_peers(outer: OuterOptimizer, num_peers: int) -> OuterOptimizer:
     return replace(outer, lr=outer_learning_rate(num_peers))
 
 
-def make_terms(manifest: Manifest, replica: Replica) -> Terms:
-    """What the round machine needs of the manifest."""
+def make_terms(
+    manifest: Manifest, replica: Replica, uplinks_of: Callable[[Sequence[PeerId]], Sequence[float]] | None = None
+) -> Terms:
+    """What the round machine needs of the manifest; ``uplinks_of`` tells what owners of partitions can send."""
+
+    def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
+        weights = None if uplinks_of is None else shares(uplinks_of(owners))
+        return partition(replica.numel(fragment), owners, weights)
+
     swarm, fragments = manifest.swarm, manifest.outer.fragments
     gossips = manifest.exchange.kind == "pair"
     reduces = manifest.exchange.kind == "reduce"
@@ -331,6 +362,6 @@ def make_terms(manifest: Manifest, replica: Replica) -> Terms:
         floor=swarm.deadline_floor,
         ceiling=swarm.deadline_ceiling,
         patience=max(2.0, swarm.deadline_floor),
-        partition=(lambda f, owners: partition(replica.numel(f), owners)) if reduces else None,
+        partition=ranges if reduces else None,
         steps=manifest.inner.steps // fragments,
     )

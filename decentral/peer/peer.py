@@ -28,6 +28,7 @@ from decentral.observe.status import Status
 from decentral.peer.boundary import Boundary
 from decentral.peer.checkpointing import Checkpointer
 from decentral.peer.daily_upload import DailyUpload
+from decentral.peer.entrance import check_relays, enter
 from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.links import throttled
 from decentral.peer.live_model import LiveModel
@@ -41,8 +42,8 @@ from decentral.rounds.chain import Head
 from decentral.rounds.driver import Advance
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
+from decentral.swarm.lan import Lan
 from decentral.transport import Transport
-from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
 
 Observer = Callable[[dict[str, Any]], None]
@@ -67,6 +68,8 @@ def join(
     max_download: float | None = None,
     daily_upload: int | None = None,
     transport: Transport | str | None = None,
+    relays: Sequence[str] = (),
+    lan: bool = True,
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -83,12 +86,14 @@ def join(
         tokens_per_step: training tokens behind one inner step, told to the swarm.
         max_upload: bytes per second that this peer sends at most, over everything; ``max_download`` that it receives.
         daily_upload: bytes that it sends at most per day (UTC); then it trains on without contributing.
+        relays: multiaddrs of relays, as ``decentral relay`` prints them: who is behind a NAT is reached through them.
+        lan: announce this peer on its local networks by multicast DNS, and look for others of the run there.
         transport: ``daemon``, ``native``, or one of your own; the daemon where this system has it when not given.
 
     Raises ConfigError and its kin when the terms cannot work; nothing is started then.
 
     """
-    manifest, invite, out_path = terms_of(run, out, transport if isinstance(transport, str) else None)
+    manifest, invite, out_path = terms_of(run, out, transport if isinstance(transport, str) else None, lan=lan)
     return Peer(
         manifest=manifest,
         invite=invite,
@@ -106,6 +111,8 @@ def join(
         caps=Caps(up=max_upload, down=max_download),
         daily_upload=daily_upload,
         transport=transport,
+        relays=relays,
+        lan=lan,
     )
 
 
@@ -131,6 +138,8 @@ class Peer(Boundary):
         caps: Caps,
         daily_upload: int | None,
         transport: Transport | str | None,
+        relays: Sequence[str] = (),
+        lan: bool = True,
     ) -> None:
         self.manifest, self.out = manifest, out
         self.inner_steps = 0
@@ -139,7 +148,9 @@ class Peer(Boundary):
         self._invited_by, self._listen, self._identity_path = invite, listen, identity_path
         self._require_peers, self._join_timeout = require_peers, join_timeout
         self._observer, self._checkpoint_every = observer, checkpoint_every
-        self._tokens_per_step, self._transport = tokens_per_step, transport
+        self._tokens_per_step, self._transport, self._relays = tokens_per_step, transport, tuple(relays)
+        check_relays(self._relays)
+        self._lan = Lan(self._emit) if lan else None
         self.caps = caps
         self._daily_upload = None if daily_upload is None else DailyUpload(out, daily_upload)
         self._paused = False
@@ -241,12 +252,14 @@ class Peer(Boundary):
         """Resume or start, find the swarm, and stand at a verified anchor."""
         self.out.mkdir(parents=True, exist_ok=True)
         identity = Identity.load_or_create(self._identity_path)
+        invited_by = self._invited_by.addresses if self._invited_by is not None else ()
+        self.entrance = enter(self._transport, identity, self._listen, relays=self._relays, invited_by=invited_by)
         self._events = EventLog(self.out)
         self._vault = Vault(self.out)
         self._reporter = Reporter(self._emit)
         self._checkpointer = Checkpointer(self._vault, self._optimizer, self._scheduler)
         start = self._resumed_or_fresh()
-        transport = throttled(make_transport(self._transport, identity, self._listen), self.caps, self._daily_upload)
+        transport = throttled(self.entrance.transport, self.caps, self._daily_upload)
 
         def make_node(on_advance: Callable[[Advance], None]) -> Node:
             node = Node(
@@ -258,6 +271,7 @@ class Peer(Boundary):
                 on_event=self._emit,
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
+                private=self.entrance.is_private,
             )
             if start.head is not None:
                 node.replica.load(self._resumed_tensors)
@@ -268,7 +282,7 @@ class Peer(Boundary):
             return node
 
         self._restart_at_anchor = False
-        self._swarm = SwarmThread(transport, make_node)
+        self._swarm = SwarmThread(transport, make_node, self._lan.run if self._lan is not None else None)
         try:
             self._swarm.start()
         except BaseException:
@@ -392,10 +406,12 @@ def fetch_manifest(
     listen: Sequence[str] | None = None,
     join_timeout: float | None = None,
     transport: str | None = None,
+    lan: bool = True,
 ) -> Manifest:
     """The manifest of the run that ``invite`` names, from any of its peers; kept as ``run.toml`` in ``out``.
 
-    Looks until a peer answers, or ``join_timeout`` seconds. ``transport`` is ``daemon`` or ``native``; None: the daemon
-    where this system has it. Raises NoPeersError, InviteError, ManifestMismatch.
+    Looks until a peer answers, or ``join_timeout`` seconds; with ``lan`` on the local network, too. ``transport`` is
+    ``daemon`` or ``native``; None: the daemon where this system has it. Raises NoPeersError, InviteError,
+    ManifestMismatch.
     """
-    return fetch(Invite.parse(invite), Path(out), listen, join_timeout, transport)
+    return fetch(Invite.parse(invite), Path(out), listen, join_timeout, transport, lan=lan)

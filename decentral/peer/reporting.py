@@ -13,6 +13,7 @@ from decentral.rounds.driver import Advance
 from decentral.rounds.gossip import Swapped
 from decentral.transport.uplink import lease_bits
 from decentral.wire.keys import peer_name
+from decentral.wire.lease import PRIVATE
 
 if TYPE_CHECKING:
     from decentral.peer.peer import Peer
@@ -134,6 +135,8 @@ class Reporter:
             anchor_digest=peer.anchor_digest,
             invite=peer.invite,
             addresses=swarm.transport.addresses(),
+            reachability=peer.entrance.kind,
+            relays=peer.entrance.relays,
         )
 
     def _state(self, peer: Peer) -> str:
@@ -163,6 +166,20 @@ class Reporter:
             "round": node.driver.head.round if here else (lease.round if lease is not None else None),
             "bytes_sent": count.sent,
             "bytes_received": count.received,
+            **({} if here else self._way(peer, member)),
+        }
+
+    def _way(self, peer: Peer, member: bytes) -> dict[str, object]:
+        """How a member is reached; directly although both are private is punched."""
+        node = peer.swarm.node
+        path, lease = node.paths.get(member), node.directory.live().get(member)
+        hidden = lease is not None and bool(lease.state & PRIVATE) and peer.entrance.is_private
+        names = {None: None, False: "relayed", True: "punched" if hidden else "direct"}
+        return {
+            "path": names[None if path is None else path.direct],
+            "relayed_share": None if path is None else round(path.relayed_share, 3),
+            "answers_in": node.directory.answered_in.get(member),
+            "uplink_bits": 0 if lease is None else lease.uplink,
         }
 
     def _awaited(self, peer: Peer) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ training thread never touches a socket, the loop never touches the model.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from anyio.from_thread import BlockingPortal
 from decentral.peer.backlog import Backlog
 from decentral.peer.node import END_TIMEOUT, Node
 from decentral.rounds.driver import Advance
+from decentral.swarm.directory import Directory
 from decentral.transport import Transport
 
 T = TypeVar("T")
@@ -26,10 +27,15 @@ STOP_TIMEOUT = 8.0  # s for goodbye and shutdown: one Ctrl-C leaves within 10 s
 
 
 class SwarmThread:
-    """Runs one node on one transport until ``stop``."""
+    """Runs one node on one transport until ``stop``, and ``beside`` it, already while it joins, who finds others."""
 
-    def __init__(self, transport: Transport, make_node: Callable[[Callable[[Advance], None]], Node]) -> None:
-        self.transport = transport
+    def __init__(
+        self,
+        transport: Transport,
+        make_node: Callable[[Callable[[Advance], None]], Node],
+        beside: Callable[[Directory], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self.transport, self._beside = transport, beside
         self.advances = Backlog()
         self._make_node = make_node
         self._node: Node | None = None
@@ -101,6 +107,8 @@ class SwarmThread:
         async with BlockingPortal() as portal:
             self._portal = portal
             async with self.transport, anyio.create_task_group() as group:
+                if self._beside is not None:
+                    group.start_soon(self._beside, self._node.directory)
                 await group.start(self._node.run)
                 self._ready.set()
                 await self._stop.wait()

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ def main(order: dict[str, Any]) -> int:
         _live(order)
     except BaseException as error:  # noqa: BLE001 - what ends a peer is said in one line and a code
         line, code = describe(error)
-        sys.stderr.write(f"error: {line}\n")
-        if code == 1:
-            sys.excepthook(type(error), error, error.__traceback__)
+        with suppress(OSError):  # what is said goes to the disk that may be full
+            sys.stderr.write(f"error: {line}\n")
+            if code == 1:
+                sys.excepthook(type(error), error, error.__traceback__)
         return code
     return 0
 
@@ -71,6 +73,7 @@ def _live(order: dict[str, Any]) -> None:
         optimizer,
         out=out,
         listen=(order["listen"],) if order["listen"] else None,
+        relays=order.get("relays", ()),
         checkpoint_every=order["checkpoint_every"],
         tokens_per_step=manifest.data.batch_size * manifest.model.context,
     )

@@ -86,3 +86,11 @@ def test_the_origin_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.Captu
     assert "DataError" in shown
     assert shown.endswith("error: no text\n")
     assert not (tmp_path / TRACEBACK_FILE).exists()
+
+
+def test_a_full_disk_under_stderr_takes_the_line_and_leaves_the_exit_code(monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(click, "echo", full)
+    assert end(errors.DiskError("full"), directory=None, traceback=False) == 50

@@ -59,15 +59,18 @@ def terms(tmp_path: Path) -> list[str]:
 def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     family: Family, terms: list[str], tmp_path: Path, run: Run
 ) -> None:
-    manifest = str(tmp_path / "run.toml")
-    first = family.start("first", tmp_path / "first", ["start", manifest, *terms, "--out", str(tmp_path / "first")])
+    """One has no daemon and one has."""
+    found = ["start", str(tmp_path / "run.toml"), *terms, "--transport", "native", "--out", str(tmp_path / "first")]
+    first = family.start("first", tmp_path / "first", found)
     command, join, invite = first.first_line(PATIENCE).split()
     assert (command, join) == ("decentral", "join")
     limits = ["--max-upload", "8mbit", "--max-download", "2.5MB/s", "--daily-upload", "20GB"]
     out = tmp_path / "second"
-    second = family.start("second", out, ["join", invite, *terms, *limits, "--out", str(out)])
+    second = family.start("second", out, ["join", invite, *terms, *limits, "--transport", "daemon", "--out", str(out)])
     until(lambda: (second.directory / "status.json").exists() and status_of(second).rounds_contributed >= 2)
     until(lambda: status_of(second).sent_today > 0)
+    until(lambda: status_of(first).rounds_contributed >= 2)
+    assert not any(child.name() == "p2pd" for child in psutil.Process(first.process.pid).children(recursive=True))
     shown = run("status", "--out", second.directory).stdout
     assert "limits    8 Mbit/s up, 20 Mbit/s down, " in shown
     assert "of 20.0 GB sent today (UTC)" in shown
@@ -99,30 +102,6 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     exported = run("export", first.directory, "--to", "model")
     assert exported.exit_code == 0, exported.stderr
     assert (tmp_path / "model/model.safetensors").exists()
-
-
-@pytest.mark.timeout(300)
-def test_a_peer_without_a_daemon_and_one_with_train_together(
-    family: Family, terms: list[str], tmp_path: Path, run: Run
-) -> None:
-    first = family.start(
-        "first",
-        tmp_path / "first",
-        ["start", str(tmp_path / "run.toml"), *terms, "--transport", "native", "--out", str(tmp_path / "first")],
-    )
-    invite = first.first_line(PATIENCE).split()[2]
-    second = family.start(
-        "second",
-        tmp_path / "second",
-        ["join", invite, *terms, "--transport", "daemon", "--out", str(tmp_path / "second")],
-    )
-    until(lambda: (second.directory / "status.json").exists() and status_of(second).rounds_contributed >= 2)
-    until(lambda: status_of(first).rounds_contributed >= 2)
-    assert not any(child.name() == "p2pd" for child in psutil.Process(first.process.pid).children(recursive=True))
-    assert run("leave", "--out", second.directory, "--wait", PATIENCE).exit_code == 0
-    first.process.send_signal(signal.SIGINT)
-    assert first.process.wait() == 130
-    assert family.count_strays() == 0
 
 
 def test_requiring_peers_that_do_not_come_ends_with_code_20(terms: list[str], tmp_path: Path, run: Run) -> None:

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import decentral
 
-HEAVY = ("torch", "hivemind", "transformers", "accelerate", "matplotlib", "numpy", "pydantic", "psutil", "rich")
+HEAVY = (
+    "torch",
+    "hivemind",
+    "transformers",
+    "accelerate",
+    "matplotlib",
+    "numpy",
+    "pydantic",
+    "psutil",
+    "rich",
+    "zeroconf",
+)
 
 
 def loaded_by(program: str) -> set[str]:

@@ -99,9 +99,10 @@ class Member:
         driver = self.node.driver
         while not self.idle:
             await anyio.sleep(self.lab.step)
-            anchor = self.node.replica.anchors[0]
-            local = anchor + self.pull * (self.target(0) - anchor)
-            self.swaps.append(await gossip.exchange(0, local, 1, 1))
+            fragment = gossip.step % self.lab.manifest.outer.fragments
+            anchor = self.node.replica.anchors[fragment]
+            local = anchor + self.pull * (self.target(fragment) - anchor)
+            self.swaps.append(await gossip.exchange(fragment, local, 1, 1))
         while not driver.head.final:
             if driver.pending is None:
                 slow = self.node.replica.anchors[0]

@@ -12,6 +12,7 @@ from decentral.peer.daily_upload import DAY, SAVE_EVERY, UPLOAD_FILE, DailyUploa
 from decentral.peer.links import URGENT, throttled
 from decentral.state.durable import Disk
 from decentral.transport.memory import MemoryNetwork
+from decentral.transport.speed import SPEED
 from decentral.transport.throttle import Caps
 from decentral.wire.keys import Signer
 from tests.peer.conftest import tiny_model
@@ -192,7 +193,7 @@ def test_a_transport_refuses_bulk_when_the_day_is_used_up_to_the_last_byte(tmp_p
 
 
 def test_everything_a_node_serves_is_urgent_or_known_bulk(run_lab, terms):
-    bulk = {"/decentral/frame/1", "/decentral/fetch/1", "/decentral/chain/1", "/decentral/state/1"}
+    bulk = {"/decentral/frame/1", "/decentral/fetch/1", "/decentral/chain/1", "/decentral/state/1", SPEED}
 
     async def script(lab):
         served = set(lab.add().transport._services.handlers)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from decentral.errors import InviteError
+from decentral.errors import InviteError, NoPeersError
 from decentral.peer.invitation import fetch
 from decentral.swarm.invite import Invite
+from decentral.wire.keys import Signer, peer_name
 
 
 def test_an_invite_that_leads_to_nobody_is_refused_at_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -14,3 +15,10 @@ def test_an_invite_that_leads_to_nobody_is_refused_at_once_and_leaves_nothing_be
     with pytest.raises(InviteError, match="nobody who is in it; ask for a fresh one"):
         fetch(Invite(bytes(32), ()), out, None, None)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("lan", [True, False])
+def test_when_nobody_answers_in_time_that_is_said_and_nothing_waits_on(tmp_path: Path, lan: bool) -> None:
+    gone = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}"
+    with pytest.raises(NoPeersError, match=r"no peer of run 000000000000 answered within 0\.3 s"):
+        fetch(Invite(bytes(32), (gone,)), tmp_path, ("/ip4/127.0.0.1/tcp/0",), 0.3, "native", lan=lan)

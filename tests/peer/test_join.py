@@ -150,6 +150,18 @@ def test_two_peers_train_one_model_and_end_with_the_same_bits(tmp_path, preset):
         assert torch.equal(pair.models[0], pair.models[1])
 
 
+@pytest.mark.parametrize("lan", [True, False])
+def test_a_peer_says_how_it_stands_on_the_local_network_unless_it_stays_off_it(tmp_path, lan):
+    problem, events = Problem(0), []
+    manifest = run_terms("sparseloco", run={"rounds": 1})
+    with join(
+        manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, lan=lan, observer=events.append
+    ):
+        pass
+    said = [event for event in events if event["event"] == "lan"]
+    assert said == ([{"event": "lan", "off": "this peer listens on no private network"}] if lan else [])
+
+
 def test_a_restarted_peer_stands_at_the_digest_it_had(tmp_path):
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem = Problem(0)

@@ -6,22 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from decentral.manifest import preset_manifest
 
 SCRIPT = Path(__file__).parent / "two_ranks.py"
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "noloco"])
-def test_both_processes_of_a_peer_hold_the_anchor_after_the_last_round(tmp_path, preset):
-    manifest = tmp_path / "run.toml"
-    terms = preset_manifest(preset, run={"rounds": 3, "salt": "ranks"}, inner={"steps": 5})
-    manifest.write_text(terms.to_toml())
+def test_both_processes_of_a_peer_hold_the_anchor_after_the_last_round(tmp_path):
+    runs = {"sparseloco": tmp_path / "a.toml", "noloco": tmp_path / "b.toml"}
+    for preset, manifest in runs.items():
+        terms = preset_manifest(preset, run={"rounds": 3, "salt": "ranks"}, inner={"steps": 5})
+        manifest.write_text(terms.to_toml())
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--multi_gpu", "--main_process_port", "0"]
     run = subprocess.run(
-        [*command, str(SCRIPT), str(manifest), str(tmp_path / "out")],
+        [*command, str(SCRIPT), *map(str, runs.values())],
         env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
         capture_output=True,
         text=True,
@@ -29,8 +27,9 @@ def test_both_processes_of_a_peer_hold_the_anchor_after_the_last_round(tmp_path,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    found = json.loads((tmp_path / "out" / "ranks.json").read_text())
-    assert len(found["ranks"]) == 2
-    assert found["ranks"][0] == found["ranks"][1]
-    assert found["ranks"][0][1] == 15
-    assert found["live"] == found["ranks"][0][0]
+    for preset, manifest in runs.items():
+        found = json.loads((manifest.with_suffix("") / "ranks.json").read_text())
+        assert len(found["ranks"]) == 2, preset
+        assert found["ranks"][0] == found["ranks"][1], preset
+        assert found["ranks"][0][1] == 15, preset
+        assert found["live"] == found["ranks"][0][0], preset

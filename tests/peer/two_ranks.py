@@ -1,4 +1,4 @@
-"""One peer of two processes: run by accelerate, it trains until the run is done and checks that its ranks agree."""
+"""One peer of two processes: run by accelerate, it trains each run until it is done and tells what its ranks hold."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ import decentral
 from decentral.parameters import digest
 
 
-def main(manifest: str, out: str) -> None:
+def main(*manifests: str) -> None:
     accelerator = Accelerator(cpu=True)
+    for manifest in manifests:
+        train(accelerator, manifest, manifest.removesuffix(".toml"))
+    accelerator.end_training()
+
+
+def train(accelerator: Accelerator, manifest: str, out: str) -> None:
     torch.manual_seed(accelerator.process_index)  # ranks begin apart: accelerate and the swarm bring them together
     model = nn.Linear(32, 32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -40,7 +46,6 @@ def main(manifest: str, out: str) -> None:
         same = digest(torch.cat([bare.weight.detach().reshape(-1), bare.bias.detach()])).hex()
         Path(out, "ranks.json").write_text(json.dumps({"ranks": ranks, "anchor": anchor, "live": same}))
     accelerator.wait_for_everyone()  # a rank that leaves first takes the store of the other with it
-    accelerator.end_training()
 
 
 if __name__ == "__main__":

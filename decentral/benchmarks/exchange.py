@@ -1,0 +1,192 @@
+"""Seconds from the start of an exchange to the commit on every peer, over what the links alone need.
+
+Every peer is a process with its transport; a whole step is timed: offers, frames or slices, proposal, votes, commit,
+outer step and digest. The peers run where ``launch`` starts them: here, behind caps, or each on a network of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from decentral.benchmarks.bounds import BOUNDS
+from decentral.benchmarks.exchange_peer import Seat
+from decentral.errors import DecentralError
+from decentral.manifest import Manifest, check_methods, preset_manifest
+
+Launch = Callable[[int, Sequence[str]], "subprocess.Popen[str]"]  # peer number and command line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One swarm and what it exchanges. Rates in bytes per second, one for each peer."""
+
+    kind: str  # gather, reduce
+    rows: int  # of 1,024 values
+    ups: tuple[float, ...]
+    downs: tuple[float, ...]
+    compressor: str = "none"
+    capped: bool = True  # the rates are kept by the peers' own caps; else the network does
+    rounds: int = 5
+    transport: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One round."""
+
+    seconds: float  # of the peer that took longest
+    nbytes: float  # of one peer's body as it is encoded
+    sent: float  # bytes, by the peer that sent most, everything included
+    equal: bool  # all peers ended with the same digest
+    contributors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was measured; the first round warms up and is left out."""
+
+    case: Case
+    steps: tuple[Step, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of the median round."""
+        return median(step.seconds for step in self.steps)
+
+    @property
+    def bound(self) -> float:
+        """Seconds for the bytes that the median round's bodies had."""
+        nbytes = median(step.nbytes for step in self.steps)
+        return BOUNDS[self.case.kind](nbytes, self.case.ups, self.case.downs)
+
+    def to_json(self) -> dict[str, Any]:  # Any: JSON
+        """All of it, and the ratio."""
+        return {
+            **asdict(self.case),
+            "seconds": round(self.seconds, 3),
+            "bound_seconds": round(self.bound, 3),
+            "over_bound": round(self.seconds / self.bound, 3),
+            "equal": all(step.equal for step in self.steps),
+            "all_contributed": all(step.contributors == len(self.case.ups) for step in self.steps),
+            "steps": [asdict(step) for step in self.steps],
+        }
+
+
+class Worker:
+    """A peer's process, told what to do."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def tell(self, order: str) -> None:
+        """Give an order; ``hear`` its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": order}) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:  # Any: JSON
+        """The next answer. DecentralError when the process ended instead."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise DecentralError(f"a peer of the benchmark ended with {self._process.wait()}; see what it wrote above")
+        return dict(json.loads(line))
+
+
+def here(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a peer on this machine."""
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def measure(case: Case, folder: Path, launch: Launch = here, listen: Callable[[int], str] | None = None) -> Result:
+    """Start the peers, exchange, end them. Raises DecentralError when one of them ends by itself."""
+    manifest = terms(case)
+    with ExitStack() as stack:
+        workers: list[Worker] = []
+        bootstrap: list[str] = []
+        for number in range(len(case.ups)):
+            seat = _seat(case, manifest, folder, number, bootstrap, listen)
+            command = (sys.executable, "-m", "decentral.benchmarks.exchange_peer", json.dumps(asdict(seat)))
+            workers.append(stack.enter_context(Worker(launch(number, command))))
+            addresses = workers[-1].hear()["addresses"]
+            bootstrap = bootstrap or addresses
+        _until_all_are_members(workers)
+        steps = [_step(workers) for _ in range(case.rounds + 1)]
+    return Result(case, tuple(steps[1:]))
+
+
+def terms(case: Case) -> Manifest:
+    """A run whose rounds wait for everybody."""
+    n = len(case.ups)
+    manifest = preset_manifest(
+        "diloco" if case.kind == "reduce" else "sparseloco",
+        run={"rounds": case.rounds + 100, "salt": "exchange"},
+        inner={"steps": 1, "warmup": 0},
+        compressor={"chain": case.compressor, "feedback": "none"},
+        swarm={"min_peers": n, "deadline_floor": 60.0, "deadline_ceiling": 600.0, "lease": 20.0},
+    )
+    check_methods(manifest)
+    return manifest
+
+
+def _seat(
+    case: Case,
+    manifest: Manifest,
+    folder: Path,
+    number: int,
+    bootstrap: Sequence[str],
+    listen: Callable[[int], str] | None,
+) -> Seat:
+    return Seat(
+        folder=str(folder),
+        number=number,
+        manifest=manifest.to_toml(),
+        rows=case.rows,
+        listen=(listen(number) if listen is not None else "/ip4/127.0.0.1/tcp/0",),
+        bootstrap=tuple(bootstrap),
+        up=case.ups[number] if case.capped else None,
+        down=case.downs[number] if case.capped else None,
+        transport=case.transport,
+    )
+
+
+def _until_all_are_members(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.tell("members")
+        while worker.hear()["members"] < len(workers):
+            worker.tell("members")
+
+
+def _step(workers: Sequence[Worker]) -> Step:
+    for worker in workers:
+        worker.tell("round")
+    found = [worker.hear() for worker in workers]
+    return Step(
+        seconds=max(one["seconds"] for one in found),
+        nbytes=max(one["nbytes"] for one in found),
+        sent=max(one["sent"] for one in found),
+        equal=len({one["digest"] for one in found}) == 1,
+        contributors=min(one["contributors"] for one in found),
+    )

@@ -1,0 +1,178 @@
+"""A relay from its start to its end: what it prints, what it says now and then, what it tells Prometheus."""
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import click
+import psutil
+from anyio.abc import SocketAttribute, SocketListener
+
+from decentral.cli.stopping import Stop, stop_signals
+from decentral.errors import ListenError, UsageError
+from decentral.observe.prometheus import Metric, exposition, serve_metrics
+from decentral.swarm.identity import Identity
+from decentral.transport.dialback import serve_dialback
+from decentral.transport.native import NativeOptions, NativeTransport
+from decentral.transport.relay import Relay
+from decentral.transport.relay_limits import RelayLimits
+from decentral.transport.tcp import endpoint
+
+_SAY_EVERY = 60.0  # s; only when something has changed
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the command line asks for."""
+
+    listen: tuple[str, ...]
+    announce: tuple[str, ...]
+    limits: RelayLimits
+    metrics: str | None
+    identity: Path
+
+
+def run_relay(plan: Plan) -> int:
+    """Relay until a signal; returns the exit code it means."""
+    where = None if plan.metrics is None else host_and_port(plan.metrics)
+    for address in plan.announce:
+        if endpoint(address) is None or "/p2p/" in address:
+            raise UsageError(f"--announce {address!r}: want /ip4/HOST/tcp/PORT or /dns4/NAME/tcp/PORT, and no more")
+    with stop_signals() as stop:
+        anyio.run(_run, plan, where, stop, backend="asyncio")
+        return stop.code or 0
+
+
+async def _run(plan: Plan, where: tuple[str, int] | None, stop: Stop) -> None:
+    asked, loop = anyio.Event(), asyncio.get_running_loop()
+
+    def leave() -> None:
+        loop.call_soon_threadsafe(asked.set)  # from a signal's handler: the loop may be asleep
+
+    stop.gently(leave)
+    identity = Identity.load_or_create(plan.identity)
+    options = NativeOptions(announce=plan.announce, relay=plan.limits)
+    async with AsyncExitStack() as stack:
+        transport = NativeTransport(identity.signer, listen=plan.listen, options=options, limits=plan.limits.streams)
+        serve_dialback(transport)
+        metrics = await _metrics_socket(where, stack)
+        await stack.enter_async_context(transport)
+        relay = transport.relay
+        assert relay is not None, "asked for"
+        async with anyio.create_task_group() as group:
+            if metrics is not None:
+                group.start_soon(serve_metrics, metrics, lambda: exposition(numbers(relay)))
+            for line in introduction(transport.addresses()):
+                click.echo(line)
+            click.echo(_terms(plan.limits), err=True)
+            for sentence in advice(transport.addresses()):
+                click.echo(sentence, err=True)
+            group.start_soon(_report, relay)
+            await asked.wait()
+            group.cancel_scope.cancel()
+
+
+def introduction(addresses: tuple[str, ...]) -> Iterator[str]:
+    """The lines that others paste, public addresses first."""
+    for address in addresses:
+        yield f"--relay {address}"
+
+
+def advice(addresses: tuple[str, ...]) -> Iterator[str]:
+    """What to do when nobody outside can dial any of them."""
+    if not any(_is_public(address) for address in addresses):
+        yield (
+            "none of these addresses is public, so only peers of this network reach the relay; if another address "
+            "leads here, give it as --announce /ip4/HOST/tcp/PORT"
+        )
+
+
+def status_line(relay: Relay, seconds: float, nbytes: int) -> str:
+    """How it is now; ``nbytes`` were passed on in the last ``seconds``."""
+    limits = relay.limits
+    return (
+        f"{relay.places} of {limits.places} places, {relay.connections} of {limits.connections} connections, "
+        f"{relay.counts.nbytes / 1e6:.1f} MB relayed, {8 * nbytes / seconds / 1e6:.1f} Mbit/s"
+    )
+
+
+def numbers(relay: Relay) -> Iterator[Metric]:
+    """What Prometheus is told."""
+    limits, counts = relay.limits, relay.counts
+    refused = {status.name.lower(): float(count) for status, count in sorted(counts.refused.items())}
+
+    def gauge(name: str, text: str, value: float) -> Metric:
+        return Metric(f"decentral_relay_{name}", "gauge", text, {"": value})
+
+    def counter(name: str, text: str, value: float) -> Metric:
+        return Metric(f"decentral_relay_{name}_total", "counter", text, {"": value})
+
+    yield gauge("peers", "Peers with a connection.", relay.peers)
+    yield gauge("places", "Peers that can be reached through here.", relay.places)
+    yield gauge("places_limit", "Places there are.", limits.places)
+    yield gauge("connections", "Connections relayed now.", relay.connections)
+    yield gauge("connections_limit", "Connections relayed at most.", limits.connections)
+    yield counter("bytes", "Bytes passed on, both directions.", counts.nbytes)
+    yield counter("joined", "Connections relayed since the start.", counts.joined)
+    yield counter("granted", "Places given and renewed since the start.", counts.granted)
+    yield Metric("decentral_relay_refused_total", "counter", "Questions refused, by answer.", refused, "status")
+    memory = psutil.Process().memory_info().rss
+    yield Metric("process_resident_memory_bytes", "gauge", "Resident memory of the process.", {"": memory})
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """``9400`` is on localhost; ``127.0.0.1:9400`` and ``[::1]:9400`` name the address. UsageError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    try:
+        if not (port.isdecimal() and 0 <= int(port) < 65536):
+            raise ValueError(port)
+        ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        raise UsageError(f"--metrics {text!r}: want PORT, or HOST:PORT with an IP address, such as 9400") from None
+    return ("127.0.0.1" if host == "localhost" else host), int(port)
+
+
+async def _metrics_socket(where: tuple[str, int] | None, stack: AsyncExitStack) -> SocketListener | None:
+    """Where Prometheus asks; said on stderr, because port 0 lets the system choose."""
+    if where is None:
+        return None
+    try:
+        made = await anyio.create_tcp_listener(local_host=where[0], local_port=where[1])
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ListenError(f"--metrics {where[0]}:{where[1]}: cannot listen ({reason}); name another port") from None
+    (listener,) = made.listeners
+    assert isinstance(listener, SocketListener), "TCP"
+    stack.push_async_callback(listener.aclose)
+    port = listener.extra(SocketAttribute.local_port)
+    click.echo(f"metrics at http://{f'[{where[0]}]' if ':' in where[0] else where[0]}:{port}/metrics", err=True)
+    return listener
+
+
+async def _report(relay: Relay, say: Callable[[str], None] = lambda line: click.echo(line, err=True)) -> None:
+    """A line a minute, while there is news."""
+    before, nbytes, began = "", relay.counts.nbytes, anyio.current_time()
+    while True:
+        await anyio.sleep(_SAY_EVERY)
+        now, total = anyio.current_time(), relay.counts.nbytes
+        line = status_line(relay, now - began, total - nbytes)
+        if line != before:
+            say(line)
+        before, nbytes, began = line, total, now
+
+
+def _terms(limits: RelayLimits) -> str:
+    rate = "no cap on the rate" if limits.rate is None else f"{8 * limits.rate / 1e6:g} Mbit/s"
+    return f"room for {limits.places} places and {limits.connections} connections at a time, {rate}; Ctrl-C ends it"
+
+
+def _is_public(address: str) -> bool:
+    parts = address.split("/")
+    if parts[1] not in ("ip4", "ip6"):
+        return True  # a name: somebody announced it on purpose
+    return ipaddress.ip_address(parts[2]).is_global

@@ -1,0 +1,22 @@
+"""A coroutine from synchronous code, also where an event loop runs in this thread already, as it does in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+
+def run_apart(work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """``work(*args)`` on a loop of its own: here, or on a thread where this one's is taken."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return anyio.run(work, *args)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: anyio.run(work, *args)).result()
