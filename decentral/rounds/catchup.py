@@ -111,6 +111,8 @@ class CatchUp:
     async def _replayed(self, holder: PeerId, commits: Sequence[Commit]) -> bool:
         """Apply the commits in order; False when a frame of one is nowhere to be had any more."""
         for commit in commits:
+            if commit.record.round <= self.driver.head.round:
+                continue  # it came from its leader while this peer asked for it
             if not await self._fetch_frames(holder, commit):
                 return False
             await self.driver.feed(holder, commit)

@@ -238,4 +238,14 @@ class Leader(Voter):
         text = m.vote_text(record.run, record.epoch, record.round, vote.ballot, record.hash)
         if vote.record != record.hash or not verify(sender, vote.signature, text):
             raise PayloadError(f"vote in round {vote.round} is for another record or not signed by its sender; drop it")
+        self._answered(leading, sender)
         leading.votes[sender] = vote.signature
+
+    def _answered(self, leading: Leading, peer: PeerId) -> None:
+        """Who answers a ballot that was opened after its farewell is back: it said that it would vote no more.
+
+        Else nothing tells in the same round, as its messages may come in any order; and the frames of a record that
+        only it holds would be asked of nobody.
+        """
+        if peer not in leading.parted:
+            self._is_back(peer)

@@ -51,6 +51,7 @@ class Leading:
     planned: Planned | None = None
     proposal: Proposal | None = None
     votes: dict[PeerId, bytes] = field(default_factory=dict)
+    parted: set[PeerId] = field(default_factory=set)  # said farewell since the ballot was opened
     sent_at: float = 0.0
 
     def prepared(self, members: Sequence[PeerId], gone: Collection[PeerId]) -> bool:

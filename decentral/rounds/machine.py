@@ -141,6 +141,8 @@ class RoundMachine(Leader):
             self.farewells.take(sender, message)
         self.presence.leaving.add(sender)
         self.joiners.pop(sender, None)
+        if self.leading is not None:
+            self.leading.parted.add(sender)
 
     def _take_join(self, sender: PeerId, request: m.JoinRequest, now: float) -> None:
         self._is_back(sender)
@@ -200,6 +202,7 @@ class RoundMachine(Leader):
         elif isinstance(message, m.Promise) and message.ballot == self.leading.ballot:
             if message.accepted is not None and not self._succeeds(message.accepted, sender):
                 return
+            self._answered(self.leading, sender)
             self.leading.promises[sender] = message
         elif isinstance(message, m.Vote):
             self._take_vote(sender, message)

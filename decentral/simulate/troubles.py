@@ -124,15 +124,18 @@ class Troubles:
                     group.start_soon(self._go_and_return, host, generator)
 
     def _is_dispensable(self, host: Host) -> bool:
-        """Whether the swarm outlives the loss of this machine's key: one whose members are all lost has ended.
+        """Whether the swarm outlives the loss of this machine's key and disk: one whose members are all lost has ended.
 
-        Of two, the one that is lost may just have voted for going on alone.
+        Of two, the one that is lost may just have voted for going on alone. And a member that has not heard of the
+        commit which let it in is none that could go on.
         """
+        keeper = self.world.hosts[0]
+        head = None if keeper.process is None else keeper.process.node.driver.head.hash
         records = [commit.record for commit in self.world.trace.commits.values()]
         inner = {record.previous for record in records}
         tips = [record for record in records if record.hash not in inner]
-        safe = [self.world.hosts[0].peer in tip.next_members and len(tip.next_members) > 2 for tip in tips]
-        return bool(host.number) and all(safe)
+        safe = [tip.hash == head and keeper.peer in tip.next_members and len(tip.next_members) > 2 for tip in tips]
+        return host is not keeper and all(safe)
 
     async def _sleep(self, host: Host, generator: random.Random) -> None:
         """The lid is closed: no training, no network; open connections break."""

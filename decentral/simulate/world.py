@@ -75,10 +75,15 @@ class World:
             group.cancel_scope.cancel()
 
     def start(self, host: Host) -> None:
-        """Start a process on a machine that has none."""
+        """Start a process on a machine that has none, with an invite of one that has joined.
+
+        Two that had lost their disks invited each other, and never learnt of the third.
+        """
         assert self._group is not None
         living = [other for other in self.hosts if other is not host and other.up]
         invited_by = self.hosts[0] if not living else self.generator.choice(living)
+        if invited_by.process is None or invited_by.process.trainer is None:
+            invited_by = self.hosts[0]
         others = () if host is invited_by else self.network.transport(invited_by.signer).addresses()
         self._group.start_soon(host.live, others)
 

@@ -54,7 +54,7 @@ def tcp_seen_by(host: Host, port: int, listener: socket.socket, to: Address) -> 
 
 def listening(host: Host, port: int, family: int = socket.AF_INET) -> socket.socket:
     made = host.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the same door opens again while its last caller lingers
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # opens again while its last caller lingers
     made.bind(("" if family == socket.AF_INET else "::", port))
     made.listen(8)
     return made

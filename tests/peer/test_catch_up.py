@@ -172,3 +172,18 @@ def test_the_longer_of_two_branches_fetches_nothing_of_the_shorter(run_lab, term
         assert any(event == "resynced" for event, _ in shorter.events)
 
     run_lab(terms("sparseloco"), script, schema=one_tensor(NUMEL // 4))
+
+
+def test_a_commit_that_came_by_itself_while_it_was_asked_for_leaves_no_plan_behind(run_lab, terms):
+    async def script(lab):
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        one, other = (member.node for member in lab.members)
+        commits = list(other.driver.machine.recent.values())
+        assert any(commit.record.contributors for commit in commits)
+        assert await one.catch_up._replayed(other.driver.me, commits)
+        assert [round_ for round_, _ in one.driver.inbox.plans if round_ <= one.driver.head.round] == []
+
+    run_lab(terms("diloco"), script)

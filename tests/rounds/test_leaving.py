@@ -152,3 +152,19 @@ def test_a_peer_whose_disk_forgot_rounds_does_not_deny_how_it_voted_in_them(make
     assert machine.forgetful
     assert said.round > machine.head.round + 1
     assert said.accepted is not None
+
+
+def test_who_left_and_is_back_in_the_same_round_is_asked_for_the_frames_of_what_it_accepted(make_swarm):
+    """The third may have accepted it, too, and is gone: so it may be chosen and must be carried on."""
+    swarm = make_swarm(3)
+    leader, stays, gone = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    swarm.kill(gone)
+    swarm.lose = lambda sender, to, message: True
+    swarm.offer(leader)
+    assert swarm.run(lambda: swarm.hosts[leader].machine.acceptor.accepted is not None and not swarm.queue)
+    swarm.lose_leases(gone=True)
+    swarm.leave(leader, to=[stays])
+    swarm.restart(leader)
+    swarm.lose = lambda sender, to, message: False
+    assert finish_round(swarm, 2, limit=60.0)
+    assert set(swarm.hosts[stays].machine.head.members) >= {leader, stays}

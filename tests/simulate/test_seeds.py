@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = 50
 
 
-@pytest.mark.parametrize("seed", range(1, 26))
+@pytest.mark.parametrize("seed", range(1, 126))
 def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(seed):
-    """About 50 rounds each: a swarm that is away most of the time makes fewer, one that gossips more."""
+    """Some 5,000 rounds: 50 or so each; a swarm that is away most of the time makes fewer, one that gossips more."""
     assert simulate(drawn(seed, ROUNDS)).to_dict()["problems"] == [], run.replay(seed, ROUNDS)
 
 
