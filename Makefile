@@ -16,7 +16,7 @@ WORKERS ?= 2
 SEEDS ?= 1-2000
 ROUNDS ?= 50
 
-.PHONY: demo test simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss interop lint format constraints clean
+.PHONY: demo test simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss interop js-libp2p lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -68,6 +68,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+js-libp2p: $(NODE_STAMP)
 
 # npm warns that two packages want node 22; node 20 runs them (tests/interop/peer.mjs), and its errors are still shown.
 $(NODE_STAMP): tests/interop/package.json tests/interop/package-lock.json
