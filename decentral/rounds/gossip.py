@@ -81,6 +81,11 @@ class Gossip:
         driver.on_swap = self._on_swap
         serve_requests(driver.transport, PAIR, self._on_commit, limit=_COMMIT.size)
 
+    @property
+    def is_swapping(self) -> bool:
+        """Whether a pair is being made now: its other half may have stepped already."""
+        return self._current is not None
+
     async def exchange(self, fragment: int, local_N: Tensor, steps: int, tokens: int) -> Swapped:
         """One gossip step: swap with this step's partner if it comes in time, else step alone."""
         driver, head, step = self.driver, self.driver.head, self.step

@@ -167,6 +167,7 @@ class World:
         heads = {process.node.driver.head.hash for process in processes if process is not None}
         drivers = [process.node.driver for process in processes if process is not None and process.trainer is not None]
         quiet = all(d.pending is None and d.head.anchor is not None and d.machine.decided is None for d in drivers)
+        quiet = quiet and not any(p.node.gossip.is_swapping for p in processes if p is not None and p.node.gossip)
         merged = all(not p.trainer.rhythm.waiting for p in processes if p is not None and p.trainer is not None)
         return len(drivers) == len(self.hosts) and len(heads) == 1 and quiet and merged
 
