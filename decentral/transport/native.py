@@ -76,7 +76,7 @@ class NativeTransport:
         self.options = options or NativeOptions()
         self._listen = tuple(listen) if listen is not None else everywhere()
         self._services = Services()
-        self._links = self._make_links(signer)
+        self._links = Links(signer, self.options.dial_timeout, self._on_stream, self.options.relay)
         self.relay = self._make_relay()
         self._places = Places(self._links, self.options.relays, self.options.dial_timeout)
         self._puncher = self._make_puncher()
@@ -84,19 +84,6 @@ class NativeTransport:
         self._negotiating: Counter[PeerId] = Counter()
         self._stack: AsyncExitStack | None = None
         self._handlers: anyio.abc.TaskGroup | None = None
-
-    def _make_links(self, signer: Signer) -> Links:
-        limits, timeout = self.options.relay, self.options.dial_timeout
-        if limits is None:
-            return Links(signer, timeout, self._on_stream)
-        return Links(
-            signer,
-            timeout,
-            self._on_stream,
-            connections=limits.peers,
-            stock=limits.windows,
-            of_one_network=limits.peers_per_network,
-        )
 
     def _make_relay(self) -> Relay | None:
         limits = self.options.relay
@@ -133,9 +120,9 @@ class NativeTransport:
             if self._puncher is not None:
                 self._links.ports.share(sockets)
                 self._puncher.group = self._handlers
-            self._links.start(group)
+            self._links.sessions.group = group
             for socket in sockets:
-                group.start_soon(self._links.listen, socket, group)
+                group.start_soon(self._links.handshakes.listen, socket, group)
             for relay in self._places.relays:
                 self._handlers.start_soon(self._places.keep, relay)  # no new place while the connections are finished
             self._stack = stack.pop_all()
@@ -153,7 +140,7 @@ class NativeTransport:
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
         """See Transport."""
-        return self._links.paths()
+        return self._links.sessions.paths()
 
     @property
     def bound(self) -> tuple[str, ...]:
@@ -162,11 +149,11 @@ class NativeTransport:
 
     async def granted(self, relay: PeerId, where: Sequence[str]) -> Place:
         """What the relay at ``where`` grants, without keeping it. TransportError, TimeoutError."""
-        return await ask_place(self._links, relay, where, self.options.dial_timeout)
+        return await ask_place(self._links.dialler, relay, where, self.options.dial_timeout)
 
     def local_port(self, peer: PeerId) -> int:
         """This side's port of the connection to ``peer``: a NAT that shows others another one does not preserve it."""
-        return self._links.local_port(peer)
+        return self._links.sessions.local_port(peer)
 
     def addresses(self) -> tuple[str, ...]:
         """See Transport."""
@@ -174,11 +161,11 @@ class NativeTransport:
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See Transport. The addresses are remembered for when the connection is gone."""
-        await self._links.connect(peer, addresses)
+        await self._links.dialler.connect(peer, addresses)
 
     async def open(self, peer: PeerId, protocol: str) -> NativeStream:
         """See Transport."""
-        fresh = not self._links.has(peer)
+        fresh = not self._links.sessions.has(peer)
         try:
             return await self._open(peer, protocol)
         except StreamClosed as error:
@@ -190,7 +177,7 @@ class NativeTransport:
             raise self._unreachable(peer, error) from None
 
     async def _open(self, peer: PeerId, protocol: str) -> NativeStream:
-        session = await self._links.session(peer)
+        session = await self._links.dialler.session(peer)
         stream = NativeStream(peer, session.open())
         proposed = False
         try:
@@ -250,7 +237,8 @@ class NativeTransport:
                     await stream.aclose()
 
     async def _tell(self, stream: NativeStream, session: Session) -> None:
-        seen = "" if self._links.relay_of(session) else self._links.ends(session).remote
+        sessions = self._links.sessions
+        seen = "" if sessions.relay_of(session) else sessions.ends(session).remote
         await tell(stream, self.peer, self.addresses(), self._answered, seen)
 
     async def _brought(self, stream: NativeStream) -> bool:
@@ -259,7 +247,7 @@ class NativeTransport:
             raise PayloadError("brings a connection and is no relay of ours; drop the stream")
         with anyio.fail_after(self.options.dial_timeout):
             peer = await admit(stream)
-        self._links.take_in(RelayedSocket(stream.muxed, stream.peer), peer)
+        self._links.handshakes.take_in(RelayedSocket(stream.muxed, stream.peer), peer)
         return True
 
     @property

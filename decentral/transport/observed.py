@@ -24,12 +24,12 @@ class Observed:
     """This peer as relays see it."""
 
     def __init__(self, links: Links, timeout: float) -> None:
-        self._links, self._timeout = links, timeout
+        self._sessions, self._ports, self._timeout = links.sessions, links.ports, timeout
         self._known: dict[PeerId, tuple[Session, str | None]] = {}
 
     async def at(self, relay: PeerId) -> tuple[str, ...]:
         """Where the listening port can be dialled, as the relay sees it: one address, or none when it cannot tell."""
-        session = self._links.standing(relay)
+        session = self._sessions.standing(relay)
         if session is None:
             return ()
         known = self._known.get(relay)
@@ -47,11 +47,11 @@ class Observed:
             return None
         finally:
             stream.reset()
-        return self._reachable_at(told.observed or "", self._links.ends(session))
+        return self._reachable_at(told.observed or "", self._sessions.ends(session))
 
     def _reachable_at(self, seen: str, ends: SocketEnds) -> str | None:
         """``seen`` with the port that is listened on. None: not plausible, or no way to tell which port that is."""
-        found, own = plausible([seen], ends.host), self._links.ports.own_end(ends.host or "")
+        found, own = plausible([seen], ends.host), self._ports.own_end(ends.host or "")
         if not found or own is None:
             return None
         host, port = found[0]

@@ -13,6 +13,7 @@ import anyio
 
 from decentral.errors import ConfigError, DecentralError, TransportError
 from decentral.transport.circuit import HOP, Place, reserve
+from decentral.transport.dialling import Dialler
 from decentral.transport.links import Links
 from decentral.transport.multistream import propose
 from decentral.transport.native_stream import NativeStream
@@ -32,7 +33,7 @@ class Places:
 
     def __init__(self, links: Links, relays: Sequence[str], timeout: float) -> None:
         self.relays = {_relay(address): address for address in relays}
-        self._links, self._timeout = links, timeout
+        self._sessions, self._dialler, self._timeout = links.sessions, links.dialler, timeout
         self._kept: dict[PeerId, str] = {}
 
     def addresses(self) -> tuple[str, ...]:
@@ -54,7 +55,7 @@ class Places:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _reserved(self, relay: PeerId) -> Place:
-        place = await ask_place(self._links, relay, (self.relays[relay],), self._timeout)
+        place = await ask_place(self._dialler, relay, (self.relays[relay],), self._timeout)
         if too_little(place):
             raise TransportError(f"it carries {place.nbytes} bytes a connection, {LEAST} are needed; use another relay")
         return place
@@ -63,15 +64,15 @@ class Places:
         """Until it is time to renew, or the connection is gone and the place with it."""
         lasts = min(max((place.expires - time.time()) / 2, _SHORTEST), _LONGEST)
         with anyio.move_on_after(lasts):
-            while self._links.has(relay):
+            while self._sessions.has(relay):
                 await anyio.sleep(_LOOK)
             self._kept.pop(relay, None)
 
 
-async def ask_place(links: Links, relay: PeerId, where: Sequence[str], timeout: float) -> Place:
+async def ask_place(dialler: Dialler, relay: PeerId, where: Sequence[str], timeout: float) -> Place:
     """A place at the relay at ``where``. TransportError when it gives none, TimeoutError when it says nothing."""
-    await links.connect(relay, where)
-    stream = NativeStream(relay, (await links.session(relay)).open())
+    await dialler.connect(relay, where)
+    stream = NativeStream(relay, (await dialler.session(relay)).open())
     try:
         with anyio.fail_after(timeout):
             await propose(stream, HOP)

@@ -53,13 +53,15 @@ class Puncher:
 
     def __init__(self, me: PeerId, links: Links, timeout: float) -> None:
         self.group: anyio.abc.TaskGroup | None = None  # that it runs in; None: it does nothing
-        self._me, self._links, self._timeout = me, links, timeout
+        self._me, self._timeout = me, timeout
+        self._sessions, self._dialler = links.sessions, links.dialler
+        self._handshakes, self._ports = links.handshakes, links.ports
         self._observed = Observed(links, timeout)
         self._slots = anyio.Semaphore(_AT_ONCE)
         self._under_way: set[PeerId] = set()
         self._asked: dict[PeerId, list[float]] = {}
         self._rounds: dict[Session, int] = {}  # in which both sides said CONNECT
-        links.on_relayed = self._on_relayed
+        links.sessions.on_relayed = self._on_relayed
 
     def _on_relayed(self, session: Session, dialled: bool) -> None:
         if self.group is not None:
@@ -67,7 +69,7 @@ class Puncher:
 
     async def _upgrade(self, session: Session, dialled: bool) -> None:
         """All that is done for one relayed connection, until it ends."""
-        relay = self._links.relay_of(session)
+        relay = self._sessions.relay_of(session)
         if relay is None:
             return
         try:
@@ -84,7 +86,7 @@ class Puncher:
     async def _pursue(self, session: Session, relay: PeerId) -> None:
         for pause in PAUSES:
             await anyio.sleep(pause)
-            if not session.usable or self._links.is_direct(session.peer) or self._other_side_begins(session.peer):
+            if not session.usable or self._sessions.is_direct(session.peer) or self._other_side_begins(session.peer):
                 return
             async with self._slots:
                 try:
@@ -94,7 +96,7 @@ class Puncher:
 
     def _other_side_begins(self, peer: PeerId) -> bool:
         """Both dialled through a relay: the one with the greater id begins, so that only one does."""
-        return self._me < peer and self._links.dialled_through_relay(peer)
+        return self._me < peer and self._sessions.dialled_through_relay(peer)
 
     async def _attempt(self, session: Session, relay: PeerId) -> None:
         mine = await self._observed.at(relay)
@@ -105,8 +107,8 @@ class Puncher:
             raise TransportError("the relay does not say what this peer looks like from outside")
         with self._only(session.peer):
             theirs, half = await self._agreed(session, mine)
-            ends, dialled = plausible(theirs, self._relay_host(relay)), self._is_second(session)
-            with self._expecting(session.peer, ends if dialled else ()):
+            ends, dialled = plausible(theirs, self._sessions.host_of(relay)), self._is_second(session)
+            with self._handshakes.expecting(session.peer, ends if dialled else ()):
                 await anyio.sleep(half)
                 await self._dial(session.peer, ends, dialled=dialled)
 
@@ -120,13 +122,13 @@ class Puncher:
 
     async def _reached(self, session: Session, relay: PeerId, told: Told) -> bool:
         """Whether the other side could be dialled at what it says are its addresses: no NAT is in its way."""
-        self._links.learn(session.peer, self._worth_knowing(told.addresses, relay))
-        ends = plausible(told.addresses, self._relay_host(relay))
-        return bool(ends) and await self._links.dial_directly(session.peer, ends, _REACHING)
+        self._dialler.learn(session.peer, self._worth_knowing(told.addresses, relay))
+        ends = plausible(told.addresses, self._sessions.host_of(relay))
+        return bool(ends) and await self._dialler.dial_directly(session.peer, ends, _REACHING)
 
     def _worth_knowing(self, addresses: Sequence[str], relay: PeerId) -> list[str]:
         """Those through a relay, for when the direct connection dies."""
-        host = self._relay_host(relay)
+        host = self._sessions.host_of(relay)
         return [one for one in addresses if (way := relay_of(one)) and plausible([way[1]], host)]
 
     async def _agreed(self, session: Session, mine: Sequence[str]) -> tuple[tuple[str, ...], float]:
@@ -151,15 +153,15 @@ class Puncher:
 
     async def attend(self, stream: NativeStream, session: Session) -> None:
         """The other side wants to punch. PayloadError when it may not, TimeoutError when it says nothing."""
-        relay, peer = self._links.relay_of(session), session.peer
+        relay, peer = self._sessions.relay_of(session), session.peer
         self._check(session, relay)
         assert relay is not None, "checked"
-        mine, host = await self._observed.at(relay), self._relay_host(relay)
+        mine, host = await self._observed.at(relay), self._sessions.host_of(relay)
         with self._only(peer):
             with anyio.fail_after(self._timeout):
                 ends = plausible(await receive(stream, Kind.CONNECT), host)
             dialled = not self._is_second(session)
-            with self._expecting(peer, ends if dialled else ()):
+            with self._handshakes.expecting(peer, ends if dialled else ()):
                 with anyio.fail_after(self._timeout):
                     await send(stream, Kind.CONNECT, mine)
                     await receive(stream, Kind.SYNC)
@@ -190,32 +192,22 @@ class Puncher:
             async with anyio.create_task_group() as group:
                 for end in ends:
                     group.start_soon(self._knock, peer, end, dialled, failed)
-                while not self._links.is_direct(peer) and len(failed) < len(ends):
+                while not self._sessions.is_direct(peer) and len(failed) < len(ends):
                     await anyio.sleep(_GLANCE)
                 group.cancel_scope.cancel()
 
     async def _knock(self, peer: PeerId, end: End, dialled: bool, failed: list[End]) -> None:
         while True:
             try:
-                socket = await self._links.ports.leave(*end)
+                socket = await self._ports.leave(*end)
             except OSError as error:
                 if error.errno in TAKEN:
                     return  # the other side was first, and is being let in
                 await anyio.sleep(_AGAIN)
                 continue
-            if not await self._links.meet(socket, peer, dialled=dialled):
+            if not await self._handshakes.meet(socket, peer, dialled=dialled):
                 failed.append(end)
             return
-
-    @contextmanager
-    def _expecting(self, peer: PeerId, ends: Sequence[End]) -> Iterator[None]:
-        """Who comes from there meanwhile is greeted as if it had been dialled."""
-        self._links.punching.update(dict.fromkeys(ends, peer))
-        try:
-            yield
-        finally:
-            for end in ends:
-                self._links.punching.pop(end, None)
 
     @contextmanager
     def _only(self, peer: PeerId) -> Iterator[None]:
@@ -228,14 +220,11 @@ class Puncher:
         finally:
             self._under_way.discard(peer)
 
-    def _relay_host(self, relay: PeerId) -> str | None:
-        return self._links.host_of(relay)
-
     async def _until_idle(self, session: Session) -> None:
         """Close the relayed connection once a direct one has stood for a while and no stream is left on it."""
         stands = 0.0
         while session.usable:
             await anyio.sleep(_LOOK)
-            stands = stands + _LOOK if self._links.is_direct(session.peer) else 0.0
+            stands = stands + _LOOK if self._sessions.is_direct(session.peer) else 0.0
             if stands >= GRACE and session.idle:
                 await session.finish(_PARTING)

@@ -59,12 +59,13 @@ class Relay:
     ) -> None:
         self.limits = limits
         self.counts = RelayCounts()
-        self._links, self._addresses, self._timeout = links, addresses, timeout
+        self._sessions, self._dialler = links.sessions, links.dialler
+        self._addresses, self._timeout = addresses, timeout
         self._gate = None if limits.rate is None else Gate(limits.rate)
         self._places: dict[PeerId, _Held] = {}
         self._pairs: Counter[tuple[PeerId, PeerId]] = Counter()
-        links.on_gone = self._gone
-        links.is_guest = self.has_place
+        links.sessions.on_gone = self._gone
+        links.sessions.is_guest = self.has_place
 
     def has_place(self, peer: PeerId) -> bool:
         """Whether ``peer`` can be reached through here."""
@@ -74,7 +75,7 @@ class Relay:
     @property
     def peers(self) -> int:
         """Peers with a connection, with a place and without."""
-        return self._links.num_peers
+        return self._sessions.num_peers
 
     @property
     def places(self) -> int:
@@ -114,7 +115,7 @@ class Relay:
 
     def _give_place(self, peer: PeerId) -> bytes:
         """A place, or a longer one for who has one."""
-        host = self._links.host_of(peer)
+        host = self._sessions.host_of(peer)
         if host is None:
             raise Refused(Status.PERMISSION_DENIED, "a place is for who came here directly")
         network = network_of(host)
@@ -180,7 +181,7 @@ class Relay:
         target = None
         try:
             try:
-                target = NativeStream(peer, (await self._links.session(peer)).open())
+                target = NativeStream(peer, (await self._dialler.session(peer)).open())
                 with anyio.fail_after(self._timeout):
                     await propose(target, STOP)
                     await offer(target, source, self._terms_told())

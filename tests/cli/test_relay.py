@@ -23,6 +23,7 @@ from click.testing import Result
 from decentral.cli.relaying import _report, advice, host_and_port, introduction
 from decentral.errors import PeerUnreachable, UsageError
 from decentral.transport.circuit import HOP, admit, pass_through, reserve
+from decentral.transport.links import Links
 from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.transport.native_stream import NativeStream
 from decentral.transport.relay import Relay
@@ -33,10 +34,6 @@ from decentral.wire.keys import Signer, peer_from_name, peer_name
 Run = Callable[..., Result]
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 START = [sys.executable, "-c", "from decentral.cli import main; main()", "relay"]
-
-
-class Nobody:
-    """The connections of a relay that nobody has found yet."""
 
 
 @contextmanager
@@ -181,7 +178,8 @@ def test_a_relay_starts_without_torch_numpy_or_hivemind_and_is_small(tmp_path: P
 
 
 def test_a_line_is_said_each_minute_in_which_something_changed() -> None:
-    relay = Relay(Nobody(), tuple, RelayLimits(places=7), 10.0)  # type: ignore[arg-type]
+    links = Links(Signer.generate(), 10.0, lambda session, stream: None)  # nobody has found it yet
+    relay = Relay(links, tuple, RelayLimits(places=7), 10.0)
     lines: list[str] = []
 
     async def script() -> None:

@@ -252,7 +252,7 @@ def test_a_thousand_silent_connections_keep_nobody_out_and_cost_little(backend):
                     await anyio.to_thread.run_sync(one.connect, (host, port))
                 await a.connect(b.peer, b.addresses())
                 assert await request(a, b.peer, ECHO, b"fine", limit=100, timeout=10) == b"fine"
-                assert len(b._links._strangers) <= 64
+                assert b._links.handshakes.num_strangers <= 64
                 assert psutil.Process().memory_info().rss - before < 64 << 20
             finally:
                 for one in sockets:
@@ -469,7 +469,7 @@ def test_streams_closed_while_their_connection_is_finished_disturb_nothing(caplo
         async with b, a:
             await a.connect(b.peer, b.addresses())
             streams = [await a.open(b.peer, "/test/linger") for _ in range(5)]
-            (session,) = a._links._sessions[b.peer]
+            (session,) = a._links.sessions.of(b.peer)
             async with anyio.create_task_group() as group:
                 group.start_soon(session.finish, 5)
                 while not session._shut:
@@ -482,7 +482,7 @@ def test_streams_closed_while_their_connection_is_finished_disturb_nothing(caplo
 
 
 def test_when_there_are_too_many_connections_idle_ones_go_and_those_in_use_stay(monkeypatch):
-    monkeypatch.setattr("decentral.transport.links._CONNECTIONS", 8)
+    monkeypatch.setattr("decentral.transport.sessions._CONNECTIONS", 8)
     a, b = native(), native()
 
     async def answer_later(stream):
@@ -500,7 +500,7 @@ def test_when_there_are_too_many_connections_idle_ones_go_and_those_in_use_stay(
                     connection = raw_connection(b, Signer.generate())
                     group.start_soon(stack.enter_async_context, connection)
             with anyio.fail_after(20):  # silence would end them after 40 s
-                while len(b._links._sessions) > 8:
+                while b._links.sessions.num_peers > 8:
                     await anyio.sleep(0.01)
             await used.send(b"?")
             assert await used.receive_exactly(1) == b"!"

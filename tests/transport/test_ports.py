@@ -39,8 +39,8 @@ def test_a_connection_leaves_from_the_port_that_is_listened_on(backend, listen):
             await a.connect(b.peer, b.addresses())
             own = {endpoint(address.partition("/p2p/")[0])[1] for address in a.bound}
             assert a.local_port(b.peer) in own
-            await until(lambda: b._links.has(a.peer))
-            assert endpoint(b._links.paths()[a.peer][0])[1] in own
+            await until(lambda: b._links.sessions.has(a.peer))
+            assert endpoint(b._links.sessions.paths()[a.peer][0])[1] in own
             assert await request(a, b.peer, "/test/echo", b"fine", limit=100, timeout=10) == b"fine"
 
     run(script, backend)
@@ -124,7 +124,7 @@ def test_who_asks_to_be_dialled_back_does_not_ask_from_that_port():
 
     async def watch():
         while True:
-            ports.extend(endpoint(end)[1] for ends in b._links.paths().values() for end in ends)
+            ports.extend(endpoint(end)[1] for ends in b._links.sessions.paths().values() for end in ends)
             await anyio.sleep(0.001)
 
     run(script)

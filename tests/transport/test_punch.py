@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.transport import links, punch
+from decentral.transport import dialling, punch
 from decentral.transport.dcutr import DCUTR, Kind, receive, send
 from decentral.transport.native import NativeTransport
 from decentral.transport.requests import request, serve_requests
@@ -27,7 +27,7 @@ def _soon(monkeypatch):
     """The same in less time."""
     for name, value in {"PAUSES": (0.1, 0.2), "GRACE": 0.2, "_LOOK": 0.05, "_DIALLING": 1.0}.items():
         monkeypatch.setattr(punch, name, value)
-    monkeypatch.setattr(links, "_HEAD_START", 0.0)
+    monkeypatch.setattr(dialling, "_HEAD_START", 0.0)
 
 
 def hidden(at: NativeTransport) -> NativeTransport:
@@ -38,7 +38,7 @@ def hidden(at: NativeTransport) -> NativeTransport:
 
 
 def relayed(one: NativeTransport, peer) -> list[Session]:
-    return [session for session in one._links._sessions.get(peer, []) if one._links.relay_of(session)]
+    return [session for session in one._links.sessions.of(peer) if one._links.sessions.relay_of(session)]
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ async def met():
 
 
 async def until_direct(a: NativeTransport, b: NativeTransport) -> None:
-    await until(lambda: a._links.is_direct(b.peer) and b._links.is_direct(a.peer))
+    await until(lambda: a._links.sessions.is_direct(b.peer) and b._links.sessions.is_direct(a.peer))
 
 
 def slow(one: NativeTransport) -> None:
@@ -91,7 +91,7 @@ def test_of_two_that_dialled_each_other_through_the_relay_one_begins_and_they_ar
 
     async def script():
         async with met() as (at, a, b):
-            await b._links._try(a.peer, *through(at, a.peer), anyio.CancelScope(), [])
+            await b._links.dialler._try(a.peer, *through(at, a.peer), anyio.CancelScope(), [])
             await until(lambda: len(relayed(a, b.peer)) == 2)
             await until_direct(a, b)
 
@@ -164,9 +164,9 @@ def test_when_the_direct_connection_dies_new_streams_go_through_the_relay_again_
             await until_direct(a, b)
             await until(lambda: at.relay.connections == 0)
             for x, y in ((a, b), (b, a)):
-                for session in x._links._sessions[y.peer]:
+                for session in x._links.sessions.of(y.peer):
                     session.abort()
-                await until(lambda: not a._links.has(b.peer) and not b._links.has(a.peer))
+                await until(lambda: not a._links.sessions.has(b.peer) and not b._links.sessions.has(a.peer))
                 assert await request(x, y.peer, ECHO, b"back", limit=9, timeout=10) == b"back"
                 assert relayed(x, y.peer)
                 await until_direct(a, b)
@@ -189,7 +189,7 @@ def test_a_peer_that_never_answers_costs_nothing_but_two_questions():
             while anyio.current_time() - began < 1.5:
                 assert await request(b, a.peer, ECHO, BODY[:PIECE], limit=PIECE, timeout=2) == BODY[:PIECE]
             assert len(asked) == 2
-            assert not b._links.is_direct(a.peer)
+            assert not b._links.sessions.is_direct(a.peer)
             assert not b._puncher._under_way
 
     run(script)
@@ -242,7 +242,7 @@ def test_over_a_direct_connection_nobody_may_ask():
         async with a, b:
             await a.connect(b.peer, b.addresses())
             with pytest.raises(StreamClosed):
-                await say(a, a._links.standing(b.peer), [])
+                await say(a, a._links.sessions.standing(b.peer), [])
 
     run(script)
 

@@ -178,7 +178,7 @@ def test_streams_whose_protocol_is_never_said_keep_nobody_else_out():
     async def script():
         async with at, silent, b:
             await silent.connect(at.peer, at.addresses())
-            session = await silent._links.session(at.peer)
+            session = await silent._links.dialler.session(at.peer)
             for _ in range(300):
                 session.open()
             await anyio.sleep(0.2)
@@ -194,7 +194,7 @@ def test_a_stream_brings_no_more_than_a_question_until_it_is_joined():
         async with at, a, b:
             await a.connect(at.peer, at.addresses())
             async with asking(at, a):
-                (session,) = at._links._sessions[a.peer]
+                (session,) = at._links.sessions.of(a.peer)
                 assert {stream.most_unread for stream in session._streams.values()} == {1 << 14}
             async with by_hand(at, a, b):
                 assert {stream.most_unread for stream in session._streams.values()} == {None}
@@ -214,7 +214,7 @@ def test_who_has_a_place_stays_connected_when_strangers_are_too_many():
             with anyio.fail_after(20):
                 await until(lambda: at.relay.peers <= 6)
             assert at.relay.has_place(guest.peer)
-            assert at._links.has(guest.peer)
+            assert at._links.sessions.has(guest.peer)
 
     run(script)
 
@@ -234,7 +234,7 @@ def test_one_network_holds_only_so_many_connections_and_the_next_comes_in_when_o
             with pytest.raises(PeerUnreachable):
                 await late.open(at.peer, HOP)
             assert at.relay.has_place(guest.peer)
-            await (await stranger._links.session(at.peer)).finish(5)
+            await (await stranger._links.dialler.session(at.peer)).finish(5)
             await until(lambda: at.relay.peers == 2)
             await take_place(at, late)
 

@@ -132,10 +132,10 @@ def test_a_place_ends_with_the_last_connection_of_its_peer():
 
 
 class Guests:
-    """What a relay sees of its transport's connections."""
+    """What a relay sees of its transport's links: here the sessions only."""
 
     def __init__(self, hosts):
-        self.hosts = hosts
+        self.hosts, self.sessions, self.dialler = hosts, self, None
 
     def host_of(self, peer):
         return self.hosts.get(peer)
