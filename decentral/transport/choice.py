@@ -12,7 +12,8 @@ from typing import Literal, Protocol, get_args
 
 from decentral.errors import ConfigError
 from decentral.transport.base import Transport
-from decentral.transport.daemon import DaemonOptions, DaemonTransport, KeyFile
+from decentral.transport.daemon import DaemonTransport
+from decentral.transport.daemon_options import DaemonOptions, KeyFile
 from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.wire.keys import Signer
 

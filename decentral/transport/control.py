@@ -39,7 +39,7 @@ class Control:
     """Requests to the daemon behind ``socket``; each raises TransportError after ``timeout`` seconds."""
 
     def __init__(self, socket: str, timeout: float) -> None:
-        self._socket, self._timeout = socket, timeout
+        self.socket, self._timeout = socket, timeout
 
     async def identify(self) -> tuple[PeerId, list[str]]:
         """Who the daemon is, and all its addresses."""
@@ -98,7 +98,7 @@ class Control:
         writer, done = None, False
         try:
             with anyio.fail_after(self._timeout):
-                reader, writer = await asyncio.open_unix_connection(self._socket, limit=READ_LIMIT)
+                reader, writer = await asyncio.open_unix_connection(self.socket, limit=READ_LIMIT)
                 writer.write(varint(len(body)) + body)
                 response = messages.Response.FromString(await _read_delimited(reader))
             if response.type == messages.Response.ERROR:

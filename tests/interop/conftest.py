@@ -12,7 +12,8 @@ import pytest
 
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
-from decentral.transport.daemon import DaemonOptions, DaemonTransport
+from decentral.transport.daemon import DaemonTransport
+from decentral.transport.daemon_options import DaemonOptions
 from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.transport.relay_limits import RelayLimits
 from decentral.transport.requests import serve_requests

@@ -55,8 +55,7 @@ def test_a_peer_that_knows_only_the_first_finds_the_second_through_the_dht(tmp_p
             lease = third.live()[second.peer]
             assert lease.addresses == second.transport.addresses()
             starts = first.transport.starts
-            first.transport.daemon_pid, pid = None, first.transport.daemon_pid
-            subprocess.run(["kill", "-9", str(pid)], check=True)
+            subprocess.run(["kill", "-9", str(first.transport.daemon_pid)], check=True)
             await first.transport.until_restarted(starts)
             await until(lambda: {second.peer, third.peer} == set(first.live()))
             group.cancel_scope.cancel()

@@ -9,7 +9,8 @@ import anyio
 
 from decentral.transport.circuit import HOP, read_message, reserve, write_message
 from decentral.transport.control import peer_to_id
-from decentral.transport.daemon import DaemonOptions, DaemonTransport
+from decentral.transport.daemon import DaemonTransport
+from decentral.transport.daemon_options import DaemonOptions
 from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.transport.protobuf import bytes_field, number_field, number_fields
 from decentral.transport.relay_limits import RelayLimits

@@ -18,10 +18,11 @@ import psutil
 import pytest
 
 from decentral.errors import ListenError, StreamClosed, TransportError
-from decentral.transport import daemon
+from decentral.transport import supervisor
 from decentral.transport.child import Child, private_folder
 from decentral.transport.control import Control
-from decentral.transport.daemon import DaemonOptions, DaemonTransport
+from decentral.transport.daemon import DaemonTransport
+from decentral.transport.daemon_options import DaemonOptions
 from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.transport.placeless import grants_little
 from decentral.transport.relay_limits import RelayLimits
@@ -341,7 +342,8 @@ import sys, anyio
 from pathlib import Path
 from decentral.swarm.identity import Identity
 from decentral.transport.control import Control
-from decentral.transport.daemon import DaemonOptions, DaemonTransport
+from decentral.transport.daemon import DaemonTransport
+from decentral.transport.daemon_options import DaemonOptions
 
 async def main():
     options = DaemonOptions(watcher={"True": True, "False": False}[sys.argv[2]])
@@ -389,7 +391,7 @@ def test_a_public_daemon_that_would_carry_little_as_a_relay_is_started_again(dae
     async def stingy(peer, addresses):
         return answers.pop(0)
 
-    monkeypatch.setattr(daemon, "grants_little", stingy)
+    monkeypatch.setattr(supervisor, "grants_little", stingy)
     a = DaemonTransport(daemons.identity(), listen=LOOPBACK, options=DaemonOptions(reachability="public"))
 
     async def script():

@@ -14,7 +14,8 @@ import pytest
 
 from decentral.errors import ConfigError, ListenError, PeerUnreachable, StreamClosed
 from decentral.transport.circuit import STOP, admit
-from decentral.transport.daemon import DaemonOptions, DaemonTransport
+from decentral.transport.daemon import DaemonTransport
+from decentral.transport.daemon_options import DaemonOptions
 from decentral.transport.multistream import propose
 from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.transport.requests import notify, request, serve_requests
