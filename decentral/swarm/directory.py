@@ -10,15 +10,14 @@ Finding nobody is a state (``looking``), never an error.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import anyio
 import anyio.abc
 
 from decentral.errors import PayloadError, TransportError
+from decentral.swarm.bootstrap import Bootstrap
+from decentral.swarm.contacts import Contacts
 from decentral.swarm.leases import (
     MAX_LEASE_NBYTES,
     MAX_LEASES_NBYTES,
@@ -27,21 +26,18 @@ from decentral.swarm.leases import (
     read_leases,
     write_leases,
 )
+from decentral.swarm.own_lease import OwnLease
 from decentral.transport import Transport
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.transport.throttle import bare
-from decentral.wire.keys import Digest, PeerId, Signer, peer_from_name, peer_name
-from decentral.wire.lease import MAX_ADDRESS, MAX_ADDRESSES, Lease, seal_lease
+from decentral.wire.keys import Digest, PeerId, Signer, peer_name
+from decentral.wire.lease import Lease
 from decentral.wire.messages import MAX_PEERS, Goodbye, decode, encode
 
 LEASE = "/decentral/lease/1"
 LEASES = "/decentral/leases/1"
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # s between attempts to reach a bootstrap peer
-_AT_ONCE = 32  # peers contacted at the same time
 _RECALLED = 4  # silent peers tried again per renewal
-_BOOTSTRAPS = 64
-_TWIN = 5  # times our own lease comes back newer; a restart explains a few
 _PARTING = 3.0  # s that saying goodbye may take
 
 logger = logging.getLogger("decentral.swarm")
@@ -62,20 +58,14 @@ class Directory:
     ) -> None:
         self.transport, self.signer, self.run_digest, self.ttl = transport, signer, run, ttl
         self._table = LeaseTable(signer.peer, run, ttl, capacity)
-        self._fields: dict[str, Any] = {"epoch": 0, "round": 0, "digest": bytes(32), "state": 0, "uplink": 0}
-        self._sequence = 0
+        self._own = OwnLease(signer, run, ttl, transport.addresses)
+        self._contacts = Contacts()
+        self._bootstrap = Bootstrap(signer.peer, self._contacts, self._visit, self._is_live, ttl / 3)
         self._dht = dht  # look in hivemind's DHT, too, where the transport has one
-        self._version = _installed_version()
-        self._bootstrap: dict[PeerId, tuple[str, ...]] = {}
         self._turn = 0
-        self._outrun = 0
         self._left = False
-        self._busy: set[tuple[str, PeerId]] = set()
         self.answered_in: dict[PeerId, float] = {}  # s that the last renewal took, there and back
         self._changed = anyio.Event()
-        self._told = anyio.Event()
-        self._limiter = anyio.CapacityLimiter(_AT_ONCE)
-        self._group: anyio.abc.TaskGroup | None = None
         serve_requests(transport, LEASE, self._on_lease, limit=MAX_LEASE_NBYTES)
         serve_requests(transport, LEASES, self._on_leases, limit=MAX_LEASE_NBYTES)
 
@@ -116,43 +106,31 @@ class Directory:
         uplink: int | None = None,
     ) -> None:
         """Say something new of this peer; ``digest`` is the anchor's, ``uplink`` in bit/s. Others hear it soon."""
-        given = {"epoch": epoch, "round": round, "digest": digest, "state": state, "uplink": uplink}
-        news = {name: value for name, value in given.items() if value not in (None, self._fields[name])}
-        if news:
-            self._fields |= news
-            self._told.set()
+        self._own.update({"epoch": epoch, "round": round, "digest": digest, "state": state, "uplink": uplink})
 
     def add_bootstrap(self, addresses: Iterable[str]) -> None:
         """Dial the peers at these addresses (each ends in ``/p2p/<name>``) in the background, until they answer."""
-        for peer, theirs in _by_peer(addresses).items():
-            if peer == self.peer or len(self._bootstrap) >= _BOOTSTRAPS:
-                continue
-            fresh = peer not in self._bootstrap
-            self._bootstrap[peer] = theirs
-            if fresh and self._group is not None:
-                self._group.start_soon(self._court, peer)
+        self._bootstrap.add(addresses)
 
     def hint(self, lease: Lease) -> None:
         """Somebody passed on where a peer may be: look whether it is there, unless it is known to be."""
-        if lease.run == self.run_digest and lease.peer != self.peer and lease.peer not in self.live():
+        if lease.run == self.run_digest and lease.peer != self.peer and not self._is_live(lease.peer):
             self._meet(lease)
 
     def look_for(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Somebody said, without proof, where a peer may be: look there once, unless it is known to be here."""
 
         async def look(peer: PeerId) -> None:
-            await self.transport.connect(peer, addresses)
-            await self._ask(peer)
+            await self._visit(peer, addresses)
 
-        if peer != self.peer and peer not in self.live():
-            self._spawn("look", peer, look)
+        if peer != self.peer and not self._is_live(peer):
+            self._contacts.spawn("look", peer, look)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Renew, ask, dial and expire until cancelled."""
         async with anyio.create_task_group() as group:
-            self._group = group
-            for peer in self._bootstrap:
-                group.start_soon(self._court, peer)
+            self._contacts.group = group
+            self._bootstrap.start()
             group.start_soon(self._expire_forever)
             daemon = bare(self.transport)
             if self._dht and isinstance(daemon, DaemonTransport):
@@ -163,11 +141,12 @@ class Directory:
             try:
                 await self._renew_forever()
             finally:
-                self._group = None
+                self._contacts.group = None
 
     async def goodbye(self) -> None:
         """Tell everybody that this peer leaves, and renew no more. Takes 3 s at most."""
         self._left = True
+        self._contacts.end()
         with anyio.move_on_after(_PARTING):
             async with anyio.create_task_group() as group:
                 for peer in self.live():
@@ -175,36 +154,25 @@ class Directory:
 
     def own(self) -> Lease:
         """What this peer says of itself now, signed."""
-        addresses = [a for a in self.transport.addresses() if len(a) <= MAX_ADDRESS][:MAX_ADDRESSES]
-        lease = Lease(
-            run=self.run_digest,
-            peer=self.peer,
-            sequence=self._sequence,
-            ttl=math.ceil(self.ttl),
-            addresses=tuple(addresses),
-            version=self._version,
-            **self._fields,  # Any: integers and one digest, by the names of Lease
-        )
-        return seal_lease(lease, self.signer)
+        return self._own.sealed()
 
     # ---- telling ----
 
     async def _renew_forever(self) -> None:
         while True:
-            self._sequence += 1
-            self._told = anyio.Event()
+            self._own.renew()
             live = list(self.live())
             if not self._left:
                 self._ask_around(live)
             await anyio.sleep(self.ttl / 6)
             with anyio.move_on_after(self.ttl / 6):
-                await self._told.wait()
+                await self._own.until_news()
 
     def _ask_around(self, live: list[PeerId]) -> None:
         self._turn += 1
         asked = live[self._turn % len(live)] if live else None
         for peer in live:
-            self._spawn("tell", peer, self._ask if peer == asked else self._tell)
+            self._contacts.spawn("tell", peer, self._ask if peer == asked else self._tell)
         missed = self._table.missed()
         for n in range(min(_RECALLED, len(missed))):
             self._meet(missed[(_RECALLED * self._turn + n) % len(missed)])
@@ -243,7 +211,7 @@ class Directory:
             if self._table.goodbye(peer, anyio.current_time()):
                 self._notify()
             return b""
-        newcomer = peer not in self.live()
+        newcomer = not self._is_live(peer)
         newer = self._welcome(peer, read_lease(body))
         if newer is not None:
             return encode(newer)
@@ -269,7 +237,7 @@ class Directory:
         """A lease from its own peer, or our own come back to us."""
         self._table.check(lease)
         if lease.peer == self.peer:
-            self._outrun_by(lease)
+            self._own.came_back(lease)
             return
         if lease.peer != peer:
             raise PayloadError(f"{peer_name(peer)}: sends a lease of {peer_name(lease.peer)} as its own; drop it")
@@ -277,25 +245,11 @@ class Directory:
         if self._table.take(lease, anyio.current_time()):
             self._notify()
             if known is None or known.addresses != lease.addresses:
-                self._spawn("dial", peer, self._dial)
-
-    def _outrun_by(self, own: Lease) -> None:
-        """Our own lease came back newer than we made it: from before a restart, or from another process."""
-        if own.sequence <= self._sequence:
-            return
-        self._sequence = own.sequence
-        self._told.set()
-        self._outrun += 1
-        if self._outrun == _TWIN:
-            logger.warning(
-                "another process runs with this identity (%s) at %s; end one, or give it a key of its own",
-                peer_name(self.peer),
-                own.addresses[0] if own.addresses else "an unknown address",
-            )
+                self._contacts.spawn("dial", peer, self._dial)
 
     def _heard_of(self, lease: Lease, remaining: float) -> None:
         """A lease that another peer passed on."""
-        known = lease.peer in self.live()
+        known = self._is_live(lease.peer)
         if self._table.take(lease, anyio.current_time(), remaining):
             self._notify()
             if not known:
@@ -314,43 +268,12 @@ class Directory:
             await self.transport.connect(peer, lease.addresses)
             await self._tell(peer)
 
-        self._spawn("dial", lease.peer, meet)
+        self._contacts.spawn("dial", lease.peer, meet)
 
-    async def _court(self, peer: PeerId) -> None:
-        """Reach a bootstrap peer, for ever: it may come up tomorrow."""
-        pause = _FIRST_PAUSE
-        while True:
-            if peer in self.live():
-                pause = _FIRST_PAUSE
-                await anyio.sleep(self.ttl / 3)
-                continue
-            await self._contact(peer, self._visit)
-            if peer not in self.live():
-                await anyio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def _visit(self, peer: PeerId) -> None:
-        await self.transport.connect(peer, self._bootstrap[peer])
+    async def _visit(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """See whether a peer is there, and ask it for all it knows."""
+        await self.transport.connect(peer, addresses)
         await self._ask(peer)
-
-    def _spawn(self, kind: str, peer: PeerId, contact: Callable[[PeerId], Awaitable[None]]) -> None:
-        async def work() -> None:
-            try:
-                await self._contact(peer, contact)
-            finally:
-                self._busy.discard((kind, peer))
-
-        if self._group is not None and (kind, peer) not in self._busy:
-            self._busy.add((kind, peer))
-            self._group.start_soon(work)
-
-    async def _contact(self, peer: PeerId, contact: Callable[[PeerId], Awaitable[None]]) -> None:
-        try:
-            async with self._limiter:
-                if not self._left:
-                    await contact(peer)
-        except (TransportError, PayloadError) as error:
-            logger.debug("%s", error)
 
     # ---- forgetting ----
 
@@ -363,6 +286,9 @@ class Directory:
             with anyio.CancelScope(deadline=self._table.next_end()):
                 await self._changed.wait()
 
+    def _is_live(self, peer: PeerId) -> bool:
+        return peer in self.live()
+
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
@@ -370,22 +296,3 @@ class Directory:
     @property
     def _patience(self) -> float:
         return min(10.0, max(1.0, self.ttl / 3))
-
-
-def _by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
-    found: dict[PeerId, tuple[str, ...]] = {}
-    for address in addresses:
-        try:
-            peer = peer_from_name(address.rpartition("/p2p/")[2])
-        except PayloadError as error:
-            logger.warning("bootstrap address %s is passed over: %s", ascii(address[:MAX_ADDRESS]), error)
-            continue
-        found[peer] = (*found.get(peer, ()), address)
-    return found
-
-
-def _installed_version() -> str:
-    try:
-        return version("decentral")[:32]
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "source"

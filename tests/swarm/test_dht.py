@@ -165,7 +165,7 @@ def test_the_dht_keeps_records_of_so_many_peers_and_no_more(hivemind, monkeypatc
 
 def test_a_hint_of_another_run_or_of_oneself_is_not_followed(tmp_path):
     directory = make(tmp_path, "me")
-    directory._spawn = pytest.fail  # type: ignore[method-assign]
+    directory._contacts.spawn = pytest.fail  # type: ignore[method-assign]
     directory.hint(signed(1, run=b"x" * 32))
     directory.hint(directory.own())
     assert isinstance(directory._table, LeaseTable)

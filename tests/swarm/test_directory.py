@@ -331,7 +331,7 @@ def test_a_second_process_with_the_same_identity_is_explained(play, caplog):
         me, other = swarm.directories[1], swarm.directories[0]
         for _ in range(8):  # what a twin elsewhere tells the other peer between our renewals
             twin = swarm.make(1)
-            twin._sequence = me.own().sequence + 5
+            twin._own._sequence = me.own().sequence + 5
             other._heard_from(me.peer, twin.own())
             await anyio.sleep(TTL / 3)
 
