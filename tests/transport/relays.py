@@ -1,4 +1,4 @@
-"""Relays and their guests, for the tests of the relay."""
+"""Native peers, relays and their guests, for the tests of the native transport and of the relay."""
 
 from __future__ import annotations
 
