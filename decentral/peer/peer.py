@@ -171,11 +171,11 @@ class Peer(Boundary):
 
     @property
     def invite(self) -> str:
-        """The line that lets others join; empty while nobody could reach this peer: before its transport listens, and
-        on processes that do not talk to the swarm.
+        """The line that lets others join, by way of this peer or of up to three more; empty while nobody could reach
+        this one: before its transport listens, and on processes that do not talk to the swarm.
         """
-        addresses = self._swarm.transport.addresses() if self._swarm is not None else ()
-        return str(Invite(self.manifest.digest, addresses[:8], None)) if addresses else ""
+        addresses = self._swarm.node.directory.ways_in() if self._swarm is not None else ()
+        return str(Invite(self.manifest.digest, addresses, None)) if addresses else ""
 
     @property
     def anchor_digest(self) -> str:

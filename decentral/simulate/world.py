@@ -84,8 +84,12 @@ class World:
         invited_by = self.hosts[0] if not living else self.generator.choice(living)
         if invited_by.process is None or invited_by.process.trainer is None:
             invited_by = self.hosts[0]
-        others = () if host is invited_by else self.network.transport(invited_by.signer).addresses()
-        self._group.start_soon(host.live, others)
+        self._group.start_soon(host.live, () if host is invited_by else self._invite(invited_by))
+
+    def _invite(self, host: Host) -> tuple[str, ...]:
+        """What it lets others join by; it may be away now."""
+        known = () if host.process is None else host.process.node.directory.ways_in()
+        return known or self.network.transport(host.signer).addresses()
 
     @property
     def furthest(self) -> int:

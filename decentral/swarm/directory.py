@@ -18,6 +18,7 @@ import anyio.abc
 from decentral.errors import PayloadError, TransportError
 from decentral.swarm.bootstrap import Bootstrap
 from decentral.swarm.contacts import Contacts
+from decentral.swarm.invite import MAX_ADDRESSES
 from decentral.swarm.leases import (
     MAX_LEASE_NBYTES,
     MAX_LEASES_NBYTES,
@@ -32,12 +33,13 @@ from decentral.transport.daemon import DaemonTransport
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.transport.throttle import bare
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
-from decentral.wire.lease import Lease
+from decentral.wire.lease import PRIVATE, Lease
 from decentral.wire.messages import MAX_PEERS, Goodbye, decode, encode
 
 LEASE = "/decentral/lease/1"
 LEASES = "/decentral/leases/1"
 _RECALLED = 4  # silent peers tried again per renewal
+_OTHER_WAYS = 3  # peers beside this one that an invite leads to
 _PARTING = 3.0  # s that saying goodbye may take
 
 logger = logging.getLogger("decentral.swarm")
@@ -87,6 +89,16 @@ class Directory:
     def live(self) -> dict[PeerId, Lease]:
         """The other peers that are here, in the order of their ids, and what each said last."""
         return self._table.live(anyio.current_time())
+
+    def ways_in(self) -> tuple[str, ...]:
+        """Addresses for an invite: this peer's, and one of each of a few others, so that it outlives who wrote it.
+
+        Empty while this peer has none.
+        """
+        own = self.transport.addresses()
+        others = [lease.addresses[0] for lease in self._table.known() if lease.addresses and not lease.state & PRIVATE]
+        others = others[:_OTHER_WAYS] if own else []
+        return (*own[: MAX_ADDRESSES - len(others)], *others)
 
     def expired_for(self, peer: PeerId) -> float:
         """Seconds since the lease of ``peer`` ended: 0 while it is live, infinity when it was never here."""

@@ -96,6 +96,10 @@ class LeaseTable:
             return max(0.0, now - self._live[peer][0])
         return now - self._silent[peer].since if peer in self._silent else float("inf")
 
+    def known(self) -> list[Lease]:
+        """Of everybody who may be found again: those who are here, then those who fell silent without a goodbye."""
+        return [lease for _, (_, lease) in sorted(self._live.items())] + self.missed()
+
     def missed(self) -> list[Lease]:
         """The last words of those who fell silent without a goodbye, in the order of their ids."""
         return [silence.lease for _, silence in sorted(self._silent.items()) if not silence.said_goodbye]

@@ -13,6 +13,7 @@ from decentral.swarm.leases import write_leases
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request
 from decentral.wire.keys import Signer
+from decentral.wire.lease import PRIVATE
 from decentral.wire.messages import encode
 
 RUN = b"r" * 32
@@ -366,3 +367,33 @@ def test_the_same_peers_make_the_same_trace(play):
         return seen
 
     assert trace() == trace()
+
+
+def test_an_invite_outlives_the_peer_that_wrote_it(play):
+    async def script(swarm):
+        for number in range(4):
+            await swarm.add(number)
+        await anyio.sleep(2.0)
+        invite = swarm.directories[1].ways_in()
+        swarm.kill(1)
+        newcomer = await swarm.add(4, None)
+        newcomer.add_bootstrap(invite)
+        await anyio.sleep(2.0)
+        assert swarm.seen_by(4) >= {0, 2, 3}
+
+    play(script)
+
+
+def test_an_invite_leads_to_who_is_away_for_a_moment_and_not_to_who_left_or_is_behind_a_relay(play):
+    async def script(swarm):
+        for number in range(4):
+            await swarm.add(number)
+        swarm.directories[2].update(state=PRIVATE)
+        await anyio.sleep(SOON + 1.0)
+        own, away = swarm.directories[0].transport.addresses(), swarm.directories[3].transport.addresses()
+        swarm.kill(3)
+        await swarm.directories[1].goodbye()
+        await anyio.sleep(2 * TTL)
+        assert swarm.directories[0].ways_in() == (*own, away[0])
+
+    play(script)
