@@ -43,6 +43,7 @@ from decentral.wire.messages import (
 
 CONTROL = "/decentral/control/1"
 CONTROL_LIMIT = 1 << 20  # bytes; a record of 1,024 members with certificate is about 380 KB
+KEEP_ROUNDS = 64  # rounds of frames kept for those who missed them
 SEND_TIMEOUT = 10.0  # s for a control message
 
 
@@ -206,6 +207,13 @@ class Carrier(ABC):
     def _keep(self, frame: Frame) -> None:
         for dropped in self.store.add(frame):
             self.machine.held.pop(dropped, None)
+
+    def _tidy(self, round_: int) -> None:
+        """Drop what belongs to rounds up to ``round_`` and is of no use to those who missed them."""
+        self.store.forget_before(round_ - KEEP_ROUNDS)
+        self._make_room()
+        self.inbox.forget_before(round_ + 1)
+        self._slices = {}
 
     def _make_room(self) -> None:
         """A new round is open: two frames per member are what it can need, a contribution and a result."""

@@ -27,7 +27,6 @@ from decentral.wire.messages import (
 __all__ = ["Advance", "Driver", "Ledger"]
 
 JOIN_EVERY = 1.0  # s between requests to be let in
-KEEP_ROUNDS = 64  # rounds of frames kept for those who missed them
 
 
 class Driver(Settler):
@@ -183,12 +182,6 @@ class Driver(Settler):
         effects += self.machine.offer(pending.offer(head, frame.hash, len(pending.encoded.body)), now)
         self._spawn(self._push, frame, head.members)
         await self._carry_out(effects)
-
-    def _tidy(self, round_: int) -> None:
-        self.store.forget_before(round_ - KEEP_ROUNDS)
-        self._make_room()
-        self.inbox.forget_before(round_ + 1)
-        self._slices = {}
 
     async def _tick_forever(self) -> None:
         asked = -JOIN_EVERY

@@ -47,7 +47,7 @@ class Settler(Reducer):
             self._tell_adopted(head, branch, owed)
             self.pending, self._inherits = None, False
             self.machine.switch(head, branch, anyio.current_time())
-            self._make_room()
+            self._tidy(head.round)
             if not self.machine.forgetful:
                 await self.offload(self.ledger.save_acceptor, self.machine.acceptor.to_bytes())
             for f, old_N in enumerate(before):

@@ -112,8 +112,19 @@ def test_a_snapshot_is_fetched_when_replaying_would_cost_more(run_lab, terms):
         await lab.all_members()
         await lab.rounds(1)
         away, others = await fall_behind(lab, 20)
+        driver = away.node.driver
+        driver.inbox.plans[driver.head.round + 1, 0] = ()  # of the round that it missed first
+        book, plans = driver.on_advance, []
+
+        def booked(advance):
+            if advance.record is None:
+                plans.append(list(driver.inbox.plans))
+            book(advance)
+
+        driver.on_advance = booked
         assert await come_back(lab, away, others) <= 1.5 * 2 * 4 * 6 * 4096
         assert any(event == "resynced" for event, _ in away.events)
+        assert plans == [[]], "what the past had is kept after the snapshot was taken over"
 
     run_lab(terms("diloco", shrink_after=600.0), script, schema=one_tensor(6 * 4096))
 
