@@ -82,7 +82,10 @@ class Leader(Voter):
                 return self._record(frames, plan.contributors, plan.partition, plan.number)
             if not planned.failed(absent, self.terms.patience, now):
                 return None
-        leading.planned = Planned(self._plan(leading, usable, absent), now)
+        plan = self._plan(leading, usable, absent)
+        if planned is not None and planned.asks_the_same(plan) and not planned.late(self.terms.patience, now):
+            return None  # nobody else is there: told again at once, it would fail again at once, and so on
+        leading.planned = Planned(plan, now)
         self.planned_number = leading.planned.plan.number
         self._broadcast(leading.planned.plan)
         self._effects.append(SendSlices(leading.planned.plan))

@@ -36,9 +36,16 @@ class Planned:
     def failed(self, absent: Collection[PeerId], patience: float, now: float) -> bool:
         """Whether somebody the plan needs is away, was blamed by an owner, or took too long."""
         needed = {ref.peer for ref in self.plan.contributors} | {owner for owner, _, _ in self.plan.partition}
+        return bool(needed & (set(absent) | self.blamed)) or self.late(patience, now)
+
+    def late(self, patience: float, now: float) -> bool:
+        """Whether it took too long; each attempt has twice the time of the last."""
         attempt = self.plan.number % PLANS_PER_BALLOT
-        late = now >= self.since + patience * 2.0 ** min(attempt, 6)
-        return bool(needed & (set(absent) | self.blamed)) or late
+        return now >= self.since + patience * 2.0 ** min(attempt, 6)
+
+    def asks_the_same(self, plan: Plan) -> bool:
+        """Whether ``plan`` differs in nothing but its number."""
+        return (plan.contributors, plan.partition) == (self.plan.contributors, self.plan.partition)
 
 
 @dataclass(slots=True)

@@ -199,3 +199,20 @@ def test_messages_that_come_late_decide_nothing_twice(make_swarm, seed, reduce):
     swarm.lose = delay
     assert swarm.run(arrive, limit=5000.0)
     swarm.check_agreement()
+
+
+def test_a_leader_whom_nobody_hears_does_not_plan_anew_at_every_failed_send(make_swarm):
+    swarm = make_swarm(3, reduce=True)
+    leader, *others = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    swarm.offer(others[0])
+    assert swarm.run(lambda: not swarm.queue)
+    for other in others:
+        swarm.kill(other)
+    swarm.delivered = 0
+
+    def count(delivered: int) -> None:
+        assert delivered < 500, "one send after the other"
+
+    swarm.on_delivery = count
+    swarm.run(lambda: False, 60.0)
+    assert swarm.delivered > 2
