@@ -203,7 +203,7 @@ def test_messages_that_come_late_decide_nothing_twice(make_swarm, seed, reduce):
 
 def test_a_leader_whom_nobody_hears_does_not_plan_anew_at_every_failed_send(make_swarm):
     swarm = make_swarm(3, reduce=True)
-    leader, *others = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    _, *others = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
     swarm.offer(others[0])
     assert swarm.run(lambda: not swarm.queue)
     for other in others:

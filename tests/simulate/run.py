@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,7 @@ from typing import Any
 from decentral.simulate.scenario import drawn
 from decentral.simulate.simulation import Outcome, simulate
 
+LONGEST = 900  # s of real time for one seed: most take 3, and a slow machine ten times as long
 
 @dataclass(slots=True)
 class Total:
@@ -47,13 +49,21 @@ class Total:
 
 
 def one(task: tuple[int, int]) -> tuple[int, dict[str, Any]]:
-    """A seed's outcome as plain data; an exception is a problem like any other."""
+    """A seed's outcome as plain data. An exception is a problem like any other, and so is time that stands still."""
     seed, rounds = task
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(LONGEST)
     try:
         return seed, simulate(drawn(seed, rounds)).to_dict()
     except Exception as error:  # noqa: BLE001 - whatever it is, the other seeds go on and this one is replayed
         nothing = dict.fromkeys(("rounds", "commits", "divergence", "lost_updates", "duplicated_updates", "hangs"), 0)
         return seed, {**nothing, "seconds": 0.0, "problems": [f"{type(error).__name__}: {error}"]}
+    finally:
+        signal.alarm(0)
+
+
+def _give_up(number: int, frame: object) -> None:
+    raise TimeoutError(f"not done after {LONGEST} s: peers may be busy without end at one moment")
 
 
 def run(seeds: range, rounds: int, processes: int, *, most_failures: int = 10) -> Total:
