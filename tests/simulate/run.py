@@ -23,6 +23,7 @@ from decentral.simulate.simulation import Outcome, simulate
 
 LONGEST = 900  # s of real time for one seed: most take 3, and a slow machine ten times as long
 
+
 @dataclass(slots=True)
 class Total:
     """Sums over all seeds."""
