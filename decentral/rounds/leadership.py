@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 from decentral.errors import PayloadError
+from decentral.rounds.chain import voters_on
 from decentral.rounds.collection import references
 from decentral.rounds.effects import Send, SendSlices
 from decentral.rounds.ground import RESEND_AFTER
@@ -136,9 +137,10 @@ class Leader(Voter):
 
     def _carried_on(self, bound: m.Record) -> m.Record:
         """A value that may be chosen. By the few who are left it must also say who was given up: were it chosen before,
-        one of those would have voted for it; that peer re-syncs if it returns.
+        one of those would have voted for it; that peer re-syncs if it returns. So it is when those who were to vote on
+        it were few, and are gone, while others are back whom it drops: nobody could vote for it as it is.
         """
-        if self.presence.is_majority_here(bound.members):
+        if self.presence.is_majority_here(voters_on(bound)):
             return bound
         return replace(bound, next_members=self._next_members())
 

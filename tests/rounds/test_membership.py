@@ -149,3 +149,22 @@ def test_strangers_can_make_a_peer_keep_only_so_much_of_rounds_to_come(make_swar
     kept = {peer for peer, _ in machine._early}
     assert member in kept
     assert len(kept) <= 33
+
+
+def test_a_record_of_few_that_cannot_be_voted_on_any_more_stalls_nobody_whom_it_dropped_and_who_is_back(make_swarm):
+    swarm = make_swarm(4)
+    first, *back, other = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    for peer in back:
+        swarm.kill(peer)
+    swarm.lose = lambda sender, to, message: True
+    swarm.lose_leases(gone=True)
+    record = swarm.hosts[first].machine.acceptor.accepted
+    assert set(record.next_members) == {first, other}, "the two who are left go on without the others"
+    swarm.run(lambda: not swarm.queue)
+    swarm.kill(other)
+    for peer in back:
+        swarm.restart(peer)
+    swarm.lose = lambda sender, to, message: False
+    swarm.lose_leases(gone=True)
+    assert finish_round(swarm, 2, limit=60.0), "who voted on it is gone, and who is here is dropped by it"
+    swarm.check_agreement()
