@@ -239,7 +239,7 @@ class Driver(Settler):
 
     def _look_for_other_chains(self, now: float) -> None:
         """A peer two rounds ahead, or one round for long: we missed a commit. One that stays on another branch: either
-        must adopt.
+        must adopt. A member may stand there, too, that left us out in the same round.
 
         Branches come from a partition, or from a chain that was given up and came back; comparing them is the
         catch-up's work, and both sides start it, so it does not matter which is the longer.
@@ -248,7 +248,7 @@ class Driver(Settler):
         for peer, lease in self.directory.live().items():
             if lease.round > head.round + 1:
                 self.catch_up(peer)
-            elif lease.digest != head.hash and (lease.round > head.round or self._is_outside(peer)):
+            elif lease.digest != head.hash and (lease.round >= head.round or self._is_outside(peer)):
                 rivals[peer] = self._rivals.get(peer, now)
         for peer, since in rivals.items():
             if now - since > self.lease:

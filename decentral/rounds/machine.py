@@ -244,6 +244,7 @@ class RoundMachine(Leader):
         self.recent[commit.record.round] = commit
         while len(self.recent) > RECENT:
             self.recent.popitem(last=False)
+        self._note_who_is_back(commit)
         self._note_shrink(commit.record)
         self.presence.leaving &= set(commit.record.next_members)
         self.farewells.keep(commit.record.next_members)
@@ -260,6 +261,15 @@ class RoundMachine(Leader):
                     self._take_farewell(peer, message)
                 else:
                     self._take_round_message(peer, message, now)
+
+    def _note_who_is_back(self, commit: m.Commit) -> None:
+        """Who voted in a round after its farewell came back meanwhile, though nothing it sent came here.
+
+        One that was told so by a commit alone counted the old farewell as a promise, was all that was left, and forked.
+        """
+        for peer, _ in commit.certificate.votes:
+            if self.farewells.since(peer) < commit.record.round:
+                self._is_back(peer)
 
     def _note_shrink(self, record: m.Record) -> None:
         """Remember whom ``record`` gives up although no majority is left: they may live on, and fork the chain."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -213,6 +214,35 @@ def test_two_branches_of_one_run_become_one_swarm_again(run_lab, terms):
         await lab.rounds(2)
         assert len({member.node.replica.digest for member in lab.members}) <= 2, "at most one round apart"
         assert any(event == "resynced" for member in lab.members for event, _ in member.events)
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_member_that_stands_elsewhere_in_the_same_round_is_compared_with(run_lab, terms):
+    """It may have forked and left this peer out, and then no message of its rounds comes: gossips never told each other."""
+
+    async def script(lab):
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        for member in lab.members:
+            member.idle = True
+        await trio.sleep(2.0)
+        driver, other = lab.members[0].node.driver, lab.members[1].signer.peer
+        asked: list[bytes] = []
+        driver.catch_up = asked.append
+        live = driver.directory.live()
+        elsewhere = {other: replace(live[other], round=driver.head.round, digest=b"\xff" * 32)}
+        driver.directory.live = lambda: elsewhere
+        now = trio.current_time()
+        driver._look_for_other_chains(now)
+        assert asked == [], "it may have adopted this one since"
+        driver._look_for_other_chains(now + 1.5 * driver.lease)
+        assert asked == [other]
+        elsewhere[other] = replace(live[other], round=driver.head.round - 1)
+        driver._look_for_other_chains(now + 3 * driver.lease)
+        driver._look_for_other_chains(now + 9 * driver.lease)
+        assert asked == [other], "a member that is behind finds this peer by itself"
 
     run_lab(terms("sparseloco"), script)
 

@@ -107,6 +107,25 @@ def test_who_is_behind_does_not_decide_without_those_who_left_from_a_later_round
     assert finish_round(swarm, 1), "those who know the commit are gone for good"
 
 
+def test_who_voted_in_a_later_round_than_that_of_its_farewell_is_back_though_it_said_nothing_here(make_swarm):
+    swarm = make_swarm(3)
+    stays, leaver, away = swarm.members
+    presence = swarm.hosts[away].machine.presence
+    swarm.leave(leaver, to=[away])
+    swarm.hosts[leaver].machine.stay()
+    swarm.lose = lambda sender, to, message: away in (sender, to)
+    for rounds in (1, 2):
+        while min(swarm.rounds_done(peer) for peer in (stays, leaver)) < rounds:
+            swarm.offer(stays)
+            swarm.offer(leaver)
+            swarm.run(lambda: False, 1.0)
+        swarm._catch_up(away, stays)
+        assert swarm.rounds_done(away) == rounds
+        assert leaver in {voter for voter, _ in swarm.hosts[away].disk.log[-1].certificate.votes}
+        assert (leaver in presence.leaving) == (rounds == 1), "a vote in the same round may be older than the farewell"
+    assert swarm.hosts[away].machine.farewells.votes(3, but=()) == {}
+
+
 def test_a_farewell_whose_vote_another_peer_signed_is_refused(make_swarm):
     swarm = make_swarm(3)
     assert finish_round(swarm, 1)
