@@ -168,7 +168,8 @@ def test_nothing_more_is_decided_before_what_was_decided_is_applied(make_swarm):
     record = m.Record(**numbers, **lists, run=head.run, previous=head.hash, base=head.anchor, final=False)
     text = m.vote_text(record.run, 0, 1, 0, record.hash)
     votes = tuple((s.peer, s.sign(text)) for s in swarm.signers if s.peer in (me, other))
-    machine.presence.leaving |= {other, third}  # so that it is alone, and could decide on the next one at once
+    machine.receive(other, m.Farewell(2, -1, None, bytes(64)), 0.0)  # after its vote: so that it is alone then,
+    machine.presence.leaving.add(third)  # and could decide on the next one at once
     effects = machine.receive(other, m.Commit(record, m.Certificate(0, votes)), 0.0)
     assert [e.commit.record.round for e in effects if isinstance(e, Decide)] == [1]
     effects = machine.applied(head.anchor, 0.0)
