@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -122,6 +122,16 @@ def here(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
 
 def measure(case: Case, folder: Path, launch: Launch = here, listen: Callable[[int], str] | None = None) -> Result:
     """Start the peers, exchange, end them. Raises DecentralError when one of them ends by itself."""
+    with swarm(case, folder, launch, listen) as workers:
+        steps = [step(workers) for _ in range(case.rounds + 1)]
+    return Result(case, tuple(steps[1:]))
+
+
+@contextmanager
+def swarm(
+    case: Case, folder: Path, launch: Launch = here, listen: Callable[[int], str] | None = None
+) -> Iterator[Sequence[Worker]]:
+    """The peers of ``case``, members all of them, while the block lasts."""
     manifest = terms(case)
     with ExitStack() as stack:
         workers: list[Worker] = []
@@ -133,8 +143,21 @@ def measure(case: Case, folder: Path, launch: Launch = here, listen: Callable[[i
             addresses = workers[-1].hear()["addresses"]
             bootstrap = bootstrap or addresses
         _until_all_are_members(workers)
-        steps = [_step(workers) for _ in range(case.rounds + 1)]
-    return Result(case, tuple(steps[1:]))
+        yield workers
+
+
+def step(workers: Sequence[Worker]) -> Step:
+    """One exchange of all of them."""
+    for worker in workers:
+        worker.tell("round")
+    found = [worker.hear() for worker in workers]
+    return Step(
+        seconds=max(one["seconds"] for one in found),
+        nbytes=max(one["nbytes"] for one in found),
+        sent=max(one["sent"] for one in found),
+        equal=len({one["digest"] for one in found}) == 1,
+        contributors=min(one["contributors"] for one in found),
+    )
 
 
 def terms(case: Case) -> Manifest:
@@ -177,16 +200,3 @@ def _until_all_are_members(workers: Sequence[Worker]) -> None:
         worker.tell("members")
         while worker.hear()["members"] < len(workers):
             worker.tell("members")
-
-
-def _step(workers: Sequence[Worker]) -> Step:
-    for worker in workers:
-        worker.tell("round")
-    found = [worker.hear() for worker in workers]
-    return Step(
-        seconds=max(one["seconds"] for one in found),
-        nbytes=max(one["nbytes"] for one in found),
-        sent=max(one["sent"] for one in found),
-        equal=len({one["digest"] for one in found}) == 1,
-        contributors=min(one["contributors"] for one in found),
-    )

@@ -1,8 +1,10 @@
 """Whole rounds of real peers, each on a namespace of its own behind a line with a rate and a delay, over the bound.
 
     python -m experiments.exchange.lab --kind gather --peers 8 --mbit 20 --delay 0.0125 --megabytes 1
+    python -m experiments.exchange.lab --kind reduce --peers 8 --mbit 20 --megabytes 4 --against gloo --against hivemind
 
-As root on Linux; see docs/natlab.md for what it needs. The delay is one way, from a peer to the core.
+As root on Linux; see docs/natlab.md for what it needs. The delay is one way, from a peer to the core. Others take turns
+with ours, round by round on the same lines: all are there all the time, one exchanges.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
-from decentral.benchmarks.exchange import Case, measure
-from tests.natlab.lab import Lab
+from decentral.benchmarks.exchange import Case, Result, Step, Worker, step, swarm
+from experiments.exchange.rival_peer import SYSTEMS, RivalSeat
+from tests.natlab.lab import Host, Lab
 from tests.natlab.namespaces import why_impossible
 from tests.natlab.wires import Line
 
@@ -31,7 +36,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=int, default=1, help="of float32")
     parser.add_argument("--compressor", default="none")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=1, help="rounds before those, until uplinks are known")
     parser.add_argument("--transport", choices=["daemon", "native"], default=None)
+    parser.add_argument("--against", choices=sorted(SYSTEMS), action="append", default=[])
     return parser.parse_args()
 
 
@@ -52,16 +59,61 @@ def main() -> int:
         rounds=given.rounds,
         transport=given.transport,
     )
-    with Lab() as lab, tempfile.TemporaryDirectory() as folder:
+    with Lab() as lab, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         lines = [Line(up=rate, down=given.mbit, delay=given.delay) for rate in rates]
         hosts = [lab.public(f"peer{number}", line) for number, line in enumerate(lines)]
-
-        def launch(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
-            return hosts[number].start(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-        found = measure(case, Path(folder), launch, lambda number: f"/ip4/{hosts[number].v4}/tcp/4001")
-    print(json.dumps(found.to_json()))
+        teams = {"decentral": stack.enter_context(_ours(case, Path(folder), hosts))}
+        teams |= {system: stack.enter_context(_rivals(system, case, hosts)) for system in given.against}
+        found = _in_turns(teams, given.warm, given.rounds)
+    for name, steps in found.items():
+        print(json.dumps({"system": name, **Result(case, tuple(steps)).to_json()}), flush=True)
     return 0
+
+
+def _in_turns(teams: Mapping[str, Sequence[Worker]], warm: int, rounds: int) -> dict[str, list[Step]]:
+    found: dict[str, list[Step]] = {name: [] for name in teams}
+    for number in range(warm + rounds):
+        for name, workers in teams.items():
+            done = step(workers)
+            print(f"{name} {number - warm}: {done.seconds:.2f} s, equal {done.equal}", file=sys.stderr, flush=True)
+            found[name] += [done] if number >= warm else []
+    return found
+
+
+def _launcher(hosts: Sequence[Host]) -> Callable[[int, Sequence[str]], subprocess.Popen[str]]:
+    def launch(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
+        return hosts[number].start(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    return launch
+
+
+@contextmanager
+def _ours(case: Case, folder: Path, hosts: Sequence[Host]) -> Iterator[Sequence[Worker]]:
+    with swarm(case, folder, _launcher(hosts), lambda number: f"/ip4/{hosts[number].v4}/tcp/4001") as workers:
+        yield workers
+
+
+@contextmanager
+def _rivals(system: str, case: Case, hosts: Sequence[Host]) -> Iterator[Sequence[Worker]]:
+    launch, bootstrap = _launcher(hosts), []
+    with ExitStack() as stack:
+        workers: list[Worker] = []
+        for number, host in enumerate(hosts):
+            seat = RivalSeat(
+                system=system,
+                kind=case.kind,
+                number=number,
+                peers=len(hosts),
+                rows=case.rows,
+                address=str(host.v4),
+                first=str(hosts[0].v4),
+                bootstrap=bootstrap,
+            )
+            command = (sys.executable, "-m", "experiments.exchange.rival_peer", json.dumps(asdict(seat)))
+            workers.append(stack.enter_context(Worker(launch(number, command))))
+            addresses = workers[-1].hear()["addresses"]
+            bootstrap = bootstrap or addresses
+        yield workers
 
 
 if __name__ == "__main__":
