@@ -80,6 +80,7 @@ class Contestant:
             ledger=Ledger(lambda commit, frames: None, lambda blob: None),
             on_advance=self._advanced,
             on_event=lambda event, fields: None,
+            uplink=lambda: self.transport.uplink,
         )
 
     def _advanced(self, advance: Advance) -> None:
@@ -119,8 +120,9 @@ class Contestant:
         }
 
     def _named(self) -> int:
-        record = self.node.driver.machine.recent[self.node.driver.head.round].record
-        return len(record.contributors or record.frames)
+        """Contributors of the newest commit; 0 when it was learnt by a snapshot."""
+        commit = self.node.driver.machine.recent.get(self.node.driver.head.round)
+        return 0 if commit is None else len(commit.record.contributors or commit.record.frames)
 
 
 def _say(**answer: Any) -> None:  # Any: JSON

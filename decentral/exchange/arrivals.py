@@ -31,6 +31,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._pushes: dict[PeerId, list[Push]] = {}
+        self._pieces: dict[PeerId, Push] = {}
         self._fetched: set[Digest] = set()
 
     @contextmanager
@@ -47,6 +48,15 @@ class Arrivals:
             if not pushes:
                 self._pushes.pop(peer, None)
 
+    def piece(self, owner: PeerId) -> None:
+        """A piece of a frame of ``owner`` came, from whomever."""
+        self._pieces.setdefault(owner, Push()).on_bytes(0)
+
+    def whole(self, owner: PeerId) -> None:
+        """The last one did, and the frame is kept."""
+        if owner in self._pieces:
+            self._pieces.pop(owner).ended.set()
+
     @contextmanager
     def fetch(self, frame: Digest) -> Iterator[bool]:
         """While ``frame`` is fetched; yields False when it is already."""
@@ -58,6 +68,10 @@ class Arrivals:
             if fresh:
                 self._fetched.discard(frame)
 
+    def is_pushing(self, peer: PeerId) -> bool:
+        """Whether a push of ``peer`` has begun and not ended, moving or not."""
+        return peer in self._pushes
+
     async def pushed(self, peer: PeerId) -> None:
         """Wait while bytes of a push of ``peer`` come: which frame it is will be known when all of it is there."""
         while push := self._moving(peer):
@@ -65,5 +79,6 @@ class Arrivals:
                 await push.ended.wait()
 
     def _moving(self, peer: PeerId) -> Push | None:
-        now = anyio.current_time()
-        return next((push for push in self._pushes.get(peer, ()) if now - push.moved_at < PAUSE), None)
+        now, pieces = anyio.current_time(), self._pieces.get(peer)
+        pushes = [*self._pushes.get(peer, ()), *([] if pieces is None else [pieces])]
+        return next((push for push in pushes if now - push.moved_at < PAUSE), None)

@@ -6,7 +6,7 @@ A contributor pushes its frame to each member; whoever misses one asks any holde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
@@ -19,21 +19,30 @@ PUSH = "/decentral/frame/1"
 FETCH = "/decentral/fetch/1"
 ANSWER = 10.0  # s until a path is there, and until a holder begins to answer
 
+OnFailed = Callable[[PeerId], Awaitable[None]]
 
-async def push(transport: Transport, peers: Sequence[PeerId], data: bytes) -> list[PeerId]:
-    """Send one frame to every peer at once, however long it takes; returns those that it did not get to."""
-    failed: list[PeerId] = []
+
+async def push(
+    transport: Transport,
+    peers: Sequence[PeerId],
+    data: bytes,
+    on_failed: OnFailed,
+    on_handled: Callable[[], None] | None = None,
+) -> None:
+    """Send one frame to every peer at once, however long it takes; ``on_failed`` is told of who cannot be reached.
+
+    ``on_handled`` is called when one of them has it, as far as they say so within a while.
+    """
 
     async def one(peer: PeerId) -> None:
         try:
-            await notify(transport, peer, PUSH, data, timeout=ANSWER)
+            await notify(transport, peer, PUSH, data, timeout=ANSWER, on_handled=on_handled)
         except TransportError:
-            failed.append(peer)
+            await on_failed(peer)
 
     async with anyio.create_task_group() as group:
         for peer in peers:
             group.start_soon(one, peer)
-    return failed
 
 
 async def fetch(transport: Transport, holders: Sequence[PeerId], frame: bytes, limit: int) -> bytes | None:

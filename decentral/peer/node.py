@@ -27,6 +27,7 @@ from decentral.errors import (
 from decentral.exchange.codec import Codec
 from decentral.exchange.offload import Offload, in_thread
 from decentral.exchange.partition import partition, shares
+from decentral.exchange.spread import Line
 from decentral.manifest import Manifest, differences, parse_manifest
 from decentral.optimizers import DiLoCo, NoLoCo, OuterOptimizer, make_outer, outer_learning_rate
 from decentral.parameters import Schema
@@ -120,6 +121,7 @@ class Node:
             shrink_after=manifest.swarm.shrink_after,
             acceptor=start.acceptor,
             offload=offload,
+            lines_of=self._lines_of,
         )
         self.paths = Paths(transport)
         self.catch_up = CatchUp(self.driver, transport, self.directory, start.folder)
@@ -228,17 +230,21 @@ class Node:
 
     # ---- being there ----
 
-    def _uplinks_of(self, peers: Sequence[PeerId]) -> list[float]:
-        """Bits per second that each says it was seen to send; private peers, whom not all can reach, own nothing."""
+    def _lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
+        """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
         live, own = self.directory.live(), self.directory.own()
         leases = [own if peer == self.driver.me else live.get(peer) for peer in peers]
-        known = [lease.uplink for lease in leases if lease is not None and lease.uplink]
+        known = [lease.uplink / 8 for lease in leases if lease is not None and lease.uplink]
         usual = sum(known) / len(known) if known else 1.0
+        rates = [lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases]
         private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
-        return [
-            0.0 if hidden and not all(private) else float(lease.uplink if lease is not None else 0) or usual
-            for lease, hidden in zip(leases, private, strict=True)
-        ]
+        return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
+
+    def _uplinks_of(self, peers: Sequence[PeerId]) -> list[float]:
+        """Bytes per second for a reduce; private peers own nothing of it, unless all are."""
+        lines = self._lines_of(peers)
+        nobody = not any(line.passes_on for line in lines)
+        return [line.rate if line.passes_on or nobody else 0.0 for line in lines]
 
     async def _announce_forever(self) -> None:
         """Keep the lease in step with the chain, and the clock of a run that ends by time."""

@@ -18,6 +18,7 @@ from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.exchange import gather
 from decentral.exchange.arrivals import Arrivals
 from decentral.exchange.offload import Offload, in_thread
+from decentral.exchange.spread import thin_last
 from decentral.exchange.store import FrameStore
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Digest, Head
@@ -28,6 +29,7 @@ from decentral.rounds.inbox import Inbox
 from decentral.rounds.machine import RoundMachine, Terms
 from decentral.rounds.outbox import Outbox
 from decentral.rounds.replica import Replica
+from decentral.rounds.spreading import LinesOf, Spreading, all_equal
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
 from decentral.transport.requests import notify, serve_requests
@@ -103,8 +105,10 @@ class Carrier(ABC):
         acceptor: Acceptor | None = None,
         reserve: int = 1 << 28,
         offload: Offload = in_thread,
+        lines_of: LinesOf = all_equal,
     ) -> None:
-        self.offload = offload
+        """``lines_of`` tells what peers can send, as far as is known."""
+        self.offload, self.lines_of = offload, lines_of
         self.signer, self.me = signer, signer.peer
         self.terms, self.replica, self.inbox = terms, replica, inbox
         self.transport, self.directory, self.ledger = transport, directory, ledger
@@ -137,6 +141,16 @@ class Carrier(ABC):
         serve_requests(transport, gather.PUSH, self._on_push, limit=limit, watch=self.arrivals.push)
         serve_requests(transport, gather.FETCH, self._on_fetch, limit=64)
         self.frame_limit = limit
+        self.spreading = Spreading(
+            transport,
+            self.me,
+            self.arrivals,
+            lines_of,
+            lambda: self.machine.head if self._group is not None else None,
+            inbox.max_nbytes,
+            self.take,
+            self._spawn,
+        )
 
     @property
     def head(self) -> Head:
@@ -213,6 +227,7 @@ class Carrier(ABC):
         self.store.forget_before(round_ - KEEP_ROUNDS)
         self._make_room()
         self.inbox.forget_before(round_ + 1)
+        self.spreading.forget_before(round_ + 1)
         self._slices = {}
 
     def _make_room(self) -> None:
@@ -247,8 +262,7 @@ class Carrier(ABC):
         with anyio.CancelScope() as scope:
             self._pushes[scope] = frame
             try:
-                for peer in await gather.push(self.transport, others, frame.to_bytes()):
-                    await self.unreachable(peer)
+                await self.spreading.give(frame, others, self.unreachable)
             finally:
                 del self._pushes[scope]
 
@@ -262,14 +276,16 @@ class Carrier(ABC):
     async def _fetch(self, wanted: Fetch) -> None:
         """What is coming already is waited for: asked for again, it would come twice and each time slower."""
         with self.arrivals.fetch(wanted.frame) as fresh:
-            if not fresh:
-                return
-            await self.arrivals.pushed(wanted.owner)
-            if wanted.frame in self.store:
-                return
-            data = await gather.fetch(self.transport, wanted.holders, wanted.frame, self.frame_limit)
-            if data is not None:
-                await self.take(data, wanted.frame)
+            for holder in thin_last(wanted.holders, self.lines_of(wanted.holders)) if fresh else ():
+                await self.arrivals.pushed(wanted.owner)
+                if wanted.frame in self.store:
+                    return
+                if holder == wanted.owner and self.arrivals.is_pushing(holder):
+                    continue  # it stands still for now, and would come twice by the same way
+                data = await gather.fetch(self.transport, (holder,), wanted.frame, self.frame_limit)
+                if data is not None:
+                    await self.take(data, wanted.frame)
+                    return
 
     async def _on_control(self, peer: PeerId, data: bytes) -> bytes:
         if self._group is None:

@@ -126,8 +126,7 @@ class Gossip:
     async def _push(self, swap: _Swap) -> None:
         data = swap.frame.to_bytes()
         with anyio.move_on_after(self.deadline.ceiling):  # the training thread waits for it
-            for peer in await gather.push(self.driver.transport, (swap.partner,), data):
-                await self.driver.unreachable(peer)
+            await gather.push(self.driver.transport, (swap.partner,), data, self.driver.unreachable)
 
     async def _lead(self, swap: _Swap) -> Tensor | None:
         while (found := self._frames.get((swap.partner, swap.step))) is None:

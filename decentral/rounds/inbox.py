@@ -60,7 +60,7 @@ class Inbox:
 
     def check(self, data: bytes, head: Head) -> tuple[Frame, Tensor]:
         """The checked frame and its decoded tensor, now. Raises PlanUnknown when its plan has not come."""
-        frame = parse(data, lambda header: self._max_nbytes(header, head))
+        frame = parse(data, lambda header: self.max_nbytes(header, head))
         codec = self.codec_of(frame.header)
         return frame, codec.decode(frame.body, self.shapes_of(frame.header))
 
@@ -96,7 +96,8 @@ class Inbox:
             for f in self.schema.fragments
         )
 
-    def _max_nbytes(self, header: Header, head: Head) -> int:
+    def max_nbytes(self, header: Header, head: Head) -> int:
+        """Bytes that the body of ``header`` may have. Raises PayloadError for one that belongs to nothing here."""
         if header.run != head.run:
             raise PayloadError(f"frame of run {header.run.hex()[:12]}, this is {head.run.hex()[:12]}; drop it")
         if header.kind != Kind.SWAP and not head.round < header.round <= head.round + AHEAD:

@@ -52,6 +52,7 @@ class Site:
     trace: Trace
     seed: int
     lesson: LessonName
+    claims: Sequence[float] = ()  # bytes/s that hosts may say they were seen to send; empty: they say nothing
 
 
 class Host:
@@ -64,6 +65,7 @@ class Host:
         self.identity = 0
         self.lives = 0
         self._damaged = False
+        self.claim = random.Random(f"claim {site.seed} {number}").choice(site.claims) if site.claims else None
         self.up = False
         self.num_steps = 0  # inner steps over all lives, so that no two leave the same mark
         self.process: Process | None = None
@@ -196,6 +198,7 @@ class Process:
             on_advance=self._on_advance,
             on_event=self._on_event,
             offload=_interleaved,
+            uplink=lambda: host.claim,
         )
         self.named = False
         if found is not None:

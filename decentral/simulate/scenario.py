@@ -27,10 +27,12 @@ class Scenario:
     lesson: LessonName = "marks"  # what inner steps do
     settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
     weights: Mapping[str, float] = field(default_factory=dict)  # bytes that one of a protocol stands for
+    claims: tuple[float, ...] = ()  # bytes/s that hosts say they were seen to send, one of these; empty: nothing
 
 
 KINDS = ("gather", "reduce", "streaming", "pair", "float")  # float: gather, with values that an order of sums shows in
 _EXACT = {"chain": "topk(k=128, chunk=4096)", "feedback": "ef(beta=1)"}  # 3 of 96: most of it is debt for a while
+CLAIMS = (0.0, 300.0, 3_000.0, 30_000.0)  # with frames of a few kB: who sends by way of others, and who owns how much
 LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}
 
 
@@ -53,7 +55,8 @@ def drawn(seed: int, rounds: int = 20) -> Scenario:
     patience = {"shrink_after": generator.choice([15.0, 90.0]), "lease": generator.choice([3.0, 12.0, 12.0, 12.0])}
     manifest = toy_manifest(kind, seed, {**LIMITS, **patience})
     lesson: LessonName = "marks" if kind in ("gather", "reduce") else "noise"
-    return Scenario(manifest, weather, seed, hosts, rounds, calm_start=generator.random() < 0.8, lesson=lesson)
+    calm_start = generator.random() < 0.8
+    return Scenario(manifest, weather, seed, hosts, rounds, calm_start=calm_start, lesson=lesson, claims=CLAIMS)
 
 
 def toy_manifest(kind: str, seed: int, limits: Mapping[str, float] = LIMITS) -> Manifest:

@@ -38,7 +38,7 @@ class World:
             weights=scenario.weights,
         )
         self.weather = Weather(random.Random(f"weather {seed}"))
-        self.site = Site(scenario.manifest, self.network, self.weather, trace, seed, scenario.lesson)
+        self.site = Site(scenario.manifest, self.network, self.weather, trace, seed, scenario.lesson, scenario.claims)
         self.hosts = [self._host(number) for number in range(scenario.hosts)]
         self.reached = 0  # outer steps of the chain in the end
         self.hangs: list[str] = []

@@ -12,7 +12,7 @@ Who answers closes last: a daemon may lose the last bytes of what closes first (
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 
 import anyio
@@ -27,6 +27,7 @@ PREFIX_NBYTES = 4
 _RECEIVED_AT_ONCE = 1 << 20  # bytes asked of the stream at a time
 _SMALLEST = 1 << 14  # bytes of the first piece sent
 _LARGEST = 1 << 18  # bytes sent at a time: the daemon's measured best
+HANDLED = 60.0  # s for which is waited to hear that a body was handled: buffers on the way may hold most of it
 _QUICK, _SLOW = 0.25, 2.0  # s a piece may take before the next is no larger, or smaller: progress stays visible
 
 Respond = Callable[[PeerId, bytes], Awaitable[bytes]]
@@ -41,26 +42,46 @@ async def request(
     ``timeout``: seconds until there is a path, and again until the answer begins. PeerUnreachable when it does not,
     StreamClosed when the peer refused or bytes stood still, PayloadError when the answer is longer than the limit.
     """
-    stream = await _open(transport, peer, protocol, timeout)
+    stream = await open_stream(transport, peer, protocol, timeout)
     try:
-        await _send_body(stream, protocol, body)
+        await send_body(stream, protocol, body)
         with _Deadline(peer, protocol, timeout):
-            nbytes = await _receive_length(stream, protocol, limit)
-        return await _receive_body(stream, protocol, nbytes, _unwatched)
+            nbytes = await receive_length(stream, protocol, limit)
+        return await receive_body(stream, protocol, nbytes, unwatched)
     finally:
         await stream.aclose()
 
 
-async def notify(transport: Transport, peer: PeerId, protocol: str, body: bytes, timeout: float) -> None:
+async def notify(
+    transport: Transport,
+    peer: PeerId,
+    protocol: str,
+    body: bytes,
+    timeout: float,
+    *,
+    on_handled: Callable[[], None] | None = None,
+) -> None:
     """Send ``body`` and wait for no answer; ``timeout`` seconds until there is a path. Returning means sent, not read.
 
+    ``on_handled`` is called when the peer says that it has handled the body; for that, it is waited a while.
     Raises as ``request`` does.
     """
-    if isinstance(transport, ThrottledTransport):
-        async with transport.pushing(protocol):  # our own cap is not the path's fault: that wait is not timed
-            await _notify(transport, peer, protocol, body, timeout)
-    else:
-        await _notify(transport, peer, protocol, body, timeout)
+    async with pushing(transport, protocol):
+        stream = await open_stream(transport, peer, protocol, timeout)
+        sent = False
+        try:
+            await send_body(stream, protocol, body)
+            sent = True
+        finally:
+            if not sent or on_handled is None:
+                await stream.aclose()
+    if on_handled is not None:
+        await _until_handled(stream, protocol, on_handled)
+
+
+def pushing(transport: Transport, protocol: str) -> AbstractAsyncContextManager[None]:
+    """A place among those who push at once: our own cap is not the path's fault, so that wait is not timed."""
+    return transport.pushing(protocol) if isinstance(transport, ThrottledTransport) else nullcontext()
 
 
 def serve_requests(
@@ -76,31 +97,33 @@ def serve_requests(
 
     async def attend(stream: Stream) -> None:
         with Watchdog(stream, protocol):
-            nbytes = await _receive_length(stream, protocol, limit)
+            nbytes = await receive_length(stream, protocol, limit)
         async with transport.budget.bytes_of(stream.peer, nbytes):
-            with nullcontext(_unwatched) if watch is None else watch(stream.peer) as on_bytes:
-                answer = await handler(stream.peer, await _receive_body(stream, protocol, nbytes, on_bytes))
-            await _send_body(stream, protocol, answer)
-        await _ended(stream)
+            with nullcontext(unwatched) if watch is None else watch(stream.peer) as on_bytes:
+                answer = await handler(stream.peer, await receive_body(stream, protocol, nbytes, on_bytes))
+            await send_body(stream, protocol, answer)
+        await ended(stream)
 
     transport.serve(protocol, attend)
 
 
-async def _notify(transport: Transport, peer: PeerId, protocol: str, body: bytes, timeout: float) -> None:
-    stream = await _open(transport, peer, protocol, timeout)
+async def _until_handled(stream: Stream, protocol: str, on_handled: Callable[[], None]) -> None:
     try:
-        await _send_body(stream, protocol, body)
+        with suppress(TransportError, PayloadError), anyio.move_on_after(HANDLED):
+            await receive_length(stream, protocol, 0)
+            on_handled()
     finally:
         await stream.aclose()
 
 
-async def _ended(stream: Stream) -> None:
+async def ended(stream: Stream) -> None:
     """Wait until the other side, who has read the answer then, ends the stream."""
     with suppress(TransportError), anyio.move_on_after(UNREAD):
         await stream.receive_exactly(1)
 
 
-async def _open(transport: Transport, peer: PeerId, protocol: str, timeout: float) -> Stream:
+async def open_stream(transport: Transport, peer: PeerId, protocol: str, timeout: float) -> Stream:
+    """A stream to ``peer``. Raises PeerUnreachable when there is none within ``timeout`` seconds."""
     with _Deadline(peer, protocol, timeout):
         stream = await transport.open(peer, protocol)
     return stream
@@ -130,7 +153,7 @@ class _Deadline:
         return swallowed
 
 
-async def _send_body(stream: Stream, protocol: str, body: bytes) -> None:
+async def send_body(stream: Stream, protocol: str, body: bytes) -> None:
     """Small pieces while they go slowly, so that the watchdog sees them move; large ones where that is faster."""
     if len(body) >= 1 << 32:
         raise PayloadError(f"a body of {len(body)} bytes: a length prefix holds less than 4 GiB; cut it in parts")
@@ -151,7 +174,8 @@ async def _send_body(stream: Stream, protocol: str, body: bytes) -> None:
                 piece = max(piece // 2, _SMALLEST)
 
 
-async def _receive_length(stream: Stream, protocol: str, limit: int) -> int:
+async def receive_length(stream: Stream, protocol: str, limit: int) -> int:
+    """Bytes of the body that comes next. Raises PayloadError for more than ``limit``."""
     nbytes = int.from_bytes(await stream.receive_exactly(PREFIX_NBYTES), "little")
     if nbytes > limit:
         sender = peer_name(stream.peer)
@@ -159,11 +183,12 @@ async def _receive_length(stream: Stream, protocol: str, limit: int) -> int:
     return nbytes
 
 
-def _unwatched(count: int) -> None:
+def unwatched(count: int) -> None:
     """Nobody wants to know."""
 
 
-async def _receive_body(stream: Stream, protocol: str, nbytes: int, watch: OnBytes) -> bytes:
+async def receive_body(stream: Stream, protocol: str, nbytes: int, watch: OnBytes) -> bytes:
+    """So many bytes, cut when they stand still; ``watch`` is told how many came."""
     if not nbytes:  # most answers
         return b""
     pieces = []

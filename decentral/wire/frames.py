@@ -141,6 +141,14 @@ def parse_header(data: bytes | memoryview) -> Header:
     return header
 
 
+def signed_header(data: bytes | memoryview) -> Header:
+    """The header at the start of ``data``, its signature checked; the body may be another. Raises PayloadError."""
+    header = parse_header(data)
+    if not verify(header.sender, bytes(data[_SIGNED_NBYTES:HEADER_NBYTES]), bytes(data[:_SIGNED_NBYTES])):
+        raise _bad("not signed by the sender it names")
+    return header
+
+
 def _pack(header: Header, body: bytes) -> bytes:
     kind, *fields, steps, tokens = astuple(header)
     return _FIELDS.pack(MAGIC, VERSION, kind, *fields, steps, 0, tokens) + _digest(body)

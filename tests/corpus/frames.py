@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
 from decentral.wire.frames import HEADER_NBYTES, Kind
@@ -27,6 +28,7 @@ def frames() -> Iterator[Entry]:
         yield "frame", name, sealed(put(good, at, value)), words
     yield from _more_frames(good)
     yield from _signatures(good)
+    yield from _pieces(good)
 
 
 _HEADER_FAULTS = [
@@ -73,6 +75,29 @@ def _more_frames(good: bytes) -> Iterator[Entry]:
     yield "frame", "body less one sealed", frame(encoded(CHAIN)[:-1]), "refused"
     yield "frame", "body and one sealed", frame(encoded(CHAIN) + b"\0"), "the schema allows 44"
     yield "frame", "body after body", frame(encoded(CHAIN) * 2), "the schema allows"
+
+
+def _pieces(good: bytes) -> Iterator[Entry]:
+    head, size = good[:HEADER_NBYTES], len(good)
+
+    def piece(nbytes: int, start: int, flag: int, data: bytes, head: bytes = head) -> bytes:
+        return head + struct.pack("<QQB", nbytes, start, flag) + data
+
+    for name, data in STRANGE.items():
+        yield "piece", name, data, "its head alone takes 265"
+    yield "piece", "as it should be", piece(size, 0, 1, good[:100]), ACCEPTED
+    yield "piece", "all of it", piece(size, 0, 0, good), ACCEPTED
+    yield "piece", "empty", b"", "piece of 0 bytes"
+    yield "piece", "no data", piece(size, 0, 0, b""), "its head alone takes 265"
+    yield "piece", "flag 2", piece(size, 0, 2, b"x"), "flag byte 2"
+    yield "piece", "beyond its end", piece(size, size - 1, 0, b"xy"), "it ends at"
+    yield "piece", "start 2**64-1", piece(size, 2**64 - 1, 0, b"x"), "it ends at"
+    yield "piece", "of 2**64-1 bytes", piece(2**64 - 1, 0, 0, b"x"), "the schema allows"
+    yield "piece", "of less than a header", piece(HEADER_NBYTES - 1, 0, 0, b"x"), "the schema allows"
+    yield "piece", "magic", piece(size, 0, 0, b"x", put(head, 0, b"DCFS")), "magic"
+    yield "piece", "round before", piece(size, 0, 0, b"x", put(head, 48, bytes(8))), "frame of round 0"
+    yield "piece", "sender another", piece(size, 0, 0, b"x", put(head, 104, PEERS[1])), "not signed by the sender"
+    yield "piece", "signature zero", piece(size, 0, 0, b"x", head[:-64] + bytes(64)), "not signed by the sender"
 
 
 _ORDER = 2**252 + 27742317777372353535851937790883648493

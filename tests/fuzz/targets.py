@@ -28,6 +28,7 @@ from decentral.coding import Floats, Form, Rising, Symbols
 from decentral.compressors import describe_compressors, parse_compressor
 from decentral.errors import ConfigError, InviteError, PayloadError, VersionError
 from decentral.exchange.codec import Codec, Shapes, numel
+from decentral.exchange.puzzle import Puzzle
 from decentral.manifest import parse_manifest
 from decentral.manifest.presets import check_methods
 from decentral.parameters import Fragment, ParameterSpec, Schema
@@ -53,6 +54,7 @@ from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import SIGNATURE_NBYTES, Signer, is_sound
 from decentral.wire.layout import from_bytes, to_bytes
+from decentral.wire.pieces import read_piece
 
 # ---- a small run: three peers, two fragments, one plan ----
 
@@ -164,6 +166,15 @@ class Target:
 
 def _frame(data: bytes) -> object:
     return take_frame("topk(k=3, chunk=64) >> signmag2", data)
+
+
+def _piece(data: bytes) -> object:
+    """A piece that came in, from whomever: what is kept of it is bounded by the schema."""
+    receiver = inbox("topk(k=3, chunk=64) >> signmag2")
+    puzzle = Puzzle(lambda header: receiver.max_nbytes(header, HEAD))
+    piece = read_piece(data)
+    assert piece.to_bytes() == data
+    return puzzle.add(piece)
 
 
 def _sealed_frame(data: bytes) -> object:
@@ -417,6 +428,7 @@ def _targets() -> list[Target]:
     partial, every = functools.partial, spellings()
     return [
         Target("frame", _frame),
+        Target("piece", _piece),
         Target("sealed frame", _sealed_frame),
         Target("any frame", _any_frame),
         *(Target(f"frame {spelling}", partial(take_frame, spelling), guided=False) for spelling in every),

@@ -14,6 +14,7 @@ from decentral.wire import messages as m
 from decentral.wire.frames import HEADER_NBYTES, Header, Kind, parse, seal
 from decentral.wire.keys import Signer
 from decentral.wire.layout import from_bytes, to_bytes
+from decentral.wire.pieces import Piece, read_piece
 
 FOLDER = Path(__file__).parent
 SIGNERS = sorted((Signer(bytes([i] * 32)) for i in range(1, 4)), key=lambda signer: signer.peer)
@@ -70,7 +71,17 @@ def _encoded() -> dict[str, bytes]:
     found |= {name: m.encode_record(record) for name, record in RECORDS.items()}
     found |= {name: to_bytes(message) for name, message in DIALBACKS.items()}
     found |= {name: seal(header, BODY, SIGNERS[0]).to_bytes() for name, header in HEADERS.items()}
+    found |= {name: piece.to_bytes() for name, piece in _pieces().items()}
     return found
+
+
+def _pieces() -> dict[str, Piece]:
+    frame = seal(HEADERS["frame_contribution"], BODY, SIGNERS[0]).to_bytes()
+    parts = {"piece": (0, 250, False), "piece_to_be_passed_on": (250, len(frame), True)}
+    return {
+        name: Piece(frame[:HEADER_NBYTES], len(frame), start, pass_on, frame[start:stop])
+        for name, (start, stop, pass_on) in parts.items()
+    }
 
 
 def _golden(name: str) -> bytes:
@@ -103,6 +114,13 @@ def test_a_golden_dialback_is_read_and_written_again_unchanged(name: str) -> Non
     golden = _golden(name)
     assert from_bytes(type(DIALBACKS[name]), golden) == DIALBACKS[name]
     assert to_bytes(from_bytes(type(DIALBACKS[name]), golden)) == golden
+
+
+@pytest.mark.parametrize("name", _pieces())
+def test_a_golden_piece_is_read_and_written_again_unchanged(name: str) -> None:
+    golden = _golden(name)
+    assert read_piece(golden) == _pieces()[name]
+    assert read_piece(golden).to_bytes() == golden
 
 
 @pytest.mark.parametrize("name", HEADERS)

@@ -10,6 +10,7 @@ import torch
 
 from decentral.compressors import parse_compressor
 from decentral.exchange.codec import Codec
+from decentral.exchange.gather import PUSH
 from decentral.simulate import cost
 from decentral.transport.memory import MemoryTransport
 
@@ -20,8 +21,8 @@ PARTS = {"frame": "frames", "pair": "frames", "control": "control", "lease": "di
 class Counted:
     """A stream that books what both of its ends send."""
 
-    def __init__(self, stream, part, tally):
-        self.stream, self.part, self.tally = stream, part, tally
+    def __init__(self, stream, part, tally, is_push):
+        self.stream, self.part, self.tally, self.is_push = stream, part, tally, is_push
         self.peer = stream.peer
 
     async def send(self, data):
@@ -31,7 +32,8 @@ class Counted:
     async def receive_exactly(self, nbytes, on_bytes=None):
         data = await self.stream.receive_exactly(nbytes, on_bytes)
         self.tally[self.part, "nbytes"] += nbytes
-        self.tally[self.part, "messages"] += nbytes == 4  # a length: an answer begins
+        if not self.is_push:  # that it was handled is no message of the model: it is sent, heard or not
+            self.tally[self.part, "messages"] += nbytes == 4  # a length: an answer begins
         return data
 
     async def aclose(self):
@@ -47,7 +49,7 @@ def tally(monkeypatch) -> Counter:
         stream = await plain(self, peer, protocol)
         part = PARTS[protocol.split("/")[2]]
         counts[part, "messages"] += 1
-        return Counted(stream, part, counts)
+        return Counted(stream, part, counts, protocol == PUSH)
 
     async def joining(self, peer, protocol):
         return await (opened if protocol.split("/")[2] in PARTS else plain)(self, peer, protocol)

@@ -193,7 +193,7 @@ def test_a_transport_refuses_bulk_when_the_day_is_used_up_to_the_last_byte(tmp_p
 
 
 def test_everything_a_node_serves_is_urgent_or_known_bulk(run_lab, terms):
-    bulk = {"/decentral/frame/1", "/decentral/fetch/1", "/decentral/chain/1", "/decentral/state/1", SPEED}
+    bulk = {f"/decentral/{name}/1" for name in ("frame", "piece", "fetch", "chain", "state")} | {SPEED}
 
     async def script(lab):
         served = set(lab.add().transport._services.handlers)

@@ -219,7 +219,7 @@ def test_two_branches_of_one_run_become_one_swarm_again(run_lab, terms):
 
 
 def test_a_member_that_stands_elsewhere_in_the_same_round_is_compared_with(run_lab, terms):
-    """It may have forked and left this peer out, and then no message of its rounds comes: gossips never told each other."""
+    """It may have forked and left this peer out; then no message of its rounds comes, and gossips never knew."""
 
     async def script(lab):
         for _ in range(2):

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import decentral.rounds
-from decentral.exchange import gather
+from decentral.exchange import gather, passing
 from decentral.peer import node
 from decentral.rounds import carrier, donor, gossip
 from decentral.swarm import directory
@@ -20,7 +20,12 @@ from decentral.wire.frames import HEADER_NBYTES
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
 GOLDEN = ROOT / "tests/golden"
-ALSO = ("decentral.transport.watchdog", "decentral.exchange.gather", "decentral.exchange.store")
+ALSO = (
+    "decentral.transport.watchdog",
+    "decentral.exchange.gather",
+    "decentral.exchange.passing",
+    "decentral.exchange.store",
+)
 
 
 def rows(pattern: str) -> list[tuple[str, ...]]:
@@ -39,7 +44,16 @@ def test_every_message_is_there_with_its_number_its_fields_and_its_size() -> Non
 
 
 def test_every_stream_is_there() -> None:
-    streams = {carrier.CONTROL, gather.PUSH, gather.FETCH, donor.CHAIN, donor.STATE, gossip.PAIR, node.HELLO}
+    streams = {
+        carrier.CONTROL,
+        gather.PUSH,
+        gather.FETCH,
+        passing.PIECE,
+        donor.CHAIN,
+        donor.STATE,
+        gossip.PAIR,
+        node.HELLO,
+    }
     streams |= {directory.LEASE, directory.LEASES}
     assert set(re.findall(r"`(/decentral/[a-z]+/\d+)`", PAGE)) == streams
     assert f"{HEADER_NBYTES} bytes of signed header" in PAGE

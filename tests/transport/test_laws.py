@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import anyio
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.transport.budget import Limits
 from decentral.transport.requests import notify, request, serve_requests
+from decentral.transport.sequences import sequence, serve_sequences
 from decentral.wire.keys import Signer
 
 ECHO = "/test/echo"
@@ -354,3 +355,50 @@ def test_many_requests_at_once_are_answered_each_with_its_own(world):
 
     world.run(script)
     assert answers == {number: number for number in range(60)}
+
+
+def test_bodies_of_a_sequence_arrive_whole_in_order_and_before_it_is_over(world):
+    a, b = world.transport(), world.transport()
+    bodies, came, moved = [bytes([n]) * (1 << n) for n in range(1, 18)], [], []
+
+    async def take(peer, body):
+        assert peer == a.peer
+        came.append(body)
+
+    async def script():
+        serve_sequences(b, ECHO, take, limit=1 << 17, watch=lambda peer: nullcontext(moved.append))
+        async with a, b:
+            await a.connect(b.peer, b.addresses())
+            async with sequence(a, b.peer, ECHO, 10.0) as send:
+                for body in bodies:
+                    await send(body)
+            assert came == bodies
+            assert sum(moved) == sum(map(len, bodies))
+
+    world.run(script)
+
+
+def test_a_body_of_a_sequence_that_is_refused_ends_it_for_both(world):
+    a, b = world.transport(), world.transport()
+    came = []
+
+    async def take(peer, body):
+        came.append(body)
+        if body == b"bad":
+            raise PayloadError("as the test wants it")
+
+    async def send_all(bodies):
+        async with sequence(a, b.peer, ECHO, 10.0) as send:
+            for body in bodies:
+                await send(body)
+
+    async def script():
+        serve_sequences(b, ECHO, take, limit=8, watch=lambda peer: nullcontext(lambda count: None))
+        async with a, b:
+            await a.connect(b.peer, b.addresses())
+            for bodies in ([b"good", b"bad", b"late"], [b"much too long"]):
+                with pytest.raises(TransportError):
+                    await send_all(bodies)
+            assert came == [b"good", b"bad"]
+
+    world.run(script)

@@ -1,0 +1,110 @@
+"""Contributions that go by way of others: sent in pieces where the own uplink is thin, passed on, and put together.
+
+What it is given of the driver: where the chain stands, how large a body may be, and who takes a frame that is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+
+from decentral.errors import PayloadError
+from decentral.exchange import gather
+from decentral.exchange.arrivals import Arrivals
+from decentral.exchange.gather import OnFailed
+from decentral.exchange.passing import LARGEST, PIECE, Forwarder, Passing
+from decentral.exchange.puzzle import Puzzle
+from decentral.exchange.spread import Line, spread
+from decentral.rounds.chain import Head
+from decentral.transport import Transport
+from decentral.transport.sequences import serve_sequences
+from decentral.transport.throttle import ThrottledTransport
+from decentral.transport.uplink import UplinkMeter
+from decentral.wire.frames import Frame, Header, Kind
+from decentral.wire.keys import PeerId
+from decentral.wire.pieces import PIECE_HEAD_NBYTES, read_piece
+
+LinesOf = Callable[[Sequence[PeerId]], Sequence[Line]]
+
+
+def all_equal(peers: Sequence[PeerId]) -> list[Line]:
+    """Nothing is known of what anybody can send."""
+    return [Line(1.0, passes_on=False)] * len(peers)
+
+
+class Deliveries:
+    """Copies of one frame that arrived, for the estimate of the uplink."""
+
+    def __init__(self, meter: UplinkMeter, began: float) -> None:
+        self._meter, self._began, self._nbytes = meter, began, 0
+
+    def arrived(self, nbytes: int) -> None:
+        """Somebody has so many bytes more of it."""
+        self._nbytes += nbytes
+        self._meter.delivered(self._nbytes, anyio.current_time() - self._began)
+
+
+class Spreading:
+    """One peer's part in it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        me: PeerId,
+        arrivals: Arrivals,
+        lines_of: LinesOf,
+        head: Callable[[], Head | None],
+        max_nbytes: Callable[[Header, Head], int],
+        take: Callable[[bytes], Awaitable[None]],
+        spawn: Callable[..., None],
+    ) -> None:
+        """``head``: None while this peer is in step with no chain, and takes nothing."""
+        self.transport, self.me, self.arrivals, self.lines_of = transport, me, arrivals, lines_of
+        self._head, self._max_nbytes, self._take = head, max_nbytes, take
+        self.puzzle = Puzzle(self._check)
+        self.forwarder = Forwarder(transport, spawn)
+        self._meter = transport.meter if isinstance(transport, ThrottledTransport) else UplinkMeter()
+        most = PIECE_HEAD_NBYTES + LARGEST
+        serve_sequences(transport, PIECE, self._on_piece, limit=most, watch=arrivals.push)
+
+    async def give(self, frame: Frame, others: Sequence[PeerId], on_failed: OnFailed) -> None:
+        """Send a frame to all, by way of others where that is sooner; ``on_failed`` is told of who is not reached."""
+        data, lines = frame.to_bytes(), self.lines_of((self.me, *others))
+        way = spread(len(data), lines, 0) if frame.header.kind == Kind.CONTRIBUTION else None
+        deliveries = Deliveries(self._meter, anyio.current_time())
+        if way is None:
+            await gather.push(self.transport, others, data, on_failed, lambda: deliveries.arrived(len(data)))
+        else:
+            await Passing(self.transport, others, data, deliveries.arrived, on_failed).send(way, 0, lines[0].rate)
+
+    def forget_before(self, round_: int) -> None:
+        """Drop what belongs to rounds before ``round_``."""
+        self.puzzle.forget_before(round_)
+        self.forwarder.forget_before(round_)
+
+    async def _on_piece(self, peer: PeerId, data: bytes) -> None:
+        """Passed on when its owner asks for that, and the frame taken with the last one."""
+        head = self._head()
+        if head is None:
+            return
+        piece = read_piece(data)
+        round_, owner = piece.header.round, piece.header.sender
+        fresh, whole = self.puzzle.add(piece)
+        if fresh:
+            self.arrivals.piece(owner)
+        if fresh and piece.pass_on and peer == owner:
+            self.forwarder.take(piece, [member for member in head.members if member not in (self.me, owner)])
+        if whole is not None:
+            self.forwarder.finish(round_, owner)
+            try:
+                await self._take(whole)
+            finally:
+                self.arrivals.whole(owner)  # not before it is kept: who waits for it would fetch it
+
+    def _check(self, header: Header) -> int:
+        """Only members' contributions come in pieces, one of a sender in each round. Raises PayloadError."""
+        head = self._head()
+        if head is None or header.kind != Kind.CONTRIBUTION or header.sender not in head.members:
+            raise PayloadError("piece of what is no member's contribution; drop it")
+        return self._max_nbytes(header, head)

@@ -1,0 +1,121 @@
+"""Frames in pieces: whole from any order, and nothing kept, changed or overrun by what a stranger or a liar sends."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from decentral.errors import PayloadError
+from decentral.exchange.puzzle import Puzzle
+from decentral.wire.frames import HEADER_NBYTES, Frame, Header, Kind, seal
+from decentral.wire.keys import Signer
+from decentral.wire.pieces import PIECE_HEAD_NBYTES, Piece, read_piece
+
+SIGNER, OTHER = Signer(bytes(32)), Signer(bytes([1] * 32))
+BODY = random.Random(1).randbytes(1000)
+
+
+def frame(body: bytes = BODY, round_: int = 5, signer: Signer = SIGNER) -> Frame:
+    run = bytes(32)
+    return seal(Header(Kind.CONTRIBUTION, run, 0, round_, 0, 0, 1, 0, run, signer.peer, 5, 50), body, signer)
+
+
+def pieces(of: Frame, size: int = 100) -> list[Piece]:
+    data = of.to_bytes()
+    cuts = range(0, len(data), size)
+    return [Piece(data[:HEADER_NBYTES], len(data), at, at % 200 == 0, data[at : at + size]) for at in cuts]
+
+
+def at_most(nbytes: int = 1000) -> Puzzle:
+    return Puzzle(lambda header: nbytes)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_make_the_frame_in_any_order_and_each_counts_once(seed):
+    parts = pieces(frame()) * 2
+    random.Random(seed).shuffle(parts)
+    puzzle, wholes, fresh = at_most(), [], 0
+    for part in parts:
+        new, whole = puzzle.add(read_piece(part.to_bytes()))
+        fresh += new
+        wholes += [] if whole is None else [whole]
+    assert wholes == [frame().to_bytes()]
+    assert fresh == len(parts) // 2
+
+
+def test_frames_of_two_senders_and_of_two_rounds_do_not_mix():
+    frames = [frame(), frame(signer=OTHER), frame(round_=6)]
+    puzzle, wholes = at_most(), []
+    for parts in zip(*map(pieces, frames), strict=True):
+        wholes += [whole for part in parts if (whole := puzzle.add(part)[1]) is not None]
+    assert wholes == [one.to_bytes() for one in frames]
+
+
+def test_nothing_is_kept_for_a_header_that_nobody_signed():
+    puzzle, part = at_most(), pieces(frame())[0]
+    forged = replace(part, head=part.head[:-1] + bytes([part.head[-1] ^ 1]))
+    with pytest.raises(PayloadError, match="not signed"):
+        puzzle.add(forged)
+    assert puzzle.add(part) == (True, None)
+
+
+@pytest.mark.parametrize("nbytes", [HEADER_NBYTES - 1, HEADER_NBYTES + 1001, 2**64 - 1])
+def test_nothing_is_allocated_for_more_than_the_schema_allows_or_less_than_a_header(nbytes):
+    part = replace(pieces(frame())[0], nbytes=nbytes)
+    with pytest.raises(PayloadError, match="the schema allows 1248"):
+        at_most().add(part)
+
+
+def test_a_header_that_belongs_to_nothing_here_is_refused_before_its_signature_is_looked_at():
+    def nothing(header: Header) -> int:
+        raise PayloadError("no such round")
+
+    with pytest.raises(PayloadError, match="no such round"):
+        Puzzle(nothing).add(pieces(frame())[0])
+
+
+def test_a_second_frame_of_one_sender_in_a_round_is_refused():
+    puzzle = at_most()
+    puzzle.add(pieces(frame())[0])
+    with pytest.raises(PayloadError, match="second frame"):
+        puzzle.add(pieces(frame(BODY[::-1]))[1])
+
+
+def test_another_size_and_too_many_bytes_are_refused():
+    puzzle, parts = at_most(), pieces(frame())
+    puzzle.add(parts[0])
+    with pytest.raises(PayloadError, match="in a frame of 1248"):
+        puzzle.add(replace(parts[1], nbytes=1247))
+    for start in range(1, 13):
+        part = replace(parts[1], start=start, data=bytes(100))
+        if start < 12:
+            puzzle.add(part)
+    with pytest.raises(PayloadError, match="or twice"):
+        puzzle.add(replace(parts[1], start=12, data=bytes(100)))
+
+
+def test_what_is_past_is_forgotten_and_a_whole_frame_keeps_no_bytes():
+    puzzle = at_most()
+    for part in pieces(frame()):
+        puzzle.add(part)
+    assert [len(kept.data) for kept in puzzle._frames.values()] == [0]
+    assert puzzle.add(pieces(frame())[3]) == (False, None)
+    puzzle.forget_before(6)
+    assert not puzzle._frames
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "piece of 0 bytes"),
+        (bytes(PIECE_HEAD_NBYTES), "its head alone"),
+        (bytes(PIECE_HEAD_NBYTES - 1) + b"\2x", "flag byte 2"),
+        (bytes(PIECE_HEAD_NBYTES) + b"x", "ends at 1 of a frame of 0 bytes"),
+        (bytes(HEADER_NBYTES) + b"\1" + bytes(16) + b"x", "magic"),
+    ],
+)
+def test_rubbish_is_no_piece(data, words):
+    with pytest.raises(PayloadError, match=words):
+        read_piece(data)
