@@ -171,7 +171,7 @@ class Process:
 
     def __init__(self, host: Host, bootstrap: tuple[str, ...]) -> None:
         site = host.site
-        self.host, self.site, self.note = host, site, host.note
+        self.host, self.site, self.note, self.bootstrap = host, site, host.note, bootstrap
         self.dead = self.leaving = False
         self.vault = Vault(host.folder, disk=host.disk)
         schema = toy_schema(site.lesson, site.manifest.outer.fragments)

@@ -18,6 +18,7 @@ from decentral.simulate.training import Pace
 from decentral.simulate.troubles import Afflict, Troubles
 from decentral.simulate.weather import Weather
 from decentral.transport.memory import MemoryNetwork
+from decentral.wire.keys import peer_name
 
 LOOK_EVERY = 0.5  # s of virtual time
 PATIENCE = 5.0  # s of virtual time per outer step: a storm may keep a swarm from making any, at the cost of others
@@ -136,6 +137,9 @@ class World:
                 await host.ended.wait()  # what is shielded from a crash takes its time
             if host.process is not None and host.process.trainer is not None:
                 host.process.trainer.asleep = False
+            if self._holds_a_dead_invite(host):  # as a person does whose ``join`` ends with that
+                host.crash()
+                await host.ended.wait()
             if not host.up:
                 self.start(host)
         goal = self.furthest + CALM_ROUNDS
@@ -147,6 +151,13 @@ class World:
         self.reached = self.furthest
         for host in self.hosts:
             self._last_words(host)
+
+    def _holds_a_dead_invite(self, host: Host) -> bool:
+        """Whether it waits to be let in by peers that are all gone for good, as the one that invited it lost its disk."""
+        waits = host.up and host.process is not None and host.process.trainer is None
+        there = [f"/p2p/{peer_name(other.peer)}" for other in self.hosts if other is not host]
+        invite = host.process.bootstrap if waits and host.process is not None else ()
+        return bool(invite) and not any(address.endswith(tuple(there)) for address in invite)
 
     def _last_words(self, host: Host) -> None:
         process = host.process

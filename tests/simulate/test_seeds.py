@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import anyio
 import pytest
 import trio._core._run as scheduler
 
@@ -96,3 +97,28 @@ def test_a_swarm_of_which_half_or_more_falls_at_once_comes_back():
     falls = [entry.fields["hosts"] for entry in outcome.trace.of("cliff")]
     assert len(falls) >= 2
     assert all(len(struck) >= 2 for struck in falls)
+
+
+class _InvitedByOneThatWasLost:
+    """Host 1 holds an invite of host 2, which loses its disk and its key before host 1 is back on the network."""
+
+    def __init__(self, world):
+        self.world = world
+
+    async def run(self):
+        _, newcomer, inviter = self.world.hosts
+        self.world.isolate(newcomer)
+        for host in (newcomer, inviter):
+            host.crash()
+            await host.ended.wait()
+        newcomer.forget()
+        self.world._group.start_soon(newcomer.live, self.world.network.transport(inviter.signer).addresses())
+        inviter.forget()
+        self.world.start(inviter)
+        await anyio.sleep_forever()
+
+
+def test_who_holds_an_invite_of_nobody_that_is_left_asks_for_another_when_it_is_calm():
+    calm = replace(PROFILES["lab"], crashes=0.0, sleeps=0.0, partitions=0.0)
+    outcome = simulate(replace(drawn(2, 5), profile=calm, hosts=3), _InvitedByOneThatWasLost)
+    assert outcome.sound, outcome.to_dict()["problems"]
