@@ -21,6 +21,11 @@ class Push:
         self.moved_at = anyio.current_time()
         self.ended = anyio.Event()
 
+    @property
+    def stands_still_at(self) -> float:
+        """When it is not counted on any more. One expression: another may round to a time that never comes."""
+        return self.moved_at + PAUSE
+
     def on_bytes(self, count: int) -> None:
         """``count`` bytes came."""
         self.moved_at = anyio.current_time()
@@ -75,10 +80,10 @@ class Arrivals:
     async def pushed(self, peer: PeerId) -> None:
         """Wait while bytes of a push of ``peer`` come: which frame it is will be known when all of it is there."""
         while push := self._moving(peer):
-            with anyio.CancelScope(deadline=push.moved_at + PAUSE):
+            with anyio.CancelScope(deadline=push.stands_still_at):
                 await push.ended.wait()
 
     def _moving(self, peer: PeerId) -> Push | None:
         now, pieces = anyio.current_time(), self._pieces.get(peer)
         pushes = [*self._pushes.get(peer, ()), *([] if pieces is None else [pieces])]
-        return next((push for push in pushes if now - push.moved_at < PAUSE), None)
+        return next((push for push in pushes if now < push.stands_still_at), None)

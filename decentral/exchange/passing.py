@@ -10,13 +10,11 @@ to a peer with 2 Mbit/s stood still for over two seconds.
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from decentral.errors import PayloadError, TransportError
 from decentral.exchange.gather import ANSWER, OnFailed
@@ -108,7 +106,7 @@ class Forwarder:
 
     def __init__(self, transport: Transport, spawn: Callable[..., None]) -> None:
         self.transport, self._spawn = transport, spawn
-        self._ways: dict[tuple[int, PeerId], list[MemoryObjectSendStream[bytes]]] = {}  # (round, owner)
+        self._ways: dict[tuple[int, PeerId], list[_Way]] = {}  # (round, owner)
 
     def take(self, piece: Piece, others: Sequence[PeerId]) -> None:
         """Give a piece to all of ``others``."""
@@ -117,29 +115,55 @@ class Forwarder:
             self._ways[key] = [self._way_to(peer) for peer in others]
         data = Piece(piece.head, piece.nbytes, piece.start, False, piece.data).to_bytes()
         for way in self._ways[key]:
-            with suppress(anyio.BrokenResourceError):  # that one could not be reached
-                way.send_nowait(data)
+            way.put(data)
 
     def finish(self, round_: int, owner: PeerId) -> None:
         """No more pieces of that frame come."""
         for way in self._ways.pop((round_, owner), ()):
-            way.close()
+            way.put(None)
 
     def forget_before(self, round_: int) -> None:
         """No more pieces of rounds before ``round_`` come."""
         for key in [key for key in self._ways if key[0] < round_]:
             self.finish(*key)
 
-    def _way_to(self, peer: PeerId) -> MemoryObjectSendStream[bytes]:
-        way, pieces = anyio.create_memory_object_stream[bytes](math.inf)  # a frame's bytes at most, as in the puzzle
-        self._spawn(self._forward, peer, pieces)
+    def _way_to(self, peer: PeerId) -> _Way:
+        way = _Way()
+        self._spawn(self._forward, peer, way)
         return way
 
-    async def _forward(self, peer: PeerId, pieces: MemoryObjectReceiveStream[bytes]) -> None:
-        with pieces:
+    async def _forward(self, peer: PeerId, way: _Way) -> None:
+        try:
             async with sequence(self.transport, peer, PIECE, ANSWER) as send:
-                async for piece in pieces:
+                while (piece := await way.next()) is not None:
                     await send(piece)
+        finally:
+            way.close()
+
+
+class _Way:
+    """Pieces for one peer, in order: a frame's bytes at most, as in the puzzle."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes | None] | None = deque()
+        self._news = anyio.Event()
+
+    def put(self, piece: bytes | None) -> None:
+        """Add one; None: there are no more."""
+        if self._pieces is not None:
+            self._pieces.append(piece)
+            self._news.set()
+
+    async def next(self) -> bytes | None:
+        """The oldest; None: there are no more."""
+        while not self._pieces:
+            self._news = anyio.Event()
+            await self._news.wait()
+        return self._pieces.popleft()
+
+    def close(self) -> None:
+        """Keep nothing more: that peer could not be reached, or has all."""
+        self._pieces = None
 
 
 def _cut(start: int, stop: int, size: int, pass_on: bool) -> Iterator[Range]:

@@ -153,7 +153,7 @@ class World:
             self._last_words(host)
 
     def _holds_a_dead_invite(self, host: Host) -> bool:
-        """Whether it waits to be let in by peers that are all gone for good, as the one that invited it lost its disk."""
+        """Whether it waits to be let in by peers that are all gone for good: its inviter lost disk and key."""
         waits = host.up and host.process is not None and host.process.trainer is None
         there = [f"/p2p/{peer_name(other.peer)}" for other in self.hosts if other is not host]
         invite = host.process.bootstrap if waits and host.process is not None else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anyio
 import pytest
+import trio
 import trio.testing
 
 from decentral.exchange.arrivals import PAUSE, Arrivals
@@ -51,6 +52,19 @@ def test_a_push_is_waited_for_as_long_as_it_moves(pieces, pause, seconds):
             group.cancel_scope.cancel()
 
     assert run(script) == seconds
+
+
+def test_a_push_is_given_up_at_a_time_that_comes_however_it_is_rounded():
+    """At this one ``now - moved`` was less than the pause for ever, and nothing else ever ran (seed 29)."""
+    arrivals, moved = Arrivals(), 6.586034147462194
+    assert moved + PAUSE - moved < PAUSE
+
+    async def script():
+        await anyio.sleep_until(moved)
+        with arrivals.push(ALICE), trio.fail_after(60):
+            await arrivals.pushed(ALICE)
+
+    assert run(script) == moved + PAUSE
 
 
 def test_what_others_push_is_not_waited_for():
