@@ -14,5 +14,5 @@ def test_real_kills_tear_nothing_and_lose_nothing_acknowledged():
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert (report["kills"], report["torn"], report["lost"]) == (40, 0, 0)
-    assert report["in_checkpoint"] >= 20, "most kills should come between the beginning of a checkpoint and its end"
+    assert report["in_checkpoint"] >= 5, "not aimed, 3 of 40 hit; aimed, 35, and 12 on a busy machine"
     assert report["half_written"], "no kill left a half-written file"
