@@ -2,6 +2,9 @@
 
 go-libp2p 0.32 does not come back to a relay that was gone: none took its place again within 240 s of the relay's
 restart, dialled or not (docs/relay.md). A daemon that starts takes one at once.
+
+Nor does it name a place at a relay on loopback or a private network, a VPN say, although it keeps one: that is found
+out by dialling this peer through the relay.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from decentral.errors import PayloadError, TransportError
 from decentral.transport.control import Control
 from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.transport.places import too_little
-from decentral.wire.keys import PeerId, Signer, peer_from_name
+from decentral.wire.keys import PeerId, Signer, peer_from_name, peer_name
 
 FIRST_PATIENCE, LONGEST_PATIENCE = 20.0, 640.0  # s without a place before the daemon is started again
 LOOK_EVERY = 5.0  # s
 FIRST_PLACE = 5.0  # s for a place before the start goes on without; a relay grants one within milliseconds
+NAMED = 1.0  # s of those for the daemon to name it
 _NOWHERE = ("/ip4/127.0.0.1/tcp/0",)  # nobody is to dial who only asks
 _POLL = 0.02  # s between questions while it is waited for
 
@@ -46,25 +50,61 @@ def has_place(addresses: Sequence[str]) -> bool:
     return any("/p2p-circuit" in address for address in addresses)
 
 
-async def until_placed(control: Control, relays: Sequence[str], found: Sequence[str]) -> Sequence[str]:
-    """The daemon's addresses once one leads through a relay, or after a while: an invite made before leads nowhere."""
+async def until_placed(
+    control: Control, me: PeerId, relays: Sequence[str], named: Sequence[str]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """What the daemon names and what it does not, once one of them leads through a relay, or after a while.
+
+    An invite that is made before leads nowhere.
+    """
+    unnamed: Sequence[str] = ()
     with anyio.move_on_after(FIRST_PLACE):
         await _one_answers(control, relays)
-        while not has_place(found):
+        with anyio.move_on_after(NAMED):
+            while not has_place(named):
+                await anyio.sleep(_POLL)
+                named = (await control.identify())[1]
+        while not has_place((*named, *unnamed)):
+            unnamed = await unnamed_places(me, relays)
             await anyio.sleep(_POLL)
-            found = (await control.identify())[1]
-    return found
+    return named, unnamed
 
 
 async def until_worth_a_restart(
-    placeless: Placeless, control: Control, relays: Sequence[str], addresses: Callable[[], Sequence[str]]
+    placeless: Placeless,
+    control: Control,
+    me: PeerId,
+    relays: Sequence[str],
+    named: Callable[[], Sequence[str]],
+    on_unnamed: Callable[[Sequence[str]], None],
 ) -> None:
-    """Return when there was no place for long, and a relay answers that would have one."""
+    """Return when there was no place for long, and a relay answers that would have one.
+
+    ``on_unnamed`` is told of the places that the daemon has without a word of them.
+    """
     while True:
         await anyio.sleep(LOOK_EVERY)
-        if placeless.look(addresses(), anyio.current_time()) and await _one_answers(control, relays):
+        if not placeless.look(named(), anyio.current_time()):
+            continue
+        unnamed = await unnamed_places(me, relays)
+        on_unnamed(unnamed)
+        if not placeless.look(unnamed, anyio.current_time()):
+            continue
+        if await _one_answers(control, relays):
             placeless.started_again(anyio.current_time())
             return
+
+
+async def unnamed_places(me: PeerId, relays: Sequence[str]) -> tuple[str, ...]:
+    """Where ``me`` is reached through those relays, whatever its daemon says."""
+    reached = []
+    options = NativeOptions(dial_timeout=FIRST_PLACE, punch=False)
+    async with NativeTransport(Signer.generate(), listen=_NOWHERE, options=options) as asking:
+        for place in (f"{relay}/p2p-circuit" for relay in relays):
+            with suppress(TransportError, TimeoutError):
+                await asking.connect(me, [f"{place}/p2p/{peer_name(me)}"])
+                reached.append(place)
+    return tuple(reached)
 
 
 async def grants_little(relay: PeerId, addresses: Sequence[str]) -> bool:

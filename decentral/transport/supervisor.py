@@ -6,7 +6,7 @@ It comes back with the same key, on the same ports if they are still free, and d
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -39,7 +39,8 @@ class Supervisor:
     def __init__(self, identity: KeyFile, listen: tuple[str, ...], options: DaemonOptions, known: AddressBook) -> None:
         self.starts = 0  # daemons started so far; grows when one died
         self.pid: int | None = None  # of the newest
-        self.found: tuple[str, ...] = ()  # the addresses that it says it has
+        self._named: Sequence[str] = ()  # the addresses that it says it has
+        self._unnamed: Sequence[str] = ()  # places that it has besides: see placeless
         self._key, self._peer = identity.path.absolute(), identity.peer
         self._options, self._known = options, known
         self._listen = self._pinned = listen
@@ -75,6 +76,11 @@ class Supervisor:
                 logger.warning("the libp2p daemon cannot be started again, next try in %.1f s: %s", pause, error)
             await anyio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """Where the daemon can be dialled."""
+        return tuple(dict.fromkeys((*self._named, *self._unnamed)))
 
     async def until_up(self, peer: PeerId) -> None:
         """Wait while a daemon is being started. PeerUnreachable, which names ``peer``, when that takes too long."""
@@ -129,9 +135,9 @@ class Supervisor:
         if self._options.reachability == "public" and self._stingy < _STINGY and await grants_little(peer, found):
             self._stingy += 1
             raise TransportError("as a relay it would carry 128 KiB a connection; another start grants more")
+        self._named, self._unnamed = found, ()
         if self._options.wants_a_place:
-            found = list(await until_placed(control, self._options.relays, found))
-        self.found = tuple(found)
+            self._named, self._unnamed = await until_placed(control, peer, self._options.relays, found)
         self._pinned = pinned(self._listen, found)
         self.starts += 1
         self.pid = child.pid
@@ -156,7 +162,7 @@ class Supervisor:
         while True:
             await anyio.sleep(_LOOK_EVERY)
             try:
-                self.found = tuple((await control.identify())[1])
+                self._named = (await control.identify())[1]
             except TransportError as error:
                 logger.debug("the daemon's addresses: %s", error)
 
@@ -169,6 +175,11 @@ class Supervisor:
 
     async def _keep_a_place(self, child: Child, control: Control) -> None:
         self._placeless = self._placeless or Placeless(anyio.current_time())
-        await until_worth_a_restart(self._placeless, control, self._options.relays, lambda: self.found)
+        await until_worth_a_restart(
+            self._placeless, control, self._peer, self._options.relays, lambda: self._named, self._have_unnamed
+        )
         logger.warning("no place at a relay although one answers: the libp2p daemon is started again")
         child.kill()
+
+    def _have_unnamed(self, places: Sequence[str]) -> None:
+        self._unnamed = places

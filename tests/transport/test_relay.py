@@ -241,6 +241,38 @@ def test_one_network_holds_only_so_many_connections_and_the_next_comes_in_when_o
     run(script)
 
 
+# ---- several relays ----
+
+
+def test_who_is_reached_through_one_relay_is_not_brought_by_another_as_well():
+    """Each connection that comes and is closed again may cost a daemon its only try at a direct one."""
+    relays = first, second = relay(), relay()
+
+    async def script():
+        async with first, second:
+            places = tuple(at.addresses()[0] for at in relays)
+            async with native(relays=places, announce=NOWHERE, punch=False) as hidden:
+                await until(lambda: first.relay.places == second.relay.places == 1)
+                for _ in range(5):
+                    async with native() as dials:
+                        await dials.connect(hidden.peer, (*through(first, hidden.peer), *through(second, hidden.peer)))
+            assert (first.relay.counts.joined, second.relay.counts.joined) == (5, 0)
+
+    run(script)
+
+
+def test_when_one_relay_does_not_bring_the_peer_the_next_does():
+    without, at = relay(), relay()
+
+    async def script():
+        async with without, at, hidden_native(at) as hidden, native() as dials:
+            await until(lambda: at.relay.places == 1)
+            await dials.connect(hidden.peer, (*through(without, hidden.peer), *through(at, hidden.peer)))
+            assert at.relay.counts.joined == 1
+
+    run(script)
+
+
 # ---- ends, restarts, rates ----
 
 
@@ -325,5 +357,30 @@ def test_the_rate_it_is_given_is_kept_over_sockets():
     async def drain(stream):
         while await stream.muxed.receive(1 << 16):
             pass
+
+    run(script)
+
+
+def test_a_daemon_is_reached_at_a_place_that_it_does_not_name_and_not_started_again_for_it(daemons, monkeypatch):
+    """The relay is on loopback: go-libp2p names places at public addresses only."""
+    monkeypatch.setattr(placeless, "FIRST_PATIENCE", 1.0)
+    monkeypatch.setattr(placeless, "LOOK_EVERY", 0.2)
+    at, found_out, unnamed_places = relay(), [], placeless.unnamed_places
+
+    async def counted(*about):
+        found_out.append(await unnamed_places(*about))
+        return found_out[-1]
+
+    monkeypatch.setattr(placeless, "unnamed_places", counted)
+
+    async def script():
+        async with at, hidden_daemon(at, daemons) as hidden, native() as dials:
+            place = through(at, hidden.peer)[0]
+            assert place in hidden.addresses()
+            await until(lambda: len(found_out) == 3)  # once at the start, and whenever it was without one for too long
+            assert all(found_out)
+            assert hidden.starts == 1
+            await dials.connect(hidden.peer, hidden.addresses()[-1:])
+            assert place in hidden.addresses()
 
     run(script)
