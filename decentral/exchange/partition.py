@@ -1,16 +1,35 @@
-"""Which part of a fragment each owner reduces.
+"""Which part of a fragment each owner reduces, and in which pieces.
 
-Ranges are cut at multiples of ``ALIGN`` elements, the compressors' block, so that a slice compresses to the same
-bytes however the fragment is cut.
+A piece is summed, and its result sent, while slices of the next are still coming: else every uplink idles from its
+own last slice until the last slice of all is there. Ranges are cut at multiples of the compressors' block, so that a
+slice compresses to the same bytes however the fragment is cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 from decentral.wire.keys import PeerId
 
-ALIGN = 4096  # elements
+ALIKE = 0.25  # of the median: what estimates of equal uplinks differ by
+MOST_PIECES = 4  # of one owner; each costs a signature, a stream to everybody and 128 bytes of the record
+MOST_PARTS = 256  # of a fragment; a record holds 1,024
+
+Ranges = tuple[tuple[PeerId, int, int], ...]  # owner, start, stop
+
+
+@dataclass(frozen=True, slots=True)
+class Grain:
+    """How finely a fragment may be cut, in elements."""
+
+    align: int = 4096  # the compressors' block
+    piece: int = 1 << 18  # the least that is worth a frame: a megabyte of float32
+
+
+USUAL = Grain()
 
 
 def shares(uplinks: Sequence[float]) -> list[float]:
@@ -21,8 +40,8 @@ def shares(uplinks: Sequence[float]) -> list[float]:
     which is water-filling: T is such that the shares ``max(0, T u_i - 1) / (N - 2)`` sum to one. Peers that can send
     nothing own nothing; equal shares when none can.
     """
-    most = sorted((u for u in uplinks if u > 0), reverse=True)
     room = len(uplinks) - 2
+    most = sorted((u for u in uplinks if u > 0), reverse=True)
     if room <= 0 or not most:
         total = sum(most)
         return [max(u, 0.0) / total for u in uplinks] if most else [1.0 / len(uplinks)] * len(uplinks)
@@ -32,20 +51,38 @@ def shares(uplinks: Sequence[float]) -> list[float]:
     return [max(0.0, finish * u - 1.0) / room for u in uplinks]
 
 
+def alike(uplinks: Sequence[float]) -> list[float]:
+    """Uplinks near the median as equal to it: estimates of equal lines differ, and what one peer owns too much all
+    have to wait for.
+    """
+    usual = median([u for u in uplinks if u > 0] or [0.0])
+    return [usual if (1 - ALIKE) * usual <= u <= (1 + ALIKE) * usual else u for u in uplinks]
+
+
 def partition(
-    numel: int, owners: Sequence[PeerId], weights: Sequence[float] | None = None
-) -> tuple[tuple[PeerId, int, int], ...]:
-    """Cut ``[0, numel)`` among ``owners`` in proportion to ``weights`` (equal when None): (owner, start, stop).
+    numel: int, owners: Sequence[PeerId], weights: Sequence[float] | None = None, grain: Grain = USUAL
+) -> Ranges:
+    """Cut ``[0, numel)`` among ``owners`` in proportion to ``weights`` (equal when None), each share in pieces.
 
     Owners whose share rounds to nothing are left out; together the ranges cover everything exactly once.
     """
     shares = [1.0] * len(owners) if weights is None else list(weights)
-    total, blocks = sum(shares), -(-numel // ALIGN)
-    ranges, done, cumulated = [], 0, 0.0
+    total, blocks = sum(shares), -(-numel // grain.align)
+    most = max(1, min(MOST_PIECES, MOST_PARTS // len(owners)))
+    ranges: list[tuple[PeerId, int, int]] = []
+    done, cumulated = 0, 0.0
     for owner, share in zip(owners, shares, strict=True):
         cumulated += share
         upto = blocks if owner == owners[-1] else round(blocks * cumulated / total)
-        if upto > done:
-            ranges.append((owner, done * ALIGN, min(upto * ALIGN, numel)))
-            done = upto
+        ends = (min(end * grain.align, numel) for end in _in_pieces(done, upto, grain, most))
+        ranges += [(owner, start, stop) for start, stop in pairwise(ends)]
+        done = max(done, upto)
     return tuple(ranges)
+
+
+def _in_pieces(start: int, stop: int, grain: Grain, most: int) -> list[int]:
+    """The ends, in blocks, of as many equal pieces as are large enough, and no more than ``most``."""
+    if stop <= start:
+        return []
+    count = max(1, min(most, (stop - start) * grain.align // grain.piece))
+    return [start + (stop - start) * number // count for number in range(count + 1)]

@@ -1,4 +1,4 @@
-"""Each owner sums its partition of the contributors' slices and returns one re-quantised result.
+"""Each owner sums its parts of the contributors' slices and returns re-quantised results, one for each part.
 
 Right for dense frames: sent per peer and round ``2 (N-1)/N * body``, whatever N. Everybody applies the owners'
 result frames, so all apply the same bits although sums were made in one place only.
@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from torch import Tensor
 
 from decentral.exchange.codec import Codec, range_shapes
+from decentral.exchange.turns import shifted
 from decentral.optimizers.aggregate import mean_pseudo_gradient
+from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Plan
 
 
 @dataclass(slots=True)
 class Reduction:
-    """The partition this peer owns in one plan: collects slices, then makes the result."""
+    """One part that this peer owns in a plan: collects slices, then makes the result."""
 
     plan: Plan
     part: int
@@ -46,9 +49,44 @@ class Reduction:
         return codec.encode(mean_N, {}, range_shapes(*self.range)).body
 
 
-def owned_part(plan: Plan, peer: PeerId) -> int | None:
-    """The index of the partition that ``peer`` owns in ``plan``, or None."""
-    return next((part for part, (owner, _, _) in enumerate(plan.partition) if owner == peer), None)
+class Results:
+    """What results decoded to when they came, so that the outer step need not decode them again.
+
+    Kept for the newest plan only, and one for each part: an owner that sends several fills no memory.
+    """
+
+    def __init__(self) -> None:
+        self._plan = (0, 0)
+        self._of_part: dict[int, tuple[bytes, Tensor]] = {}
+
+    def add(self, frame: Frame, decoded: Tensor) -> None:
+        """Remember a checked result."""
+        header = frame.header
+        plan = (header.round, header.plan)
+        if plan > self._plan:
+            self._plan, self._of_part = plan, {}
+        if plan == self._plan:
+            self._of_part.setdefault(header.part, (frame.hash, decoded))
+
+    def by_frame(self) -> dict[bytes, Tensor]:
+        """Those that are known, by their frames' hashes."""
+        return dict(self._of_part.values())
+
+    def forget(self) -> None:
+        """The round is over."""
+        self._of_part = {}
+
+
+def owned_parts(plan: Plan, peer: PeerId) -> list[int]:
+    """The indices of the parts that ``peer`` owns in ``plan``."""
+    return [part for part, (owner, _, _) in enumerate(plan.partition) if owner == peer]
+
+
+def in_order(plan: Plan, me: PeerId) -> list[int]:
+    """The parts in the order in which ``me`` sends their slices: of each owner the first, then the second."""
+    owners = shifted({owner for owner, _, _ in plan.partition}, me)
+    rounds = zip_longest(*(owned_parts(plan, owner) for owner in owners))
+    return [part for parts in rounds for part in parts if part is not None]
 
 
 def assembled(

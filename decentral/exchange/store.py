@@ -15,7 +15,7 @@ from decentral.wire.keys import PeerId
 
 Digest = bytes
 
-PER_SENDER = 64  # frames of one sender in one round: one contribution, or the slices and results of a few plans
+PER_SENDER = 64  # frames of one sender in one round: one contribution, or the results of some plans
 
 
 class FrameStore:

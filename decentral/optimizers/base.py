@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from decentral.compressors.fresh import fresh_like
 from decentral.errors import ConfigError
 
 __all__ = ["OuterOptimizer", "check_momentum", "check_rate", "nesterov"]
@@ -35,8 +36,12 @@ def nesterov(
 ) -> tuple[Tensor, Tensor]:
     """``m <- mu*m + g ; x <- x - lr*(g + mu*m)``: torch's ``SGD(nesterov=True)``, with m = 0 before the first step."""
     with torch.no_grad():
-        buffer = momentum_buffer * momentum + gradient
-        return anchor - (gradient + buffer * momentum) * lr, buffer
+        buffer = torch.mul(momentum_buffer, momentum, out=fresh_like(anchor).to(anchor.dtype))
+        buffer += gradient
+        after = torch.mul(buffer, momentum, out=fresh_like(anchor).to(anchor.dtype))
+        after += gradient
+        after *= lr
+        return torch.sub(anchor, after, out=after), buffer
 
 
 def check_rate(method: object, lr: float) -> None:

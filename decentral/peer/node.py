@@ -26,7 +26,7 @@ from decentral.errors import (
 )
 from decentral.exchange.codec import Codec
 from decentral.exchange.offload import Offload, in_thread
-from decentral.exchange.partition import partition, shares
+from decentral.exchange.partition import USUAL, Grain, alike, partition, shares
 from decentral.exchange.spread import Line
 from decentral.manifest import Manifest, differences, parse_manifest
 from decentral.optimizers import DiLoCo, NoLoCo, OuterOptimizer, make_outer, outer_learning_rate
@@ -94,9 +94,10 @@ class Node:
         uplink: Callable[[], float | None] = lambda: None,
         daily_upload: DailyUpload | None = None,
         private: bool = False,
+        grain: Grain = USUAL,
     ) -> None:
         """``uplink`` tells the bytes per second that this peer was seen to send, for its lease; ``private`` that others
-        reach it through relays only.
+        reach it through relays only; ``grain`` how finely a reduce is cut.
         """
         manifest = start.manifest
         self.start, self.manifest, self.transport, self.signer = start, manifest, transport, signer
@@ -109,7 +110,7 @@ class Node:
         self.driver = Driver(
             signer=signer,
             head=head,
-            terms=make_terms(manifest, self.replica, self._uplinks_of),
+            terms=make_terms(manifest, self.replica, self._uplinks_of, grain),
             replica=self.replica,
             inbox=inbox,
             transport=transport,
@@ -350,13 +351,16 @@ def _lr_by_peers(outer: OuterOptimizer, num_peers: int) -> OuterOptimizer:
 
 
 def make_terms(
-    manifest: Manifest, replica: Replica, uplinks_of: Callable[[Sequence[PeerId]], Sequence[float]] | None = None
+    manifest: Manifest,
+    replica: Replica,
+    uplinks_of: Callable[[Sequence[PeerId]], Sequence[float]] | None = None,
+    grain: Grain = USUAL,
 ) -> Terms:
     """What the round machine needs of the manifest; ``uplinks_of`` tells what owners of partitions can send."""
 
     def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
-        weights = None if uplinks_of is None else shares(uplinks_of(owners))
-        return partition(replica.numel(fragment), owners, weights)
+        weights = None if uplinks_of is None else shares(alike(uplinks_of(owners)))
+        return partition(replica.numel(fragment), owners, weights, grain)
 
     swarm, fragments = manifest.swarm, manifest.outer.fragments
     gossips = manifest.exchange.kind == "pair"

@@ -18,8 +18,10 @@ from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.exchange import gather
 from decentral.exchange.arrivals import Arrivals
 from decentral.exchange.offload import Offload, in_thread
+from decentral.exchange.reduce import Results
 from decentral.exchange.spread import thin_last
 from decentral.exchange.store import FrameStore
+from decentral.exchange.turns import Turns
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Digest, Head
 from decentral.rounds.contribution import Contribution
@@ -132,6 +134,8 @@ class Carrier(ABC):
         self._fatal: DecentralError | None = None
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
         self._slice_came = anyio.Event()
+        self._results = Results()
+        self._turns = Turns(self._uplink)
         self._lock = anyio.Lock(fast_acquire=True)
         self._start: tuple[Head, Acceptor | None, Past] = (head, acceptor, Past())
         self._group: anyio.abc.TaskGroup | None = None
@@ -204,6 +208,8 @@ class Carrier(ABC):
         elif frame.header.kind == Kind.SWAP:
             self.on_swap(frame, decoded)
         elif frame.hash not in self.store:
+            if frame.header.kind == Kind.RESULT:
+                self._results.add(frame, decoded)
             await self.hold(frame)
 
     async def _step(self, call: Callable[[float], list[Effect]]) -> None:
@@ -229,6 +235,7 @@ class Carrier(ABC):
         self.inbox.forget_before(round_ + 1)
         self.spreading.forget_before(round_ + 1)
         self._slices = {}
+        self._results.forget()
 
     def _make_room(self) -> None:
         """A new round is open: two frames per member are what it can need, a contribution and a result."""
@@ -272,6 +279,10 @@ class Carrier(ABC):
         for scope, frame in list(self._pushes.items()):
             if frame.header.round <= record.round and frame.hash not in named:
                 scope.cancel()
+
+    def _uplink(self) -> float | None:
+        rate = self.lines_of((self.me,))[0].rate
+        return rate if rate > 1.0 else None  # as nobody has said anything yet
 
     async def _fetch(self, wanted: Fetch) -> None:
         """What is coming already is waited for: asked for again, it would come twice and each time slower."""

@@ -158,18 +158,23 @@ def check_succession(head: Head, record: Record) -> None:
         )
     if not record.next_members:
         raise PayloadError(f"record of round {record.round} leaves no member; drop it and its sender")
-    check_named(record.frames, head.members)
-    check_named(record.contributors, head.members)
+    check_known([ref.peer for ref in record.frames], head.members)
+    check_contributors(contributions(record), head.members)
 
 
-def check_named(refs: Sequence[FrameRef], members: Collection[PeerId]) -> None:
+def check_contributors(refs: Sequence[FrameRef], members: Collection[PeerId]) -> None:
     """Raise PayloadError when a stranger is named, or a member twice: each weighs in the mean, and in the chain."""
     named = [ref.peer for ref in refs]
-    strangers = set(named) - set(members)
-    if strangers:
-        raise PayloadError(f"{peer_name(min(strangers))} is named and is no member; drop it and its sender")
+    check_known(named, members)
     if len(set(named)) != len(named):
         raise PayloadError(f"{len(named)} contributions of {len(set(named))} peers; drop it and its sender")
+
+
+def check_known(peers: Sequence[PeerId], members: Collection[PeerId]) -> None:
+    """Raise PayloadError when one of them is no member."""
+    strangers = set(peers) - set(members)
+    if strangers:
+        raise PayloadError(f"{peer_name(min(strangers))} is named and is no member; drop it and its sender")
 
 
 def leaders(head: Head) -> list[PeerId]:

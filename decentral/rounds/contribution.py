@@ -35,7 +35,7 @@ class Contribution:
 
     def commitment(self) -> bytes:
         """What a reduce offer names instead of a frame."""
-        return hashlib.blake2b(self.gradient_N.numpy().tobytes(), digest_size=32).digest()
+        return hashlib.blake2b(self.gradient_N.numpy().data, digest_size=32).digest()
 
     def feedback_after(self, record: Record) -> dict[str, Tensor] | None:
         """The feedback to book with ``record``, which names this contribution; None when that changes nothing."""
@@ -58,22 +58,14 @@ class Contribution:
         assert head.anchor is not None
         return Offer(head.epoch, head.round + 1, self.fragment, head.anchor, frame, nbytes, self.steps, self.tokens)
 
-    def slice_frames(self, plan: Plan, head: Head, replica: Replica, signer: Signer) -> list[Frame]:
-        """One frame per partition of ``plan``, in partition order."""
-        made = {
-            part: replica.encode_range(self.fragment, self.gradient_N, start, stop)
-            for part, (_, start, stop) in enumerate(plan.partition)
-        }
-        self.slices[plan.number] = made
+    def slice_frame(self, part: int, plan: Plan, head: Head, replica: Replica, signer: Signer) -> Frame:
+        """The frame of one part of ``plan``; what it leaves to owe is remembered."""
+        _, start, stop = plan.partition[part]
+        made = replica.encode_range(self.fragment, self.gradient_N, start, stop)
+        self.slices.setdefault(plan.number, {})[part] = made
         parts = len(plan.partition)
-        return [
-            seal(
-                header_after(head, Kind.SLICE, self.fragment, signer.peer, part, parts, plan.number),
-                made[part].body,
-                signer,
-            )
-            for part in range(parts)
-        ]
+        header = header_after(head, Kind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
+        return seal(header, made.body, signer)
 
 
 def header_after(

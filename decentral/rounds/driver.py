@@ -60,6 +60,8 @@ class Driver(Settler):
             contribution.encoded = await self.offload(
                 self.replica.encode, contribution.fragment, contribution.gradient_N
             )
+        elif self.terms.partition is not None:  # slices are encoded when there is a plan: too late to tell the caller
+            await self.offload(self.replica.check_finite, contribution.fragment, contribution.gradient_N)
         async with self._lock:
             if not self._takes(contribution, self.head) or self.head.anchor != head.anchor:
                 return False
@@ -119,7 +121,7 @@ class Driver(Settler):
         await self.offload(self.ledger.append, commit, data)
         before_N = after_N = None
         if moves_anchor(record):
-            step = await self.offload(self.replica.outer_step, record, frames)
+            step = await self.offload(self.replica.outer_step, record, frames, self._results.by_frame())
             before_N, after_N = step.before_N, step.after_N
             self.replica.install(step)
         named, taken_N = self._settle(record, frames)

@@ -1,4 +1,4 @@
-"""A reduce at one peer: slices out, slices in, the owned partition summed, its result to everybody."""
+"""A reduce at one peer: slices out, slices in, the owned parts summed, their results to everybody."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import anyio
 import anyio.abc
 from torch import Tensor
 
-from decentral.exchange.reduce import Reduction, owned_part
+from decentral.exchange.reduce import Reduction, in_order, owned_parts
+from decentral.exchange.turns import shifted
 from decentral.rounds.carrier import Carrier
 from decentral.rounds.chain import Head
-from decentral.rounds.contribution import header_after, range_of
+from decentral.rounds.contribution import Contribution, header_after, range_of
 from decentral.wire.frames import Frame, Kind, seal
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import (
@@ -18,8 +19,18 @@ from decentral.wire.messages import (
 )
 
 
+class Duty:
+    """One plan, as it is carried out by this peer."""
+
+    def __init__(self, plan: Plan, head: Head) -> None:
+        self.plan, self.head = plan, head
+        self.slices_are_out = anyio.Event()  # begun, or there are none
+
+
 class Reducer(Carrier):
     """Carries out the plans of a reduce."""
+
+    _newest = -1  # number of the plan that is carried out
 
     def _take_slice(self, frame: Frame, decoded: Tensor) -> None:
         key = (frame.header.plan, frame.header.part)
@@ -28,21 +39,48 @@ class Reducer(Carrier):
         self._slice_came = anyio.Event()
 
     async def _reduce(self, plan: Plan, head: Head) -> None:
-        """Send our slices; if a partition is ours, sum it and give everybody the result."""
+        """Send our slices; sum the parts that are ours and give everybody the results."""
+        duty, self._newest = Duty(plan, head), plan.number
         if self.pending is not None and self.me in {ref.peer for ref in plan.contributors}:
-            made = await self.offload(self.pending.slice_frames, plan, head, self.replica, self.signer)
-            for (owner, _, _), frame in zip(plan.partition, made, strict=True):
-                if owner == self.me:
-                    decoded = self.replica.codec.decode(frame.body, range_of(plan, frame.header.part))
-                    self._take_slice(frame, decoded)
-                else:
-                    self._spawn(self._push, frame, (owner,))
-        part = owned_part(plan, self.me)
-        if part is not None:
-            await self._own(Reduction(plan, part), head)
+            self._spawn(self._send_slices, self.pending, duty)
+        else:
+            duty.slices_are_out.set()
+        for part in owned_parts(plan, self.me):
+            self._spawn(self._own, Reduction(plan, part), duty)
 
-    async def _own(self, reduction: Reduction, head: Head) -> None:
-        key = (reduction.plan.number, reduction.part)
+    async def _send_slices(self, pending: Contribution, duty: Duty) -> None:
+        """Encoded as they go; every owner's first part before anybody's second, so that it is summed meanwhile."""
+        plan = duty.plan
+        try:
+            for part in in_order(plan, self.me):
+                frame = await self.offload(pending.slice_frame, part, plan, duty.head, self.replica, self.signer)
+                owner = plan.partition[part][0]
+                if owner == self.me:
+                    self._take_slice(frame, await self.offload(self._decoded, frame, plan))
+                elif not await self._begin(frame, owner, duty):
+                    return
+        finally:
+            duty.slices_are_out.set()
+
+    async def _begin(self, frame: Frame, peer: PeerId, duty: Duty) -> bool:
+        """Send a frame when it is its turn; False when the round went on, or its leader has made another plan."""
+        await self._turns.begin(frame.nbytes)
+        stands = self.head.hash == duty.head.hash and self._newest == duty.plan.number
+        if stands:
+            self._spawn(self._push_in_turn, frame, peer)
+        else:
+            self._turns.end()
+        return stands
+
+    async def _push_in_turn(self, frame: Frame, peer: PeerId) -> None:
+        try:
+            await self._push(frame, (peer,))
+        finally:
+            self._turns.end()
+
+    async def _own(self, reduction: Reduction, duty: Duty) -> None:
+        """Make one result. It goes out after this peer's own slices, which the others wait for first."""
+        head, key = duty.head, (reduction.plan.number, reduction.part)
         with anyio.move_on_after(self.terms.patience):
             while True:
                 reduction.slices = dict(self._slices.get(key, {}))
@@ -52,14 +90,26 @@ class Reducer(Carrier):
         if missing := reduction.missing():
             await self._blame(reduction.plan, missing, head)
             return
-        weights = self.replica.weights(reduction.plan.contributors)
-        body = await self.offload(reduction.result, self.replica.codec, weights)
-        fragment, parts = head.fragment(self.terms.num_fragments), len(reduction.plan.partition)
-        header = header_after(head, Kind.RESULT, fragment, self.me, reduction.part, parts, reduction.plan.number)
-        frame = seal(header, body, self.signer)
+        frame, decoded = await self.offload(self._result, reduction, head)
         if self.head.hash == head.hash:
+            self._results.add(frame, decoded)
             await self.hold(frame)
-            await self._push(frame, head.members)
+            await duty.slices_are_out.wait()
+            for peer in shifted(head.members, self.me):
+                if peer != self.me and not await self._begin(frame, peer, duty):
+                    return
+
+    def _result(self, reduction: Reduction, head: Head) -> tuple[Frame, Tensor]:
+        """The frame for everybody, and what it decodes to."""
+        plan, codec = reduction.plan, self.replica.codec
+        body = reduction.result(codec, self.replica.weights(plan.contributors))
+        fragment, parts = head.fragment(self.terms.num_fragments), len(plan.partition)
+        header = header_after(head, Kind.RESULT, fragment, self.me, reduction.part, parts, plan.number)
+        frame = seal(header, body, self.signer)
+        return frame, self._decoded(frame, plan)
+
+    def _decoded(self, frame: Frame, plan: Plan) -> Tensor:
+        return self.replica.codec.decode(frame.body, range_of(plan, frame.header.part))
 
     async def _blame(self, plan: Plan, missing: tuple[PeerId, ...], head: Head) -> None:
         message = Missing(head.epoch, head.round + 1, plan.number, tuple(sorted(missing)))

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from decentral.compressors.finite import is_finite
 from decentral.compressors.fresh import fresh_zeros
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.exchange.codec import Codec, Encoded, Shapes, range_shapes
@@ -78,18 +79,22 @@ class Replica:
 
     def encode(self, fragment: int, gradient_N: Tensor) -> Encoded:
         """The body of a gather frame and the feedback to book with its commit. NonFiniteError names the parameter."""
-        self._check_finite(fragment, gradient_N)
+        self.check_finite(fragment, gradient_N)
         return self.codec.encode(gradient_N, self.feedback[fragment], self.shapes(fragment))
 
     def encode_range(self, fragment: int, gradient_N: Tensor, start: int, stop: int) -> Encoded:
         """The body of one slice of a reduce and its share of the feedback."""
-        self._check_finite(fragment, gradient_N)
+        if not is_finite(gradient_N[start:stop]):
+            self.check_finite(fragment, gradient_N)
         part = {name: tensor[start:stop] for name, tensor in self.feedback[fragment].items()}
         return self.codec.encode(gradient_N[start:stop], part, range_shapes(start, stop))
 
-    def outer_step(self, record: Record, frames: Mapping[bytes, Frame]) -> OuterStep:
+    def outer_step(
+        self, record: Record, frames: Mapping[bytes, Frame], decoded: Mapping[bytes, Tensor] | None = None
+    ) -> OuterStep:
         """What ``record`` makes of this replica. Pure: install it once the record is durable.
 
+        ``decoded``: what results are known to hold, by their frames' hashes.
         Raises PayloadError when a frame does not decode; frames are checked when they arrive, so that is a bug or
         a damaged disk, and nothing has changed.
         """
@@ -97,7 +102,7 @@ class Replica:
         if any(frames[ref.frame].header.kind == Kind.MERGE for ref in record.frames):
             return self._merge(record, frames)
         bodies = [frames[ref.frame].body for ref in record.frames]
-        mean_N = self._mean(record, bodies)
+        mean_N = self._mean(record, bodies, decoded or {})
         assert not isinstance(self.outer, NoLoCo), "a gossip run commits merges only"
         if mean_N is None:
             return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
@@ -135,7 +140,8 @@ class Replica:
         self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
         return sent_N
 
-    def _check_finite(self, fragment: int, gradient_N: Tensor) -> None:
+    def check_finite(self, fragment: int, gradient_N: Tensor) -> None:
+        """Raise NonFiniteError, which names the parameter, for NaN or Inf."""
         culprit = first_non_finite(gradient_N, self.schema.fragments[fragment])
         if culprit is not None:
             raise NonFiniteError(
@@ -143,12 +149,14 @@ class Replica:
                 "lower the learning rate or clip the gradients, then start again from the last commit"
             )
 
-    def _mean(self, record: Record, bodies: Sequence[bytes]) -> Tensor | None:
+    def _mean(self, record: Record, bodies: Sequence[bytes], decoded: Mapping[bytes, Tensor]) -> Tensor | None:
         """The mean pseudo-gradient; None when finite contributions sum beyond float32: alike on every peer, such a
         record moves nothing.
         """
         try:
-            return self._reduced(record, bodies) if record.contributors else self._gathered(record, bodies)
+            if record.contributors:
+                return self._reduced(record, bodies, decoded)
+            return self._gathered(record, bodies)
         except NonFiniteError:
             return None
 
@@ -176,16 +184,17 @@ class Replica:
         ]
         return mean_of(fresh_zeros(self.numel(record.fragment)), adders)
 
-    def _reduced(self, record: Record, bodies: Sequence[bytes]) -> Tensor:
+    def _reduced(self, record: Record, bodies: Sequence[bytes], decoded: Mapping[bytes, Tensor]) -> Tensor:
         parts = {}
         for ref, data in zip(record.frames, bodies, strict=True):
             _, start, stop = record.partition[ref.part]
-            parts[ref.part] = self.codec.decode(data, range_shapes(start, stop))
+            known = decoded.get(ref.frame)
+            parts[ref.part] = self.codec.decode(data, range_shapes(start, stop)) if known is None else known
         if len(parts) != len(record.partition):
             raise PayloadError(
                 f"round {record.round} names {len(parts)} of {len(record.partition)} partitions; drop it"
             )
-        return assembled(record.partition, parts, torch.empty(self.numel(record.fragment)))
+        return assembled(record.partition, parts, fresh_zeros(self.numel(record.fragment)))
 
     # ---- what a checkpoint or a snapshot holds ----
 

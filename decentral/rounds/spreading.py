@@ -5,7 +5,8 @@ What it is given of the driver: where the chain stands, how large a body may be,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import anyio
 
@@ -34,13 +35,26 @@ def all_equal(peers: Sequence[PeerId]) -> list[Line]:
 
 
 class Deliveries:
-    """Copies of one frame that arrived, for the estimate of the uplink."""
+    """Copies that arrived while frames were under way, of all of them together, for the estimate of the uplink."""
 
-    def __init__(self, meter: UplinkMeter, began: float) -> None:
-        self._meter, self._began, self._nbytes = meter, began, 0
+    def __init__(self, meter: UplinkMeter) -> None:
+        self._meter, self._began = meter, 0.0
+        self._frames, self._nbytes = 0, 0
+
+    @contextmanager
+    def of_a_frame(self) -> Iterator[None]:
+        """Held while a frame is sent."""
+        if not self._frames:
+            self._began, self._nbytes = anyio.current_time(), 0
+            self._meter.begin_delivery()
+        self._frames += 1
+        try:
+            yield
+        finally:
+            self._frames -= 1
 
     def arrived(self, nbytes: int) -> None:
-        """Somebody has so many bytes more of it."""
+        """Somebody has so many bytes more."""
         self._nbytes += nbytes
         self._meter.delivered(self._nbytes, anyio.current_time() - self._began)
 
@@ -64,7 +78,7 @@ class Spreading:
         self._head, self._max_nbytes, self._take = head, max_nbytes, take
         self.puzzle = Puzzle(self._check)
         self.forwarder = Forwarder(transport, spawn)
-        self._meter = transport.meter if isinstance(transport, ThrottledTransport) else UplinkMeter()
+        self._deliveries = Deliveries(transport.meter if isinstance(transport, ThrottledTransport) else UplinkMeter())
         most = PIECE_HEAD_NBYTES + LARGEST
         serve_sequences(transport, PIECE, self._on_piece, limit=most, watch=arrivals.push)
 
@@ -72,11 +86,12 @@ class Spreading:
         """Send a frame to all, by way of others where that is sooner; ``on_failed`` is told of who is not reached."""
         data, lines = frame.to_bytes(), self.lines_of((self.me, *others))
         way = spread(len(data), lines, 0) if frame.header.kind == Kind.CONTRIBUTION else None
-        deliveries = Deliveries(self._meter, anyio.current_time())
-        if way is None:
-            await gather.push(self.transport, others, data, on_failed, lambda: deliveries.arrived(len(data)))
-        else:
-            await Passing(self.transport, others, data, deliveries.arrived, on_failed).send(way, 0, lines[0].rate)
+        arrived = self._deliveries.arrived
+        with self._deliveries.of_a_frame():
+            if way is None:
+                await gather.push(self.transport, others, data, on_failed, lambda: arrived(len(data)))
+            else:
+                await Passing(self.transport, others, data, arrived, on_failed).send(way, 0, lines[0].rate)
 
     def forget_before(self, round_: int) -> None:
         """Drop what belongs to rounds before ``round_``."""

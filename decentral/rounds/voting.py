@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decentral.errors import PayloadError
-from decentral.rounds.chain import check_named
+from decentral.rounds.chain import check_contributors, check_known
 from decentral.rounds.effects import Send, SendSlices
 from decentral.rounds.ground import Ground
 from decentral.rounds.leading import PLANS_PER_BALLOT
@@ -43,7 +43,8 @@ class Voter(Ground):
         self._check_leap(plan.ballot)
         if plan.number // PLANS_PER_BALLOT != plan.ballot:
             raise PayloadError(f"plan {plan.number} is none of ballot {plan.ballot}; drop it")
-        check_named(plan.contributors, self.head.members)
+        check_contributors(plan.contributors, self.head.members)
+        check_known([owner for owner, _, _ in plan.partition], self.head.members)
         leads = self.leader_of(plan.ballot) == sender
         if leads and plan.ballot >= self.acceptor.promised and plan.number > self.planned_number:
             self.planned_number = plan.number

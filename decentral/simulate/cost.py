@@ -18,12 +18,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from decentral.exchange.partition import ALIGN, partition
+from decentral.exchange.partition import partition
 from decentral.rounds.gossip import COMMIT_NBYTES
 from decentral.swarm.leases import write_leases
 from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.frames import HEADER_NBYTES
-from decentral.wire.keys import SIGNATURE_NBYTES
+from decentral.wire.keys import SIGNATURE_NBYTES, PeerId
 from decentral.wire.lease import Lease
 from decentral.wire.messages import (
     Certificate,
@@ -168,8 +168,12 @@ def leader(kind: str, n: int, numel: int) -> Cost:
 
 
 def num_parts(n: int, numel: int) -> int:
-    """Owners of a reduce: no more than blocks."""
-    return min(n, -(-numel // ALIGN))
+    """Parts of a reduce, each with a result of its own."""
+    return len(partition(numel, _owners(n)))
+
+
+def _owners(n: int) -> list[PeerId]:
+    return [number.to_bytes(4, "big") for number in range(n)]
 
 
 def gather(n: int, numel: int, body: Body) -> Cost:
@@ -179,10 +183,9 @@ def gather(n: int, numel: int, body: Body) -> Cost:
 
 def reduce(n: int, numel: int, body: Body) -> Cost:
     """Frames of one round: a slice to every owner, a result to every peer."""
-    owners = [number.to_bytes(4, "big") for number in range(n)]
     sizes: dict[int, float] = {}
     total = Cost(0.0, 0.0)
-    for _, start, stop in partition(numel, owners):
+    for _, start, stop in partition(numel, _owners(n)):
         if stop - start not in sizes:
             sizes[stop - start] = body(stop - start)
         total += message(HEADER_NBYTES + sizes[stop - start])

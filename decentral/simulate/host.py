@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import DecentralError, DiskError
+from decentral.exchange.partition import Grain
 from decentral.manifest import Manifest
 from decentral.parameters import Schema
 from decentral.peer.node import Node, Start
@@ -38,6 +39,7 @@ from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import Commit, Record
 
 CHECKPOINT_EVERY = 5  # commits
+FINE = Grain(align=4, piece=12)  # so that every peer owns parts of the 96 values of a fragment, and some two
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -199,6 +201,7 @@ class Process:
             on_event=self._on_event,
             offload=_interleaved,
             uplink=lambda: host.claim,
+            grain=FINE,
         )
         self.named = False
         if found is not None:

@@ -1,7 +1,7 @@
 """How fast this peer can send, from the transfers it makes. Pure: the time comes in.
 
-Two lower bounds, of which the greater is the estimate. Copies of a frame that others say they have, over the time since
-the first was begun: right for frames of any size, and one slow receiver spoils nothing.
+Two lower bounds, of which the greater is the estimate. Copies of frames that others say they have, over the time since
+the first was begun, while any was under way: right for frames of any size, and one slow receiver spoils nothing.
 
 And, where nobody says so, how fast pieces are taken. Only what had to wait counts: bytes that a buffer swallows at once
 say nothing of the link behind it. So a window is eight seconds in which some piece was always under way, and its rate
@@ -43,10 +43,14 @@ class UplinkMeter:
             self._rates.append(self._nbytes / self._busy)
             self._busy, self._nbytes = 0.0, 0
 
+    def begin_delivery(self) -> None:
+        """A frame is to be sent, and none is under way."""
+        self._delivered.append(0.0)
+
     def delivered(self, nbytes: int, seconds: float) -> None:
-        """So many bytes, copies of one frame, had arrived so long after the first of them was begun."""
+        """Copies of so many bytes had arrived so long after the first of them was begun."""
         if seconds > 0:
-            self._delivered.append(nbytes / seconds)
+            self._delivered[-1] = max(self._delivered[-1], nbytes / seconds)
 
     @property
     def bytes_per_second(self) -> float | None:

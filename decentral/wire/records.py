@@ -35,8 +35,8 @@ def _place(ref: FrameRef) -> tuple[PeerId, int]:
     return ref.peer, ref.part
 
 
-def _owner(range_: Range) -> PeerId:
-    return range_[0]
+def _begin(range_: Range) -> tuple[PeerId, int]:
+    return range_[0], range_[1]
 
 
 def _itself(peer: PeerId) -> PeerId:
@@ -45,7 +45,7 @@ def _itself(peer: PeerId) -> PeerId:
 
 PEERS = Many(PEER_CODEC, MAX_PEERS, _itself)
 REFS = Many(Struct(FrameRef), MAX_PEERS, _place)
-RANGES = Many(Row((PEER_CODEC, U64_CODEC, U64_CODEC)), MAX_PEERS, _owner)
+RANGES = Many(Row((PEER_CODEC, U64_CODEC, U64_CODEC)), MAX_PEERS, _begin)
 
 Peers = Annotated[tuple[PeerId, ...], PEERS]
 FrameRefs = Annotated[tuple[FrameRef, ...], REFS]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decentral.exchange.partition import partition, shares
+from decentral.exchange.partition import MOST_PARTS, MOST_PIECES, Grain, alike, partition, shares
 
 
 def finish(uplinks, owned):
@@ -52,3 +52,35 @@ def test_ranges_cover_everything_though_some_own_nothing():
     (_, start, cut), (_, goes_on, stop) = ranges
     assert (start, cut, stop) == (0, goes_on, 100_000)
     assert abs(cut - 50_000) < 4096
+
+
+OWNERS = tuple(n.to_bytes(32, "big") for n in range(1000))
+
+
+@pytest.mark.parametrize("num_owners", [1, 3, 8, 100, 1000])
+@pytest.mark.parametrize("numel", [1, 4097, 96 * 4096, 1 << 22, 10**9])
+def test_pieces_cover_every_element_once_and_are_neither_small_nor_many(numel, num_owners):
+    ranges = partition(numel, OWNERS[:num_owners])
+    assert [start for _, start, _ in ranges] == [0, *(stop for _, _, stop in ranges[:-1])]
+    assert ranges[-1][2] == numel
+    assert [owner for owner, _, _ in ranges] == sorted(owner for owner, _, _ in ranges)
+    assert all(stop - start > 0 and start % 4096 == 0 for _, start, stop in ranges)
+    owners = {owner for owner, _, _ in ranges}
+    assert len(ranges) <= max(len(owners), MOST_PARTS)
+    for owner in owners:
+        pieces = [stop - start for one, start, stop in ranges if one == owner]
+        assert len(pieces) <= MOST_PIECES
+        assert len(pieces) == 1 or min(pieces) > Grain().piece - 2 * 4096
+
+
+def test_four_million_values_of_eight_owners_are_cut_in_two_pieces_each():
+    assert len(partition(1 << 22, OWNERS[:8])) == 16
+
+
+def test_a_grain_of_its_own_cuts_what_is_small():
+    assert [stop - start for _, start, stop in partition(96, OWNERS[:4], grain=Grain(align=4, piece=12))] == [12] * 8
+
+
+def test_uplinks_near_the_median_count_as_equal_and_others_as_they_are():
+    assert alike([8.0, 10.0, 12.0, 2.0, 20.0, 0.0]) == [10.0, 10.0, 10.0, 2.0, 20.0, 0.0]
+    assert alike([0.0, 0.0]) == [0.0, 0.0]

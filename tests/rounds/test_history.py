@@ -118,10 +118,21 @@ def test_a_record_that_names_a_stranger_or_a_member_twice_follows_nothing(lists)
     whole = record(START, {A: 1, B: 1})
     head = START.extended(whole)
     named = record(head, {A: 1, B: 1}).frames
-    rest = {"contributors": named} if lists == "frames" else {}
     for wrong in (named[0], replace(named[0], part=1)), (named[0], replace(named[1], peer=bytes(32))):
         with pytest.raises(PayloadError, match=r"is no member|contributions of 1 peers"):
-            head.extended(replace(record(head, {A: 1, B: 1}), **rest | {lists: wrong}))
+            head.extended(replace(record(head, {A: 1, B: 1}), **{lists: wrong}))
+
+
+def test_a_reduce_names_several_results_of_one_owner_and_none_of_a_stranger():
+    named = record(START, {A: 1, B: 1}).frames
+    ranges = ((A, 0, 1), (A, 1, 2))
+    results = (named[0], replace(named[0], part=1))
+    reduced = replace(record(START, {A: 1, B: 1}), frames=results, contributors=named, partition=ranges)
+    assert m.decode_record(m.encode_record(reduced)) == reduced
+    assert START.extended(reduced).round == 1
+    strange = replace(reduced, frames=(named[0], replace(named[0], part=1, peer=bytes([255] * 32))))
+    with pytest.raises(PayloadError, match="is no member"):
+        START.extended(strange)
 
 
 def test_after_a_switch_only_places_of_the_new_branch_are_known():

@@ -135,3 +135,21 @@ def test_who_is_not_reached_is_told_of_at_once_and_not_when_the_others_have_it()
         assert anyio.current_time() - began > 30.0
 
     play(script, dawdle)
+
+
+def test_frames_that_are_sent_at_the_same_time_measure_the_uplink_together():
+    """Slices of a reduce go to one peer each: alone, each tells its share of the uplink only."""
+
+    async def take(peer, data):
+        pass
+
+    found = []
+
+    async def script(spreading, others):
+        async with anyio.create_task_group() as group:
+            for other in others:
+                group.start_soon(spreading.give, frame(), [other], fail)
+        found.append(spreading.transport.uplink)
+
+    play(script, take)
+    assert found == [pytest.approx(RATE, rel=0.1)]

@@ -54,10 +54,12 @@ def test_the_fastest_of_the_last_windows_counts_and_a_link_that_became_slow_is_f
 
 def test_copies_that_arrived_are_counted_until_each_and_the_slow_receiver_that_comes_last_spoils_nothing():
     meter = UplinkMeter()
+    meter.begin_delivery()
     for copies, seconds in ((1, 2.1), (5, 2.2), (6, 2.4), (7, 30.0)):
         meter.delivered(copies * 870_000, seconds)
     assert meter.bytes_per_second == 6 * 870_000 / 2.4
     for _ in range(KEPT):
+        meter.begin_delivery()
         meter.delivered(870_000, 3.0)
     assert meter.bytes_per_second == 290_000, "a link that became slow is found out"
 
