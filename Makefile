@@ -13,7 +13,7 @@ KILLS ?= 1000
 
 WORKERS ?= 2
 
-SEEDS ?= 1-2000
+SEEDS ?= 1-2400
 ROUNDS ?= 50
 
 .PHONY: demo test simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss interop js-libp2p lint format constraints clean
@@ -37,7 +37,7 @@ natlab: $(STAMP)  ## real peers behind NATs and on thin lines, as root on Linux:
 natlab-pairs: $(STAMP)  ## two bare transports behind NATs: relayed or punched? make natlab-pairs ARGS="--only port-preserving --runs 20"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.natlab.pairs $(ARGS)
 
-simulate: $(STAMP)  ## many simulated swarms under faults, one per seed: make simulate SEEDS=1-2000 ROUNDS=50
+simulate: $(STAMP)  ## many simulated swarms under faults, one per seed: make simulate SEEDS=1-2400 ROUNDS=50
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulate.run --seeds $(SEEDS) --rounds $(ROUNDS) --processes $(WORKERS) $(ARGS)
 
 await-points: $(STAMP)  ## a crash at every await point of a round, one at a time
