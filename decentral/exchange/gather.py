@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 
 from decentral.errors import PayloadError, TransportError
+from decentral.exchange.turns import Turns
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request
 from decentral.wire.keys import PeerId
@@ -27,11 +28,12 @@ async def push(
     peers: Sequence[PeerId],
     data: bytes,
     on_failed: OnFailed,
-    on_handled: Callable[[], None] | None = None,
+    on_handled: Callable[[], None],
+    turns: Turns,
 ) -> None:
-    """Send one frame to every peer at once, however long it takes; ``on_failed`` is told of who cannot be reached.
+    """Send one frame to every peer, however long it takes; ``on_failed`` is told of who cannot be reached.
 
-    ``on_handled`` is called when one of them has it, as far as they say so within a while.
+    ``on_handled`` is called when one of them has it, as far as they say so within a while. ``turns``: when to begin.
     """
 
     async def one(peer: PeerId) -> None:
@@ -39,9 +41,12 @@ async def push(
             await notify(transport, peer, PUSH, data, timeout=ANSWER, on_handled=on_handled)
         except TransportError:
             await on_failed(peer)
+        finally:
+            turns.end()
 
     async with anyio.create_task_group() as group:
         for peer in peers:
+            await turns.begin(len(data))
             group.start_soon(one, peer)
 
 

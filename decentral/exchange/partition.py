@@ -52,8 +52,8 @@ def shares(uplinks: Sequence[float]) -> list[float]:
 
 
 def alike(uplinks: Sequence[float]) -> list[float]:
-    """Uplinks near the median as equal to it: estimates of equal lines differ, and what one peer owns too much all
-    have to wait for.
+    """Uplinks near the median as equal to it: estimates of equal lines differ, and all have to wait for what one peer
+    owns too much of a reduce, or for a frame that went by way of others for nothing.
     """
     usual = median([u for u in uplinks if u > 0] or [0.0])
     return [usual if (1 - ALIKE) * usual <= u <= (1 + ALIKE) * usual else u for u in uplinks]

@@ -19,6 +19,7 @@ from statistics import median
 
 from decentral.wire.keys import PeerId
 
+UNKNOWN = 1.0  # bytes/s of a line of which nobody has said anything
 WORTH = 0.25  # s: what it must save; passing on costs the time of one way more
 
 

@@ -27,7 +27,7 @@ from decentral.errors import (
 from decentral.exchange.codec import Codec
 from decentral.exchange.offload import Offload, in_thread
 from decentral.exchange.partition import USUAL, Grain, alike, partition, shares
-from decentral.exchange.spread import Line
+from decentral.exchange.spread import UNKNOWN, Line
 from decentral.manifest import Manifest, differences, parse_manifest
 from decentral.optimizers import DiLoCo, NoLoCo, OuterOptimizer, make_outer, outer_learning_rate
 from decentral.parameters import Schema
@@ -236,8 +236,8 @@ class Node:
         live, own = self.directory.live(), self.directory.own()
         leases = [own if peer == self.driver.me else live.get(peer) for peer in peers]
         known = [lease.uplink / 8 for lease in leases if lease is not None and lease.uplink]
-        usual = sum(known) / len(known) if known else 1.0
-        rates = [lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases]
+        usual = sum(known) / len(known) if known else UNKNOWN
+        rates = alike([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
         private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
         return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
 
@@ -359,7 +359,7 @@ def make_terms(
     """What the round machine needs of the manifest; ``uplinks_of`` tells what owners of partitions can send."""
 
     def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
-        weights = None if uplinks_of is None else shares(alike(uplinks_of(owners)))
+        weights = None if uplinks_of is None else shares(uplinks_of(owners))
         return partition(replica.numel(fragment), owners, weights, grain)
 
     swarm, fragments = manifest.swarm, manifest.outer.fragments

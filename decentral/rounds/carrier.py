@@ -21,7 +21,6 @@ from decentral.exchange.offload import Offload, in_thread
 from decentral.exchange.reduce import Results
 from decentral.exchange.spread import thin_last
 from decentral.exchange.store import FrameStore
-from decentral.exchange.turns import Turns
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Digest, Head
 from decentral.rounds.contribution import Contribution
@@ -135,7 +134,6 @@ class Carrier(ABC):
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
         self._slice_came = anyio.Event()
         self._results = Results()
-        self._turns = Turns(self._uplink)
         self._lock = anyio.Lock(fast_acquire=True)
         self._start: tuple[Head, Acceptor | None, Past] = (head, acceptor, Past())
         self._group: anyio.abc.TaskGroup | None = None
@@ -276,13 +274,12 @@ class Carrier(ABC):
     def _end_pushes(self, record: Record) -> None:
         """A round that is over wants no frames but those it names: what is still on its way would slow the next one."""
         named = {ref.frame for ref in record.frames}
-        for scope, frame in list(self._pushes.items()):
-            if frame.header.round <= record.round and frame.hash not in named:
-                scope.cancel()
+        self._cancel_pushes(lambda frame: frame.header.round <= record.round and frame.hash not in named)
 
-    def _uplink(self) -> float | None:
-        rate = self.lines_of((self.me,))[0].rate
-        return rate if rate > 1.0 else None  # as nobody has said anything yet
+    def _cancel_pushes(self, useless: Callable[[Frame], bool]) -> None:
+        for scope, frame in list(self._pushes.items()):
+            if useless(frame):
+                scope.cancel()
 
     async def _fetch(self, wanted: Fetch) -> None:
         """What is coming already is waited for: asked for again, it would come twice and each time slower."""

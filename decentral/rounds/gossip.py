@@ -26,7 +26,7 @@ from decentral.rounds.chain import NOTHING, Head
 from decentral.rounds.deadline import Deadline
 from decentral.rounds.driver import Driver
 from decentral.rounds.pairing import partner_of
-from decentral.transport.requests import request, serve_requests
+from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.frames import Frame, Header, Kind, seal
 from decentral.wire.keys import PeerId
 
@@ -126,7 +126,10 @@ class Gossip:
     async def _push(self, swap: _Swap) -> None:
         data = swap.frame.to_bytes()
         with anyio.move_on_after(self.deadline.ceiling):  # the training thread waits for it
-            await gather.push(self.driver.transport, (swap.partner,), data, self.driver.unreachable)
+            try:
+                await notify(self.driver.transport, swap.partner, gather.PUSH, data, timeout=gather.ANSWER)
+            except TransportError:
+                await self.driver.unreachable(swap.partner)
 
     async def _lead(self, swap: _Swap) -> Tensor | None:
         while (found := self._frames.get((swap.partner, swap.step))) is None:

@@ -7,7 +7,6 @@ import anyio.abc
 from torch import Tensor
 
 from decentral.exchange.reduce import Reduction, in_order, owned_parts
-from decentral.exchange.turns import shifted
 from decentral.rounds.carrier import Carrier
 from decentral.rounds.chain import Head
 from decentral.rounds.contribution import Contribution, header_after, range_of
@@ -19,18 +18,8 @@ from decentral.wire.messages import (
 )
 
 
-class Duty:
-    """One plan, as it is carried out by this peer."""
-
-    def __init__(self, plan: Plan, head: Head) -> None:
-        self.plan, self.head = plan, head
-        self.slices_are_out = anyio.Event()  # begun, or there are none
-
-
 class Reducer(Carrier):
     """Carries out the plans of a reduce."""
-
-    _newest = -1  # number of the plan that is carried out
 
     def _take_slice(self, frame: Frame, decoded: Tensor) -> None:
         key = (frame.header.plan, frame.header.part)
@@ -40,47 +29,25 @@ class Reducer(Carrier):
 
     async def _reduce(self, plan: Plan, head: Head) -> None:
         """Send our slices; sum the parts that are ours and give everybody the results."""
-        duty, self._newest = Duty(plan, head), plan.number
+        self._cancel_pushes(lambda frame: frame.header.round == plan.round and frame.header.plan < plan.number)
         if self.pending is not None and self.me in {ref.peer for ref in plan.contributors}:
-            self._spawn(self._send_slices, self.pending, duty)
-        else:
-            duty.slices_are_out.set()
+            self._spawn(self._send_slices, self.pending, plan, head)
         for part in owned_parts(plan, self.me):
-            self._spawn(self._own, Reduction(plan, part), duty)
+            self._spawn(self._own, Reduction(plan, part), head)
 
-    async def _send_slices(self, pending: Contribution, duty: Duty) -> None:
+    async def _send_slices(self, pending: Contribution, plan: Plan, head: Head) -> None:
         """Encoded as they go; every owner's first part before anybody's second, so that it is summed meanwhile."""
-        plan = duty.plan
-        try:
-            for part in in_order(plan, self.me):
-                frame = await self.offload(pending.slice_frame, part, plan, duty.head, self.replica, self.signer)
-                owner = plan.partition[part][0]
-                if owner == self.me:
-                    self._take_slice(frame, await self.offload(self._decoded, frame, plan))
-                elif not await self._begin(frame, owner, duty):
-                    return
-        finally:
-            duty.slices_are_out.set()
+        for part in in_order(plan, self.me):
+            frame = await self.offload(pending.slice_frame, part, plan, head, self.replica, self.signer)
+            owner = plan.partition[part][0]
+            if owner == self.me:
+                self._take_slice(frame, await self.offload(self._decoded, frame, plan))
+            else:
+                self._spawn(self._push, frame, (owner,))
 
-    async def _begin(self, frame: Frame, peer: PeerId, duty: Duty) -> bool:
-        """Send a frame when it is its turn; False when the round went on, or its leader has made another plan."""
-        await self._turns.begin(frame.nbytes)
-        stands = self.head.hash == duty.head.hash and self._newest == duty.plan.number
-        if stands:
-            self._spawn(self._push_in_turn, frame, peer)
-        else:
-            self._turns.end()
-        return stands
-
-    async def _push_in_turn(self, frame: Frame, peer: PeerId) -> None:
-        try:
-            await self._push(frame, (peer,))
-        finally:
-            self._turns.end()
-
-    async def _own(self, reduction: Reduction, duty: Duty) -> None:
-        """Make one result. It goes out after this peer's own slices, which the others wait for first."""
-        head, key = duty.head, (reduction.plan.number, reduction.part)
+    async def _own(self, reduction: Reduction, head: Head) -> None:
+        """Make one result. It leaves after this peer's own slices, which the others wait for first."""
+        key = (reduction.plan.number, reduction.part)
         with anyio.move_on_after(self.terms.patience):
             while True:
                 reduction.slices = dict(self._slices.get(key, {}))
@@ -94,10 +61,7 @@ class Reducer(Carrier):
         if self.head.hash == head.hash:
             self._results.add(frame, decoded)
             await self.hold(frame)
-            await duty.slices_are_out.wait()
-            for peer in shifted(head.members, self.me):
-                if peer != self.me and not await self._begin(frame, peer, duty):
-                    return
+            await self._push(frame, head.members)
 
     def _result(self, reduction: Reduction, head: Head) -> tuple[Frame, Tensor]:
         """The frame for everybody, and what it decodes to."""

@@ -16,7 +16,8 @@ from decentral.exchange.arrivals import Arrivals
 from decentral.exchange.gather import OnFailed
 from decentral.exchange.passing import LARGEST, PIECE, Forwarder, Passing
 from decentral.exchange.puzzle import Puzzle
-from decentral.exchange.spread import Line, spread
+from decentral.exchange.spread import UNKNOWN, Line, spread
+from decentral.exchange.turns import Turns, shifted
 from decentral.rounds.chain import Head
 from decentral.transport import Transport
 from decentral.transport.sequences import serve_sequences
@@ -31,7 +32,7 @@ LinesOf = Callable[[Sequence[PeerId]], Sequence[Line]]
 
 def all_equal(peers: Sequence[PeerId]) -> list[Line]:
     """Nothing is known of what anybody can send."""
-    return [Line(1.0, passes_on=False)] * len(peers)
+    return [Line(UNKNOWN, passes_on=False)] * len(peers)
 
 
 class Deliveries:
@@ -78,6 +79,7 @@ class Spreading:
         self._head, self._max_nbytes, self._take = head, max_nbytes, take
         self.puzzle = Puzzle(self._check)
         self.forwarder = Forwarder(transport, spawn)
+        self.turns = Turns(self._uplink)
         self._deliveries = Deliveries(transport.meter if isinstance(transport, ThrottledTransport) else UplinkMeter())
         most = PIECE_HEAD_NBYTES + LARGEST
         serve_sequences(transport, PIECE, self._on_piece, limit=most, watch=arrivals.push)
@@ -89,9 +91,18 @@ class Spreading:
         arrived = self._deliveries.arrived
         with self._deliveries.of_a_frame():
             if way is None:
-                await gather.push(self.transport, others, data, on_failed, lambda: arrived(len(data)))
+                order, turns = shifted(others, self.me), self._turns_of(frame)
+                await gather.push(self.transport, order, data, on_failed, lambda: arrived(len(data)), turns)
             else:
                 await Passing(self.transport, others, data, arrived, on_failed).send(way, 0, lines[0].rate)
+
+    def _turns_of(self, frame: Frame) -> Turns:
+        """A contribution begins everywhere at once: an offer names it, and who sees nothing of it come asks for it."""
+        return self.turns if frame.header.kind in (Kind.SLICE, Kind.RESULT) else Turns(lambda: None)
+
+    def _uplink(self) -> float | None:
+        rate = self.lines_of((self.me,))[0].rate
+        return rate if rate > UNKNOWN else None
 
     def forget_before(self, round_: int) -> None:
         """Drop what belongs to rounds before ``round_``."""

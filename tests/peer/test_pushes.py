@@ -17,7 +17,7 @@ from tests.rounds.test_history import START, A, record
 def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(run_lab, terms, monkeypatch):
     ended = []
 
-    async def crawl(transport, peers, data, on_failed, on_handled):
+    async def crawl(transport, peers, data, *how):
         try:
             await trio.sleep_forever()
         finally:
