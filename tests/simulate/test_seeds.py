@@ -92,7 +92,7 @@ def test_a_crash_at_any_await_point_of_a_round_breaks_nothing(kind):
 
 def test_a_swarm_of_which_half_or_more_falls_at_once_comes_back():
     quiet = replace(PROFILES["cliff"], crashes=0.0, sleeps=0.0, partitions=0.0, cliff_every=4, away=2.0)
-    outcome = simulate(replace(drawn(2, 10), profile=quiet, hosts=4))
+    outcome = simulate(replace(drawn(2, 30), profile=quiet, hosts=4))
     assert outcome.sound, outcome.to_dict()["problems"]
     falls = [entry.fields["hosts"] for entry in outcome.trace.of("cliff")]
     assert len(falls) >= 2
