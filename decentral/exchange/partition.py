@@ -14,7 +14,7 @@ from statistics import median
 
 from decentral.wire.keys import PeerId
 
-ALIKE = 0.25  # of the median: what estimates of equal uplinks differ by
+ALIKE = 0.25  # of the median: most estimates of equal uplinks are that close (1.6 to 2.0 MB/s of 2.5)
 MOST_PIECES = 4  # of one owner; each costs a signature, a stream to everybody and 128 bytes of the record
 MOST_PARTS = 256  # of a fragment; a record holds 1,024
 

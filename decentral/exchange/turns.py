@@ -1,8 +1,8 @@
 """Frames for one peer each, begun one after another as fast as the uplink carries them.
 
-Begun all at once they share the uplink as TCP happens to divide it, and all wait for the last: of seven equal slices
-each to seven peers on lines of 20 Mbit/s the last came 2 s after the others, of 5 s in all. So peer i begins with peer
-i + 1, the next with i + 2: each receives from as few peers at a time as it sends to.
+Begun all at once they share the uplink as TCP happens to divide it, and all wait for the last: on eight equal lines of
+20 Mbit/s one peer had all its slices after 5.2 s, another after 6.8. So peer i begins with peer i + 1 and goes on with
+i + 2: each receives from as few peers at a time as it sends to.
 
 A turn comes when the uplink should have carried what was begun before, or when few are under way: a wrong estimate
 makes more of them share the uplink, or fewer, and a peer that takes nothing holds nobody up.
