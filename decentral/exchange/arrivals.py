@@ -77,6 +77,10 @@ class Arrivals:
         """Whether a push of ``peer`` has begun and not ended, moving or not."""
         return peer in self._pushes
 
+    def is_moving(self, peer: PeerId) -> bool:
+        """Whether bytes of a push of ``peer`` come."""
+        return self._moving(peer) is not None
+
     async def pushed(self, peer: PeerId) -> None:
         """Wait while bytes of a push of ``peer`` come: which frame it is will be known when all of it is there."""
         while push := self._moving(peer):

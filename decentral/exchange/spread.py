@@ -39,12 +39,18 @@ class Spread:
     passed: tuple[int, ...]  # bytes that each peer gets to pass on, in the order of the lines
 
 
+def seconds_to_all(nbytes: int, lines: Sequence[Line], me: int) -> float:
+    """Seconds until everybody has a frame of ``nbytes`` of peer ``me``, if all have frames of that size."""
+    alone = (len(lines) - 1) * nbytes / lines[me].rate
+    return alone if spread(nbytes, lines, me) is None else _finish(nbytes, lines, me)
+
+
 def spread(nbytes: int, lines: Sequence[Line], me: int) -> Spread | None:
     """How peer ``me`` should send a frame of ``nbytes``, if all have frames of that size; None: to everybody itself."""
     n, rate = len(lines), lines[me].rate
     if n < 3 or rate < 1:
         return None
-    finish = max(nbytes / rate, n * (n - 1) * nbytes / sum(line.rate for line in lines))
+    finish = _finish(nbytes, lines, me)
     if (n - 1) * nbytes / rate - finish < WORTH:
         return None
     spare = [max(0.0, finish * line.rate - (n - 1) * nbytes) * line.passes_on for line in lines]
@@ -60,6 +66,11 @@ def thin_last(peers: Sequence[PeerId], lines: Sequence[Line]) -> list[PeerId]:
     usual = median([line.rate for line in lines] or [0.0])
     thin = {peer: 2 * line.rate < usual for peer, line in zip(peers, lines, strict=True)}
     return sorted(peers, key=lambda peer: thin[peer])
+
+
+def _finish(nbytes: int, lines: Sequence[Line], me: int) -> float:
+    n = len(lines)
+    return max(nbytes / lines[me].rate, n * (n - 1) * nbytes / sum(line.rate for line in lines))
 
 
 def _cut(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:

@@ -79,8 +79,8 @@ class Boundary(ABC):
         return self._merge_all(block_until=None)
 
     def _patience(self) -> float:
-        """How long a round may hold the training thread: its ceiling, and as long again for the vote."""
-        return 2.0 * self.manifest.swarm.deadline_ceiling
+        """How long a round may hold the training thread: ceiling and frames, and as long again for the vote."""
+        return 2.0 * (self.manifest.swarm.deadline_ceiling + self.swarm.node.driver.allowed)
 
     def _contribute(self) -> bool:
         """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now."""

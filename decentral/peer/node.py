@@ -26,13 +26,13 @@ from decentral.errors import (
 )
 from decentral.exchange.codec import Codec
 from decentral.exchange.offload import Offload, in_thread
-from decentral.exchange.partition import USUAL, Grain, alike, partition, shares
-from decentral.exchange.spread import UNKNOWN, Line
+from decentral.exchange.partition import USUAL, Grain, partition, shares
 from decentral.manifest import Manifest, differences, parse_manifest
 from decentral.optimizers import DiLoCo, NoLoCo, OuterOptimizer, make_outer, outer_learning_rate
 from decentral.parameters import Schema
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.resting import Resting
+from decentral.peer.uplinks import Uplinks
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.catchup import CatchUp
 from decentral.rounds.chain import Head
@@ -49,6 +49,7 @@ from decentral.transport.dialback import serve_dialback
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.speed import serve_speed
 from decentral.transport.uplink import lease_bits
+from decentral.wire.frames import HEADER_NBYTES
 from decentral.wire.keys import PeerId, Signer, peer_name
 from decentral.wire.lease import PRIVATE
 
@@ -106,11 +107,12 @@ class Node:
         self.directory.update(state=PRIVATE if private else 0)
         self.replica = make_replica(manifest, start.schema, start.anchors)
         inbox = Inbox(start.schema, self.replica.codec, self.replica.merge_codec, offload)
+        uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
         head = start.head or Head.genesis(manifest.digest, start.schema.digest, self.replica.digest, signer.peer)
         self.driver = Driver(
             signer=signer,
             head=head,
-            terms=make_terms(manifest, self.replica, self._uplinks_of, grain),
+            terms=make_terms(manifest, self.replica, uplinks, grain, HEADER_NBYTES + inbox.limit()),
             replica=self.replica,
             inbox=inbox,
             transport=transport,
@@ -122,7 +124,7 @@ class Node:
             shrink_after=manifest.swarm.shrink_after,
             acceptor=start.acceptor,
             offload=offload,
-            lines_of=self._lines_of,
+            lines_of=uplinks.lines_of,
         )
         self.paths = Paths(transport)
         self.catch_up = CatchUp(self.driver, transport, self.directory, start.folder)
@@ -231,22 +233,6 @@ class Node:
 
     # ---- being there ----
 
-    def _lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
-        """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
-        live, own = self.directory.live(), self.directory.own()
-        leases = [own if peer == self.driver.me else live.get(peer) for peer in peers]
-        known = [lease.uplink / 8 for lease in leases if lease is not None and lease.uplink]
-        usual = sum(known) / len(known) if known else UNKNOWN
-        rates = alike([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
-        private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
-        return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
-
-    def _uplinks_of(self, peers: Sequence[PeerId]) -> list[float]:
-        """Bytes per second for a reduce; private peers own nothing of it, unless all are."""
-        lines = self._lines_of(peers)
-        nobody = not any(line.passes_on for line in lines)
-        return [line.rate if line.passes_on or nobody else 0.0 for line in lines]
-
     async def _announce_forever(self) -> None:
         """Keep the lease in step with the chain, and the clock of a run that ends by time."""
         minutes = self.manifest.run.minutes
@@ -350,21 +336,14 @@ def _lr_by_peers(outer: OuterOptimizer, num_peers: int) -> OuterOptimizer:
     return replace(outer, lr=outer_learning_rate(num_peers))
 
 
-def make_terms(
-    manifest: Manifest,
-    replica: Replica,
-    uplinks_of: Callable[[Sequence[PeerId]], Sequence[float]] | None = None,
-    grain: Grain = USUAL,
-) -> Terms:
-    """What the round machine needs of the manifest; ``uplinks_of`` tells what owners of partitions can send."""
+def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, largest: int) -> Terms:
+    """What the round machine needs of the manifest and of the links; ``largest`` in bytes, of a frame."""
 
     def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
-        weights = None if uplinks_of is None else shares(uplinks_of(owners))
-        return partition(replica.numel(fragment), owners, weights, grain)
+        return partition(replica.numel(fragment), owners, shares(uplinks.for_owners(owners)), grain)
 
     swarm, fragments = manifest.swarm, manifest.outer.fragments
     gossips = manifest.exchange.kind == "pair"
-    reduces = manifest.exchange.kind == "reduce"
     return Terms(
         num_fragments=fragments,
         rounds=fragments if gossips else manifest.run.rounds,  # gossip commits only the merge at the end
@@ -372,6 +351,8 @@ def make_terms(
         floor=swarm.deadline_floor,
         ceiling=swarm.deadline_ceiling,
         patience=max(2.0, swarm.deadline_floor),
-        partition=ranges if reduces else None,
+        partition=ranges if uplinks.reduces else None,
         steps=manifest.inner.steps // fragments,
+        largest=largest,
+        takes=uplinks.takes,
     )

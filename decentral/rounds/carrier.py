@@ -123,6 +123,8 @@ class Carrier(ABC):
         self.on_swap: Callable[[Frame, Tensor], None] = lambda frame, decoded: None
         self.contributed = 0
         self._inherits = False  # whether an earlier life may have sent what no record has named yet
+        self._reclaimed = False  # whether progress was given to a branch, too, that was given up and may come back
+        self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.stopping = False
         self._pushes: dict[anyio.CancelScope, Frame] = {}
@@ -181,7 +183,7 @@ class Carrier(ABC):
         others may have from nobody else.
         """
         self._start = (head, acceptor, past or Past())
-        self._inherits = past is not None
+        self._inherits = self._reclaimed = past is not None
 
     async def feed(self, peer: PeerId, message: Message) -> None:
         """Hand the machine a message as if ``peer`` had just sent it."""
@@ -198,7 +200,7 @@ class Carrier(ABC):
 
     async def take(self, data: bytes, wanted: bytes | None = None) -> None:
         """Check a frame's bytes and hold it. Raises PayloadError."""
-        frame, decoded = await self.inbox.take(data, lambda: self.head, self.terms.patience)
+        frame, decoded = await self.inbox.take(data, lambda: self.head, lambda: self.machine.patience())
         if wanted is not None and frame.hash != wanted:
             raise PayloadError("a holder answered with another frame than the one asked for; drop it")
         if frame.header.kind == Kind.SLICE:

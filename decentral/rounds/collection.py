@@ -18,15 +18,17 @@ class Collection:
     def __init__(self, opened: float) -> None:
         self.opened = opened
         self.offers: dict[PeerId, Offer] = {}
+        self.offered_at: dict[PeerId, float] = {}
         self.first_offer: float | None = None
         self.arrived: set[PeerId] = set()
-        self.missing_since: dict[Digest, float] = {}
+        self.ask_at: dict[Digest, float] = {}  # when a frame that is missing will be asked for
 
     def add(self, peer: PeerId, offer: Offer, now: float) -> bool:
         """Take the first offer of a peer; an equivocating second one is ignored."""
         if peer in self.offers:
             return False
         self.offers[peer] = offer
+        self.offered_at[peer] = now
         self.first_offer = now if self.first_offer is None else self.first_offer
         return True
 

@@ -175,6 +175,7 @@ class Driver(Settler):
             nbytes = self.replica.codec.max_body_nbytes(((self.replica.numel(pending.fragment),),))
             offer = pending.offer(head, pending.offered, nbytes)
             await self._carry_out(self.machine.offer(offer, now))
+            self.allowed = self.machine.allowed()
             return
         assert pending.encoded is not None
         frame = pending.frame(head, self.signer)
@@ -184,6 +185,7 @@ class Driver(Settler):
         effects += self.machine.offer(pending.offer(head, frame.hash, len(pending.encoded.body)), now)
         self._spawn(self._push, frame, head.members)
         await self._carry_out(effects)
+        self.allowed = self.machine.allowed()
 
     async def _tick_forever(self) -> None:
         asked = -JOIN_EVERY
@@ -197,6 +199,7 @@ class Driver(Settler):
                 asked = now
                 for peer in self.directory.live():
                     self._spawn(self._send, peer, JoinRequest(self.head.round, self.head.hash))
+            self.allowed = self.machine.allowed()
             left = self.machine.time_left(now)
             self.pressed = None if left is None else (self.head.hash, left)
             self._look_for_other_chains(now)

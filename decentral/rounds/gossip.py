@@ -22,6 +22,7 @@ from decentral.errors import PayloadError, TransportError
 from decentral.exchange import gather
 from decentral.exchange.codec import Encoded
 from decentral.optimizers import NoLoCo
+from decentral.rounds.allowance import allowance
 from decentral.rounds.chain import NOTHING, Head
 from decentral.rounds.deadline import Deadline
 from decentral.rounds.driver import Driver
@@ -114,7 +115,8 @@ class Gossip:
         began = anyio.current_time()
         try:
             await self._push(swap)
-            with anyio.move_on_after(self.deadline.at(began, began) - began):
+            theirs = self._allowed(swap.partner, swap)
+            with anyio.move_on_after(self.deadline.at(began, began) - began + theirs):
                 outcome = await self._lead(swap) if self.driver.me < swap.partner else await self._follow(swap)
                 self.deadline.observe(anyio.current_time() - began)
                 return outcome
@@ -125,11 +127,18 @@ class Gossip:
 
     async def _push(self, swap: _Swap) -> None:
         data = swap.frame.to_bytes()
-        with anyio.move_on_after(self.deadline.ceiling):  # the training thread waits for it
+        with anyio.move_on_after(
+            self.deadline.ceiling + self._allowed(self.driver.me, swap)
+        ):  # the trainer waits for it
             try:
                 await notify(self.driver.transport, swap.partner, gather.PUSH, data, timeout=gather.ANSWER)
             except TransportError:
                 await self.driver.unreachable(swap.partner)
+
+    def _allowed(self, peer: PeerId, swap: _Swap) -> float:
+        """Seconds that a frame as large as ours may be on its way from ``peer``."""
+        nbytes, pair = len(swap.frame.body), (self.driver.me, swap.partner)
+        return allowance(nbytes, 1, self.driver.terms.takes(nbytes, peer, pair))
 
     async def _lead(self, swap: _Swap) -> Tensor | None:
         while (found := self._frames.get((swap.partner, swap.step))) is None:

@@ -6,12 +6,13 @@ The machine is layered by role, each layer in its own module: ground, voting, le
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from decentral.errors import PayloadError
 from decentral.rounds import chain
 from decentral.rounds.acceptor import Acceptor
+from decentral.rounds.allowance import Takes, allowance, unknown
 from decentral.rounds.chain import Digest, Head
 from decentral.rounds.collection import Collection, fits
 from decentral.rounds.deadline import Deadline
@@ -40,6 +41,8 @@ class Terms:
     patience: float  # s a leader may take before the next one tries; doubles with every ballot
     partition: Callable[[int, tuple[PeerId, ...]], Partition] | None = None  # reduce: (fragment, owners) -> ranges
     steps: int = 0  # inner steps of a full contribution
+    largest: int = 1 << 40  # bytes of the largest frame that can be valid
+    takes: Takes = unknown
 
 
 class Ground:
@@ -153,15 +156,39 @@ class Ground:
         return not missing and all(fits(self.held[ref.frame], ref, record) for ref in record.frames)
 
     def _ask(self, frame: Digest, owner: PeerId, likely: PeerId, now: float, record: m.Record | None = None) -> None:
-        since = self.round.missing_since.setdefault(frame, now)
-        if now - since < FETCH_AFTER and self.presence.present(owner):
+        ask_at = self.round.ask_at
+        if frame not in ask_at:
+            ask_at[frame] = now + self._turn_of(owner)
+        if now < ask_at[frame] and self.presence.present(owner):
             return
-        self.round.missing_since[frame] = now + RESEND_AFTER - FETCH_AFTER
+        ask_at[frame] = now + RESEND_AFTER
         others = [peer for peer in self.head.members if peer not in (self.me, owner, likely)]
         first = dict.fromkeys((likely, owner, *others))
         holders = tuple(peer for peer in first if peer != self.me and self.presence.present(peer))
         if holders:
             self._effects.append(Fetch(frame, owner, holders, record))
+
+    def _turn_of(self, owner: PeerId) -> float:
+        """Seconds in which a frame comes by itself: pushes of a peer whose uplink is known go one after the other."""
+        offer = self.round.offers.get(owner)
+        takes = None if offer is None else self.terms.takes(offer.nbytes, owner, self.head.members)
+        return FETCH_AFTER + (takes or 0.0)
+
+    def patience(self, plans: float = 1.0) -> float:
+        """Seconds to wait for what it takes ``plans`` plans of a reduce to get; its slices alone are half of one."""
+        return self.terms.patience + (plans * self.allowed() if self.terms.partition is not None else 0.0)
+
+    def allowed(self) -> float:
+        """Seconds that what was offered may be under way."""
+        return self._allowed(self.round.offers)
+
+    def _allowed(self, peers: Iterable[PeerId]) -> float:
+        """Seconds that the slowest of ``peers`` has for what it offered."""
+        members = self.head.members
+        copies = len(members) - 1 if self.terms.partition is None else 2  # slices and results: about two bodies
+        found = [(offer.nbytes, peer) for peer in peers if (offer := self.round.offers.get(peer)) is not None]
+        takes = self.terms.takes
+        return max((allowance(nbytes, copies, takes(nbytes, peer, members)) for nbytes, peer in found), default=0.0)
 
     def _note_result(self, frame: Digest, header: Header) -> None:
         ref = m.FrameRef(header.sender, frame, header.part, header.steps, header.tokens)

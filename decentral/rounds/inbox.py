@@ -47,16 +47,22 @@ class Inbox:
         """Drop the plans of rounds before ``round_``."""
         self.plans = {key: plan for key, plan in self.plans.items() if key[0] >= round_}
 
-    async def take(self, data: bytes, head: Callable[[], Head], patience: float) -> tuple[Frame, Tensor]:
-        """The checked frame and its decoded tensor. Waits up to ``patience`` seconds for the plan of a slice."""
-        with anyio.move_on_after(patience):
-            while True:
-                came = self._plan_came
-                try:
-                    return await self._offload(self.check, data, head())
-                except PlanUnknown:
+    async def take(self, data: bytes, head: Callable[[], Head], patience: Callable[[], float]) -> tuple[Frame, Tensor]:
+        """The checked frame and its decoded tensor. Waits up to ``patience`` seconds for the plan of a slice.
+
+        A slice that is dropped comes from nobody else, and the plan may be behind many bytes of the leader's own.
+        """
+        deadline: float | None = None
+        while True:
+            came = self._plan_came
+            try:
+                return await self._offload(self.check, data, head())
+            except PlanUnknown:
+                deadline = anyio.current_time() + patience() if deadline is None else deadline
+                with anyio.CancelScope(deadline=deadline) as wait:
                     await came.wait()
-        raise PlanUnknown("slice or result of a plan that never came; drop it")
+                if wait.cancelled_caught:
+                    raise PlanUnknown("slice or result of a plan that never came; drop it") from None
 
     def check(self, data: bytes, head: Head) -> tuple[Frame, Tensor]:
         """The checked frame and its decoded tensor, now. Raises PlanUnknown when its plan has not come."""

@@ -58,7 +58,15 @@ class Leader(Voter):
 
     def _frames_ready(self, usable: list[PeerId], now: float) -> bool:
         enough = len(self.head.members) >= self.terms.min_peers
-        return enough and self.round.ready(usable, self.head, self.presence, self.deadline, now)
+        ready = enough and self.round.ready(usable, self.head, self.presence, self.deadline, now)
+        return ready and not any(self._is_coming(peer, now) for peer in self.round.offers if peer not in usable)
+
+    def _is_coming(self, peer: PeerId, now: float) -> bool:
+        """Whether a frame that was offered may still come: the deadline is for offers, their bytes take their time."""
+        round_ = self.round
+        waited_for = self.presence.present(peer) and peer not in self.head.newcomers
+        fits = waited_for and round_.offers[peer].base == self.head.anchor
+        return fits and now < round_.offered_at[peer] + self._allowed((peer,))
 
     def _membership_due(self) -> bool:
         """Between rounds the membership may change by itself; with offers under way it rides along."""
@@ -81,10 +89,10 @@ class Leader(Voter):
             if frames is not None:
                 plan = planned.plan
                 return self._record(frames, plan.contributors, plan.partition, plan.number)
-            if not planned.failed(absent, self.terms.patience, now):
+            if not planned.failed(absent, self.patience(), now):
                 return None
         plan = self._plan(leading, usable, absent)
-        if planned is not None and planned.asks_the_same(plan) and not planned.late(self.terms.patience, now):
+        if planned is not None and planned.asks_the_same(plan) and not planned.late(self.patience(), now):
             return None  # nobody else is there: told again at once, it would fail again at once, and so on
         leading.planned = Planned(plan, now)
         self.planned_number = leading.planned.plan.number
@@ -162,7 +170,7 @@ class Leader(Voter):
         if promised != self.acceptor.promised:
             promised, since = self.acceptor.promised, now
         self.promised_since = promised, since
-        length = self.terms.patience + since - self.stalled_since
+        length = self.patience(plans=2) + since - self.stalled_since  # one that fails, one without who failed it
         return int(math.log2((now - since) / length + 1.0))
 
     def _open_ballot(self, ballot: int, now: float) -> None:

@@ -61,7 +61,7 @@ class RoundMachine(Leader):
     def hold(self, frame: Digest, header: Header, now: float) -> list[Effect]:
         """A frame arrived and was checked: signature, size, finite values."""
         self.held[frame] = header
-        self.round.missing_since.pop(frame, None)
+        self.round.ask_at.pop(frame, None)
         if header.kind == Kind.RESULT and header.round == self.head.round + 1:
             self._note_result(frame, header)
         return self._progress(now)
@@ -212,6 +212,8 @@ class RoundMachine(Leader):
     def _take_offer(self, sender: PeerId, offer: m.Offer, now: float) -> None:
         if offer.fragment != self.head.fragment(self.terms.num_fragments):
             raise PayloadError(f"offer for fragment {offer.fragment} in round {offer.round}: not its turn; drop it")
+        if offer.nbytes > self.terms.largest:
+            raise PayloadError(f"offer of {offer.nbytes} bytes, {self.terms.largest} are possible here; drop it")
         if self.farewells.since(sender) < offer.round:  # one of the same round may be older than the farewell
             self._is_back(sender)  # to drop it would find no votes
         self.round.add(sender, offer, now)

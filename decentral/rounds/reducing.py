@@ -6,6 +6,7 @@ import anyio
 import anyio.abc
 from torch import Tensor
 
+from decentral.exchange.arrivals import PAUSE
 from decentral.exchange.reduce import Reduction, in_order, owned_parts
 from decentral.rounds.carrier import Carrier
 from decentral.rounds.chain import Head
@@ -47,13 +48,7 @@ class Reducer(Carrier):
 
     async def _own(self, reduction: Reduction, head: Head) -> None:
         """Make one result. It leaves after this peer's own slices, which the others wait for first."""
-        key = (reduction.plan.number, reduction.part)
-        with anyio.move_on_after(self.terms.patience):
-            while True:
-                reduction.slices = dict(self._slices.get(key, {}))
-                if not reduction.missing():
-                    break
-                await self._slice_came.wait()
+        await self._gather_slices(reduction, head)
         if missing := reduction.missing():
             await self._blame(reduction.plan, missing, head)
             return
@@ -62,6 +57,19 @@ class Reducer(Carrier):
             self._results.add(frame, decoded)
             await self.hold(frame)
             await self._push(frame, head.members)
+
+    async def _gather_slices(self, reduction: Reduction, head: Head) -> None:
+        """Wait for as long as slices need by what is known of uplinks, and for those that are coming then."""
+        key = (reduction.plan.number, reduction.part)
+        began = anyio.current_time()
+        while self.head.hash == head.hash:
+            came, now, deadline = self._slice_came, anyio.current_time(), began + self.machine.patience(0.5)
+            reduction.slices = dict(self._slices.get(key, {}))
+            missing = reduction.missing()
+            if not missing or (now >= deadline and not any(map(self.arrivals.is_moving, missing))):
+                return
+            with anyio.CancelScope(deadline=deadline if now < deadline <= now + PAUSE else now + PAUSE):
+                await came.wait()
 
     def _result(self, reduction: Reduction, head: Head) -> tuple[Frame, Tensor]:
         """The frame for everybody, and what it decodes to."""

@@ -168,6 +168,10 @@ class Directory:
         """What this peer says of itself now, signed."""
         return self._own.sealed()
 
+    def draft(self) -> Lease:
+        """The same, not signed."""
+        return self._own.draft()
+
     # ---- telling ----
 
     async def _renew_forever(self) -> None:

@@ -47,8 +47,12 @@ class OwnLease:
 
     def sealed(self) -> Lease:
         """What this peer says of itself now, signed."""
+        return seal_lease(self.draft(), self._signer)
+
+    def draft(self) -> Lease:
+        """The same, not signed."""
         addresses = [address for address in self._addresses() if len(address) <= MAX_ADDRESS][:MAX_ADDRESSES]
-        lease = Lease(
+        return Lease(
             run=self._run,
             peer=self._signer.peer,
             sequence=self._sequence,
@@ -57,7 +61,6 @@ class OwnLease:
             version=self._version,
             **self._fields,  # Any: integers and one digest, by the names of Lease
         )
-        return seal_lease(lease, self._signer)
 
     def came_back(self, own: Lease) -> None:
         """Somebody has ``own``. When it is newer than what was made here, go on above that.

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from decentral.errors import PayloadError
 from decentral.rounds import chain
+from decentral.rounds.allowance import SLACK
 from decentral.rounds.effects import Decide
 from decentral.wire import messages as m
 from decentral.wire.frames import Kind
@@ -217,3 +219,32 @@ def test_a_leader_whom_nobody_hears_does_not_plan_anew_at_every_failed_send(make
     swarm.on_delivery = count
     swarm.run(lambda: False, 60.0)
     assert swarm.delivered > 2
+
+
+def test_an_offer_of_more_bytes_than_any_frame_may_have_is_refused(make_swarm):
+    swarm = make_swarm(3)
+    machine, liar = swarm.hosts[swarm.members[0]].machine, swarm.members[1]
+    machine.terms = replace(machine.terms, largest=1000)
+    head = machine.head
+    offer = m.Offer(head.epoch, 1, 0, head.anchor, bytes(32), 1001, 5, 50)
+    with pytest.raises(PayloadError, match="offer of 1001 bytes, 1000 are possible here"):
+        machine.receive(liar, offer, swarm.now)
+    assert not machine.round.offers
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_frame_that_was_offered_in_time_has_the_time_that_its_bytes_need(make_swarm, comes):
+    """The deadline passed it over, round after round, where the frames of all took longer than the ceiling."""
+    swarm, takes = make_swarm(3), 20.0
+    slow = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[-1]
+    others = [peer for peer in swarm.members if peer != slow]
+    swarm.lose = lambda sender, to, message: sender == slow and not isinstance(message, m.Offer)
+    for host in swarm.hosts.values():
+        host.machine.terms = replace(host.machine.terms, takes=lambda nbytes, peer, members: takes)
+    swarm.offer_all()
+    decided = [swarm.hosts[peer].machine.recent for peer in others]
+    assert not swarm.run(lambda: any(decided), limit=SLACK * takes - 2.0)
+    if comes:
+        swarm.lose = lambda sender, to, message: False
+    assert swarm.run(lambda: all(decided), limit=10.0)
+    assert set(swarm.named(others[0])) == set(swarm.members if comes else others)
