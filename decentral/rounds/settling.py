@@ -40,6 +40,7 @@ class Settler(Reducer):
                 return  # ours grew meanwhile
             owed = await self.offload(self._owed, branch)
             taken = self._taken(branch)
+            self._reclaimed = self._reclaimed or bool(owed)
             before = list(self.replica.anchors)
             await self.offload(self.ledger.adopt, head, tensors)
             if tensors:
@@ -82,7 +83,7 @@ class Settler(Reducer):
     def _taken(self, branch: Branch) -> dict[int, Contribution | None]:
         """By fragment, what the records of ``branch`` took from this peer; None: something, and nobody knows what."""
         if branch.shared is None:
-            unsure = self._inherits or self.pending is not None
+            unsure = self._inherits or self._reclaimed or self.pending is not None
             return dict.fromkeys(range(len(self.replica.anchors)), None) if unsure else {}
         found: dict[int, Contribution | None] = {}
         for record in branch.records:

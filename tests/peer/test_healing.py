@@ -133,6 +133,27 @@ def test_a_branch_that_took_the_contribution_in_flight_is_booked_as_its_commit_w
     run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
 
 
+def test_what_was_reclaimed_from_a_branch_is_dropped_when_that_branch_may_have_come_back(run_lab, terms):
+    """It was owed again, and then moved the anchor a second time: the branch went on elsewhere and grew heavier."""
+
+    async def script(lab):
+        member = lab.add()
+        lab.add()
+        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.contributed > 2)
+        driver = member.node.driver
+        start = driver.machine.history.newest_of(reversed(driver.machine.history.locator()))
+        heavier = replace(driver.head, round=driver.head.round + 1, tokens=driver.head.tokens + 1, hash=b"b" * 32)
+        driver.pending = None
+        await driver.adopt(heavier, {}, Branch(start, (heavier,)))
+        assert member.advances[-1].owed_steps > 0
+        driver.pending = None
+        heaviest = replace(heavier, round=heavier.round + 1, tokens=heavier.tokens + 1, hash=b"c" * 32)
+        await driver.adopt(heaviest, {}, Branch(None))
+        assert torch.equal(member.advances[-1].taken_N, torch.ones(lab.schema.fragments[0].numel, dtype=torch.bool))
+
+    run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
+
+
 def following(head) -> dict[str, object]:
     """What a record after ``head`` says of where it stands."""
     return {
