@@ -167,7 +167,9 @@ class Swarm(Table):
         default=1, description="members below which nothing is committed"
     )
     deadline_floor: Seconds = Field(default=2.0, description="seconds: least slack that late peers get")
-    deadline_ceiling: Seconds = Field(default=60.0, description="seconds: longest wait for offers after a round's first")
+    deadline_ceiling: Seconds = Field(
+        default=60.0, description="seconds: longest wait for offers after a round's first"
+    )
     lease: Seconds = Field(
         default=15.0, description="seconds without a sign of life after which a peer is not waited for"
     )
