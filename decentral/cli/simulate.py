@@ -63,7 +63,8 @@ def simulate_command(
 
 def _print(found: dict[str, object], profile: str, peers: int) -> None:
     click.echo(f"{found['rounds']} rounds of {peers} peers ({profile}) in {found['seconds']:,.0f} simulated seconds")
-    for name in ("commits", "utilisation", "bytes_per_peer", "join_seconds", "divergence", "hangs", "trace_hash"):
+    costs = ("commits", "contributors", "utilisation", "bytes_per_peer", "join_seconds")
+    for name in (*costs, "divergence", "hangs", "trace_hash"):
         click.echo(f"{name:16} {found[name]}")
     if "loss" in found:
         click.echo(f"{'loss':16} {found['loss']} of a small model; one peer alone in that time: {found['loss_alone']}")

@@ -10,7 +10,7 @@ from decentral.simulate.lessons import LessonName
 from decentral.simulate.profiles import profile_named
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.simulation import simulate
-from decentral.simulate.stand_in import weights_for
+from decentral.simulate.stand_in import stand_in_for
 
 
 def forecast(
@@ -42,7 +42,7 @@ def forecast(
         step_seconds,
         lesson=lesson,
         settle=settle,
-        weights=weights_for(manifest, numel, lesson),
+        stand_in=stand_in_for(manifest, numel, peers, lesson),
     )
     outcome = simulate(scenario)
     return {**outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}

@@ -55,6 +55,7 @@ class Site:
     seed: int
     lesson: LessonName
     claims: Sequence[float] = ()  # bytes/s that hosts may say they were seen to send; empty: they say nothing
+    grain: Grain = FINE
 
 
 class Host:
@@ -67,7 +68,9 @@ class Host:
         self.identity = 0
         self.lives = 0
         self._damaged = False
-        self.claim = random.Random(f"claim {site.seed} {number}").choice(site.claims) if site.claims else None
+        self.claim: float | None = (
+            random.Random(f"claim {site.seed} {number}").choice(site.claims) if site.claims else None
+        )
         self.up = False
         self.num_steps = 0  # inner steps over all lives, so that no two leave the same mark
         self.process: Process | None = None
@@ -201,7 +204,7 @@ class Process:
             on_event=self._on_event,
             offload=_interleaved,
             uplink=lambda: host.claim,
-            grain=FINE,
+            grain=site.grain,
         )
         self.named = False
         if found is not None:

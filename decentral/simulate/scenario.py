@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from decentral.manifest import Manifest, preset_manifest
 from decentral.simulate.lessons import LessonName
 from decentral.simulate.profiles import PROFILES, Profile
+from decentral.simulate.stand_in import StandIn
 
 __all__ = ["KINDS", "LIMITS", "Scenario", "drawn", "toy_manifest"]
 
@@ -26,7 +27,7 @@ class Scenario:
     calm_start: bool = False  # nothing befalls the machines before all of them train together
     lesson: LessonName = "marks"  # what inner steps do
     settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
-    weights: Mapping[str, float] = field(default_factory=dict)  # bytes that one of a protocol stands for
+    stand_in: StandIn | None = None  # what the small model's bytes stand for; None: for themselves
     claims: tuple[float, ...] = ()  # bytes/s that hosts say they were seen to send, one of these; empty: nothing
 
 

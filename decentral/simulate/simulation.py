@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 
+from decentral.rounds.chain import contributions
 from decentral.simulate import student
 from decentral.simulate.checker import check
 from decentral.simulate.scenario import Scenario
@@ -40,10 +41,11 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         rested = list(self.trace.of("rested"))
-        commits = sum(1 for commit in self.trace.commits.values() if commit.record.frames)
+        named = [len(contributions(c.record)) for c in self.trace.commits.values() if c.record.frames]
         return {
             "rounds": self.rounds,
-            "commits": commits,
+            "commits": len(named),
+            "contributors": round(statistics.fmean(named), 2) if named else 0.0,
             "divergence": self.verdict.divergence,
             "lost_updates": self.verdict.lost_updates,
             "duplicated_updates": self.verdict.duplicated_updates,

@@ -6,11 +6,16 @@ size is what the run's own codec makes of Gaussian values, entropy coding includ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.exchange import gather
 from decentral.exchange.codec import Codec
+from decentral.exchange.partition import Grain
+from decentral.exchange.passing import PIECE
 from decentral.manifest import Manifest
 from decentral.rounds.donor import STATE
 from decentral.simulate.lessons import LessonName, toy_schema
@@ -21,15 +26,26 @@ SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as 
 # Shape suffix: N = elements, flat float32.
 
 
-def weights_for(manifest: Manifest, num_parameters: int, lesson: LessonName = "noise") -> dict[str, float]:
-    """For each bulk protocol, how many bytes of the real model one byte of the small one stands for."""
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """How much one byte of the small model stands for."""
+
+    protocols: Mapping[str, float]  # bytes of the real model that one byte of each bulk protocol takes the time of
+    body: float  # bytes of a real frame's body for one of a small one, its header aside
+    grain: Grain  # of a reduce: real pieces are as many as owners, and small ones hold few values
+
+
+def stand_in_for(manifest: Manifest, num_parameters: int, peers: int, lesson: LessonName = "noise") -> StandIn:
+    """What the small model of a forecast stands for, with ``peers`` that each own a part of a reduce."""
     codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
     toy = toy_schema(lesson, manifest.outer.fragments).fragments
-    per_fragment = max(1, num_parameters // manifest.outer.fragments)
-    frame = _body_nbytes(codec, per_fragment) + HEADER_NBYTES
-    small = len(codec.encode(torch.randn(toy[0].numel), {}, toy[0].shapes).body) + HEADER_NBYTES
+    real = _body_nbytes(codec, max(1, num_parameters // manifest.outer.fragments))
+    small = len(codec.encode(torch.randn(toy[0].numel), {}, toy[0].shapes).body)
+    parts = peers if manifest.exchange.kind == "reduce" else 1
+    frame = (real / parts + HEADER_NBYTES) / (small / parts + HEADER_NBYTES)
     state = num_parameters / sum(fragment.numel for fragment in toy)
-    return {gather.PUSH: frame / small, gather.FETCH: frame / small, STATE: state}
+    protocols = {gather.PUSH: frame, gather.FETCH: frame, PIECE: frame, STATE: state}
+    return StandIn(protocols, real / small, Grain(align=1, piece=1 << 30))
 
 
 def _body_nbytes(codec: Codec, numel: int) -> float:

@@ -11,7 +11,7 @@ import anyio
 import anyio.abc
 
 from decentral.rounds.driver import Driver
-from decentral.simulate.host import Host, Site
+from decentral.simulate.host import FINE, Host, Site
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
 from decentral.simulate.training import Pace
@@ -36,10 +36,13 @@ class World:
             latency=profile.latency,
             jitter=0.002,
             generator=random.Random(f"network {seed}"),
-            weights=scenario.weights,
+            weights=None if scenario.stand_in is None else scenario.stand_in.protocols,
         )
         self.weather = Weather(random.Random(f"weather {seed}"))
-        self.site = Site(scenario.manifest, self.network, self.weather, trace, seed, scenario.lesson, scenario.claims)
+        grain = FINE if scenario.stand_in is None else scenario.stand_in.grain
+        self.site = Site(
+            scenario.manifest, self.network, self.weather, trace, seed, scenario.lesson, scenario.claims, grain
+        )
         self.hosts = [self._host(number) for number in range(scenario.hosts)]
         self.reached = 0  # outer steps of the chain in the end
         self.hangs: list[str] = []
@@ -55,8 +58,11 @@ class World:
         return host
 
     def _connect(self, host: Host, downlink: float) -> None:
+        uplink = downlink / self.scenario.profile.asymmetry
         self.network.set_downlink(host.peer, downlink)
-        self.network.set_uplink(host.peer, downlink / self.scenario.profile.asymmetry)
+        self.network.set_uplink(host.peer, uplink)
+        if self.scenario.stand_in is not None:
+            host.claim = uplink / self.scenario.stand_in.body  # as a meter would tell it of the small model's bytes
 
     async def run(self) -> None:
         """Come together, suffer, come to rest."""

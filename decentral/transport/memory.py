@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -20,27 +21,31 @@ from decentral.errors import PeerUnreachable, TransportError
 from decentral.transport.base import Handler, Services, Traffic, attend
 from decentral.transport.budget import Budget, Limits
 from decentral.transport.pipe import Downlink, Link, Pipe
+from decentral.transport.watchdog import Holdable, Watchdog
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 
-@dataclass(eq=False, slots=True)
-class MemoryStream:
-    """One end of two pipes."""
+@dataclass(eq=False)
+class MemoryStream(Holdable):
+    """One end of two pipes. Where a byte stands for many, watchdogs rest: they count bytes, and hardly any move."""
 
     peer: PeerId
     outgoing: Pipe
     incoming: Pipe
     traffic: Traffic
     weight: float = 1.0  # bytes that one of this stream stands for
+    watchdogs: list[Watchdog] = field(default_factory=list)
 
     async def send(self, data: bytes | memoryview) -> None:
         """See Stream."""
-        await self.outgoing.write(data)
+        with self._counted():
+            await self.outgoing.write(data)
         self.traffic.add(self.peer, sent=round(len(data) * self.weight))
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
-        data = await self.incoming.read(nbytes, on_bytes)
+        with self._counted():
+            data = await self.incoming.read(nbytes, on_bytes)
         self.traffic.add(self.peer, received=round(nbytes * self.weight))
         return data
 
@@ -48,6 +53,9 @@ class MemoryStream:
         """See Stream."""
         self.outgoing.end()
         self.incoming.refuse()
+
+    def _counted(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.weight == 1.0 else self.held()
 
 
 class MemoryNetwork:

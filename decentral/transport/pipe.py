@@ -76,7 +76,7 @@ class Pipe:
     def __init__(self, link: Link, downlink: Downlink, jitter: Callable[[], float], weight: float = 1.0) -> None:
         self._link, self._downlink, self._jitter, self._weight = link, downlink, jitter, weight
         self._pieces: deque[Piece] = deque()
-        self._held = 0
+        self._held = 0.0
         self._last = 0.0
         self._changed: anyio.Event | None = None  # made by who waits
         self._ended = self._refused = self._severed = False
@@ -90,12 +90,13 @@ class Pipe:
         """Queue a copy of ``data``, waiting while a window of it is unread."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), _PIECE):
+        size = max(1, int(_PIECE / self._weight))
+        for start in range(0, len(view), size):
             while self._held >= WINDOW and not self._dead:
                 await self._change()
             if self._dead:
                 raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
-            self._put(bytes(view[start : start + _PIECE]))
+            self._put(bytes(view[start : start + size]))
 
     async def read(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """The next ``nbytes``; StreamClosed when the pipe ends before."""
@@ -140,7 +141,7 @@ class Pipe:
         sent = Piece(memoryview(piece), nbytes, self._last)
         self._downlink.expect(sent, now)
         self._pieces.append(sent)
-        self._held += len(piece)
+        self._held += nbytes
         if len(self._pieces) == 1:
             self._wake()
 
@@ -151,7 +152,7 @@ class Pipe:
             self._pieces.popleft()
         if self._held >= WINDOW:
             self._wake()
-        self._held -= len(taken)
+        self._held -= len(taken) * self._weight
         return taken
 
     async def _wait_for_a_piece(self, come: int, nbytes: int) -> None:

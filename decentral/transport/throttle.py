@@ -99,6 +99,8 @@ class ThrottledStream(Holdable):
 
     def __init__(self, inner: Stream, transport: ThrottledTransport, *, urgent: bool) -> None:
         super().__init__()
+        if isinstance(inner, Holdable):
+            self.watchdogs = inner.watchdogs  # whichever holds it up
         self.peer = inner.peer
         self._inner, self._transport, self._urgent = inner, transport, urgent
 

@@ -37,6 +37,7 @@ class Watchdog:
 
     def __init__(self, stream: Stream, what: str, stall: float = STALL) -> None:
         self._stream, self._what, self._stall, self._moved = stream, what, stall, 0
+        self._held_at: float | None = None
 
     def __enter__(self) -> OnBytes:
         self._began = anyio.current_time()
@@ -66,11 +67,15 @@ class Watchdog:
 
     def go_on(self) -> None:
         """As if no time had passed since ``hold``."""
+        assert self._held_at is not None, "after hold"
         self._began += anyio.current_time() - self._held_at
+        self._held_at = None
         self._on_bytes(0)
 
     def _on_bytes(self, count: int) -> None:
         self._moved += count
+        if self._held_at is not None:
+            return
         due = self._began + GRACE + self._moved / LEAST_RATE
         self._scope.deadline = min(anyio.current_time() + self._stall, due)
 
