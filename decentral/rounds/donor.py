@@ -1,7 +1,7 @@
 """What a peer gives to those that missed something: its commits after a place, and snapshots of its newest one.
 
 Crosses the wire: a chain request is up to ``LOCATOR`` places of 40 bytes, its answer the round of the newest one known
-here and commits with their lengths; a state request is empty (the index) or names a chunk. Snapshots are immutable
+here and commits with their lengths; an index request is empty, a state request names a chunk. Snapshots are immutable
 copies, so donors never wait.
 """
 
@@ -24,6 +24,7 @@ from decentral.wire.keys import PeerId
 from decentral.wire.messages import encode
 
 CHAIN = "/decentral/chain/1"
+INDEX = "/decentral/index/1"
 STATE = "/decentral/state/1"
 CHAIN_LIMIT = 1 << 23  # bytes of commits in one answer
 KEPT = 4  # snapshots kept for joiners that are still fetching
@@ -43,6 +44,7 @@ class Donor:
         self._snapshots: OrderedDict[bytes, Snapshot] = OrderedDict()
         self._making = anyio.Lock()
         serve_requests(transport, CHAIN, self._on_chain, limit=LOCATOR * WHERE.size)
+        serve_requests(transport, INDEX, self._on_index, limit=0)
         serve_requests(transport, STATE, self._on_state, limit=CHUNK.size)
 
     def _refuse_until_in_step(self) -> None:
@@ -72,10 +74,12 @@ class Donor:
             answer += LENGTH.pack(len(body)) + body
         return answer
 
+    async def _on_index(self, peer: PeerId, data: bytes) -> bytes:
+        self._refuse_until_in_step()
+        return (await self._snapshot()).index.to_bytes()
+
     async def _on_state(self, peer: PeerId, data: bytes) -> bytes:
         self._refuse_until_in_step()
-        if not data:
-            return (await self._snapshot()).index.to_bytes()
         if len(data) != CHUNK.size:
             raise PayloadError(f"chunk request of {len(data)} bytes, want {CHUNK.size}; drop it")
         name, number = CHUNK.unpack(data)

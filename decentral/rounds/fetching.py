@@ -19,7 +19,7 @@ from decentral.exchange.stripes import fetch_chunks
 from decentral.optimizers import NoLoCo
 from decentral.parameters import combined_digest, digest
 from decentral.rounds.chain import Head
-from decentral.rounds.donor import CHUNK, STATE
+from decentral.rounds.donor import CHUNK, INDEX, STATE
 from decentral.rounds.driver import Driver
 from decentral.state.assembler import Assembler
 from decentral.state.snapshot import CHUNK_NBYTES, Layout, Snapshot, SnapshotIndex, anchor_name
@@ -62,7 +62,7 @@ class SnapshotFetch:
         if not self._trusts(peer):
             raise PayloadError("it sent chunks that are not what they should be; use another donor")
         limit = SnapshotIndex.max_nbytes(self.layout)
-        data = await request(self.transport, peer, STATE, b"", limit=limit, timeout=TIMEOUT)
+        data = await request(self.transport, peer, INDEX, b"", limit=limit, timeout=TIMEOUT)
         index = SnapshotIndex.from_bytes(data, self.layout)
         head = Head.from_dict(index.meta.get("head"))
         if head.run != self.driver.head.run:

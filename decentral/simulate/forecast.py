@@ -42,7 +42,7 @@ def forecast(
         step_seconds,
         lesson=lesson,
         settle=settle,
-        stand_in=stand_in_for(manifest, numel, peers, lesson),
+        stand_in=stand_in_for(manifest, numel, lesson),
     )
     outcome = simulate(scenario)
     return {**outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}

@@ -17,9 +17,12 @@ from decentral.exchange.codec import Codec
 from decentral.exchange.partition import Grain
 from decentral.exchange.passing import PIECE
 from decentral.manifest import Manifest
-from decentral.rounds.donor import STATE
+from decentral.rounds.donor import CHUNK, STATE
 from decentral.simulate.lessons import LessonName, toy_schema
+from decentral.transport.pipe import Weight
+from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.frames import HEADER_NBYTES
+from decentral.wire.pieces import PIECE_HEAD_NBYTES
 
 SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as large
 
@@ -28,24 +31,24 @@ SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as 
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """How much one byte of the small model stands for."""
+    """How much the small model's bytes stand for."""
 
-    protocols: Mapping[str, float]  # bytes of the real model that one byte of each bulk protocol takes the time of
-    body: float  # bytes of a real frame's body for one of a small one, its header aside
-    grain: Grain  # of a reduce: real pieces are as many as owners, and small ones hold few values
+    protocols: Mapping[str, Weight]
+    body: float  # bytes of a real frame's body for one of a small one
+    grain: Grain  # of a reduce: as many parts as owners
 
 
-def stand_in_for(manifest: Manifest, num_parameters: int, peers: int, lesson: LessonName = "noise") -> StandIn:
-    """What the small model of a forecast stands for, with ``peers`` that each own a part of a reduce."""
+def stand_in_for(manifest: Manifest, num_parameters: int, lesson: LessonName = "noise") -> StandIn:
+    """What the small model of a forecast stands for. Lengths and headers are as they are."""
     codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
     toy = toy_schema(lesson, manifest.outer.fragments).fragments
     real = _body_nbytes(codec, max(1, num_parameters // manifest.outer.fragments))
-    small = len(codec.encode(torch.randn(toy[0].numel), {}, toy[0].shapes).body)
-    parts = peers if manifest.exchange.kind == "reduce" else 1
-    frame = (real / parts + HEADER_NBYTES) / (small / parts + HEADER_NBYTES)
-    state = num_parameters / sum(fragment.numel for fragment in toy)
-    protocols = {gather.PUSH: frame, gather.FETCH: frame, PIECE: frame, STATE: state}
-    return StandIn(protocols, real / small, Grain(align=1, piece=1 << 30))
+    body = real / len(codec.encode(torch.randn(toy[0].numel), {}, toy[0].shapes).body)
+    state = Weight(num_parameters / sum(fragment.numel for fragment in toy), PREFIX_NBYTES + CHUNK.size)
+    frame = Weight(body, PREFIX_NBYTES + HEADER_NBYTES)
+    piece = Weight(body, PREFIX_NBYTES + PIECE_HEAD_NBYTES)
+    protocols = {gather.PUSH: frame, gather.FETCH: frame, PIECE: piece, STATE: state}
+    return StandIn(protocols, body, Grain(align=1, piece=1 << 30))
 
 
 def _body_nbytes(codec: Codec, numel: int) -> float:

@@ -20,9 +20,11 @@ import anyio.lowlevel
 from decentral.errors import PeerUnreachable, TransportError
 from decentral.transport.base import Handler, Services, Traffic, attend
 from decentral.transport.budget import Budget, Limits
-from decentral.transport.pipe import Downlink, Link, Pipe
+from decentral.transport.pipe import Downlink, Link, Pipe, Weight
 from decentral.transport.watchdog import Holdable, Watchdog
 from decentral.wire.keys import PeerId, Signer, peer_name
+
+AS_THEY_ARE = Weight()
 
 
 @dataclass(eq=False)
@@ -33,20 +35,22 @@ class MemoryStream(Holdable):
     outgoing: Pipe
     incoming: Pipe
     traffic: Traffic
-    weight: float = 1.0  # bytes that one of this stream stands for
+    weight: Weight
     watchdogs: list[Watchdog] = field(default_factory=list)
 
     async def send(self, data: bytes | memoryview) -> None:
         """See Stream."""
+        start = self.outgoing.written
         with self._counted():
             await self.outgoing.write(data)
-        self.traffic.add(self.peer, sent=round(len(data) * self.weight))
+        self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))))
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
+        start = self.incoming.read_so_far
         with self._counted():
             data = await self.incoming.read(nbytes, on_bytes)
-        self.traffic.add(self.peer, received=round(nbytes * self.weight))
+        self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)))
         return data
 
     async def aclose(self) -> None:
@@ -55,7 +59,7 @@ class MemoryStream(Holdable):
         self.incoming.refuse()
 
     def _counted(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.weight == 1.0 else self.held()
+        return nullcontext() if self.weight.each == 1.0 else self.held()
 
 
 class MemoryNetwork:
@@ -63,7 +67,7 @@ class MemoryNetwork:
 
     ``latency`` is one way in seconds, ``bandwidth`` each peer's uplink and ``downlink`` its downlink in bytes per
     second (None: no limit), ``jitter`` the largest extra delay of a piece in seconds, drawn from ``generator``.
-    ``weights`` says of how many bytes one byte of a protocol takes the time: small tensors that stand for large ones.
+    ``weights`` says how many bytes those of a protocol take the time of: small tensors that stand for large ones.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class MemoryNetwork:
         downlink: float | None = None,
         jitter: float = 0.0,
         generator: random.Random | None = None,
-        weights: Mapping[str, float] | None = None,
+        weights: Mapping[str, Weight] | None = None,
     ) -> None:
         self.latency, self.bandwidth, self.downlink, self.jitter = latency, bandwidth, downlink, jitter
         self.generator = generator or random.Random(0)
@@ -147,7 +151,7 @@ class MemoryNetwork:
         """The one-way delay between two peers in seconds."""
         return self._link(sender, receiver).latency
 
-    def pipes(self, a: PeerId, b: PeerId, weight: float = 1.0) -> tuple[Pipe, Pipe]:
+    def pipes(self, a: PeerId, b: PeerId, weight: Weight = AS_THEY_ARE) -> tuple[Pipe, Pipe]:
         """A fresh pipe each way between two peers."""
         there = Pipe(self._link(a, b), self._downlink(b), self._jitter, weight)
         back = Pipe(self._link(b, a), self._downlink(a), self._jitter, weight)
@@ -233,7 +237,7 @@ class MemoryTransport:
         """See Transport."""
         await anyio.sleep(2 * self._network.delay(self.peer, peer))  # the other side confirms the protocol
         other = self._network.reach(self.peer, peer)
-        weight = self._network.weights.get(protocol, 1.0)
+        weight = self._network.weights.get(protocol, AS_THEY_ARE)
         there, back = self._network.pipes(self.peer, peer, weight)
         other.accept(MemoryStream(self.peer, back, there, other.traffic, weight), protocol)
         return MemoryStream(peer, there, back, self.traffic, weight)

@@ -17,6 +17,19 @@ _PIECE = 1 << 16  # bytes
 _NEVER = float("inf")
 
 
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """How many bytes the bytes of a stream stand for: the first ``plain`` for themselves, each other for ``each``."""
+
+    each: float = 1.0
+    plain: int = 0
+
+    def of(self, start: int, count: int) -> float:
+        """What ``count`` bytes from the ``start``-th on stand for."""
+        plain = min(count, max(0, self.plain - start))
+        return plain + (count - plain) * self.each
+
+
 @dataclass(slots=True)
 class Link:
     """A way between peers that takes one piece after the other."""
@@ -73,9 +86,10 @@ class Downlink:
 class Pipe:
     """Bytes one way. Both sides wait on one event, renewed at every change that one of them may wait for."""
 
-    def __init__(self, link: Link, downlink: Downlink, jitter: Callable[[], float], weight: float = 1.0) -> None:
+    def __init__(self, link: Link, downlink: Downlink, jitter: Callable[[], float], weight: Weight) -> None:
         self._link, self._downlink, self._jitter, self._weight = link, downlink, jitter, weight
         self._pieces: deque[Piece] = deque()
+        self.written = self.read_so_far = 0  # bytes, as they are
         self._held = 0.0
         self._last = 0.0
         self._changed: anyio.Event | None = None  # made by who waits
@@ -90,7 +104,7 @@ class Pipe:
         """Queue a copy of ``data``, waiting while a window of it is unread."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         view = memoryview(data).cast("B")
-        size = max(1, int(_PIECE / self._weight))
+        size = max(1, int(_PIECE / self._weight.each))
         for start in range(0, len(view), size):
             while self._held >= WINDOW and not self._dead:
                 await self._change()
@@ -135,7 +149,8 @@ class Pipe:
 
     def _put(self, piece: bytes) -> None:
         now = anyio.current_time()
-        nbytes = len(piece) * self._weight
+        nbytes = self._weight.of(self.written, len(piece))
+        self.written += len(piece)
         arrival = self._link.arrival(nbytes, now) + self._jitter()
         self._last = max(self._last, arrival)  # jitter never reorders a stream
         sent = Piece(memoryview(piece), nbytes, self._last)
@@ -152,7 +167,8 @@ class Pipe:
             self._pieces.popleft()
         if self._held >= WINDOW:
             self._wake()
-        self._held -= len(taken) * self._weight
+        self._held -= self._weight.of(self.read_so_far, len(taken))
+        self.read_so_far += len(taken)
         return taken
 
     async def _wait_for_a_piece(self, come: int, nbytes: int) -> None:

@@ -50,6 +50,7 @@ def test_every_stream_is_there() -> None:
         gather.FETCH,
         passing.PIECE,
         donor.CHAIN,
+        donor.INDEX,
         donor.STATE,
         gossip.PAIR,
         node.HELLO,

@@ -12,6 +12,7 @@ import trio.testing
 
 from decentral.errors import PeerUnreachable, StreamClosed, TransportError
 from decentral.transport.memory import MemoryNetwork
+from decentral.transport.pipe import Weight
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
 
@@ -271,3 +272,11 @@ def test_the_same_seed_gives_the_same_times():
 
     assert steps(times(1)) == pytest.approx(steps(times(1)), abs=1e-9)
     assert steps(times(1)) != pytest.approx(steps(times(2)), abs=1e-9)
+
+
+def test_bytes_that_stand_for_many_take_as_long_as_those_and_the_first_ones_stand_for_themselves():
+    weight = Weight(each=1000.0, plain=10)
+    assert weight.of(0, 4) == 4
+    assert weight.of(4, 10) == 6 + 4 * 1000
+    assert weight.of(14, 2) == 2000
+    assert Weight().of(3, 7) == 7
