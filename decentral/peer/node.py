@@ -49,7 +49,6 @@ from decentral.transport.dialback import serve_dialback
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.speed import serve_speed
 from decentral.transport.uplink import lease_bits
-from decentral.wire.frames import HEADER_NBYTES
 from decentral.wire.keys import PeerId, Signer, peer_name
 from decentral.wire.lease import PRIVATE
 
@@ -112,7 +111,7 @@ class Node:
         self.driver = Driver(
             signer=signer,
             head=head,
-            terms=make_terms(manifest, self.replica, uplinks, grain, HEADER_NBYTES + inbox.limit()),
+            terms=make_terms(manifest, self.replica, uplinks, grain),
             replica=self.replica,
             inbox=inbox,
             transport=transport,
@@ -336,8 +335,15 @@ def _lr_by_peers(outer: OuterOptimizer, num_peers: int) -> OuterOptimizer:
     return replace(outer, lr=outer_learning_rate(num_peers))
 
 
-def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, largest: int) -> Terms:
-    """What the round machine needs of the manifest and of the links; ``largest`` in bytes, of a frame."""
+def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
+    """Bytes of the largest body that a peer may offer: a contribution, whole or in slices, or what gossip merges."""
+    codec = replica.merge_codec if gossips else replica.codec
+    shapes = [*map(replica.shapes, range(fragments)), *(((replica.numel(f),),) for f in range(fragments))]
+    return max(map(codec.max_body_nbytes, shapes))
+
+
+def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain) -> Terms:
+    """What the round machine needs of the manifest and of the links."""
 
     def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
         return partition(replica.numel(fragment), owners, shares(uplinks.for_owners(owners)), grain)
@@ -353,6 +359,6 @@ def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Gr
         patience=max(2.0, swarm.deadline_floor),
         partition=ranges if uplinks.reduces else None,
         steps=manifest.inner.steps // fragments,
-        largest=largest,
+        largest=largest_offer(replica, gossips, fragments),
         takes=uplinks.takes,
     )

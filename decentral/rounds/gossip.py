@@ -127,9 +127,8 @@ class Gossip:
 
     async def _push(self, swap: _Swap) -> None:
         data = swap.frame.to_bytes()
-        with anyio.move_on_after(
-            self.deadline.ceiling + self._allowed(self.driver.me, swap)
-        ):  # the trainer waits for it
+        longest = self.deadline.ceiling + self._allowed(self.driver.me, swap)
+        with anyio.move_on_after(longest):  # the training thread waits for it
             try:
                 await notify(self.driver.transport, swap.partner, gather.PUSH, data, timeout=gather.ANSWER)
             except TransportError:

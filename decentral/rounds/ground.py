@@ -62,6 +62,7 @@ class Ground:
         self.history = History(head)
         self.given_up: frozenset[PeerId] = frozenset()  # dropped without a majority left, and not back
         self.held: dict[Digest, Header] = {}
+        self.unsent: set[PeerId] = set()  # whose last offer was passed over, as its frame never came
         self.time_is_up = False
         self._effects: list[Effect] = []
         self._early: dict[tuple[PeerId, str], m.Message] = {}

@@ -62,11 +62,13 @@ class Leader(Voter):
         return ready and not any(self._is_coming(peer, now) for peer in self.round.offers if peer not in usable)
 
     def _is_coming(self, peer: PeerId, now: float) -> bool:
-        """Whether a frame that was offered may still come: the deadline is for offers, their bytes take their time."""
-        round_ = self.round
-        waited_for = self.presence.present(peer) and peer not in self.head.newcomers
-        fits = waited_for and round_.offers[peer].base == self.head.anchor
-        return fits and now < round_.offered_at[peer] + self._allowed((peer,))
+        """Whether a frame that was offered may still come: the deadline is for offers, their bytes take their time.
+
+        Once: who offers and does not send would hold up every round.
+        """
+        waited_for = self.presence.present(peer) and peer not in self.head.newcomers and peer not in self.unsent
+        fits = waited_for and self.round.offers[peer].base == self.head.anchor
+        return fits and now < self.round.offered_at[peer] + self._allowed((peer,))
 
     def _membership_due(self) -> bool:
         """Between rounds the membership may change by itself; with offers under way it rides along."""

@@ -248,3 +248,23 @@ def test_a_frame_that_was_offered_in_time_has_the_time_that_its_bytes_need(make_
         swarm.lose = lambda sender, to, message: False
     assert swarm.run(lambda: all(decided), limit=10.0)
     assert set(swarm.named(others[0])) == set(swarm.members if comes else others)
+
+
+def test_who_offers_and_does_not_send_is_waited_for_as_long_once_until_it_sends_again(make_swarm):
+    swarm, takes = make_swarm(3), 20.0
+    slow = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[-1]
+    machines = [host.machine for host in swarm.hosts.values()]
+    for machine in machines:
+        machine.terms = replace(machine.terms, takes=lambda nbytes, peer, members: takes)
+
+    def seconds_of_a_round(sends):
+        swarm.lose = lambda sender, to, message: sender == slow and not (sends or isinstance(message, m.Offer))
+        began, round_ = swarm.now, machines[0].head.round + 1
+        swarm.offer_all()
+        assert swarm.run(lambda: all(machine.head.round == round_ for machine in machines), limit=100.0)
+        return swarm.now - began
+
+    assert seconds_of_a_round(sends=False) >= SLACK * takes
+    assert seconds_of_a_round(sends=False) < swarm.terms.ceiling + 2.0
+    assert seconds_of_a_round(sends=True) < 2.0
+    assert seconds_of_a_round(sends=False) >= SLACK * takes
