@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from decentral.errors import PayloadError
+from decentral.exchange.turns import shifted
 from decentral.rounds import chain
 from decentral.rounds.acceptor import Acceptor
-from decentral.rounds.allowance import Takes, allowance, unknown
+from decentral.rounds.allowance import SLACK, Takes, allowance, unknown
 from decentral.rounds.chain import Digest, Head
 from decentral.rounds.collection import Collection, fits
 from decentral.rounds.deadline import Deadline
@@ -163,17 +164,21 @@ class Ground:
         if now < ask_at[frame] and self.presence.present(owner):
             return
         ask_at[frame] = now + RESEND_AFTER
-        others = [peer for peer in self.head.members if peer not in (self.me, owner, likely)]
+        others = [peer for peer in shifted(self.head.members, self.me) if peer not in (self.me, owner, likely)]
         first = dict.fromkeys((likely, owner, *others))
         holders = tuple(peer for peer in first if peer != self.me and self.presence.present(peer))
         if holders:
             self._effects.append(Fetch(frame, owner, holders, record))
 
     def _turn_of(self, owner: PeerId) -> float:
-        """Seconds in which a frame comes by itself: pushes of a peer whose uplink is known go one after the other."""
+        """Seconds in which a frame comes by itself, or begins to. Results of a reduce leave one after another.
+
+        With slack: asked for by all when it is a little late, everything is sent twice, and what was late gets later.
+        """
         offer = self.round.offers.get(owner)
-        takes = None if offer is None else self.terms.takes(offer.nbytes, owner, self.head.members)
-        return FETCH_AFTER + (takes or 0.0)
+        if offer is None or self.terms.partition is None:
+            return FETCH_AFTER
+        return FETCH_AFTER + SLACK * (self.terms.takes(offer.nbytes, owner, self.head.members) or 0.0) / 2
 
     def patience(self, plans: float = 1.0) -> float:
         """Seconds to wait for what it takes ``plans`` plans of a reduce to get; its slices alone are half of one."""

@@ -91,10 +91,14 @@ class Spreading:
         arrived = self._deliveries.arrived
         with self._deliveries.of_a_frame():
             if way is None:
-                order = shifted(others, self.me)
-                await gather.push(self.transport, order, data, on_failed, lambda: arrived(len(data)), self.turns)
+                order, turns = shifted(others, self.me), self._turns_of(frame)
+                await gather.push(self.transport, order, data, on_failed, lambda: arrived(len(data)), turns)
             else:
                 await Passing(self.transport, others, data, arrived, on_failed).send(way, 0, lines[0].rate)
+
+    def _turns_of(self, frame: Frame) -> Turns:
+        """A contribution begins everywhere at once: an offer names it, and who sees nothing of it come asks for it."""
+        return self.turns if frame.header.kind in (Kind.SLICE, Kind.RESULT) else Turns(lambda: None)
 
     def _uplink(self) -> float | None:
         rate = self.lines_of((self.me,))[0].rate

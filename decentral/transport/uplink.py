@@ -1,13 +1,13 @@
 """How fast this peer can send, from the transfers it makes. Pure: the time comes in.
 
-Two lower bounds, of which the greater is the estimate. Copies of frames that others say they have, over the time since
-the first was begun, while any was under way: right for frames of any size, and one slow receiver spoils nothing.
+Copies of frames that others say they have, over the time since the first was begun, while any was under way: right for
+frames of any size, and one slow receiver spoils nothing.
 
-And, where nobody says so, how fast pieces are taken. Only what had to wait counts: bytes that a buffer swallows at once
-say nothing of the link behind it. So a window is eight seconds in which some piece was always under way, and its rate
-the bytes of those that waited; the fastest of the last windows counts, as a slow receiver makes a window slow and
-nothing makes one fast. Frames of 0.9 MB fit into the buffers for the most part, and their windows told 0.3 MB/s of a
-link of 2.5 (measured, seven streams at once).
+And, while nobody has said so, how fast pieces are taken; less sure, as on a busy machine a buffer is slow, too. Only
+what had to wait counts: bytes that a buffer swallows at once say nothing of the link behind it. So a window is eight
+seconds in which some piece was always under way, and its rate the bytes of those that waited; the fastest of the last
+windows counts, as a slow receiver makes a window slow and nothing makes one fast. Frames of 0.9 MB fit into the buffers
+for the most part, and their windows told 0.3 MB/s of a link of 2.5 (measured, seven streams at once).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class UplinkMeter:
     @property
     def bytes_per_second(self) -> float | None:
         """The estimate; None: no transfer has filled the link yet."""
-        return max((*self._rates, *self._delivered), default=None) or None
+        return max(self._delivered, default=0.0) or max(self._rates, default=None)
 
     def _advance(self, now: float) -> None:
         if self._under_way:

@@ -73,3 +73,13 @@ def test_a_lease_tells_two_digits():
         5_000_000,
         99_000_000,
     ]
+
+
+def test_what_arrived_counts_more_than_what_was_taken_for_a_busy_machine_s_buffers_make_pieces_wait():
+    meter = UplinkMeter()
+    meter.begin(0.0)
+    meter.end(0.0, WINDOW + 0.1, 90_000_000)
+    assert meter.bytes_per_second > 10_000_000
+    meter.begin_delivery()
+    meter.delivered(5_000_000, 2.0)
+    assert meter.bytes_per_second == 2_500_000
