@@ -15,11 +15,12 @@ from tests.natlab.namespaces import LabError
 from tests.natlab.nat import PORT_PRESERVING
 
 BUILD = """
-import json, subprocess, sys, time
+import json, signal, subprocess, sys, time
 from tests.natlab.lab import Lab
 from tests.natlab.nat import PORT_PRESERVING
 from tests.natlab.wires import Line
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that a shell began in the background ignore it
 with Lab() as lab:
     home = lab.household("home", PORT_PRESERVING, Line(up=10, delay=0.01))
     process = home.host("alice").start("sleep", "1000")
