@@ -92,7 +92,7 @@ def test_a_round_whose_frames_take_longer_than_the_deadline_names_everybody_and_
     run_lab(manifest_of(kind), script, schema=one_tensor(), step=2.0)
 
 
-def test_who_is_there_and_sends_nothing_of_what_it_offered_holds_a_reduce_up_once(run_lab):
+def test_who_offers_to_a_reduce_and_sends_no_slices_is_left_out_after_twice_the_time_that_they_need(run_lab):
     async def script(lab):
         await swarm_of(lab, 4, known=True)
         leader = lab.members[0].node.driver.machine.leader_of(0)

@@ -6,12 +6,11 @@ from decentral.manifest import preset_manifest
 from decentral.simulate.forecast import forecast
 
 
-def test_peers_on_home_links_join_and_take_part_though_snapshots_take_half_a_minute():
-    """Nobody ever joined: watchdogs counted the bytes of the small tensors."""
+def test_peers_on_home_links_take_part_though_frames_take_long():
+    """Watchdogs counted the bytes of the small tensors, and took every link for dead."""
     manifest = preset_manifest(
         "diloco", run={"rounds": 20, "salt": "forecast"}, compressor={"chain": "int8", "feedback": "none"}
     )
-    told = forecast(manifest, peers=4, profile="home", seed=1, rounds=10, step_seconds=1.0, parameters=3_000_000)
+    told = forecast(manifest, peers=4, profile="home", seed=1, rounds=6, step_seconds=1.0, parameters=20_000_000)
     assert told["problems"] == []
-    assert told["join_seconds"] < 120.0
-    assert told["contributors"] > 2.0
+    assert told["contributors"] > 3.0
