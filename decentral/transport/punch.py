@@ -16,11 +16,12 @@ Source: libp2p/specs, relay/DCUtR.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from decentral.errors import DecentralError, PayloadError, StreamClosed, TransportError
 from decentral.transport.circuit import relay_of
@@ -58,7 +59,7 @@ class Puncher:
         self._handshakes, self._ports = links.handshakes, links.ports
         self._observed = Observed(links, timeout)
         self._slots = anyio.Semaphore(_AT_ONCE)
-        self._under_way: set[PeerId] = set()
+        self._under_way: dict[PeerId, tuple[anyio.CancelScope, bool]] = {}  # and whether the other side asked for it
         self._asked: dict[PeerId, list[float]] = {}
         self._rounds: dict[Session, int] = {}  # in which both sides said CONNECT
         links.sessions.on_relayed = self._on_relayed
@@ -105,7 +106,7 @@ class Puncher:
             return
         if not mine:
             raise TransportError("the relay does not say what this peer looks like from outside")
-        with self._only(session.peer):
+        async with self._only(session.peer, asked=False):
             theirs, half = await self._agreed(session, mine)
             ends, dialled = plausible(theirs, self._sessions.host_of(relay)), self._is_second(session)
             with self._handshakes.expecting(session.peer, ends if dialled else ()):
@@ -157,7 +158,7 @@ class Puncher:
         self._check(session, relay)
         assert relay is not None, "checked"
         mine, host = await self._observed.at(relay), self._sessions.host_of(relay)
-        with self._only(peer):
+        async with self._only(peer, asked=True):
             with anyio.fail_after(self._timeout):
                 ends = plausible(await receive(stream, Kind.CONNECT), host)
             dialled = not self._is_second(session)
@@ -209,16 +210,21 @@ class Puncher:
                 failed.append(end)
             return
 
-    @contextmanager
-    def _only(self, peer: PeerId) -> Iterator[None]:
-        """One at a time with each peer."""
-        if peer in self._under_way:
-            raise StreamClosed(f"{peer_name(peer)}: a hole is being punched already")
-        self._under_way.add(peer)
-        try:
-            yield
-        finally:
-            self._under_way.discard(peer)
+    @asynccontextmanager
+    async def _only(self, peer: PeerId, *, asked: bool) -> AsyncIterator[None]:
+        """One at a time with each peer. Who asks anew has given up its last attempt: so do we, who would dial on."""
+        while earlier := self._under_way.get(peer):
+            scope, was_asked = earlier
+            if not (asked and was_asked):
+                raise StreamClosed(f"{peer_name(peer)}: a hole is being punched already")
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()  # a few turns of the loop: nothing holds up its end
+        with anyio.CancelScope() as scope:
+            self._under_way[peer] = (scope, asked)
+            try:
+                yield
+            finally:
+                del self._under_way[peer]
 
     async def _until_idle(self, session: Session) -> None:
         """Close the relayed connection once a direct one has stood for a while and no stream is left on it."""

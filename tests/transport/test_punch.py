@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import asynccontextmanager
 
@@ -270,3 +271,24 @@ def test_with_one_that_has_the_roles_the_other_way_round_the_second_attempt_is_d
             assert list(other._puncher._rounds.values()) == [2]
 
     run(script)
+
+
+def test_who_still_dials_when_the_other_side_has_given_up_is_there_for_the_second_attempt(monkeypatch):
+    monkeypatch.setattr(punch, "_DIALLING", 30.0)
+
+    async def script():
+        async with met() as (_, a, b):
+            a._puncher._is_second = lambda session: True
+            leave, calls = a._links.ports.leave, []
+
+            async def taken_at_first(host, port):
+                calls.append(port)
+                if len(calls) == 1:
+                    raise OSError(errno.EADDRNOTAVAIL, "the other side was first")
+                return await leave(host, port)
+
+            a._links.ports.leave = taken_at_first
+            await until_direct(a, b)
+            assert list(b._puncher._rounds.values()) == [2]
+
+    run(script, limit=20)
