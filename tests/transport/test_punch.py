@@ -279,7 +279,11 @@ def test_who_still_dials_when_the_other_side_has_given_up_is_there_for_the_secon
     async def script():
         async with met() as (_, a, b):
             a._puncher._is_second = lambda session: True
-            leave, calls = a._links.ports.leave, []
+            leave, calls, dial = a._links.ports.leave, [], b._puncher._dial
+
+            async def soon_given_up(*args, **options):
+                with anyio.move_on_after(0.5):
+                    await dial(*args, **options)
 
             async def taken_at_first(host, port):
                 calls.append(port)
@@ -288,6 +292,7 @@ def test_who_still_dials_when_the_other_side_has_given_up_is_there_for_the_secon
                 return await leave(host, port)
 
             a._links.ports.leave = taken_at_first
+            b._puncher._dial = soon_given_up
             await until_direct(a, b)
             assert list(b._puncher._rounds.values()) == [2]
 
