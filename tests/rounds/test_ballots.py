@@ -177,3 +177,26 @@ def test_who_promised_a_ballot_accepts_nothing_of_a_lower_one(make_swarm):
     effects = machine.receive(first, proposal, swarm.now)
     assert not [effect for effect in effects if isinstance(getattr(effect, "message", None), m.Vote)]
     assert (machine.acceptor.promised, machine.acceptor.accepted) == (1, None)
+
+
+def test_a_new_leader_takes_what_may_be_chosen_from_the_promises_it_gets(make_swarm):
+    swarm = make_swarm(3)
+    leader, successor, voter = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    swarm.lose = lambda sender, to, message: successor in (sender, to)
+    swarm.offer_all()
+    assert swarm.run(lambda: swarm.rounds_done(leader) == 1)
+    swarm.kill(leader)  # it alone knows that the voter's vote and its own were enough
+    swarm.queue = [one for one in swarm.queue if one[0] != leader]
+    assert swarm.rounds_done(voter) == 0
+    swarm.lose = lambda sender, to, message: False
+    swarm.lose_leases(gone=False)
+    assert finish_round(swarm)
+    swarm.check_agreement()
+
+
+def test_a_leader_that_is_there_and_gets_nowhere_is_followed_by_the_next(make_swarm):
+    swarm = make_swarm(3)
+    leader = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[0]
+    swarm.lose = lambda sender, to, message: sender == leader and isinstance(message, m.Proposal)
+    assert finish_round(swarm, limit=60.0)
+    swarm.check_agreement()
