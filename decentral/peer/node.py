@@ -138,6 +138,7 @@ class Node:
         self.uplink, self.daily_upload = uplink, daily_upload
         self.resting = Resting(self.driver, on_event, offload)
         self._began = 0.0
+        transport.budget.is_member = lambda peer: peer in self.driver.head.members
         serve_requests(transport, HELLO, self._on_hello, limit=64)
         serve_dialback(transport)
         serve_speed(transport)

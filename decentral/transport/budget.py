@@ -1,16 +1,20 @@
-"""How much of this process strangers may hold: inbound streams, and bodies that came or are on their way.
+"""How much of this process others may hold: inbound streams, and bodies that came or are on their way.
 
-A reservation waits while its peer, or all peers together, hold too much; as a stream holds at most one
-reservation, made for the whole body before its first byte is read, somebody can always finish. A body larger
-than the budget passes once nothing else is held: its size was bounded by the protocol that takes it.
+A reservation waits while its peer, or all peers together, hold too much; as a stream holds at most one reservation,
+made for the whole body before its first byte is read, somebody can always finish. A body larger than the budget passes
+once nothing else is held: its size was bounded by the protocol that takes it. Small bodies need no reservation.
+
+Identities cost nothing, so limits of one peer bind nobody who makes many. Hence whoever is no member of the run, which
+takes a lease that members let in, draws on a smaller pool: outsiders can be in each other's way, never in a round's.
+When their streams are used up, the oldest of who has most of them makes room, so that one who joins gets a turn.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields
 
 import anyio
 
@@ -20,19 +24,48 @@ from decentral.wire.keys import PeerId, peer_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Ceilings for one peer and for all peers together."""
+    """Ceilings for one peer, for all members together, and for all others together."""
 
     peer_streams: int = 64  # inbound streams one peer may have open; a round needs fewer than ten
     total_streams: int = 512  # a file descriptor each, and up to 384 KiB of read buffer
     peer_nbytes: int = 1 << 26  # one body always passes, however large
     total_nbytes: int = 1 << 30
+    # A body that never waits: votes would queue behind a frame of 64 MiB, newcomers behind bodies that somebody
+    # withholds. All streams together hold 10 MiB of such.
+    small_nbytes: int = 1 << 14
+    outsider_streams: int = 128  # a newcomer needs one at a time
+    outsider_nbytes: int = 1 << 26  # all that outsiders have to send is small: greetings, leases, questions
 
     def __post_init__(self) -> None:
-        for name in ("peer_streams", "total_streams", "peer_nbytes", "total_nbytes"):
+        for name in (one.name for one in fields(self)):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"Limits({name}={getattr(self, name)}): must be at least 1; leave it out for the default"
                 )
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """What some peers together hold, and may."""
+
+    most_streams: int
+    most_nbytes: int
+    streams: Counter[PeerId] = field(default_factory=Counter)
+    nbytes: Counter[PeerId] = field(default_factory=Counter)
+
+    @contextmanager
+    def stream(self, peer: PeerId) -> Iterator[None]:
+        self.streams[peer] += 1
+        try:
+            yield
+        finally:
+            _give_back(self.streams, peer, 1)
+
+    def fits(self, peer: PeerId, nbytes: int, of_one: int) -> bool:
+        if not nbytes:
+            return True
+        mine, total = self.nbytes.get(peer, 0), self.nbytes.total()
+        return (mine + nbytes <= of_one or mine == 0) and (total + nbytes <= self.most_nbytes or total == 0)
 
 
 class Budget:
@@ -40,48 +73,76 @@ class Budget:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._streams: Counter[PeerId] = Counter()
-        self._nbytes: Counter[PeerId] = Counter()
+        self.is_member: Callable[[PeerId], bool] | None = None  # set by who knows the run; None: all are alike
+        self._members = _Pool(self.limits.total_streams, self.limits.total_nbytes)
+        self._outsiders = _Pool(self.limits.outsider_streams, self.limits.outsider_nbytes)
+        self._scopes: dict[anyio.CancelScope, PeerId] = {}  # of outsiders' streams, oldest first
         self._freed: anyio.Event | None = None  # made by who waits
 
     @contextmanager
     def inbound(self, peer: PeerId) -> Iterator[None]:
-        """Hold one inbound stream of ``peer``; TransportError when it, or everybody, has too many open."""
-        if self._streams[peer] >= self.limits.peer_streams or self._streams.total() >= self.limits.total_streams:
+        """Hold one inbound stream of ``peer``.
+
+        TransportError when it, or all members, have too many open; and when an outsider's had to make room.
+        """
+        pool = self._pool(peer)
+        mine, total = pool.streams.get(peer, 0), pool.streams.total()
+        if mine >= self.limits.peer_streams or (pool is self._members and total >= pool.most_streams):
             raise TransportError(
-                f"{peer_name(peer)}: {self._streams[peer]} inbound streams of it are open, "
-                f"{self._streams.total()} in all; the new one is refused"
+                f"{peer_name(peer)}: {mine} inbound streams of it are open, {total} in all; the new one is refused"
             )
-        self._streams[peer] += 1
-        try:
+        with pool.stream(peer), nullcontext() if pool is self._members else self._on_call(peer):
             yield
-        finally:
-            _give_back(self._streams, peer, 1)
 
     @asynccontextmanager
     async def bytes_of(self, peer: PeerId, nbytes: int) -> AsyncIterator[None]:
-        """Hold ``nbytes`` on behalf of ``peer``, waiting until they fit."""
-        while not self._fits(peer, nbytes):
+        """Hold ``nbytes`` on behalf of ``peer``, waiting until they fit; a small body never waits."""
+        nbytes = nbytes if nbytes > self.limits.small_nbytes else 0
+        while not (pool := self._pool(peer)).fits(peer, nbytes, self.limits.peer_nbytes):
             self._freed = self._freed or anyio.Event()
             await self._freed.wait()
-        self._nbytes[peer] += nbytes
+        pool.nbytes[peer] += nbytes
         try:
             yield
         finally:
-            _give_back(self._nbytes, peer, nbytes)
+            _give_back(pool.nbytes, peer, nbytes)
             if self._freed is not None:
                 self._freed.set()
                 self._freed = None
 
     def held(self, peer: PeerId) -> tuple[int, int]:
         """Streams and bytes ``peer`` holds now."""
-        return self._streams.get(peer, 0), self._nbytes.get(peer, 0)
+        pools = (self._members, self._outsiders)
+        return sum(pool.streams.get(peer, 0) for pool in pools), sum(pool.nbytes.get(peer, 0) for pool in pools)
 
-    def _fits(self, peer: PeerId, nbytes: int) -> bool:
-        mine, total = self._nbytes.get(peer, 0), self._nbytes.total()
-        return (mine + nbytes <= self.limits.peer_nbytes or mine == 0) and (
-            total + nbytes <= self.limits.total_nbytes or total == 0
-        )
+    def comes_first(self, peer: PeerId) -> bool:
+        """Whether ``peer`` is a member of the run, where there is one."""
+        return self.is_member is not None and self.is_member(peer)
+
+    @contextmanager
+    def _on_call(self, peer: PeerId) -> Iterator[None]:
+        """An outsider's stream, which may have to make room."""
+        if len(self._scopes) >= self._outsiders.most_streams:
+            self._make_room()
+        with anyio.CancelScope() as scope:
+            self._scopes[scope] = peer
+            try:
+                yield
+            finally:
+                self._scopes.pop(scope, None)
+        if scope.cancelled_caught:
+            raise TransportError(f"{peer_name(peer)}: its stream made room for other outsiders; it may try again")
+
+    def _make_room(self) -> None:
+        """End the oldest stream of the outsider that has most of them."""
+        streams = Counter(self._scopes.values())
+        heaviest = max(streams, key=streams.__getitem__)
+        oldest = next(scope for scope, peer in self._scopes.items() if peer == heaviest)
+        del self._scopes[oldest]  # now: it takes a moment to end
+        oldest.cancel()
+
+    def _pool(self, peer: PeerId) -> _Pool:
+        return self._members if self.is_member is None or self.is_member(peer) else self._outsiders
 
 
 def _give_back(counter: Counter[PeerId], peer: PeerId, amount: int) -> None:

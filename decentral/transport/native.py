@@ -37,7 +37,8 @@ from decentral.transport.tcp import bound_addresses, check_tcp, listeners
 from decentral.transport.yamux import Session
 from decentral.wire.keys import PeerId, Signer, peer_name
 
-_NEGOTIATING, _OF_ONE_PEER = 256, 128  # inbound streams whose protocol is not known yet, in all and of one peer
+# Inbound streams whose protocol is not known yet: of all, beyond which only members of the run open more; of one peer.
+_NEGOTIATING, _OF_ONE_PEER = 256, 128
 _OF_A_QUESTION = 1 << 14  # bytes that a stream brings to a mere relay before it is joined: proposals and 4 KiB
 _PARTING = 1.0  # s for what is queued to leave when the transport is left
 
@@ -78,6 +79,7 @@ class NativeTransport:
         self._services = Services()
         self._links = Links(signer, self.options.dial_timeout, self._on_stream, self.options.relay)
         self.relay = self._make_relay()
+        self._links.sessions.stays = self._stays
         self._places = Places(self._links, self.options.relays, self.options.dial_timeout)
         self._puncher = self._make_puncher()
         self._found: tuple[str, ...] = ()
@@ -92,6 +94,9 @@ class NativeTransport:
         relay = Relay(self._links, self.addresses, limits, self.options.dial_timeout)
         self.serve(HOP, relay.attend)
         return relay
+
+    def _stays(self, peer: PeerId) -> bool:
+        return self.budget.comes_first(peer) or (self.relay is not None and self.relay.has_place(peer))
 
     def _make_puncher(self) -> Puncher | None:
         """A relay needs none: who is reached through another one is no relay."""
@@ -205,7 +210,8 @@ class NativeTransport:
 
     def _on_stream(self, session: Session, muxed: MuxedStream) -> None:
         under_way = self._negotiating
-        if self._handlers is None or under_way.total() >= _NEGOTIATING or under_way[session.peer] >= _OF_ONE_PEER:
+        full = under_way.total() >= _NEGOTIATING and not self.budget.comes_first(session.peer)
+        if self._handlers is None or full or under_way[session.peer] >= _OF_ONE_PEER:
             muxed.reset()
             return
         if self._services.handlers.keys() == {HOP}:

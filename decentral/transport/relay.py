@@ -65,7 +65,6 @@ class Relay:
         self._places: dict[PeerId, _Held] = {}
         self._pairs: Counter[tuple[PeerId, PeerId]] = Counter()
         links.sessions.on_gone = self._gone
-        links.sessions.is_guest = self.has_place
 
     def has_place(self, peer: PeerId) -> bool:
         """Whether ``peer`` can be reached through here."""

@@ -1,6 +1,7 @@
 """The connections that stand: found by peer id, and bounded in number.
 
-When too many came in, the one that has been idle longest is dropped; those in use stay.
+When too many came in, the one that has been idle longest is dropped; those in use stay. Those of members of the run
+stay, idle or not, and others' make room for them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Sessions:
 
     def __init__(self, on_stream: OnStream, *, connections: int | None = None, stock: int | None = None) -> None:
         self.group: anyio.abc.TaskGroup | None = None  # that they run in; None: no new ones are taken
-        self.is_guest: Callable[[PeerId], bool] = _no_guest  # whether its connection stays, idle or not
+        self.stays: Callable[[PeerId], bool] = _nobody  # whether its connection stays, idle or not
         self.on_gone: Callable[[PeerId], None] = _no_matter  # told when a peer's last connection ended
         self.on_relayed: OnRelayed = _leave_it  # told when a connection through a relay stands
         self._on_stream = on_stream
@@ -134,14 +135,18 @@ class Sessions:
                     group.start_soon(session.finish, timeout)
 
     def _thin_out(self, peer: PeerId) -> None:
-        """Too many of one peer: its oldest goes. Too many of all: the first idle one, or else the newest."""
+        """Too many of one peer: its oldest goes. Too many of all: the first idle one, or else the newest.
+
+        For one that stays any other goes.
+        """
         mine = [session for session in self._of[peer] if session in self._inbound]
         goes = None
         if len(mine) > _OF_ONE_PEER:
             goes = mine[0]
         elif len(self._inbound) > self._most:
-            idle = (one for one in self._inbound if one.idle and one not in mine and not self.is_guest(one.peer))
-            goes = next(idle, mine[-1])
+            others = [one for one in self._inbound if one not in mine and not self.stays(one.peer)]
+            last = others[0] if others and self.stays(peer) else mine[-1]
+            goes = next((one for one in others if one.idle), last)
         if goes is not None:
             del self._inbound[goes]  # now: it takes a moment to end, and must not be chosen for the next one, too
             goes.abort()
@@ -170,7 +175,7 @@ class Sessions:
         return sorted(reversed(self.of(peer)), key=self._relayed.__contains__)
 
 
-def _no_guest(peer: PeerId) -> bool:
+def _nobody(peer: PeerId) -> bool:
     return False
 
 

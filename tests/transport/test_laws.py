@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
 import anyio
 import pytest
@@ -317,6 +317,33 @@ def test_one_peer_may_hold_only_so_many_streams(world):
 
     world.run(script)
     assert len(started) == 3
+
+
+def test_outsiders_who_hold_streams_and_bodies_keep_no_member_waiting_and_a_newcomer_gets_a_turn(world):
+    member, newcomer, sybils = world.transport(), world.transport(), [world.transport() for _ in range(3)]
+    b = world.transport(Limits(outsider_streams=4, outsider_nbytes=100_000))
+    b.budget.is_member = lambda peer: peer == member.peer
+    serve_requests(b, ECHO, echo, limit=100_000)
+
+    async def script():
+        async with AsyncExitStack() as stack:
+            for one in (b, member, newcomer, *sybils):
+                await stack.enter_async_context(one)
+            for one in (member, newcomer, *sybils):
+                await one.connect(b.peer, b.addresses())
+            withheld = []
+            for one in sybils * 2:
+                withheld.append(await one.open(b.peer, ECHO))
+                await withheld[-1].send((100_000).to_bytes(4, "little") + b"and no more")
+            while sum(b.budget.held(one.peer)[0] for one in sybils) < 4:
+                await anyio.sleep(0.01)
+            body = bytes(99_999)
+            assert await request(member, b.peer, ECHO, body, limit=len(body), timeout=5) == body
+            assert await request(newcomer, b.peer, ECHO, b"?", limit=9, timeout=5) == b"?"
+            for stream in withheld:
+                await stream.aclose()
+
+    world.run(script)
 
 
 def test_bodies_beyond_a_peers_budget_wait_for_each_other_and_all_arrive(world):

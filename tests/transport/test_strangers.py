@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import anyio
 import anyio.to_thread
@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from decentral.errors import PeerUnreachable, StreamClosed
+from decentral.transport import sessions
 from decentral.transport.multistream import propose
 from decentral.transport.native import NativeTransport
 from decentral.transport.requests import request, serve_requests
@@ -218,5 +219,32 @@ def test_when_there_are_too_many_connections_idle_ones_go_and_those_in_use_stay(
                     await anyio.sleep(0.01)
             await used.send(b"?")
             assert await used.receive_exactly(1) == b"!"
+
+    run(script)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_connections_of_members_stay_and_others_make_room_for_them(monkeypatch, busy):
+    monkeypatch.setattr(sessions, "_CONNECTIONS", 2)
+    a, b, latecomer, outsiders = native(), native(), native(), [native(), native()]
+    b.budget.is_member = {a.peer, latecomer.peer}.__contains__
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def script():
+        async with AsyncExitStack() as stack:
+            for one in (b, a, latecomer, *outsiders):
+                await stack.enter_async_context(one)
+            await a.connect(b.peer, b.addresses())
+            first = a._links.sessions.of(b.peer)
+            for one in outsiders:
+                await one.connect(b.peer, b.addresses())
+                if busy:
+                    with suppress(StreamClosed, PeerUnreachable):
+                        await (await one.open(b.peer, ECHO)).send(b"\0")
+            await latecomer.connect(b.peer, b.addresses())
+            for one in (a, latecomer):
+                assert await request(one, b.peer, ECHO, b"fine", limit=100, timeout=10) == b"fine"
+            assert a._links.sessions.of(b.peer) == first
+            assert not any(b._links.sessions.has(one.peer) for one in outsiders)
 
     run(script)
