@@ -85,6 +85,7 @@ class Worker:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self.addresses: Sequence[str] = ()
 
     def __enter__(self) -> Worker:
         return self
@@ -140,8 +141,8 @@ def swarm(
             seat = _seat(case, manifest, folder, number, bootstrap, listen)
             command = (sys.executable, "-m", "decentral.benchmarks.exchange_peer", json.dumps(asdict(seat)))
             workers.append(stack.enter_context(Worker(launch(number, command))))
-            addresses = workers[-1].hear()["addresses"]
-            bootstrap = bootstrap or addresses
+            workers[-1].addresses = workers[-1].hear()["addresses"]
+            bootstrap = bootstrap or list(workers[-1].addresses)
         _until_all_are_members(workers)
         yield workers
 
