@@ -37,7 +37,6 @@ ATTACKS = ("connections", "identities", "lengths", "withheld")
 CONNECTIONS, IDENTITIES, STRANGERS, STREAMS = 1000, 250, 9, 64
 LINK = 2.5e6  # bytes/s each way: rounds then take as long as their links need, not as long as two cores do
 WARM = 4  # rounds until a peer holds all the buffers that it will
-AGAIN = 0.1  # s before what was closed is opened again
 SPREADING = 5.0  # s for a siege to stand
 _WITHHELD = 1 << 20  # bytes announced; the largest frame of the run is larger
 
@@ -50,10 +49,11 @@ def main() -> int:
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=4, help="of float32")
     parser.add_argument("--rounds", type=int, default=6, help="before, and again during the siege")
+    parser.add_argument("--again", type=float, default=1.0, help="seconds before what was closed is opened again")
     parser.add_argument("--besiege", nargs="+", help=argparse.SUPPRESS)  # addresses: this process is the attacker
     given = parser.parse_args()
     if given.besiege:
-        anyio.run(_besiege, given.attack, given.besiege)
+        anyio.run(_besiege, given.attack, given.again, given.besiege)
         return 0
     rates = (LINK,) * given.peers
     case = Case(kind="gather", rows=given.megabytes * 256, ups=rates, downs=rates, transport=given.transport)
@@ -63,14 +63,14 @@ def main() -> int:
                 {
                     "attack": given.attack,
                     "transport": given.transport,
-                    **_measured(case, Path(folder), given.attack, given.rounds),
+                    **_measured(case, Path(folder), given),
                 }
             )
         )
     return 0
 
 
-def _measured(case: Case, folder: Path, attack: str, rounds: int) -> dict[str, object]:
+def _measured(case: Case, folder: Path, given: argparse.Namespace) -> dict[str, object]:
     processes: list[subprocess.Popen[str]] = []
 
     def launch(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
@@ -79,10 +79,10 @@ def _measured(case: Case, folder: Path, attack: str, rounds: int) -> dict[str, o
 
     with swarm(case, folder, launch) as workers:
         _rounds(workers, WARM, processes[0].pid)
-        quiet, before = _rounds(workers, rounds, processes[0].pid)
-        with _attacker(attack, workers[0].addresses):
+        quiet, before = _rounds(workers, given.rounds, processes[0].pid)
+        with _attacker(given, workers[0].addresses):
             threading.Event().wait(SPREADING)
-            under, during = _rounds(workers, rounds, processes[0].pid)
+            under, during = _rounds(workers, given.rounds, processes[0].pid)
     return {
         "quiet_seconds": round(quiet, 2),
         "besieged_seconds": round(under, 2),
@@ -129,8 +129,9 @@ def _watched(pid: int) -> Iterator[dict[str, int]]:
 
 
 @contextmanager
-def _attacker(attack: str, addresses: Sequence[str]) -> Iterator[None]:
-    command = (sys.executable, "-m", "experiments.links.siege", "--attack", attack, "--besiege", *addresses)
+def _attacker(given: argparse.Namespace, addresses: Sequence[str]) -> Iterator[None]:
+    command = [sys.executable, "-m", "experiments.links.siege", "--attack", given.attack]
+    command += ["--again", str(given.again), "--besiege", *addresses]
     process = subprocess.Popen(command)
     try:
         yield
@@ -141,22 +142,22 @@ def _attacker(attack: str, addresses: Sequence[str]) -> Iterator[None]:
         process.wait()
 
 
-async def _besiege(attack: str, addresses: Sequence[str]) -> None:
+async def _besiege(attack: str, again: float, addresses: Sequence[str]) -> None:
     async with anyio.create_task_group() as group:
         if attack == "connections":
             for _ in range(CONNECTIONS):
-                group.start_soon(_say_nothing, addresses[0])
+                group.start_soon(_say_nothing, addresses[0], again)
         elif attack == "identities":
             for number in range(IDENTITIES):
-                group.start_soon(_stranger, addresses, (), b"", number * 0.02)
+                group.start_soon(_stranger, addresses, (), b"", again, number * 0.02)
         else:
             said = (b"\xff" * 4) if attack == "lengths" else _WITHHELD.to_bytes(4, "little") + b"and no more"
             protocols = (PUSH, CONTROL, LEASES) if attack == "lengths" else (PUSH,)
             for _ in range(STRANGERS):
-                group.start_soon(_stranger, addresses, protocols, said, 0.0)
+                group.start_soon(_stranger, addresses, protocols, said, again, 0.0)
 
 
-async def _say_nothing(address: str) -> None:
+async def _say_nothing(address: str, again: float) -> None:
     found = endpoint(address)
     assert found is not None, "a TCP address"
     while True:
@@ -165,29 +166,34 @@ async def _say_nothing(address: str) -> None:
                 with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
                     while True:
                         await stream.receive()
-        await anyio.sleep(AGAIN)
+        await anyio.sleep(again)
 
 
-async def _stranger(addresses: Sequence[str], protocols: Sequence[str], said: bytes, later: float) -> None:
+async def _stranger(
+    addresses: Sequence[str], protocols: Sequence[str], said: bytes, again: float, later: float
+) -> None:
     """One identity, with as many streams as it may have."""
     await anyio.sleep(later)
     victim = peer_from_name(addresses[0].rpartition("/p2p/")[2])
-    async with NativeTransport(Signer.generate(), listen=("/ip4/127.0.0.1/tcp/0",)) as own, anyio.create_task_group() as group:
+    async with (
+        NativeTransport(Signer.generate(), listen=("/ip4/127.0.0.1/tcp/0",)) as own,
+        anyio.create_task_group() as group,
+    ):
         for number in range(STREAMS if protocols else 0):
-            group.start_soon(_hold, own, victim, protocols[number % len(protocols)], said)
+            group.start_soon(_hold, own, victim, protocols[number % len(protocols)], said, again)
         while True:
             with suppress(DecentralError):
                 await own.connect(victim, addresses)
-            await anyio.sleep(AGAIN)
+            await anyio.sleep(again)
 
 
-async def _hold(own: NativeTransport, victim: PeerId, protocol: str, said: bytes) -> None:
+async def _hold(own: NativeTransport, victim: PeerId, protocol: str, said: bytes, again: float) -> None:
     while True:
         with suppress(DecentralError):
             stream = await own.open(victim, protocol)
             await stream.send(said)
             await stream.receive_exactly(1)
-        await anyio.sleep(AGAIN)
+        await anyio.sleep(again)
 
 
 if __name__ == "__main__":

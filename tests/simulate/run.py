@@ -58,9 +58,16 @@ def one(task: tuple[int, int]) -> tuple[int, dict[str, Any]]:
         return seed, simulate(drawn(seed, rounds)).to_dict()
     except Exception as error:  # noqa: BLE001 - whatever it is, the other seeds go on and this one is replayed
         nothing = dict.fromkeys(("rounds", "commits", "divergence", "lost_updates", "duplicated_updates", "hangs"), 0)
-        return seed, {**nothing, "seconds": 0.0, "problems": [f"{type(error).__name__}: {error}"]}
+        return seed, {**nothing, "seconds": 0.0, "problems": [_innermost(error)]}
     finally:
         signal.alarm(0)
+
+
+def _innermost(error: BaseException) -> str:
+    """What went wrong, of a group of groups of errors the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
 
 
 def _give_up(number: int, frame: object) -> None:
