@@ -5,7 +5,8 @@
 
 The attacks: ``connections``, 1,000 TCP connections that say nothing; ``identities``, 250 that shake hands, each under a
 key of its own, and then say nothing; ``lengths``, 576 streams of nine strangers that announce 4 GiB; ``withheld``, as
-many that announce a body of a size that is taken and do not send it. What is closed is opened again. All on loopback.
+many that announce a body of a size that is taken and do not send it. What is closed is opened again. ``none`` is to
+compare with: a peer keeps the frames of late rounds, and grows by them. All on loopback.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from decentral.transport.native import NativeTransport
 from decentral.transport.tcp import endpoint
 from decentral.wire.keys import PeerId, Signer, peer_from_name
 
-ATTACKS = ("connections", "identities", "lengths", "withheld")
+ATTACKS = ("none", "connections", "identities", "lengths", "withheld")
 CONNECTIONS, IDENTITIES, STRANGERS, STREAMS = 1000, 250, 9, 64
 LINK = 2.5e6  # bytes/s each way: rounds then take as long as their links need, not as long as two cores do
 WARM = 4  # rounds until a peer holds all the buffers that it will
@@ -144,7 +145,9 @@ def _attacker(given: argparse.Namespace, addresses: Sequence[str]) -> Iterator[N
 
 async def _besiege(attack: str, again: float, addresses: Sequence[str]) -> None:
     async with anyio.create_task_group() as group:
-        if attack == "connections":
+        if attack == "none":
+            await anyio.sleep_forever()
+        elif attack == "connections":
             for _ in range(CONNECTIONS):
                 group.start_soon(_say_nothing, addresses[0], again)
         elif attack == "identities":
