@@ -11,6 +11,14 @@ from decentral.transport.budget import Budget, Limits
 ONE, OTHER = b"1" * 32, b"2" * 32
 
 
+async def take(budget, order, name, peer, nbytes, until=None):
+    """Hold so many bytes until an event, and write down when they were had."""
+    async with budget.bytes_of(peer, nbytes):
+        order.append(name)
+        if until is not None:
+            await until.wait()
+
+
 def test_a_limit_below_one_is_refused_by_name():
     with pytest.raises(ConfigError, match="peer_nbytes=0"):
         Limits(peer_nbytes=0)
@@ -32,19 +40,13 @@ def test_one_peers_bytes_wait_while_anothers_pass():
     budget = Budget(Limits(peer_nbytes=10, total_nbytes=100, small_nbytes=1))
     order = []
 
-    async def take(name, peer, nbytes, until=None):
-        async with budget.bytes_of(peer, nbytes):
-            order.append(name)
-            if until is not None:
-                await until.wait()
-
     async def script():
         done = anyio.Event()
         async with anyio.create_task_group() as group:
-            group.start_soon(take, "first", ONE, 8, done)
+            group.start_soon(take, budget, order, "first", ONE, 8, done)
             await anyio.wait_all_tasks_blocked()
-            group.start_soon(take, "second", ONE, 8)
-            group.start_soon(take, "other", OTHER, 8)
+            group.start_soon(take, budget, order, "second", ONE, 8)
+            group.start_soon(take, budget, order, "other", OTHER, 8)
             await anyio.wait_all_tasks_blocked()
             assert order == ["first", "other"]
             done.set()
@@ -149,19 +151,13 @@ def test_a_small_body_never_waits_behind_a_large_one():
     budget = Budget(Limits(peer_nbytes=100, small_nbytes=10))
     order = []
 
-    async def take(name, nbytes, until=None):
-        async with budget.bytes_of(ONE, nbytes):
-            order.append(name)
-            if until is not None:
-                await until.wait()
-
     async def script():
         done = anyio.Event()
         async with anyio.create_task_group() as group:
-            group.start_soon(take, "frame", 1000, done)
+            group.start_soon(take, budget, order, "frame", ONE, 1000, done)
             await anyio.wait_all_tasks_blocked()
-            group.start_soon(take, "slice", 11)
-            group.start_soon(take, "vote", 10)
+            group.start_soon(take, budget, order, "slice", ONE, 11)
+            group.start_soon(take, budget, order, "vote", ONE, 10)
             await anyio.wait_all_tasks_blocked()
             assert order == ["frame", "vote"]
             done.set()
