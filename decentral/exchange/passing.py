@@ -3,109 +3,121 @@
 What came first is passed on while the next is under way. Pieces for a peer that cannot be reached go to the others who
 pass on, or to everybody when nobody is left.
 
-They go little faster than the uplink carries them. What waits in the buffers of seven connections holds up what others
-need to send to this peer, acknowledgements and the windows of their streams, for as long as it takes to leave: frames
-to a peer with 2 Mbit/s stood still for over two seconds.
+Which way is best is known once the uplink is. Until then it goes to everybody: a second, say, of what would otherwise
+be seven copies through an uplink for two.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
 
-from decentral.errors import PayloadError, TransportError
+from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.exchange.gather import ANSWER, OnFailed
 from decentral.exchange.spread import Spread
 from decentral.transport import Transport
 from decentral.transport.sequences import sequence
+from decentral.transport.window import Window
 from decentral.wire.frames import HEADER_NBYTES
 from decentral.wire.keys import PeerId
-from decentral.wire.pieces import Piece
+from decentral.wire.pieces import PIECE_HEAD_NBYTES, Piece
 
 PIECE = "/decentral/piece/1"
-SMALLEST, LARGEST = 1 << 12, 1 << 18  # bytes of a piece
-OFTEN = 0.5  # s in which each peer should get one: smaller ones spend more on their heads
-HASTE = 1.25  # times the estimated rate, which is a lower bound and grows when more goes through
+SMALLEST, UNMEASURED, LARGEST = 1 << 12, 1 << 15, 1 << 18  # bytes of a piece
+LANDING = 1.0  # s; who takes longer may get a piece twice
+OFTEN = 0.25  # s in which each peer should get one: smaller ones spend more on their heads
 
 Range = tuple[int, int, bool]  # [start, stop) of the frame, and whether it is to be passed on
+Uplink = Callable[[], float | None]  # bytes/s; None: not known
+Arrived = Callable[[int, bool], None]  # told of bytes that a peer says it has, and whether it has all it should
 
 
 @dataclass(slots=True)
 class Passing:
-    """One frame on its way to all of ``peers``; those in ``failed`` could not be reached."""
+    """One frame on its way to all of ``peers``; those in ``failed`` could not be reached, or refused it."""
 
     transport: Transport
+    window: Window
     peers: Sequence[PeerId]
     data: bytes
-    arrived: Callable[[int], None]  # told of bytes that a peer says it has
-    on_failed: OnFailed
+    arrived: Arrived
+    on_failed: OnFailed  # told of who could not be reached
     failed: set[PeerId] = field(default_factory=set)
-    _pace: _Pace = field(init=False)
 
-    async def send(self, way: Spread, me: int, rate: float) -> None:
-        """Send it as ``way`` says, whose ``me``-th peer is this one and not in ``peers``; ``rate`` in bytes/s."""
+    async def send(self, way_of: Callable[[int], Spread], uplink: Uplink) -> None:
+        """Send it; ``way_of`` says which way so many bytes go best, its first peer being this one, then ``peers``."""
+        given = {peer: _cut(0, len(self.data), UNMEASURED, False) for peer in self.peers}
+        if uplink() is None:
+            await self._send_all(given, lambda: uplink() is not None)
+        furthest = max((_start(ranges, len(self.data)) for ranges in given.values()), default=0)
+        if (rate := uplink()) is None or furthest == len(self.data):
+            return await self._send_all(given)
+        behind = {peer: [range_ for range_ in ranges if range_[0] < furthest] for peer, ranges in given.items()}
+        await self._go_on(behind, furthest, way_of(len(self.data) - furthest), rate)
+
+    async def _go_on(self, behind: dict[PeerId, list[Range]], start: int, way: Spread, rate: float) -> None:
         size = min(LARGEST, max(SMALLEST, int(rate * OFTEN / len(self.peers))))
-        self._pace = _Pace(HASTE * rate)
-        given, start = {}, way.direct
-        shares = [nbytes for number, nbytes in enumerate(way.passed) if number != me]
-        for peer, nbytes in zip(self.peers, shares, strict=True):
-            given[peer] = [*_cut(start, start + nbytes, size, True), *_cut(0, way.direct, size, False)]
-            start += nbytes
-        helpers = [peer for peer, nbytes in zip(self.peers, shares, strict=True) if nbytes]
+        given, passed = {}, start + way.direct
+        for peer, nbytes in zip(self.peers, way.passed[1:], strict=True):
+            direct = _cut(start, start + way.direct, size, False)
+            given[peer] = behind[peer] + _cut(passed, passed + nbytes, size, True) + direct
+            passed += nbytes
+        helpers = [peer for peer, nbytes in zip(self.peers, way.passed[1:], strict=True) if nbytes]
         while any(given.values()):
-            lost = await self._send_all(given)
+            await self._send_all(given)
+            lost = [range_ for peer in given.keys() & self.failed for range_ in given[peer] if range_[2]]
             given = self._dealt(lost, [peer for peer in helpers if peer not in self.failed])
 
-    async def _send_all(self, given: dict[PeerId, list[Range]]) -> list[Range]:
-        """Returns what somebody was to pass on who could not be reached."""
+    async def _send_all(self, given: dict[PeerId, list[Range]], enough: Callable[[], bool] = lambda: False) -> None:
+        """Takes off ``given`` what peers say they have; when it is ``enough``, waits a little for what is under way."""
         async with anyio.create_task_group() as group:
+
+            def goes_on() -> bool:
+                if enough():
+                    group.cancel_scope.deadline = min(group.cancel_scope.deadline, anyio.current_time() + LANDING)
+                return not enough()
+
             for peer, ranges in given.items():
-                group.start_soon(self._send_to, peer, ranges)
-        return [range_ for peer in given.keys() & self.failed for range_ in given[peer] if range_[2]]
+                if peer not in self.failed:
+                    group.start_soon(self._send_to, peer, ranges, goes_on)
 
     def _dealt(self, lost: list[Range], helpers: Sequence[PeerId]) -> dict[PeerId, list[Range]]:
         if helpers:
             return {peer: lost[turn :: len(helpers)] for turn, peer in enumerate(helpers)}
         direct = [(start, stop, False) for start, stop, _ in lost]
-        return {peer: direct for peer in self.peers if peer not in self.failed}
+        return {peer: list(direct) for peer in self.peers if peer not in self.failed}
 
-    async def _send_to(self, peer: PeerId, ranges: list[Range]) -> None:
-        if not ranges:
-            return
+    async def _send_to(self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool]) -> None:
+
+        def handled(nbytes: int) -> None:
+            del ranges[0]
+            self.arrived(nbytes - PIECE_HEAD_NBYTES, not ranges)
+
         try:
-            async with sequence(self.transport, peer, PIECE, ANSWER) as send:
-                for start, stop, pass_on in ranges:
-                    piece = Piece(self.data[:HEADER_NBYTES], len(self.data), start, pass_on, self.data[start:stop])
-                    await self._pace.wait(stop - start)
-                    await send(piece.to_bytes())
-            self.arrived(sum(stop - start for start, stop, _ in ranges))
-        except (TransportError, PayloadError):
+            if ranges:
+                async with sequence(self.transport, peer, PIECE, ANSWER, self.window, handled) as send:
+                    for start, stop, pass_on in tuple(ranges):
+                        if not goes_on():
+                            break
+                        piece = Piece(self.data[:HEADER_NBYTES], len(self.data), start, pass_on, self.data[start:stop])
+                        await send(piece.to_bytes())
+        except PeerUnreachable:
             self.failed.add(peer)
             await self.on_failed(peer)
-
-
-class _Pace:
-    """So many bytes per second, whoever sends them."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate, self._free_at = rate, 0.0
-
-    async def wait(self, nbytes: int) -> None:
-        """Until it is the turn of ``nbytes``."""
-        now = anyio.current_time()
-        turn = max(now, self._free_at)
-        self._free_at = turn + nbytes / self._rate
-        await anyio.sleep(turn - now)
+        except (TransportError, PayloadError):  # it stands elsewhere, say, and will ask for the frame if it wants it
+            self.failed.add(peer)
 
 
 class Forwarder:
     """Passes pieces on as they come, each frame's on a stream to each of the others. Who cannot be reached will ask."""
 
-    def __init__(self, transport: Transport, spawn: Callable[..., None]) -> None:
-        self.transport, self._spawn = transport, spawn
+    def __init__(
+        self, transport: Transport, window: Window, handled: Callable[[int], None], spawn: Callable[..., None]
+    ) -> None:
+        self.transport, self.window, self._handled, self._spawn = transport, window, handled, spawn
         self._ways: dict[tuple[int, PeerId], list[_Way]] = {}  # (round, owner)
 
     def take(self, piece: Piece, others: Sequence[PeerId]) -> None:
@@ -134,7 +146,7 @@ class Forwarder:
 
     async def _forward(self, peer: PeerId, way: _Way) -> None:
         try:
-            async with sequence(self.transport, peer, PIECE, ANSWER) as send:
+            async with sequence(self.transport, peer, PIECE, ANSWER, self.window, self._handled) as send:
                 while (piece := await way.next()) is not None:
                     await send(piece)
         finally:
@@ -166,5 +178,9 @@ class _Way:
         self._pieces = None
 
 
-def _cut(start: int, stop: int, size: int, pass_on: bool) -> Iterator[Range]:
-    return ((at, min(at + size, stop), pass_on) for at in range(start, stop, size))
+def _cut(start: int, stop: int, size: int, pass_on: bool) -> list[Range]:
+    return [(at, min(at + size, stop), pass_on) for at in range(start, stop, size)]
+
+
+def _start(ranges: Sequence[Range], end: int) -> int:
+    return ranges[0][0] if ranges else end

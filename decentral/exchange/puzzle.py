@@ -1,8 +1,11 @@
 """Frames that come in pieces, from their owner and from those who pass them on, until they are whole.
 
 Nothing is allocated for a header that is not signed by a member or for more bytes than the schema allows; each sender
-has one frame of a round in pieces here, and each of its bytes is taken once. A piece may be forged by who passes it on:
-then the whole has not the hash that its header names, is dropped, and the frame is fetched in one.
+has one frame of a round in pieces here, and each of its bytes is taken once from itself and once from all others.
+
+A piece may be forged by who passes it on. So the owner's own count first, and when a whole that others had a part in is
+not what its header names, theirs are dropped, none is taken of that frame any more, and the owner's stay: nobody can
+spoil what an owner sends itself. What is missing then is fetched.
 """
 
 from __future__ import annotations
@@ -19,13 +22,74 @@ MaxNbytes = Callable[[Header], int]  # of a body; raises PayloadError for a head
 
 
 @dataclass(slots=True)
-class _Frame:
-    """One frame in pieces; no bytes are kept once it was whole."""
+class _Side:
+    """The pieces from the owner of a frame, or those from others."""
 
-    head: bytes
     data: bytearray
     missing: int  # bytes
-    begun: set[int] = field(default_factory=set)  # where pieces begin that are here
+    lengths: dict[int, int] = field(default_factory=dict)  # of pieces, by where they begin
+
+    def put(self, piece: Piece) -> bool:
+        """Whether it is new. Raises PayloadError."""
+        if piece.start in self.lengths:
+            return False
+        if len(piece.data) > self.missing or piece.nbytes != len(self.data):
+            raise PayloadError(f"piece of {piece.nbytes} bytes in a frame of {len(self.data)}, or twice; drop it")
+        self.data[piece.start : piece.start + len(piece.data)] = piece.data
+        self.lengths[piece.start] = len(piece.data)
+        self.missing -= len(piece.data)
+        return True
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One frame in pieces."""
+
+    head: bytes
+    own: _Side
+    others: _Side | None = None  # once there are such pieces
+    only_others: int = 0  # bytes of pieces that came from others and not from the owner
+    checked: bool = False  # a whole is being looked at
+    over: bool = False  # it was right, or its owner's own bytes are not
+    forged: bool = False  # others' pieces were, and no more of them are taken
+
+    def put(self, piece: Piece, by_owner: bool) -> bool:
+        """Whether it is new. Raises PayloadError."""
+        if self.over or (self.forged and not by_owner):
+            return False
+        if by_owner:
+            fresh = self.own.put(piece)
+            if fresh and self.others is not None:
+                self.only_others -= self.others.lengths.get(piece.start, 0)
+            return fresh
+        if self.others is None:
+            self.others = _side(len(self.own.data))
+        fresh = self.others.put(piece)
+        self.only_others += len(piece.data) if fresh and piece.start not in self.own.lengths else 0
+        return fresh
+
+    def whole(self) -> bytes | None:
+        """Its bytes, if all are here and nobody looks at them yet."""
+        if self.over or self.checked or self.own.missing > self.only_others:
+            return None
+        self.checked = True
+        if self.others is None or not self.own.missing:
+            return bytes(self.own.data)
+        whole = bytearray(self.others.data)
+        for start, length in self.own.lengths.items():
+            whole[start : start + length] = self.own.data[start : start + length]
+        return bytes(whole)
+
+    def end(self) -> None:
+        """Nothing more of it is wanted."""
+        self.over, self.others, self.own.data = True, None, bytearray()
+
+    def without_others(self) -> bytes | None:
+        """What they brought was no part of it; its bytes, if all are here from its owner by now."""
+        if self.others is None:
+            self.end()  # its owner sent something else, and that is that
+        self.others, self.only_others, self.forged, self.checked = None, 0, True, False
+        return self.whole()
 
 
 class Puzzle:
@@ -35,22 +99,27 @@ class Puzzle:
         self._max_nbytes = max_nbytes
         self._frames: dict[tuple[int, PeerId], _Frame] = {}  # (round, sender)
 
-    def add(self, piece: Piece) -> tuple[bool, bytes | None]:
-        """Whether the piece is new, and the frame when that makes it whole. Raises PayloadError."""
-        header = piece.header
+    def add(self, piece: Piece, peer: PeerId) -> tuple[bool, bytes | None]:
+        """Whether the piece from ``peer`` is new, and the frame when that makes it whole. Raises PayloadError.
+
+        A second frame of one sender takes the place of the first if the sender itself brings it: it was started anew.
+        """
+        header, by_owner = piece.header, peer == piece.header.sender
         frame = self._frames.get((header.round, header.sender))
-        if frame is None:
+        if frame is None or (frame.head != piece.head and by_owner):
             frame = self._begin(piece)
         if frame.head != piece.head:
-            raise PayloadError("piece of a second frame of one sender in a round; drop its sender")
-        if piece.start in frame.begun or not frame.missing:
-            return False, None
-        if len(piece.data) > frame.missing or piece.nbytes != len(frame.data):
-            raise PayloadError(f"piece of {piece.nbytes} bytes in a frame of {len(frame.data)}, or twice; drop it")
-        frame.data[piece.start : piece.start + len(piece.data)] = piece.data
-        frame.begun.add(piece.start)
-        frame.missing -= len(piece.data)
-        return True, None if frame.missing else self._whole(frame)
+            raise PayloadError("piece of a second frame of one sender in a round; drop it")
+        return frame.put(piece, by_owner), frame.whole()
+
+    def right(self, head: bytes) -> None:
+        """The whole is what its header names: no bytes of it are kept here."""
+        for frame in self._with(head):
+            frame.end()
+
+    def wrong(self, head: bytes) -> bytes | None:
+        """It is not: go on with what its owner brings, and return the frame if that is all here."""
+        return next((frame.without_others() for frame in self._with(head)), None)
 
     def forget_before(self, round_: int) -> None:
         """Drop what belongs to rounds before ``round_``."""
@@ -62,11 +131,13 @@ class Puzzle:
         if not HEADER_NBYTES <= piece.nbytes <= most:
             raise PayloadError(f"piece of a frame of {piece.nbytes} bytes, the schema allows {most}; drop its sender")
         signed_header(piece.head)
-        frame = _Frame(piece.head, bytearray(piece.nbytes), piece.nbytes)
+        frame = _Frame(piece.head, _side(piece.nbytes))
         self._frames[header.round, header.sender] = frame
         return frame
 
-    @staticmethod
-    def _whole(frame: _Frame) -> bytes:
-        data, frame.data = bytes(frame.data), bytearray()
-        return data
+    def _with(self, head: bytes) -> list[_Frame]:
+        return [frame for frame in self._frames.values() if frame.head == head]
+
+
+def _side(nbytes: int) -> _Side:
+    return _Side(bytearray(nbytes), nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 
 from decentral.exchange.partition import alike
 from decentral.exchange.spread import UNKNOWN, Line, seconds_to_all
@@ -26,8 +26,9 @@ class Uplinks:
         """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
         live, own = self.directory.live(), self.directory.draft()
         leases = [own if peer == own.peer else live.get(peer) for peer in peers]
-        known = [lease.uplink / 8 for lease in leases if lease is not None and lease.uplink]
-        usual = sum(known) / len(known) if known else UNKNOWN
+        known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
+        others = [rate for peer, rate in known.items() if peer != own.peer]  # the own line says nothing of theirs
+        usual = fmean(others or known.values() or [UNKNOWN])
         rates = alike([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
         private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
         return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]

@@ -9,8 +9,12 @@ is away is known from its lease, whatever was allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from decentral.wire.keys import PeerId
+
+FIRST_REST = 4  # rounds in which nobody waits for who offered and did not send
+LONGEST_REST = 64
 
 # (bytes offered, by whom, to whom): seconds in which its part is done, as uplinks were measured; None: its was not
 Takes = Callable[[int, PeerId, Sequence[PeerId]], float | None]
@@ -27,3 +31,37 @@ def unknown(nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | Non
 def allowance(nbytes: int, copies: int, takes: float | None) -> float:
     """Seconds; ``copies`` of so many bytes leave a peer in all, which should take it ``takes``."""
     return SLACK * (copies * nbytes / UNMEASURED if takes is None else takes)
+
+
+@dataclass(slots=True)
+class _Rest:
+    rounds: int
+    until: int  # the round in which it is waited for again
+
+
+class Unsent:
+    """Peers whose last offer was passed over, as its frame never came.
+
+    They are waited for again after four rounds, and after twice as many each time that it was in vain. Never would be
+    too seldom: a peer whose frame needs a little longer than the usual slack stayed out after one outage.
+    """
+
+    def __init__(self) -> None:
+        self._rests: dict[PeerId, _Rest] = {}
+
+    def came(self, peer: PeerId) -> None:
+        """A frame of it is here."""
+        self._rests.pop(peer, None)
+
+    def passed_over(self, peer: PeerId, round_: int) -> None:
+        """The commit of ``round_`` does without the frame that it offered, which is not here."""
+        rest = self._rests.get(peer)
+        if rest is None:
+            self._rests[peer] = _Rest(FIRST_REST, round_ + 1 + FIRST_REST)
+        elif rest.until <= round_:
+            rest.rounds = min(2 * rest.rounds, LONGEST_REST)
+            rest.until = round_ + 1 + rest.rounds
+
+    def is_waited_for(self, peer: PeerId, round_: int) -> bool:
+        """Whether its frame is worth waiting for in ``round_``."""
+        return peer not in self._rests or self._rests[peer].until <= round_

@@ -13,7 +13,7 @@ from decentral.errors import PayloadError
 from decentral.exchange.turns import shifted
 from decentral.rounds import chain
 from decentral.rounds.acceptor import Acceptor
-from decentral.rounds.allowance import SLACK, Takes, allowance, unknown
+from decentral.rounds.allowance import SLACK, Takes, Unsent, allowance, unknown
 from decentral.rounds.chain import Digest, Head
 from decentral.rounds.collection import Collection, fits
 from decentral.rounds.deadline import Deadline
@@ -63,7 +63,7 @@ class Ground:
         self.history = History(head)
         self.given_up: frozenset[PeerId] = frozenset()  # dropped without a majority left, and not back
         self.held: dict[Digest, Header] = {}
-        self.unsent: set[PeerId] = set()  # whose last offer was passed over, as its frame never came
+        self.unsent = Unsent()
         self.time_is_up = False
         self._effects: list[Effect] = []
         self._early: dict[tuple[PeerId, str], m.Message] = {}

@@ -64,10 +64,11 @@ class Leader(Voter):
     def _is_coming(self, peer: PeerId, now: float) -> bool:
         """Whether a frame that was offered may still come: the deadline is for offers, their bytes take their time.
 
-        So long that it may be asked for when it does not come by itself. And once: who offers and does not send would
-        hold up every round.
+        So long that it may be asked for when it does not come by itself. And not every time: who offers and does not
+        send would hold up every round.
         """
-        waited_for = self.presence.present(peer) and peer not in self.head.newcomers and peer not in self.unsent
+        waited_for = self.presence.present(peer) and peer not in self.head.newcomers
+        waited_for = waited_for and self.unsent.is_waited_for(peer, self.head.round + 1)
         fits = waited_for and self.round.offers[peer].base == self.head.anchor
         return fits and now < self.round.offered_at[peer] + 2 * self._allowed((peer,))
 

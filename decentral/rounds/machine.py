@@ -61,7 +61,7 @@ class RoundMachine(Leader):
     def hold(self, frame: Digest, header: Header, now: float) -> list[Effect]:
         """A frame arrived and was checked: signature, size, finite values."""
         self.held[frame] = header
-        self.unsent.discard(header.sender)
+        self.unsent.came(header.sender)
         self.round.ask_at.pop(frame, None)
         if header.kind == Kind.RESULT and header.round == self.head.round + 1:
             self._note_result(frame, header)
@@ -247,7 +247,9 @@ class RoundMachine(Leader):
         self.recent[commit.record.round] = commit
         while len(self.recent) > RECENT:
             self.recent.popitem(last=False)
-        self.unsent |= {peer for peer, offer in self.round.offers.items() if offer.frame not in self.held}
+        for peer, offer in self.round.offers.items():
+            if offer.frame not in self.held:
+                self.unsent.passed_over(peer, commit.record.round)
         self._note_who_is_back(commit)
         self._note_shrink(commit.record)
         self.presence.leaving &= set(commit.record.next_members)

@@ -16,18 +16,22 @@ from decentral.exchange.arrivals import Arrivals
 from decentral.exchange.gather import OnFailed
 from decentral.exchange.passing import LARGEST, PIECE, Forwarder, Passing
 from decentral.exchange.puzzle import Puzzle
-from decentral.exchange.spread import UNKNOWN, Line, spread
+from decentral.exchange.spread import UNKNOWN, Line, Spread, spread
 from decentral.exchange.turns import Turns, shifted
 from decentral.rounds.chain import Head
 from decentral.transport import Transport
 from decentral.transport.sequences import serve_sequences
 from decentral.transport.throttle import ThrottledTransport
 from decentral.transport.uplink import UplinkMeter
+from decentral.transport.window import Window
 from decentral.wire.frames import Frame, Header, Kind
 from decentral.wire.keys import PeerId
 from decentral.wire.pieces import PIECE_HEAD_NBYTES, read_piece
 
 LinesOf = Callable[[Sequence[PeerId]], Sequence[Line]]
+
+PIECED = 1 << 16  # bytes of a contribution that goes in pieces; smaller ones fit into any buffer, and are soon gone
+SURE = 1.0  # s
 
 
 def all_equal(peers: Sequence[PeerId]) -> list[Line]:
@@ -36,7 +40,11 @@ def all_equal(peers: Sequence[PeerId]) -> list[Line]:
 
 
 class Deliveries:
-    """Copies that arrived while frames were under way, of all of them together, for the estimate of the uplink."""
+    """Bytes that arrived while frames were under way, of all of them together, for the estimate of the uplink.
+
+    What is told of the first second is believed only when somebody has a whole copy: a few bytes leave sooner than the
+    link carries more of them, as its shaper allows them at once.
+    """
 
     def __init__(self, meter: UplinkMeter) -> None:
         self._meter, self._began = meter, 0.0
@@ -54,10 +62,17 @@ class Deliveries:
         finally:
             self._frames -= 1
 
-    def arrived(self, nbytes: int) -> None:
-        """Somebody has so many bytes more."""
+    def arrived(self, nbytes: int, whole: bool) -> None:
+        """Somebody has so many bytes more, and perhaps all that it should get."""
         self._nbytes += nbytes
-        self._meter.delivered(self._nbytes, anyio.current_time() - self._began)
+        seconds = anyio.current_time() - self._began
+        if whole or seconds >= SURE:
+            self._meter.delivered(self._nbytes, seconds)
+
+    def passed_on(self, nbytes: int) -> None:
+        """Somebody has so many bytes of another's frame from here."""
+        if self._frames:
+            self.arrived(nbytes, False)
 
 
 class Spreading:
@@ -78,23 +93,28 @@ class Spreading:
         self.transport, self.me, self.arrivals, self.lines_of = transport, me, arrivals, lines_of
         self._head, self._max_nbytes, self._take = head, max_nbytes, take
         self.puzzle = Puzzle(self._check)
-        self.forwarder = Forwarder(transport, spawn)
-        self.turns = Turns(self._uplink)
+        self.window, self.turns = Window(self._uplink), Turns(self._uplink)
         self._deliveries = Deliveries(transport.meter if isinstance(transport, ThrottledTransport) else UplinkMeter())
+        self.forwarder = Forwarder(transport, self.window, self._deliveries.passed_on, spawn)
         most = PIECE_HEAD_NBYTES + LARGEST
         serve_sequences(transport, PIECE, self._on_piece, limit=most, watch=arrivals.push)
 
     async def give(self, frame: Frame, others: Sequence[PeerId], on_failed: OnFailed) -> None:
         """Send a frame to all, by way of others where that is sooner; ``on_failed`` is told of who is not reached."""
-        data, lines = frame.to_bytes(), self.lines_of((self.me, *others))
-        way = spread(len(data), lines, 0) if frame.header.kind == Kind.CONTRIBUTION else None
-        arrived = self._deliveries.arrived
+        data, peers = frame.to_bytes(), shifted(others, self.me)
         with self._deliveries.of_a_frame():
-            if way is None:
-                order, turns = shifted(others, self.me), self._turns_of(frame)
-                await gather.push(self.transport, order, data, on_failed, lambda: arrived(len(data)), turns)
+            if frame.header.kind == Kind.CONTRIBUTION and len(data) >= PIECED:
+                passing = Passing(self.transport, self.window, peers, data, self._deliveries.arrived, on_failed)
+                await passing.send(lambda nbytes: self._way_of(nbytes, peers), self._uplink)
             else:
-                await Passing(self.transport, others, data, arrived, on_failed).send(way, 0, lines[0].rate)
+                await gather.push(self.transport, peers, data, on_failed, self._handled(data), self._turns_of(frame))
+
+    def _way_of(self, nbytes: int, peers: Sequence[PeerId]) -> Spread:
+        way = spread(nbytes, self.lines_of((self.me, *peers)), 0)
+        return Spread(nbytes, (0,) * (1 + len(peers))) if way is None else way
+
+    def _handled(self, data: bytes) -> Callable[[], None]:
+        return lambda: self._deliveries.arrived(len(data), True)
 
     def _turns_of(self, frame: Frame) -> Turns:
         """A contribution begins everywhere at once: an offer names it, and who sees nothing of it come asks for it."""
@@ -116,7 +136,7 @@ class Spreading:
             return
         piece = read_piece(data)
         round_, owner = piece.header.round, piece.header.sender
-        fresh, whole = self.puzzle.add(piece)
+        fresh, whole = self.puzzle.add(piece, peer)
         if fresh:
             self.arrivals.piece(owner)
         if fresh and piece.pass_on and peer == owner:
@@ -124,9 +144,19 @@ class Spreading:
         if whole is not None:
             self.forwarder.finish(round_, owner)
             try:
-                await self._take(whole)
+                await self._take_whole(piece.head, whole)
             finally:
                 self.arrivals.whole(owner)  # not before it is kept: who waits for it would fetch it
+
+    async def _take_whole(self, head: bytes, whole: bytes) -> None:
+        try:
+            await self._take(whole)
+            self.puzzle.right(head)
+        except PayloadError:
+            again = self.puzzle.wrong(head)
+            if again is None:
+                raise
+            await self._take_whole(head, again)
 
     def _check(self, header: Header) -> int:
         """Only members' contributions come in pieces, one of a sender in each round. Raises PayloadError."""

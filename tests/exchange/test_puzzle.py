@@ -38,7 +38,7 @@ def test_pieces_make_the_frame_in_any_order_and_each_counts_once(seed):
     random.Random(seed).shuffle(parts)
     puzzle, wholes, fresh = at_most(), [], 0
     for part in parts:
-        new, whole = puzzle.add(read_piece(part.to_bytes()))
+        new, whole = puzzle.add(read_piece(part.to_bytes()), OTHER.peer)
         fresh += new
         wholes += [] if whole is None else [whole]
     assert wholes == [frame().to_bytes()]
@@ -49,7 +49,7 @@ def test_frames_of_two_senders_and_of_two_rounds_do_not_mix():
     frames = [frame(), frame(signer=OTHER), frame(round_=6)]
     puzzle, wholes = at_most(), []
     for parts in zip(*map(pieces, frames), strict=True):
-        wholes += [whole for part in parts if (whole := puzzle.add(part)[1]) is not None]
+        wholes += [whole for part in parts if (whole := puzzle.add(part, OTHER.peer)[1]) is not None]
     assert wholes == [one.to_bytes() for one in frames]
 
 
@@ -57,15 +57,15 @@ def test_nothing_is_kept_for_a_header_that_nobody_signed():
     puzzle, part = at_most(), pieces(frame())[0]
     forged = replace(part, head=part.head[:-1] + bytes([part.head[-1] ^ 1]))
     with pytest.raises(PayloadError, match="not signed"):
-        puzzle.add(forged)
-    assert puzzle.add(part) == (True, None)
+        puzzle.add(forged, OTHER.peer)
+    assert puzzle.add(part, OTHER.peer) == (True, None)
 
 
 @pytest.mark.parametrize("nbytes", [HEADER_NBYTES - 1, HEADER_NBYTES + 1001, 2**64 - 1])
 def test_nothing_is_allocated_for_more_than_the_schema_allows_or_less_than_a_header(nbytes):
     part = replace(pieces(frame())[0], nbytes=nbytes)
     with pytest.raises(PayloadError, match="the schema allows 1248"):
-        at_most().add(part)
+        at_most().add(part, OTHER.peer)
 
 
 def test_a_header_that_belongs_to_nothing_here_is_refused_before_its_signature_is_looked_at():
@@ -73,35 +73,81 @@ def test_a_header_that_belongs_to_nothing_here_is_refused_before_its_signature_i
         raise PayloadError("no such round")
 
     with pytest.raises(PayloadError, match="no such round"):
-        Puzzle(nothing).add(pieces(frame())[0])
+        Puzzle(nothing).add(pieces(frame())[0], OTHER.peer)
 
 
 def test_a_second_frame_of_one_sender_in_a_round_is_refused():
     puzzle = at_most()
-    puzzle.add(pieces(frame())[0])
+    puzzle.add(pieces(frame())[0], OTHER.peer)
     with pytest.raises(PayloadError, match="second frame"):
-        puzzle.add(pieces(frame(BODY[::-1]))[1])
+        puzzle.add(pieces(frame(BODY[::-1]))[1], OTHER.peer)
 
 
 def test_another_size_and_too_many_bytes_are_refused():
     puzzle, parts = at_most(), pieces(frame())
-    puzzle.add(parts[0])
+    puzzle.add(parts[0], OTHER.peer)
     with pytest.raises(PayloadError, match="in a frame of 1248"):
-        puzzle.add(replace(parts[1], nbytes=1247))
+        puzzle.add(replace(parts[1], nbytes=1247), OTHER.peer)
     for start in range(1, 13):
         part = replace(parts[1], start=start, data=bytes(100))
         if start < 12:
-            puzzle.add(part)
+            puzzle.add(part, OTHER.peer)
     with pytest.raises(PayloadError, match="or twice"):
-        puzzle.add(replace(parts[1], start=12, data=bytes(100)))
+        puzzle.add(replace(parts[1], start=12, data=bytes(100)), OTHER.peer)
+
+
+def test_a_frame_that_its_owner_began_anew_takes_the_place_of_the_first():
+    puzzle, again = at_most(), frame(BODY[::-1])
+    puzzle.add(pieces(frame())[0], SIGNER.peer)
+    wholes = [puzzle.add(part, SIGNER.peer)[1] for part in pieces(again)]
+    assert wholes[-1] == again.to_bytes()
+
+
+@pytest.mark.parametrize("size", [100, 70])
+@pytest.mark.parametrize("seed", range(5))
+def test_nobody_spoils_what_an_owner_sends_itself(seed, size):
+    """Forged pieces, cut as the owner's are or otherwise, come between, before and after the owner's."""
+    good = [(part, SIGNER.peer) for part in pieces(frame())]
+    bad = [(replace(part, data=bytes(len(part.data))), OTHER.peer) for part in pieces(frame(), size)]
+    parts = good + bad
+    random.Random(seed).shuffle(parts)
+    puzzle, wholes = at_most(), []
+    for part, peer in parts:
+        whole = puzzle.add(part, peer)[1]
+        while whole is not None and whole != frame().to_bytes():
+            wholes.append(whole)
+            whole = puzzle.wrong(part.head)
+        if whole is not None:
+            wholes.append(whole)
+            puzzle.right(part.head)
+    assert wholes[-1] == frame().to_bytes()
+    assert len(wholes) <= 2
+
+
+def test_what_comes_from_an_owner_while_a_forged_whole_is_looked_at_is_not_lost():
+    puzzle, parts = at_most(), pieces(frame())
+    for part in parts:
+        forged = puzzle.add(replace(part, data=bytes(len(part.data))), OTHER.peer)[1]
+    assert forged is not None
+    assert [puzzle.add(part, SIGNER.peer)[1] for part in parts] == [None] * len(parts)
+    assert puzzle.wrong(parts[0].head) == frame().to_bytes()
+
+
+def test_an_owner_whose_own_bytes_are_wrong_is_not_listened_to_again():
+    puzzle, parts = at_most(), pieces(frame())
+    wrong = [replace(part, data=bytes(len(part.data))) for part in parts]
+    assert [puzzle.add(part, SIGNER.peer)[1] is None for part in wrong] == [True] * (len(parts) - 1) + [False]
+    assert puzzle.wrong(parts[0].head) is None
+    assert [puzzle.add(part, peer) for part in parts for peer in (SIGNER.peer, OTHER.peer)] == [(False, None)] * 26
 
 
 def test_what_is_past_is_forgotten_and_a_whole_frame_keeps_no_bytes():
     puzzle = at_most()
     for part in pieces(frame()):
-        puzzle.add(part)
-    assert [len(kept.data) for kept in puzzle._frames.values()] == [0]
-    assert puzzle.add(pieces(frame())[3]) == (False, None)
+        puzzle.add(part, OTHER.peer)
+    puzzle.right(part.head)
+    assert [(len(kept.own.data), kept.others) for kept in puzzle._frames.values()] == [(0, None)]
+    assert puzzle.add(pieces(frame())[3], OTHER.peer) == (False, None)
     puzzle.forget_before(6)
     assert not puzzle._frames
 

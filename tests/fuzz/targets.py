@@ -174,7 +174,7 @@ def _piece(data: bytes) -> object:
     puzzle = Puzzle(lambda header: receiver.max_nbytes(header, HEAD))
     piece = read_piece(data)
     assert piece.to_bytes() == data
-    return puzzle.add(piece)
+    return puzzle.add(piece, piece.header.sender)
 
 
 def _sealed_frame(data: bytes) -> object:

@@ -115,7 +115,6 @@ TABLE: tuple[Scenario, ...] = (
     Scenario(
         name="thin-uplink",
         seats=(*_public(HOME)[:2], Seat(name="carol", line=THIN)),
-        missing="the frame of a slow uplink before the deadline",
     ),
     Scenario(
         name="line-dies-and-returns",

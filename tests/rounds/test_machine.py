@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from decentral.errors import PayloadError
 from decentral.rounds import chain
-from decentral.rounds.allowance import SLACK
+from decentral.rounds.allowance import FIRST_REST, LONGEST_REST, SLACK, Unsent
 from decentral.rounds.effects import Decide
 from decentral.wire import messages as m
 from decentral.wire.frames import Kind
@@ -268,3 +269,15 @@ def test_who_offers_and_does_not_send_is_waited_for_as_long_once_until_it_sends_
     assert seconds_of_a_round(sends=False) < swarm.terms.ceiling + 2.0
     assert seconds_of_a_round(sends=True) < 2.0
     assert seconds_of_a_round(sends=False) >= 2 * SLACK * takes
+
+
+def test_who_was_passed_over_rests_longer_each_time_that_it_was_waited_for_in_vain():
+    unsent, peer, waited_for = Unsent(), bytes(32), []
+    for round_ in range(1, 200):
+        if unsent.is_waited_for(peer, round_):
+            waited_for.append(round_)
+        unsent.passed_over(peer, round_)
+    rests = [later - earlier - 1 for earlier, later in pairwise(waited_for)]
+    assert rests == [FIRST_REST, 8, 16, 32, LONGEST_REST, LONGEST_REST]
+    unsent.came(peer)
+    assert unsent.is_waited_for(peer, 200)

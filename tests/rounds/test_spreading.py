@@ -12,23 +12,26 @@ import trio.testing
 from decentral.errors import PayloadError
 from decentral.exchange import gather
 from decentral.exchange.arrivals import Arrivals
-from decentral.exchange.passing import HASTE, PIECE, Passing
-from decentral.exchange.spread import Spread
+from decentral.exchange.passing import PIECE, UNMEASURED
+from decentral.exchange.spread import UNKNOWN, Line
 from decentral.rounds.spreading import Spreading, all_equal
 from decentral.transport.memory import MemoryNetwork
-from decentral.transport.requests import serve_requests
+from decentral.transport.requests import request, serve_requests
 from decentral.transport.sequences import serve_sequences
 from decentral.transport.throttle import ThrottledTransport
-from decentral.wire.frames import Header, Kind, seal
+from decentral.transport.window import SECONDS
+from decentral.wire.frames import HEADER_NBYTES, Header, Kind, seal
 from decentral.wire.keys import Signer
+from decentral.wire.pieces import read_piece
 
 RATE, NBYTES = 250_000.0, 500_000
+VOTE = "/test/vote/1"
 SIGNERS = [Signer(bytes([number] * 32)) for number in range(1, 7)]
 
 
-def frame():
+def frame(body=bytes(NBYTES)):
     header = Header(Kind.CONTRIBUTION, bytes(32), 0, 1, 0, 0, 1, 0, bytes(32), SIGNERS[0].peer, 1, 1)
-    return seal(header, bytes(NBYTES), SIGNERS[0])
+    return seal(header, body, SIGNERS[0])
 
 
 def fail(*_):
@@ -43,15 +46,19 @@ def play(script, take):
         await take(peer, data)
         return b""
 
+    async def nod(peer, data):
+        return b""
+
     async def main():
         sender, *others = (network.transport(signer) for signer in SIGNERS)
         network.set_uplink(sender.peer, RATE)
-        throttled = ThrottledTransport(sender, urgent=())
+        throttled = ThrottledTransport(sender, urgent=(VOTE,))
         spreading = Spreading(throttled, sender.peer, Arrivals(), all_equal, lambda: None, fail, fail, fail)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(throttled)
             for other in others:
                 serve_requests(other, gather.PUSH, answer, limit=1 << 20)
+                serve_requests(other, VOTE, nod, limit=0)
                 serve_sequences(other, PIECE, take, limit=1 << 20, watch=Arrivals().push)
                 await stack.enter_async_context(other)
                 await throttled.connect(other.peer, other.addresses())
@@ -86,7 +93,7 @@ def test_a_receiver_that_takes_long_does_not_make_the_uplink_a_thin_one():
 
     async def script(spreading, others):
         await spreading.give(frame(), others, fail)
-        assert spreading.transport.uplink == pytest.approx(RATE * 4 / 5, rel=0.05)
+        assert spreading.transport.uplink == pytest.approx(RATE, rel=0.05)
 
     play(script, dawdle)
 
@@ -99,20 +106,93 @@ def test_a_frame_that_nobody_takes_tells_nothing_and_fails_nobody():
     play(script, refuse)
 
 
-def test_pieces_go_little_faster_than_the_uplink_is_thought_to_be():
-    came: list[float] = []
-
-    async def note(peer, data):
-        came.append(anyio.current_time())
+@pytest.mark.parametrize("known", [True, False])
+def test_a_frame_that_is_called_off_leaves_the_uplink_free_and_has_told_what_it_carries(known):
+    """Round after round, what was called off would be before the next offer and the next frame."""
 
     async def script(spreading, others):
-        data = frame().to_bytes()
-        began, arrived = anyio.current_time(), []
-        passing = Passing(spreading.transport, others, data, arrived.append, fail)
-        share = len(data) // 5
-        await passing.send(Spread(0, (0, share, share, share, share, len(data) - 4 * share)), 0, RATE / 10)
-        assert len(data) / (HASTE * RATE / 10) <= max(came) - began + 1.0 <= len(data) / (RATE / 10) + 1.0
-        assert sum(arrived) == len(data)
+        spreading.lines_of = lambda peers: [Line(RATE if known else UNKNOWN, passes_on=False)] * len(peers)
+        with anyio.move_on_after(3.0) as scope:
+            await spreading.give(frame(bytes(NBYTES)), others, fail)
+        assert scope.cancelled_caught
+        began = anyio.current_time()
+        await request(spreading.transport, others[0], VOTE, b"", limit=0, timeout=60.0)
+        assert anyio.current_time() - began < SECONDS + 0.5
+        assert spreading.transport.uplink == pytest.approx(RATE, rel=0.1)
+
+    play(script, keep)
+
+
+def test_a_peer_that_learns_that_its_uplink_is_thin_goes_on_by_way_of_others():
+    """Seven copies would take N - 1 times as long; nobody is done before one copy."""
+    sent: dict[bytes, int] = {}
+
+    async def note(peer, data):
+        piece = read_piece(data)
+        sent[piece.start] = sent.get(piece.start, 0) + len(piece.data)
+
+    async def script(spreading, others):
+        def lines(peers):
+            own = spreading.transport.uplink
+            return [Line((own or UNKNOWN) if peer == spreading.me else 10 * RATE, passes_on=True) for peer in peers]
+
+        spreading.lines_of, began = lines, anyio.current_time()
+        await spreading.give(frame(bytes(4 * NBYTES)), others, fail)
+        assert set(sent) >= {0}
+        assert 4 * NBYTES <= sum(sent.values()) < 6 * NBYTES
+        assert 8.0 < anyio.current_time() - began < 13.0
+
+    play(script, note)
+
+
+def test_a_peer_that_takes_nothing_keeps_nobody_waiting_when_the_uplink_becomes_known():
+    done: dict[bytes, float] = {}
+    first: list[bytes] = []
+
+    async def note(peer, data):
+        first.append(data)
+        if len(first) == 1:
+            await anyio.sleep_forever()
+        done[data] = anyio.current_time()
+
+    async def script(spreading, others):
+        def lines(peers):
+            return [Line(spreading.transport.uplink or UNKNOWN, passes_on=False)] * len(peers)
+
+        spreading.lines_of, began = lines, anyio.current_time()
+        with anyio.move_on_after(14.0):
+            await spreading.give(frame(), others, fail)
+        assert sum(len(read_piece(data).data) for data in done) >= NBYTES
+        assert max(done.values()) - began < 12.0
+
+    play(script, note)
+
+
+def test_who_is_refused_a_frame_is_not_told_of_as_out_of_reach_and_the_others_get_theirs():
+    came: list[bytes] = []
+
+    async def only_one(peer, data):
+        if came.append(data) or len(came) == 1:
+            raise PayloadError("as the test wants it")
+
+    async def script(spreading, others):
+        await spreading.give(frame(), others, fail)
+        assert {len(read_piece(data).data) for data in came} >= {UNMEASURED}
+        assert sum(len(read_piece(data).data) for data in came[1:]) == 4 * (NBYTES + HEADER_NBYTES)
+
+    play(script, only_one)
+
+
+def test_a_small_frame_goes_in_one():
+    came: list[bytes] = []
+
+    async def note(peer, data):
+        came.append(data)
+
+    async def script(spreading, others):
+        small = frame(bytes(1000))
+        await spreading.give(small, others, fail)
+        assert came == [small.to_bytes()] * 5
 
     play(script, note)
 

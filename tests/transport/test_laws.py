@@ -12,6 +12,7 @@ from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamC
 from decentral.transport.budget import Limits
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.transport.sequences import sequence, serve_sequences
+from decentral.transport.window import SECONDS, Window
 from decentral.wire.keys import Signer
 
 ECHO = "/test/echo"
@@ -396,11 +397,34 @@ def test_bodies_of_a_sequence_arrive_whole_in_order_and_before_it_is_over(world)
         serve_sequences(b, ECHO, take, limit=1 << 17, watch=lambda peer: nullcontext(moved.append))
         async with a, b:
             await a.connect(b.peer, b.addresses())
-            async with sequence(a, b.peer, ECHO, 10.0) as send:
+            async with sequence(a, b.peer, ECHO, 10.0, Window(lambda: None)) as send:
                 for body in bodies:
                     await send(body)
             assert came == bodies
             assert sum(moved) == sum(map(len, bodies))
+
+    world.run(script)
+
+
+@pytest.mark.parametrize(("rate", "most"), [(1000.0 / SECONDS, 2), (10.0 / SECONDS, 1), (None, 8)])
+def test_no_more_of_a_sequence_is_under_way_than_its_window_allows(world, rate, most):
+    a, b = world.transport(), world.transport()
+    sent, handled, under_way = [], [], []
+
+    async def take(peer, body):
+        await anyio.sleep(0.05)  # time enough for all that would come
+        under_way.append(len(sent) - len(under_way))
+
+    async def script():
+        serve_sequences(b, ECHO, take, limit=400, watch=lambda peer: nullcontext(lambda count: None))
+        async with a, b:
+            await a.connect(b.peer, b.addresses())
+            async with sequence(a, b.peer, ECHO, 10.0, Window(lambda: rate), handled.append) as send:
+                for _ in range(8):
+                    await send(bytes(400))
+                    sent.append(1)
+        assert handled == [400] * 8
+        assert max(under_way) == most
 
     world.run(script)
 
@@ -415,7 +439,7 @@ def test_a_body_of_a_sequence_that_is_refused_ends_it_for_both(world):
             raise PayloadError("as the test wants it")
 
     async def send_all(bodies):
-        async with sequence(a, b.peer, ECHO, 10.0) as send:
+        async with sequence(a, b.peer, ECHO, 10.0, Window(lambda: None)) as send:
             for body in bodies:
                 await send(body)
 
