@@ -91,24 +91,30 @@ class Passing:
         return {peer: list(direct) for peer in self.peers if peer not in self.failed}
 
     async def _send_to(self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool]) -> None:
+        """Goes on while pieces arrive: a relay may end a connection after 128 KiB, or a path give way to another."""
+        while ranges and goes_on():
+            left = len(ranges)
+            try:
+                await self._send_at_once(peer, ranges, goes_on)
+            except PeerUnreachable:
+                self.failed.add(peer)
+                return await self.on_failed(peer)
+            except (TransportError, PayloadError):
+                if len(ranges) == left:  # it stands elsewhere, say, and will ask for the frame if it wants it
+                    self.failed.add(peer)
+                    return
 
+    async def _send_at_once(self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool]) -> None:
         def handled(nbytes: int) -> None:
             del ranges[0]
             self.arrived(nbytes - PIECE_HEAD_NBYTES, not ranges)
 
-        try:
-            if ranges:
-                async with sequence(self.transport, peer, PIECE, ANSWER, self.window, handled) as send:
-                    for start, stop, pass_on in tuple(ranges):
-                        if not goes_on():
-                            break
-                        piece = Piece(self.data[:HEADER_NBYTES], len(self.data), start, pass_on, self.data[start:stop])
-                        await send(piece.to_bytes())
-        except PeerUnreachable:
-            self.failed.add(peer)
-            await self.on_failed(peer)
-        except (TransportError, PayloadError):  # it stands elsewhere, say, and will ask for the frame if it wants it
-            self.failed.add(peer)
+        async with sequence(self.transport, peer, PIECE, ANSWER, self.window, handled) as send:
+            for start, stop, pass_on in tuple(ranges):
+                if not goes_on():
+                    break
+                piece = Piece(self.data[:HEADER_NBYTES], len(self.data), start, pass_on, self.data[start:stop])
+                await send(piece.to_bytes())
 
 
 class Forwarder:

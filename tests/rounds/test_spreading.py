@@ -183,6 +183,25 @@ def test_who_is_refused_a_frame_is_not_told_of_as_out_of_reach_and_the_others_ge
     play(script, only_one)
 
 
+def test_a_stream_that_ends_after_some_pieces_is_followed_by_another():
+    """A relay that grants 128 KiB a connection ended every frame, which had to be fetched after five seconds."""
+    came: dict[int, int] = {}
+    taken: list[bytes] = []
+
+    async def end_often(peer, data):
+        taken.append(data)
+        if len(taken) % 5 == 0:
+            raise PayloadError("as the test wants it")
+        piece = read_piece(data)
+        came[piece.start] = len(piece.data)
+
+    async def script(spreading, others):
+        await spreading.give(frame(), others[:1], fail)
+        assert sum(came.values()) == NBYTES + HEADER_NBYTES
+
+    play(script, end_often)
+
+
 def test_a_small_frame_goes_in_one():
     came: list[bytes] = []
 
