@@ -5,6 +5,9 @@ pass on, or to everybody when nobody is left.
 
 Which way is best is known once the uplink is. Until then it goes to everybody: a second, say, of what would otherwise
 be seven copies through an uplink for two.
+
+A thin peer sends little faster than its uplink carries. What waits in front of it holds up the acknowledgements of what
+others send to it, whose frames then come late: with two seconds of pieces waiting it missed ten rounds of twenty.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from decentral.wire.pieces import PIECE_HEAD_NBYTES, Piece
 PIECE = "/decentral/piece/1"
 SMALLEST, UNMEASURED, LARGEST = 1 << 12, 1 << 15, 1 << 18  # bytes of a piece
 LANDING = 1.0  # s; who takes longer may get a piece twice
+HASTE = 1.1  # times the estimated rate, which is a lower bound and grows when more goes through
 OFTEN = 0.25  # s in which each peer should get one: smaller ones spend more on their heads
 
 Range = tuple[int, int, bool]  # [start, stop) of the frame, and whether it is to be passed on
@@ -46,6 +50,7 @@ class Passing:
     arrived: Arrived
     on_failed: OnFailed  # told of who could not be reached
     failed: set[PeerId] = field(default_factory=set)
+    _pace: _Pace = field(default_factory=lambda: _Pace(float("inf")))
 
     async def send(self, way_of: Callable[[int], Spread], uplink: Uplink) -> None:
         """Send it; ``way_of`` says which way so many bytes go best, its first peer being this one, then ``peers``."""
@@ -66,6 +71,7 @@ class Passing:
             given[peer] = behind[peer] + _cut(passed, passed + nbytes, size, True) + direct
             passed += nbytes
         helpers = [peer for peer, nbytes in zip(self.peers, way.passed[1:], strict=True) if nbytes]
+        self._pace = _Pace(HASTE * rate if helpers else float("inf"))
         while any(given.values()):
             await self._send_all(given)
             lost = [range_ for peer in given.keys() & self.failed for range_ in given[peer] if range_[2]]
@@ -114,7 +120,22 @@ class Passing:
                 if not goes_on():
                     break
                 piece = Piece(self.data[:HEADER_NBYTES], len(self.data), start, pass_on, self.data[start:stop])
+                await self._pace.wait(stop - start)
                 await send(piece.to_bytes())
+
+
+class _Pace:
+    """So many bytes per second, to whomever."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._free_at = rate, 0.0
+
+    async def wait(self, nbytes: int) -> None:
+        """Until it is the turn of ``nbytes``."""
+        now = anyio.current_time()
+        turn = max(now, self._free_at)
+        self._free_at = turn + nbytes / self._rate
+        await anyio.sleep(turn - now)
 
 
 class Forwarder:

@@ -48,12 +48,21 @@ async def _listener(address: str) -> list[SocketListener]:
     assert match is not None, "checked before"
     host = ipaddress.ip_address(match[1])
     try:
-        made = await anyio.create_tcp_listener(local_host=str(host), local_port=int(match[2]), backlog=_BACKLOG)
+        made = await _made(host, int(match[2]))
     except OSError as error:
         if host.is_unspecified:
             return []  # "all interfaces" of a family this machine does not have
         raise ListenError(f"cannot listen on {address}: {error}; give another address or port 0") from None
-    return [listener for listener in made.listeners if isinstance(listener, SocketListener)]
+    return [listener for listener in made if isinstance(listener, SocketListener)]
+
+
+async def _made(host: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> Sequence[object]:
+    if host.is_unspecified:  # the resolver knows which families this machine has
+        made = await anyio.create_tcp_listener(local_host=str(host), local_port=port, backlog=_BACKLOG)
+        return made.listeners
+    # and where there is IPv6 only it denies 127.0.0.1, which is there
+    family = socket.AF_INET if host.version == 4 else socket.AF_INET6
+    return [await SocketListener.from_socket(socket.create_server((str(host), port), family=family, backlog=_BACKLOG))]
 
 
 def bound_addresses(sockets: Iterable[SocketListener]) -> tuple[str, ...]:

@@ -2,10 +2,12 @@
 
 import socket
 
+import anyio
 import pytest
 
 from decentral.errors import ConfigError, ListenError
 from decentral.transport.listen import MAX_ADDRESSES, check_listen, dialable, everywhere, pinned
+from decentral.transport.tcp import bound_addresses, listeners
 
 
 @pytest.mark.parametrize(
@@ -79,3 +81,20 @@ def test_loopback_is_dialable_only_when_there_is_nothing_else():
 
 def test_no_more_addresses_are_given_than_a_lease_holds():
     assert len(dialable([f"/ip4/8.8.8.8/tcp/{port}" for port in range(1, 99)], "ME")) == MAX_ADDRESSES
+
+
+def test_an_address_is_listened_on_whatever_the_resolver_says_of_its_family(monkeypatch):
+    """With IPv6 only it says that 127.0.0.1 is none, and whoever asked a relay from there did not start."""
+
+    async def denies(*args, **kwargs):
+        raise OSError(-9, "Address family for hostname not supported")
+
+    monkeypatch.setattr("anyio._core._sockets.getaddrinfo", denies)
+
+    async def script():
+        (socket,) = await listeners(["/ip4/127.0.0.1/tcp/0"])
+        async with socket:
+            (address,) = bound_addresses([socket])
+            await (await anyio.connect_tcp("127.0.0.1", int(address.split("/")[-1]))).aclose()
+
+    anyio.run(script, backend="trio")
