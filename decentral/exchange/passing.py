@@ -6,8 +6,8 @@ pass on, or to everybody when nobody is left.
 Which way is best is known once the uplink is. Until then it goes to everybody: a second, say, of what would otherwise
 be seven copies through an uplink for two.
 
-A thin peer sends little faster than its uplink carries. What waits in front of it holds up the acknowledgements of what
-others send to it, whose frames then come late: with two seconds of pieces waiting it missed nine rounds of twenty.
+A thin peer sends little faster than its uplink carries: with two seconds of pieces waiting in front of it, it missed
+nine rounds of twenty, probably as the acknowledgements of what others sent to it had to wait, too.
 """
 
 from __future__ import annotations

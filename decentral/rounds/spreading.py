@@ -31,7 +31,7 @@ from decentral.wire.pieces import PIECE_HEAD_NBYTES, read_piece
 LinesOf = Callable[[Sequence[PeerId]], Sequence[Line]]
 
 PIECED = 1 << 16  # bytes of a contribution that goes in pieces; smaller ones fit into any buffer, and are soon gone
-SURE = 1.0  # s
+SURE = 1.0  # s of sending, after which what arrived tells the uplink
 
 
 def all_equal(peers: Sequence[PeerId]) -> list[Line]:

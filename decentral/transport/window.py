@@ -1,8 +1,8 @@
 """How many bytes may be on their way, unheard of, to all peers together: what the uplink carries in four seconds.
 
 What the system's and the daemon's buffers have swallowed cannot be called back, and what follows on the same
-connection waits behind it. At 2 Mbit/s a frame that was called off in round 2 arrived in round 7, offers came late, and
-in three runs of six no frame of that peer was in time again. So bytes stay here until the other side has said that it
+connection waits behind it. At 2 Mbit/s a frame that was called off in round 2 arrived in round 7, and in three runs of
+six no frame of that peer was ever in time. So bytes stay here until the other side has said that it
 has those before.
 
 Every stream has the same share and may always have one body under way, so a peer that takes nothing stops nobody else.

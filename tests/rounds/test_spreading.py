@@ -12,7 +12,7 @@ import trio.testing
 from decentral.errors import PayloadError
 from decentral.exchange import gather
 from decentral.exchange.arrivals import Arrivals
-from decentral.exchange.passing import PIECE, UNMEASURED
+from decentral.exchange.passing import HASTE, PIECE, UNMEASURED
 from decentral.exchange.spread import UNKNOWN, Line
 from decentral.rounds.spreading import Spreading, all_equal
 from decentral.transport.memory import MemoryNetwork
@@ -125,7 +125,7 @@ def test_a_frame_that_is_called_off_leaves_the_uplink_free_and_has_told_what_it_
 
 def test_a_peer_that_learns_that_its_uplink_is_thin_goes_on_by_way_of_others():
     """Seven copies would take N - 1 times as long; nobody is done before one copy."""
-    sent: dict[bytes, int] = {}
+    sent: dict[int, int] = {}
 
     async def note(peer, data):
         piece = read_piece(data)
@@ -138,11 +138,28 @@ def test_a_peer_that_learns_that_its_uplink_is_thin_goes_on_by_way_of_others():
 
         spreading.lines_of, began = lines, anyio.current_time()
         await spreading.give(frame(bytes(4 * NBYTES)), others, fail)
-        assert set(sent) >= {0}
         assert 4 * NBYTES <= sum(sent.values()) < 6 * NBYTES
         assert 8.0 < anyio.current_time() - began < 13.0
 
     play(script, note)
+
+
+@pytest.mark.parametrize("thin", [True, False])
+def test_a_thin_peer_sends_little_faster_than_it_thinks_that_its_uplink_carries(thin):
+    """The estimate is a tenth of what the uplink carries: who is not thin beside the others finds out."""
+    own, took = RATE / 10, []
+
+    async def script(spreading, others):
+        def lines(peers):
+            return [Line(own if peer == spreading.me else own * (10 if thin else 1), passes_on=True) for peer in peers]
+
+        spreading.lines_of, began = lines, anyio.current_time()
+        await spreading.give(frame(), others, fail)
+        took.append(anyio.current_time() - began)
+
+    play(script, keep)
+    paced = NBYTES / (HASTE * own)
+    assert (0.9 * paced < took[0] < 1.3 * paced) if thin else took[0] < 5 * paced / 1.5
 
 
 def test_a_peer_that_takes_nothing_keeps_nobody_waiting_when_the_uplink_becomes_known():

@@ -424,7 +424,8 @@ def test_no_more_of_a_sequence_is_under_way_than_its_window_allows(world, rate, 
                     await send(bytes(400))
                     sent.append(1)
         assert handled == [400] * 8
-        assert max(under_way) == most
+        assert max(under_way) <= most
+        assert rate is not None or max(under_way) > 2  # nothing else holds them up
 
     world.run(script)
 
