@@ -1,7 +1,7 @@
 """Every frame to every peer: right for sparse frames.
 
-A contributor pushes its frame to each member; whoever misses one asks any holder. Sent per peer and round:
-``(N-1) * frame``; received the same. Grows with N: groups bound it.
+A contributor pushes its frame to each member; whoever misses one, or some of it, asks any holder. Sent per peer and
+round: ``(N-1) * frame``; received the same. Grows with N: groups bound it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from decentral.exchange.turns import Turns
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request
 from decentral.wire.keys import PeerId
+from decentral.wire.wants import Want
 
 PUSH = "/decentral/frame/1"
 FETCH = "/decentral/fetch/1"
@@ -50,13 +51,10 @@ async def push(
             group.start_soon(one, peer)
 
 
-async def fetch(transport: Transport, holders: Sequence[PeerId], frame: bytes, limit: int) -> bytes | None:
-    """Ask one holder after another for a frame; None when nobody has it. ``limit`` bounds the answer's bytes."""
-    for peer in holders:
-        try:
-            data = await request(transport, peer, FETCH, frame, limit=limit, timeout=ANSWER)
-        except (TransportError, PayloadError):
-            continue
-        if data:
-            return data
-    return None
+async def fetch(transport: Transport, holder: PeerId, want: Want, limit: int) -> bytes | None:
+    """What ``holder`` answers; None when it has nothing of that frame. ``limit`` bounds the answer's bytes."""
+    try:
+        data = await request(transport, holder, FETCH, want.to_bytes(), limit=limit, timeout=ANSWER)
+    except (TransportError, PayloadError):
+        return None
+    return data or None

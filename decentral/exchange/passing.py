@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
+from decentral.exchange.arrivals import PAUSE
 from decentral.exchange.gather import ANSWER, OnFailed
 from decentral.exchange.spread import Spread
 from decentral.transport import Transport
@@ -32,6 +33,7 @@ PIECE = "/decentral/piece/1"
 SMALLEST, UNMEASURED, LARGEST = 1 << 12, 1 << 15, 1 << 18  # bytes of a piece
 LANDING = 1.0  # s; who takes longer may get a piece twice
 HASTE = 1.1  # times the estimated rate, which is a lower bound and grows when more goes through
+THIN = 4  # times as much given to others to pass on as to each: less than a third of the usual uplink, among eight
 OFTEN = 0.25  # s in which each peer should get one: smaller ones spend more on their heads
 
 Range = tuple[int, int, bool]  # [start, stop) of the frame, and whether it is to be passed on
@@ -39,7 +41,7 @@ Uplink = Callable[[], float | None]  # bytes/s; None: not known
 Arrived = Callable[[int, bool], None]  # told of bytes that a peer says it has, and whether it has all it should
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Passing:
     """One frame on its way to all of ``peers``; those in ``failed`` could not be reached, or refused it."""
 
@@ -50,7 +52,8 @@ class Passing:
     arrived: Arrived
     on_failed: OnFailed  # told of who could not be reached
     failed: set[PeerId] = field(default_factory=set)
-    _pace: _Pace = field(default_factory=lambda: _Pace(float("inf")))
+    _moved_at: float = field(default_factory=anyio.current_time)
+    _pace: _Pace = field(default_factory=lambda: _Pace(lambda: float("inf")))
 
     async def send(self, way_of: Callable[[int], Spread], uplink: Uplink) -> None:
         """Send it; ``way_of`` says which way so many bytes go best, its first peer being this one, then ``peers``."""
@@ -61,9 +64,15 @@ class Passing:
         if (rate := uplink()) is None or furthest == len(self.data):
             return await self._send_all(given)
         behind = {peer: [range_ for range_ in ranges if range_[0] < furthest] for peer, ranges in given.items()}
-        await self._go_on(behind, furthest, way_of(len(self.data) - furthest), rate)
+        await self._go_on(behind, furthest, way_of(len(self.data) - furthest), uplink, rate)
 
-    async def _go_on(self, behind: dict[PeerId, list[Range]], start: int, way: Spread, rate: float) -> None:
+    def comes_to(self, peer: PeerId) -> bool:
+        """Whether ``peer`` gets it, from here or from others, with no need to ask for it."""
+        return peer in self.peers and peer not in self.failed and anyio.current_time() < self._moved_at + PAUSE
+
+    async def _go_on(
+        self, behind: dict[PeerId, list[Range]], start: int, way: Spread, uplink: Uplink, rate: float
+    ) -> None:
         size = min(LARGEST, max(SMALLEST, int(rate * OFTEN / len(self.peers))))
         given, passed = {}, start + way.direct
         for peer, nbytes in zip(self.peers, way.passed[1:], strict=True):
@@ -71,8 +80,8 @@ class Passing:
             given[peer] = behind[peer] + _cut(passed, passed + nbytes, size, True) + direct
             passed += nbytes
         helpers = [peer for peer, nbytes in zip(self.peers, way.passed[1:], strict=True) if nbytes]
-        if helpers and 10 * way.direct < sum(way.passed):  # not for who seems a little thinner than equals
-            self._pace = _Pace(HASTE * rate)
+        if helpers and THIN * way.direct < sum(way.passed):
+            self._pace = _Pace(lambda: HASTE * (uplink() or rate))
         while any(given.values()):
             await self._send_all(given)
             lost = [range_ for peer in given.keys() & self.failed for range_ in given[peer] if range_[2]]
@@ -114,6 +123,7 @@ class Passing:
     async def _send_at_once(self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool]) -> None:
         def handled(nbytes: int) -> None:
             del ranges[0]
+            self._moved_at = anyio.current_time()
             self.arrived(nbytes - PIECE_HEAD_NBYTES, not ranges)
 
         async with sequence(self.transport, peer, PIECE, ANSWER, self.window, handled) as send:
@@ -128,14 +138,14 @@ class Passing:
 class _Pace:
     """So many bytes per second, to whomever."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: Callable[[], float]) -> None:
         self._rate, self._free_at = rate, 0.0
 
     async def wait(self, nbytes: int) -> None:
         """Until it is the turn of ``nbytes``."""
         now = anyio.current_time()
         turn = max(now, self._free_at)
-        self._free_at = turn + nbytes / self._rate
+        self._free_at = turn + nbytes / self._rate()
         await anyio.sleep(turn - now)
 
 

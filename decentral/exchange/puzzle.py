@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from decentral.errors import PayloadError
+from decentral.exchange.part import Part, part_of
 from decentral.wire.frames import HEADER_NBYTES, Header, signed_header
 from decentral.wire.keys import PeerId
 from decentral.wire.pieces import Piece
@@ -73,6 +74,17 @@ class _Frame:
         if self.over or self.checked or self.own.missing > self.only_others:
             return None
         self.checked = True
+        return self._together()
+
+    def part(self) -> Part | None:
+        """What is here, of both sides; None when it is nothing, or all and being looked at, or over."""
+        came = [side.lengths for side in (self.own, self.others) if side is not None]
+        if self.over or self.checked or not any(came):
+            return None
+        here = ((start, start + length) for lengths in came for start, length in lengths.items())
+        return part_of(self._together(), here)
+
+    def _together(self) -> bytes:
         if self.others is None or not self.own.missing:
             return bytes(self.own.data)
         whole = bytearray(self.others.data)
@@ -111,6 +123,11 @@ class Puzzle:
         if frame.head != piece.head:
             raise PayloadError("piece of a second frame of one sender in a round; drop it")
         return frame.put(piece, by_owner), frame.whole()
+
+    def part(self, round_: int, sender: PeerId) -> Part | None:
+        """What is here of that sender's frame while it is not whole; None: nothing to speak of."""
+        frame = self._frames.get((round_, sender))
+        return None if frame is None else frame.part()
 
     def right(self, head: bytes) -> None:
         """The whole is what its header names: no bytes of it are kept here."""

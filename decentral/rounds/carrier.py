@@ -19,12 +19,12 @@ from decentral.exchange import gather
 from decentral.exchange.arrivals import Arrivals
 from decentral.exchange.offload import Offload, in_thread
 from decentral.exchange.reduce import Results
-from decentral.exchange.spread import thin_last
 from decentral.exchange.store import FrameStore
 from decentral.rounds.acceptor import Acceptor
+from decentral.rounds.asking import Asking
 from decentral.rounds.chain import Digest, Head
 from decentral.rounds.contribution import Contribution
-from decentral.rounds.effects import Effect, Fetch
+from decentral.rounds.effects import Effect
 from decentral.rounds.history import Past
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.machine import RoundMachine, Terms
@@ -143,7 +143,6 @@ class Carrier(ABC):
         limit = HEADER_NBYTES + inbox.limit()
         serve_requests(transport, CONTROL, self._on_control, limit=CONTROL_LIMIT)
         serve_requests(transport, gather.PUSH, self._on_push, limit=limit, watch=self.arrivals.push)
-        serve_requests(transport, gather.FETCH, self._on_fetch, limit=64)
         self.frame_limit = limit
         self.spreading = Spreading(
             transport,
@@ -154,6 +153,9 @@ class Carrier(ABC):
             inbox.max_nbytes,
             self.take,
             self._spawn,
+        )
+        self.asking = Asking(
+            transport, self.store, self.arrivals, self.spreading, lines_of, self.take, offload, self.frame_limit
         )
 
     @property
@@ -283,20 +285,6 @@ class Carrier(ABC):
             if useless(frame):
                 scope.cancel()
 
-    async def _fetch(self, wanted: Fetch) -> None:
-        """What is coming already is waited for: asked for again, it would come twice and each time slower."""
-        with self.arrivals.fetch(wanted.frame) as fresh:
-            for holder in thin_last(wanted.holders, self.lines_of(wanted.holders)) if fresh else ():
-                await self.arrivals.pushed(wanted.owner)
-                if wanted.frame in self.store:
-                    return
-                if holder == wanted.owner and self.arrivals.is_pushing(holder):
-                    continue  # it stands still for now, and would come twice by the same way
-                data = await gather.fetch(self.transport, (holder,), wanted.frame, self.frame_limit)
-                if data is not None:
-                    await self.take(data, wanted.frame)
-                    return
-
     async def _on_control(self, peer: PeerId, data: bytes) -> bytes:
         if self._group is None:
             return b""  # not in step yet: nothing that is said now concerns this peer
@@ -311,7 +299,3 @@ class Carrier(ABC):
         self._heard[peer] = anyio.current_time()
         await self.take(data)
         return b""
-
-    async def _on_fetch(self, peer: PeerId, data: bytes) -> bytes:
-        frame = self.store.get(data)
-        return b"" if frame is None else frame.to_bytes()

@@ -15,7 +15,6 @@ from pathlib import Path
 import anyio
 
 from decentral.errors import DecentralError, PayloadError, TransportError
-from decentral.exchange import gather
 from decentral.rounds.chain import Head
 from decentral.rounds.donor import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, WHERE, Donor
 from decentral.rounds.driver import Driver
@@ -26,7 +25,7 @@ from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.frames import HEADER_NBYTES
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import Commit, decode
+from decentral.wire.messages import Commit, FrameRef, decode
 
 ASKED = 4  # other peers asked for the missed commits before a snapshot is fetched
 
@@ -128,20 +127,19 @@ class CatchUp:
             driver.inbox.expect(record)
         ahead = [p for p, lease in self.directory.live().items() if lease.round >= record.round and p != holder]
         holders = (holder, *ahead)
-        missing = [ref.frame for ref in record.frames if ref.frame not in driver.store]
+        missing = [ref for ref in record.frames if ref.frame not in driver.store]
 
-        async def fetch(turn: int, frame: bytes) -> None:
-            order = holders[turn % len(holders) :] + holders[: turn % len(holders)]
-            data = await gather.fetch(self.transport, order, frame, driver.frame_limit)
+        async def fetch(turn: int, ref: FrameRef) -> None:
             try:
-                if data is not None:
-                    await driver.take(data, frame)
+                for peer in holders[turn % len(holders) :] + holders[: turn % len(holders)]:
+                    if await driver.asking.ask(peer, ref.frame, ref.peer, record.round):
+                        return
             except DecentralError as error:
                 driver.on_event("catch_up_failed", {"why": str(error)})
 
         async with anyio.create_task_group() as group:
-            for turn, frame in enumerate(missing):
-                group.start_soon(fetch, turn, frame)
+            for turn, ref in enumerate(missing):
+                group.start_soon(fetch, turn, ref)
         return all(ref.frame in driver.store for ref in record.frames)
 
     async def _adopt_if_heavier(self, peer: PeerId) -> None:

@@ -97,7 +97,7 @@ class Driver(Settler):
             elif isinstance(effect, Fetch):
                 if effect.record is not None and effect.record.contributors:
                     self.inbox.expect(effect.record)
-                self._spawn(self._fetch, effect)
+                self._spawn(self.asking.fetch, effect, self.head.round + 1)
             elif isinstance(effect, SendSlices):
                 self.inbox.expect(effect.plan)
                 self._spawn(self._reduce, effect.plan, self.head)

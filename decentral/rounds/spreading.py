@@ -14,6 +14,7 @@ from decentral.errors import PayloadError
 from decentral.exchange import gather
 from decentral.exchange.arrivals import Arrivals
 from decentral.exchange.gather import OnFailed
+from decentral.exchange.part import Part
 from decentral.exchange.passing import LARGEST, PIECE, Forwarder, Passing
 from decentral.exchange.puzzle import Puzzle
 from decentral.exchange.spread import UNKNOWN, Line, Spread, spread
@@ -24,7 +25,7 @@ from decentral.transport.sequences import serve_sequences
 from decentral.transport.throttle import ThrottledTransport
 from decentral.transport.uplink import UplinkMeter
 from decentral.transport.window import Window
-from decentral.wire.frames import Frame, Header, Kind
+from decentral.wire.frames import HEADER_NBYTES, Frame, Header, Kind
 from decentral.wire.keys import PeerId
 from decentral.wire.pieces import PIECE_HEAD_NBYTES, read_piece
 
@@ -96,6 +97,7 @@ class Spreading:
         self.window, self.turns = Window(self._uplink), Turns(self._uplink)
         self._deliveries = Deliveries(transport.meter if isinstance(transport, ThrottledTransport) else UplinkMeter())
         self.forwarder = Forwarder(transport, self.window, self._deliveries.passed_on, spawn)
+        self._given: list[tuple[bytes, Passing]] = []  # frames on their way in pieces, and their hashes
         most = PIECE_HEAD_NBYTES + LARGEST
         serve_sequences(transport, PIECE, self._on_piece, limit=most, watch=arrivals.push)
 
@@ -104,10 +106,30 @@ class Spreading:
         data, peers = frame.to_bytes(), shifted(others, self.me)
         with self._deliveries.of_a_frame():
             if frame.header.kind == Kind.CONTRIBUTION and len(data) >= PIECED:
-                passing = Passing(self.transport, self.window, peers, data, self._deliveries.arrived, on_failed)
-                await passing.send(lambda nbytes: self._way_of(nbytes, peers), self._uplink)
+                await self._give_in_pieces(frame.hash, data, peers, on_failed)
             else:
                 await gather.push(self.transport, peers, data, on_failed, self._handled(data), self._turns_of(frame))
+
+    async def _give_in_pieces(self, frame: bytes, data: bytes, peers: Sequence[PeerId], on_failed: OnFailed) -> None:
+        passing = Passing(self.transport, self.window, peers, data, self._deliveries.arrived, on_failed)
+        self._given.append((frame, passing))
+        try:
+            await passing.send(lambda nbytes: self._way_of(nbytes, peers), self._uplink)
+        finally:
+            self._given.remove((frame, passing))
+
+    def comes_to(self, peer: PeerId, frame: bytes) -> bool:
+        """Whether ``peer`` gets that frame from here in pieces, or from those who pass them on."""
+        return any(passing.comes_to(peer) for given, passing in self._given if given == frame)
+
+    def part(self, round_: int, owner: PeerId) -> Part | None:
+        """What came in pieces of that frame, while it is not whole."""
+        return self.puzzle.part(round_, owner)
+
+    def fetched(self, frame: bytes, owner: PeerId) -> None:
+        """A holder sent what was missing of it: no more pieces are needed."""
+        self.puzzle.right(frame[:HEADER_NBYTES])
+        self.arrivals.whole(owner)
 
     def _way_of(self, nbytes: int, peers: Sequence[PeerId]) -> Spread:
         way = spread(nbytes, self.lines_of((self.me, *peers)), 0)

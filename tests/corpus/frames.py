@@ -29,6 +29,7 @@ def frames() -> Iterator[Entry]:
     yield from _more_frames(good)
     yield from _signatures(good)
     yield from _pieces(good)
+    yield from _wants()
 
 
 _HEADER_FAULTS = [
@@ -121,3 +122,26 @@ def _signatures(good: bytes) -> Iterator[Entry]:
         yield "frame", f"key {name}", put(put(good, 104, key), at, key + bytes(32)), words
     field = (2**255 - 19 + 3).to_bytes(32, "little")
     yield "frame", "key not canonical", put(good, 104, field), words
+
+
+def _wants() -> Iterator[Entry]:
+    name = bytes(range(32))
+
+    def ranges(*ends: int) -> bytes:
+        return name + struct.pack(f"<{len(ends)}Q", *ends)
+
+    for title, data in STRANGE.items():
+        yield "want", title, data, "do not rise" if len(data) == 64 else "want 32 and 16 for each"
+    yield "want", "all of it", name, ACCEPTED
+    yield "want", "two ranges", ranges(0, 5, 6, 100), ACCEPTED
+    yield "want", "64 ranges", ranges(*range(128)), ACCEPTED
+    yield "want", "65 ranges", ranges(*range(130)), "want of 1072 bytes"
+    yield "want", "half a hash", name[:16], "want of 16 bytes"
+    yield "want", "half a range", ranges(0, 5)[:-8], "want of 40 bytes"
+    yield "want", "an empty range", ranges(5, 5), "do not rise"
+    yield "want", "a range backwards", ranges(6, 5), "do not rise"
+    yield "want", "the same twice", ranges(0, 5, 0, 5), "do not rise"
+    yield "want", "one inside another", ranges(0, 9, 3, 5), "do not rise"
+    yield "want", "two without a gap", ranges(0, 5, 5, 9), "do not rise"
+    yield "want", "beyond its end", ranges(0, 201), "up to 201 of a frame of 200"
+    yield "want", "up to 2**64-1", ranges(0, 2**64 - 1), "of a frame of 200"

@@ -6,12 +6,16 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from decentral.errors import PayloadError
+from decentral.exchange.part import NOTHING, part_of
 from decentral.exchange.puzzle import Puzzle
 from decentral.wire.frames import HEADER_NBYTES, Frame, Header, Kind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.pieces import PIECE_HEAD_NBYTES, Piece, read_piece
+from decentral.wire.wants import MOST, Want, read_want
 
 SIGNER, OTHER = Signer(bytes(32)), Signer(bytes([1] * 32))
 BODY = random.Random(1).randbytes(1000)
@@ -139,6 +143,56 @@ def test_an_owner_whose_own_bytes_are_wrong_is_not_listened_to_again():
     assert [puzzle.add(part, SIGNER.peer)[1] is None for part in wrong] == [True] * (len(parts) - 1) + [False]
     assert puzzle.wrong(parts[0].head) is None
     assert [puzzle.add(part, peer) for part in parts for peer in (SIGNER.peer, OTHER.peer)] == [(False, None)] * 26
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_part_filled_with_the_bytes_that_it_lacks_is_the_frame(seed):
+    """From its owner, from others, of both: overlapping, with gaps, at any place."""
+    rng, whole = random.Random(seed), frame()
+    data, puzzle = whole.to_bytes(), at_most()
+    for part in rng.sample(pieces(whole), rng.randrange(1, 12)):
+        puzzle.add(part, rng.choice([SIGNER.peer, OTHER.peer]))
+    came = puzzle.part(5, SIGNER.peer)
+    answer = Want(whole.hash, came.missing).of(data)
+    assert len(answer) < len(data)
+    assert came.filled(answer, whole.hash) == data
+    assert came.filled(answer[:-1], whole.hash) is None
+    assert came.filled(bytes(len(answer)), whole.hash) is None
+
+
+def test_there_is_no_part_of_what_nobody_sent_what_is_whole_and_what_is_past():
+    puzzle, whole = at_most(), frame()
+    assert puzzle.part(5, SIGNER.peer) is None
+    for part in pieces(whole):
+        puzzle.add(part, OTHER.peer)
+    assert puzzle.part(5, SIGNER.peer) is None
+    puzzle.right(pieces(whole)[0].head)
+    assert puzzle.part(5, SIGNER.peer) is None
+    puzzle.add(pieces(frame(round_=6))[0], SIGNER.peer)
+    assert puzzle.part(6, SIGNER.peer) is not None
+    puzzle.forget_before(7)
+    assert puzzle.part(6, SIGNER.peer) is None
+
+
+def test_a_part_with_a_forged_piece_does_not_become_the_frame_and_the_whole_answer_does():
+    puzzle, whole = at_most(), frame()
+    good, bad = pieces(whole)[:2]
+    puzzle.add(good, SIGNER.peer)
+    puzzle.add(replace(bad, data=bytes(len(bad.data))), OTHER.peer)
+    came = puzzle.part(5, SIGNER.peer)
+    assert came.filled(Want(whole.hash, came.missing).of(whole.to_bytes()), whole.hash) is None
+    assert NOTHING.filled(whole.to_bytes(), whole.hash) == whole.to_bytes()
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), min_size=1, max_size=200))
+def test_ranges_are_joined_where_they_are_nearest(found):
+    data = bytes(1000)
+    missing = part_of(data, [(start, start + length) for start, length in found]).missing
+    assert read_want(Want(bytes(32), missing).to_bytes()).ranges == missing
+    lacking = set(range(1000)) - {byte for start, length in found for byte in range(start, start + length)}
+    asked = {byte for start, stop in missing for byte in range(start, stop)}
+    assert asked >= lacking
+    assert asked == lacking or len(missing) == MOST
 
 
 def test_what_is_past_is_forgotten_and_a_whole_frame_keeps_no_bytes():

@@ -55,6 +55,7 @@ from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import SIGNATURE_NBYTES, Signer, is_sound
 from decentral.wire.layout import from_bytes, to_bytes
 from decentral.wire.pieces import read_piece
+from decentral.wire.wants import read_want
 
 # ---- a small run: three peers, two fragments, one plan ----
 
@@ -175,6 +176,14 @@ def _piece(data: bytes) -> object:
     piece = read_piece(data)
     assert piece.to_bytes() == data
     return puzzle.add(piece, piece.header.sender)
+
+
+def _want(data: bytes) -> object:
+    """Of a frame of 200 bytes: the answer is never longer."""
+    want = read_want(data)
+    assert want.to_bytes() == data
+    assert len(want.of(bytes(200))) <= 200
+    return want
 
 
 def _sealed_frame(data: bytes) -> object:
@@ -429,6 +438,7 @@ def _targets() -> list[Target]:
     return [
         Target("frame", _frame),
         Target("piece", _piece),
+        Target("want", _want),
         Target("sealed frame", _sealed_frame),
         Target("any frame", _any_frame),
         *(Target(f"frame {spelling}", partial(take_frame, spelling), guided=False) for spelling in every),

@@ -15,6 +15,7 @@ from decentral.wire.frames import HEADER_NBYTES, Header, Kind, parse, seal
 from decentral.wire.keys import Signer
 from decentral.wire.layout import from_bytes, to_bytes
 from decentral.wire.pieces import Piece, read_piece
+from decentral.wire.wants import Want, read_want
 
 FOLDER = Path(__file__).parent
 SIGNERS = sorted((Signer(bytes([i] * 32)) for i in range(1, 4)), key=lambda signer: signer.peer)
@@ -60,6 +61,10 @@ DIALBACKS = {
     "dialback_answer": Answer("/ip4/192.0.2.1/tcp/4001", ANSWERED, 1_700_000_000_000),
     "dialback_answer_of_a_relayed_peer": Answer("", NOT_TRIED, 1_700_000_000_000),
 }
+WANTS = {
+    "want": Want(FRAMES[0]),
+    "want_of_two_ranges": Want(FRAMES[1], ((0, 65536), (3_000_000_000, 2**63))),
+}
 HEADERS = {
     f"frame_{kind.name.lower()}": Header(kind, RUN, 1, 17, 2, 1, 3, 65537, BASE, PEERS[0], 30, 15360) for kind in Kind
 }
@@ -72,6 +77,7 @@ def _encoded() -> dict[str, bytes]:
     found |= {name: to_bytes(message) for name, message in DIALBACKS.items()}
     found |= {name: seal(header, BODY, SIGNERS[0]).to_bytes() for name, header in HEADERS.items()}
     found |= {name: piece.to_bytes() for name, piece in _pieces().items()}
+    found |= {name: want.to_bytes() for name, want in WANTS.items()}
     return found
 
 
@@ -121,6 +127,13 @@ def test_a_golden_piece_is_read_and_written_again_unchanged(name: str) -> None:
     golden = _golden(name)
     assert read_piece(golden) == _pieces()[name]
     assert read_piece(golden).to_bytes() == golden
+
+
+@pytest.mark.parametrize("name", WANTS)
+def test_a_golden_want_is_read_and_written_again_unchanged(name: str) -> None:
+    golden = _golden(name)
+    assert read_want(golden) == WANTS[name]
+    assert read_want(golden).to_bytes() == golden
 
 
 @pytest.mark.parametrize("name", HEADERS)

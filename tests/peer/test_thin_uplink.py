@@ -10,10 +10,13 @@ import trio
 
 from decentral.benchmarks.bounds import gather_bound
 from decentral.exchange import gather
+from decentral.exchange.arrivals import PAUSE
 from decentral.manifest import preset_manifest
 from decentral.parameters import schema_of
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.effects import Fetch
+from decentral.transport.window import SECONDS
+from decentral.wire.wants import Want
 
 FAST = 625_000.0  # bytes/s
 NUMEL = 1 << 16
@@ -112,8 +115,8 @@ def test_a_frame_is_not_asked_of_its_owner_while_that_one_s_push_stands_still(ru
     """It would come twice by the same way: a thin peer had most frames so, its full uplink held up what they need."""
     asked = []
 
-    async def fetch(transport, holders, frame, limit):
-        asked.extend(holders)
+    async def fetch(transport, holder, want, limit):
+        asked.append(holder)
 
     async def script(lab):
         await swarm_of(lab, [FAST] * 3)
@@ -121,10 +124,45 @@ def test_a_frame_is_not_asked_of_its_owner_while_that_one_s_push_stands_still(ru
         monkeypatch.setattr(gather, "fetch", fetch)
         wanted = Fetch(b"f" * 32, owner.me, (owner.me, other.me))
         with driver.arrivals.push(owner.me):
-            await driver._fetch(wanted)
+            await driver.asking.fetch(wanted, driver.head.round + 1)
         assert asked == [other.me]
-        await driver._fetch(wanted)
+        await driver.asking.fetch(wanted, driver.head.round + 1)
         assert asked == [other.me, owner.me, other.me]
+
+    run_lab(plain(), script, schema=one_tensor(), step=2.0)
+
+
+def test_who_is_sending_its_frame_in_pieces_sends_it_to_nobody_again_before_it_stands_still(run_lab):
+    """Four of seven who lacked some of a thin peer's frame had all of it once more: that round took 94 s."""
+
+    async def script(lab):
+        await swarm_of(lab, [FAST] * 4 + [FAST / 10])
+        thin, first = lab.members[4].node.driver, lab.members[0].signer.peer
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one_round, lab)
+            while not thin.spreading._given:
+                await trio.sleep(0.01)
+            frame = thin.spreading._given[0][0]
+            await trio.sleep(1.0)
+            assert await thin.asking._on_want(first, Want(frame).to_bytes()) == b""
+            lab.network.set_uplink(thin.me, 1.0)
+            await trio.sleep(SECONDS + PAUSE)  # until what left has arrived, and then so long without an answer
+            assert thin.spreading._given
+            assert await thin.asking._on_want(first, Want(frame, ((0, 100),)).to_bytes())
+            nursery.cancel_scope.cancel()
+
+    run_lab(plain(), script, schema=one_tensor(), step=2.0)
+
+
+def test_of_a_frame_of_which_some_did_not_come_only_that_is_fetched(run_lab):
+    async def script(lab):
+        await swarm_of(lab, [FAST] * 4 + [FAST / 10])
+        lab.members[0].node.driver.spreading.forwarder.take = lambda piece, others: None  # takes them, and that is all
+        before = [member.transport.traffic.total.received for member in lab.members]
+        await one_round(lab)
+        assert len(lab.members[1].log[-1].record.frames) == 5
+        taken = [member.transport.traffic.total.received - was for member, was in zip(lab.members, before, strict=True)]
+        assert max(taken) < 3.6 * NBYTES  # four frames of 0.83 of it
 
     run_lab(plain(), script, schema=one_tensor(), step=2.0)
 

@@ -25,6 +25,7 @@ ALSO = (
     "decentral.exchange.gather",
     "decentral.exchange.passing",
     "decentral.exchange.store",
+    "decentral.wire.wants",
 )
 
 

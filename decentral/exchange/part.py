@@ -1,0 +1,46 @@
+"""What is here of a frame that did not come whole, and what a holder's answer makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from decentral.wire.frames import frame_hash
+from decentral.wire.wants import Range, joined
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``data`` is as long as the frame; in ``missing`` it holds nothing. Without ``missing``, nothing came."""
+
+    data: bytes
+    missing: tuple[Range, ...]
+
+    def filled(self, answer: bytes, frame: bytes) -> bytes | None:
+        """The frame with that hash; None when the answer makes another of it, or what is here was forged."""
+        whole = self._with(answer) if self.missing else answer
+        return whole if whole is not None and frame_hash(whole) == frame else None
+
+    def _with(self, answer: bytes) -> bytes | None:
+        if len(answer) != sum(stop - start for start, stop in self.missing):
+            return None
+        whole, at = bytearray(self.data), 0
+        for start, stop in self.missing:
+            whole[start:stop] = answer[at : at + stop - start]
+            at += stop - start
+        return bytes(whole)
+
+
+NOTHING = Part(b"", ())
+
+
+def part_of(data: bytes, here: Iterable[Range]) -> Part:
+    """The part of a frame of which the ranges in ``here`` came; they may overlap."""
+    missing, end = [], 0
+    for start, stop in sorted(here):
+        if start > end:
+            missing.append((end, start))
+        end = max(end, stop)
+    if end < len(data):
+        missing.append((end, len(data)))
+    return Part(data, joined(missing))
