@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from decentral.wire.frames import frame_hash
-from decentral.wire.wants import Range, joined
+from decentral.wire.wants import Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +31,3 @@ class Part:
 
 
 NOTHING = Part(b"", ())
-
-
-def part_of(data: bytes, here: Iterable[Range]) -> Part:
-    """The part of a frame of which the ranges in ``here`` came; they may overlap."""
-    missing, end = [], 0
-    for start, stop in sorted(here):
-        if start > end:
-            missing.append((end, start))
-        end = max(end, stop)
-    if end < len(data):
-        missing.append((end, len(data)))
-    return Part(data, joined(missing))

@@ -21,16 +21,17 @@ import anyio
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.exchange.arrivals import PAUSE
 from decentral.exchange.gather import ANSWER, OnFailed
+from decentral.exchange.puzzle import SMALLEST
 from decentral.exchange.spread import Spread
 from decentral.transport import Transport
 from decentral.transport.sequences import sequence
-from decentral.transport.window import Window
+from decentral.transport.window import Landing, Window
 from decentral.wire.frames import HEADER_NBYTES
 from decentral.wire.keys import PeerId
-from decentral.wire.pieces import PIECE_HEAD_NBYTES, Piece
+from decentral.wire.pieces import Piece
 
 PIECE = "/decentral/piece/1"
-SMALLEST, UNMEASURED, LARGEST = 1 << 12, 1 << 15, 1 << 18  # bytes of a piece
+UNMEASURED, LARGEST = 1 << 15, 1 << 18  # bytes of a piece
 LANDING = 1.0  # s; who takes longer may get a piece twice
 HASTE = 1.1  # times the estimated rate, which is a lower bound and grows when more goes through
 THIN = 4  # times as much given to others to pass on as to each: less than a third of the usual uplink, among eight
@@ -38,7 +39,7 @@ OFTEN = 0.25  # s in which each peer should get one: smaller ones spend more on 
 
 Range = tuple[int, int, bool]  # [start, stop) of the frame, and whether it is to be passed on
 Uplink = Callable[[], float | None]  # bytes/s; None: not known
-Arrived = Callable[[int, bool], None]  # told of bytes that a peer says it has, and whether it has all it should
+Arrived = Callable[[Landing, bool], None]  # told of a piece that a peer says it has, and whether it has all it should
 
 
 @dataclass(slots=True, eq=False)
@@ -121,10 +122,10 @@ class Passing:
                     return
 
     async def _send_at_once(self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool]) -> None:
-        def handled(nbytes: int) -> None:
+        def handled(landing: Landing) -> None:
             del ranges[0]
             self._moved_at = anyio.current_time()
-            self.arrived(nbytes - PIECE_HEAD_NBYTES, not ranges)
+            self.arrived(landing, not ranges)
 
         async with sequence(self.transport, peer, PIECE, ANSWER, self.window, handled) as send:
             for start, stop, pass_on in tuple(ranges):
@@ -153,7 +154,7 @@ class Forwarder:
     """Passes pieces on as they come, each frame's on a stream to each of the others. Who cannot be reached will ask."""
 
     def __init__(
-        self, transport: Transport, window: Window, handled: Callable[[int], None], spawn: Callable[..., None]
+        self, transport: Transport, window: Window, handled: Callable[[Landing], None], spawn: Callable[..., None]
     ) -> None:
         self.transport, self.window, self._handled, self._spawn = transport, window, handled, spawn
         self._ways: dict[tuple[int, PeerId], list[_Way]] = {}  # (round, owner)

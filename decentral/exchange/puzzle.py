@@ -1,7 +1,8 @@
 """Frames that come in pieces, from their owner and from those who pass them on, until they are whole.
 
 Nothing is allocated for a header that is not signed by a member or for more bytes than the schema allows; each sender
-has one frame of a round in pieces here, and each of its bytes is taken once from itself and once from all others.
+has one frame of a round in pieces here, and each of its bytes is taken once from itself and once from all others,
+however the pieces are cut: an owner that learns its uplink in the middle cuts the rest anew.
 
 A piece may be forged by who passes it on. So the owner's own count first, and when a whole that others had a part in is
 not what its header names, theirs are dropped, none is taken of that frame any more, and the owner's stay: nobody can
@@ -14,32 +15,39 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from decentral.errors import PayloadError
-from decentral.exchange.part import Part, part_of
+from decentral.exchange.coverage import Coverage
+from decentral.exchange.part import Part
 from decentral.wire.frames import HEADER_NBYTES, Header, signed_header
 from decentral.wire.keys import PeerId
 from decentral.wire.pieces import Piece
+from decentral.wire.wants import joined
+
+SMALLEST = 1 << 12  # bytes of a piece, but for the last of each range
+SCATTERED = (
+    2048  # ranges that are here of a frame, beside one for each of its smallest pieces: more is somebody's malice
+)
 
 MaxNbytes = Callable[[Header], int]  # of a body; raises PayloadError for a header that belongs to nothing here
 
 
-@dataclass(slots=True)
 class _Side:
     """The pieces from the owner of a frame, or those from others."""
 
-    data: bytearray
-    missing: int  # bytes
-    lengths: dict[int, int] = field(default_factory=dict)  # of pieces, by where they begin
+    def __init__(self, nbytes: int) -> None:
+        self.data = bytearray(nbytes)
+        self.came = Coverage()
 
     def put(self, piece: Piece) -> bool:
-        """Whether it is new. Raises PayloadError."""
-        if piece.start in self.lengths:
-            return False
-        if len(piece.data) > self.missing or piece.nbytes != len(self.data):
-            raise PayloadError(f"piece of {piece.nbytes} bytes in a frame of {len(self.data)}, or twice; drop it")
-        self.data[piece.start : piece.start + len(piece.data)] = piece.data
-        self.lengths[piece.start] = len(piece.data)
-        self.missing -= len(piece.data)
-        return True
+        """Whether any byte of it is new; what came first stays. Raises PayloadError."""
+        if piece.nbytes != len(self.data):
+            raise PayloadError(f"piece of {piece.nbytes} bytes in a frame of {len(self.data)}; drop it")
+        fresh = self.came.gaps(piece.start, piece.start + len(piece.data))
+        if fresh and len(self.came) > SCATTERED + piece.nbytes // SMALLEST:
+            raise PayloadError(f"frame in {len(self.came)} crumbs; drop them and their sender")
+        for start, stop in fresh:
+            self.data[start:stop] = piece.data[start - piece.start : stop - piece.start]
+            self.came.add(start, stop)
+        return bool(fresh)
 
 
 @dataclass(slots=True)
@@ -49,7 +57,7 @@ class _Frame:
     head: bytes
     own: _Side
     others: _Side | None = None  # once there are such pieces
-    only_others: int = 0  # bytes of pieces that came from others and not from the owner
+    came: Coverage = field(default_factory=Coverage)  # from any of them
     checked: bool = False  # a whole is being looked at
     over: bool = False  # it was right, or its owner's own bytes are not
     forged: bool = False  # others' pieces were, and no more of them are taken
@@ -58,38 +66,32 @@ class _Frame:
         """Whether it is new. Raises PayloadError."""
         if self.over or (self.forged and not by_owner):
             return False
-        if by_owner:
-            fresh = self.own.put(piece)
-            if fresh and self.others is not None:
-                self.only_others -= self.others.lengths.get(piece.start, 0)
-            return fresh
-        if self.others is None:
-            self.others = _side(len(self.own.data))
-        fresh = self.others.put(piece)
-        self.only_others += len(piece.data) if fresh and piece.start not in self.own.lengths else 0
+        if not by_owner and self.others is None:
+            self.others = _Side(len(self.own.data))
+        fresh = (self.own if by_owner or self.others is None else self.others).put(piece)
+        if fresh:
+            self.came.add(piece.start, piece.start + len(piece.data))
         return fresh
 
     def whole(self) -> bytes | None:
         """Its bytes, if all are here and nobody looks at them yet."""
-        if self.over or self.checked or self.own.missing > self.only_others:
+        if self.over or self.checked or self.came.nbytes < len(self.own.data):
             return None
         self.checked = True
         return self._together()
 
     def part(self) -> Part | None:
         """What is here, of both sides; None when it is nothing, or all and being looked at, or over."""
-        came = [side.lengths for side in (self.own, self.others) if side is not None]
-        if self.over or self.checked or not any(came):
+        if self.over or self.checked or not self.came.nbytes:
             return None
-        here = ((start, start + length) for lengths in came for start, length in lengths.items())
-        return part_of(self._together(), here)
+        return Part(self._together(), joined(self.came.gaps(0, len(self.own.data))))
 
     def _together(self) -> bytes:
-        if self.others is None or not self.own.missing:
+        if self.others is None or self.own.came.nbytes == len(self.own.data):
             return bytes(self.own.data)
         whole = bytearray(self.others.data)
-        for start, length in self.own.lengths.items():
-            whole[start : start + length] = self.own.data[start : start + length]
+        for start, stop in self.own.came.ranges():
+            whole[start:stop] = self.own.data[start:stop]
         return bytes(whole)
 
     def end(self) -> None:
@@ -100,7 +102,7 @@ class _Frame:
         """What they brought was no part of it; its bytes, if all are here from its owner by now."""
         if self.others is None:
             self.end()  # its owner sent something else, and that is that
-        self.others, self.only_others, self.forged, self.checked = None, 0, True, False
+        self.others, self.came, self.forged, self.checked = None, self.own.came, True, False
         return self.whole()
 
 
@@ -148,13 +150,9 @@ class Puzzle:
         if not HEADER_NBYTES <= piece.nbytes <= most:
             raise PayloadError(f"piece of a frame of {piece.nbytes} bytes, the schema allows {most}; drop its sender")
         signed_header(piece.head)
-        frame = _Frame(piece.head, _side(piece.nbytes))
+        frame = _Frame(piece.head, _Side(piece.nbytes))
         self._frames[header.round, header.sender] = frame
         return frame
 
     def _with(self, head: bytes) -> list[_Frame]:
         return [frame for frame in self._frames.values() if frame.head == head]
-
-
-def _side(nbytes: int) -> _Side:
-    return _Side(bytearray(nbytes), nbytes)

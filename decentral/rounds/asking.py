@@ -1,7 +1,8 @@
 """Frames that did not come are asked of their holders, and those held here are given to who asks.
 
 Of what came in pieces only the rest is asked for. Who is sending a frame in pieces sends it to nobody a second time:
-seven peers who each lacked some of a thin peer's frame had seven copies of it through an uplink for half a one.
+four who each lacked some of a thin peer's frame had all of it once more, one of eight on 2 Mbit/s, and the round took
+94 s.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ What it is given of the driver: where the chain stands, how large a body may be,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
 from decentral.errors import PayloadError
 from decentral.exchange import gather
 from decentral.exchange.arrivals import Arrivals
+from decentral.exchange.deliveries import Deliveries
 from decentral.exchange.gather import OnFailed
 from decentral.exchange.part import Part
 from decentral.exchange.passing import LARGEST, PIECE, Forwarder, Passing
@@ -24,7 +24,7 @@ from decentral.transport import Transport
 from decentral.transport.sequences import serve_sequences
 from decentral.transport.throttle import ThrottledTransport
 from decentral.transport.uplink import UplinkMeter
-from decentral.transport.window import Window
+from decentral.transport.window import Landing, Window
 from decentral.wire.frames import HEADER_NBYTES, Frame, Header, Kind
 from decentral.wire.keys import PeerId
 from decentral.wire.pieces import PIECE_HEAD_NBYTES, read_piece
@@ -32,48 +32,11 @@ from decentral.wire.pieces import PIECE_HEAD_NBYTES, read_piece
 LinesOf = Callable[[Sequence[PeerId]], Sequence[Line]]
 
 PIECED = 1 << 16  # bytes of a contribution that goes in pieces; smaller ones fit into any buffer, and are soon gone
-SURE = 1.0  # s of sending, after which what arrived tells the uplink
 
 
 def all_equal(peers: Sequence[PeerId]) -> list[Line]:
     """Nothing is known of what anybody can send."""
     return [Line(UNKNOWN, passes_on=False)] * len(peers)
-
-
-class Deliveries:
-    """Bytes that arrived while frames were under way, of all of them together, for the estimate of the uplink.
-
-    What is told of the first second is believed only when somebody has a whole copy: a few bytes leave sooner than the
-    link carries more of them, as its shaper allows them at once.
-    """
-
-    def __init__(self, meter: UplinkMeter) -> None:
-        self._meter, self._began = meter, 0.0
-        self._frames, self._nbytes = 0, 0
-
-    @contextmanager
-    def of_a_frame(self) -> Iterator[None]:
-        """Held while a frame is sent."""
-        if not self._frames:
-            self._began, self._nbytes = anyio.current_time(), 0
-            self._meter.begin_delivery()
-        self._frames += 1
-        try:
-            yield
-        finally:
-            self._frames -= 1
-
-    def arrived(self, nbytes: int, whole: bool) -> None:
-        """Somebody has so many bytes more, and perhaps all that it should get."""
-        self._nbytes += nbytes
-        seconds = anyio.current_time() - self._began
-        if whole or seconds >= SURE:
-            self._meter.delivered(self._nbytes, seconds)
-
-    def passed_on(self, nbytes: int) -> None:
-        """Somebody has so many bytes of another's frame from here."""
-        if self._frames:
-            self.arrived(nbytes, False)
 
 
 class Spreading:
@@ -136,7 +99,8 @@ class Spreading:
         return Spread(nbytes, (0,) * (1 + len(peers))) if way is None else way
 
     def _handled(self, data: bytes) -> Callable[[], None]:
-        return lambda: self._deliveries.arrived(len(data), True)
+        began = anyio.current_time()
+        return lambda: self._deliveries.arrived(Landing(len(data), began, anyio.current_time()), True)
 
     def _turns_of(self, frame: Frame) -> Turns:
         """A contribution begins everywhere at once: an offer names it, and who sees nothing of it come asks for it."""

@@ -10,10 +10,14 @@ Every stream has the same share and may always have one body under way, so a pee
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+import anyio
 
 # s of the uplink; with two, a gather of eight on equal lines took 14.5 s, with four 13.2, without any such limit 13.0
 SECONDS = 4.0
@@ -37,17 +41,32 @@ class Window:
         return self.nbytes + nbytes <= most and under_way + nbytes <= most / self.streams
 
 
-class Flight:
-    """What is under way on one stream; a context manager that is entered while the stream is open."""
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A body that the other side has handled; times of this peer's clock, as early as answers so far allow."""
 
-    def __init__(self, window: Window, hear: Callable[[], Awaitable[object]], heard: Callable[[int], None]) -> None:
-        """``hear`` waits until the oldest body was handled; ``heard`` is told of its bytes then."""
+    nbytes: int
+    opened: float  # when the stream was open over there
+    at: float
+
+
+class Flight:
+    """What is under way on one stream; a context manager that is entered while the stream is open.
+
+    An answer may wait for seconds behind what the other side sends, so it brings the time that the other side's clock
+    shows. Of all answers the one that came fastest tells how far the clocks are apart.
+    """
+
+    def __init__(self, window: Window, hear: Callable[[], Awaitable[float]], heard: Callable[[Landing], None]) -> None:
+        """``hear`` waits until the oldest body was handled, and returns the seconds since the stream was open there."""
         self._window, self._hear, self._heard = window, hear, heard
-        self._bodies: deque[int] = deque()
+        self._bodies: deque[tuple[int, float]] = deque()  # bytes, and when they began to leave
         self._nbytes = 0
+        self._began = self._opened = 0.0
 
     def __enter__(self) -> Self:
         self._window.streams += 1
+        self._began, self._opened = anyio.current_time(), math.inf
         return self
 
     def __exit__(
@@ -60,7 +79,7 @@ class Flight:
         """Wait until so many bytes may leave, and count them; at once when nothing is under way here."""
         while self._bodies and not self._window.allows(nbytes, self._nbytes):
             await self._land()
-        self._bodies.append(nbytes)
+        self._bodies.append((nbytes, anyio.current_time()))
         self._count(nbytes)
 
     async def land(self) -> None:
@@ -69,10 +88,11 @@ class Flight:
             await self._land()
 
     async def _land(self) -> None:
-        await self._hear()
-        nbytes = self._bodies.popleft()
+        since, now = await self._hear(), anyio.current_time()
+        self._opened = min(self._opened, max(now - since, self._began))
+        nbytes, sent = self._bodies.popleft()
         self._count(-nbytes)
-        self._heard(nbytes)
+        self._heard(Landing(nbytes, self._opened, min(max(self._opened + since, sent), now)))
 
     def _count(self, nbytes: int) -> None:
         self._nbytes += nbytes

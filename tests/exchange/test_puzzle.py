@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decentral.errors import PayloadError
-from decentral.exchange.part import NOTHING, part_of
-from decentral.exchange.puzzle import Puzzle
+from decentral.exchange.coverage import Coverage
+from decentral.exchange.part import NOTHING
+from decentral.exchange.puzzle import SCATTERED, SMALLEST, Puzzle
 from decentral.wire.frames import HEADER_NBYTES, Frame, Header, Kind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.pieces import PIECE_HEAD_NBYTES, Piece, read_piece
-from decentral.wire.wants import MOST, Want, read_want
+from decentral.wire.wants import MOST, Want, joined, read_want
 
 SIGNER, OTHER = Signer(bytes(32)), Signer(bytes([1] * 32))
 BODY = random.Random(1).randbytes(1000)
@@ -87,17 +88,42 @@ def test_a_second_frame_of_one_sender_in_a_round_is_refused():
         puzzle.add(pieces(frame(BODY[::-1]))[1], OTHER.peer)
 
 
-def test_another_size_and_too_many_bytes_are_refused():
+def test_another_size_is_refused():
     puzzle, parts = at_most(), pieces(frame())
     puzzle.add(parts[0], OTHER.peer)
     with pytest.raises(PayloadError, match="in a frame of 1248"):
         puzzle.add(replace(parts[1], nbytes=1247), OTHER.peer)
-    for start in range(1, 13):
-        part = replace(parts[1], start=start, data=bytes(100))
-        if start < 12:
-            puzzle.add(part, OTHER.peer)
-    with pytest.raises(PayloadError, match="or twice"):
-        puzzle.add(replace(parts[1], start=12, data=bytes(100)), OTHER.peer)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_that_were_cut_in_several_ways_make_the_frame_when_every_byte_came(seed):
+    """An owner that learns its uplink in the middle cuts the rest anew; what was under way comes in both ways.
+
+    Counted by where they begin, they were whole with bytes missing, and all that others brought was dropped.
+    """
+    rng, whole = random.Random(seed), frame()
+    parts = [part for size in (100, 64, 7, 330) for part in rng.sample(pieces(whole, size), len(pieces(whole, size)))]
+    puzzle, wholes, came = at_most(), [], set()
+    for part in rng.sample(parts, len(parts)):
+        _, found = puzzle.add(part, rng.choice([SIGNER.peer, OTHER.peer]))
+        came |= set(range(part.start, part.start + len(part.data)))
+        assert (found is not None) == (len(came) == len(whole.to_bytes()) and not wholes)
+        wholes += [] if found is None else [found]
+    assert wholes == [whole.to_bytes()]
+
+
+def test_what_came_first_from_others_stays_and_crumbs_are_refused():
+    large = frame(bytes(1 << 20))
+    head, nbytes = large.to_bytes()[:HEADER_NBYTES], len(large.to_bytes())
+    puzzle = at_most(1 << 20)
+    assert puzzle.add(Piece(head, nbytes, 10, False, b"first"), OTHER.peer)[0]
+    assert not puzzle.add(Piece(head, nbytes, 11, False, b"IRS"), OTHER.peer)[0]
+    assert puzzle.add(Piece(head, nbytes, 8, False, b"SECOND IS LATE"), OTHER.peer)[0]
+    assert puzzle.part(5, SIGNER.peer).data[8:22] == b"SEfirst" + b"IS LATE"
+    for number in range(SCATTERED + nbytes // SMALLEST):
+        puzzle.add(Piece(head, nbytes, 100 + 2 * number, False, b"x"), OTHER.peer)
+    with pytest.raises(PayloadError, match="crumbs"):
+        puzzle.add(Piece(head, nbytes, nbytes - 1, False, b"x"), OTHER.peer)
 
 
 def test_a_frame_that_its_owner_began_anew_takes_the_place_of_the_first():
@@ -184,13 +210,21 @@ def test_a_part_with_a_forged_piece_does_not_become_the_frame_and_the_whole_answ
     assert NOTHING.filled(whole.to_bytes(), whole.hash) == whole.to_bytes()
 
 
-@given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), min_size=1, max_size=200))
-def test_ranges_are_joined_where_they_are_nearest(found):
-    data = bytes(1000)
-    missing = part_of(data, [(start, start + length) for start, length in found]).missing
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), min_size=1, max_size=200), st.integers(1, 600))
+def test_ranges_are_counted_once_however_they_overlap_and_joined_where_they_are_nearest(found, nbytes):
+    coverage, came = Coverage(), set()
+    for start, length in found:
+        fresh = set(range(start, start + length)) - came
+        gaps = coverage.gaps(start, start + length)
+        assert [byte for begin, end in gaps for byte in range(begin, end)] == sorted(fresh)
+        coverage.add(start, start + length)
+        came |= fresh
+        assert coverage.nbytes == len(came)
+    assert [byte for begin, end in coverage.ranges() for byte in range(begin, end)] == sorted(came)
+    assert len(coverage) == sum(byte - 1 not in came for byte in came)
+    missing = joined(coverage.gaps(0, nbytes))
     assert read_want(Want(bytes(32), missing).to_bytes()).ranges == missing
-    lacking = set(range(1000)) - {byte for start, length in found for byte in range(start, start + length)}
-    asked = {byte for start, stop in missing for byte in range(start, stop)}
+    lacking, asked = set(range(nbytes)) - came, {byte for start, stop in missing for byte in range(start, stop)}
     assert asked >= lacking
     assert asked == lacking or len(missing) == MOST
 

@@ -423,7 +423,10 @@ def test_no_more_of_a_sequence_is_under_way_than_its_window_allows(world, rate, 
                 for _ in range(8):
                     await send(bytes(400))
                     sent.append(1)
-        assert handled == [400] * 8
+        assert [landing.nbytes for landing in handled] == [400] * 8
+        times = [landing.at for landing in handled]
+        assert times == sorted(times)
+        assert times[-1] - min(landing.opened for landing in handled) >= 0.4
         assert max(under_way) <= most
         assert rate is not None or max(under_way) > 2  # nothing else holds them up
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import accumulate
 
 import pytest
 import trio
+import trio.testing
 
 from decentral.transport.window import FIRST, SECONDS, Flight, Window
 
@@ -14,6 +16,7 @@ RATE = 1000.0
 
 async def at_once():
     """Somebody says that it has handled a body."""
+    return 0.0
 
 
 @pytest.mark.parametrize("number", [1, 3, 10])
@@ -45,7 +48,7 @@ def test_what_some_have_under_way_is_no_room_for_those_that_come_later():
                 await second.begin(10)  # one goes always
                 assert not heard
                 await second.begin(11)
-                assert heard == [10]
+                assert [landing.nbytes for landing in heard] == [10]
 
     trio.run(script)
 
@@ -57,7 +60,7 @@ def test_a_body_larger_than_the_share_goes_alone():
         with Flight(window, at_once, heard.append) as flight:
             for nbytes in (100, 200, 300):
                 await flight.begin(nbytes)
-            assert heard == [100, 200]
+            assert [landing.nbytes for landing in heard] == [100, 200]
 
     trio.run(script)
 
@@ -71,6 +74,56 @@ def test_an_uplink_that_is_not_known_keeps_no_first_piece_waiting():
             await flight.begin(FIRST // 2)
             assert not heard
             await flight.begin(1)
-            assert heard == [FIRST // 2]
+            assert [landing.nbytes for landing in heard] == [FIRST // 2]
 
     trio.run(script)
+
+
+@pytest.mark.parametrize("delays", [(0.0, 0.0, 0.0, 0.0), (3.0, 0.0, 2.0, 1.0), (0.5, 3.0, 0.1, 2.5)])
+def test_when_a_body_was_handled_does_not_depend_on_how_long_its_answer_took(delays):
+    """They wait behind what the other side sends, for seconds: a link of 238 kB/s was taken for one of 138."""
+    window, heard = Window(lambda: 1e9), []
+    handled = [1.0, 2.0, 3.0, 4.0]  # s after the stream was open over there, 0.1 s after it was here
+    come = list(accumulate((0.1 + since + delay for since, delay in zip(handled, delays, strict=True)), max))
+    answers = iter(zip(handled, come, strict=True))
+
+    async def hear():
+        since, comes = next(answers)
+        await trio.sleep_until(began + comes)
+        return since
+
+    async def script():
+        nonlocal began
+        began = trio.current_time()
+        with Flight(window, hear, heard.append) as flight:
+            for _ in handled:
+                await flight.begin(10)
+            await flight.land()
+
+    began = 0.0
+    trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0))
+    opened = list(accumulate((comes - since for since, comes in zip(handled, come, strict=True)), min))
+    assert [landing.opened - began for landing in heard] == pytest.approx(opened)
+    assert [landing.at - landing.opened for landing in heard] == pytest.approx(handled)
+
+
+@pytest.mark.parametrize("claims", [[0.0, 0.0, 0.0], [9.0, 9.0, 9.0], [9.0, 0.0, 5.0]])
+def test_no_body_was_handled_before_it_left_or_after_its_answer_whatever_clock_the_other_side_has(claims):
+    window, heard, spans = Window(lambda: 1e9), [], []
+    left = iter(claims)
+
+    async def hear():
+        await trio.sleep(1.0)
+        return next(left)
+
+    async def script():
+        with Flight(window, hear, heard.append) as flight:
+            for _ in claims:
+                began = trio.current_time()
+                await flight.begin(10)
+                await flight.land()
+                spans.append((began, trio.current_time()))
+
+    trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert all(began <= landing.at <= ended for landing, (began, ended) in zip(heard, spans, strict=True))
+    assert all(landing.opened >= spans[0][0] for landing in heard)
