@@ -33,6 +33,7 @@ from decentral.wire.pieces import Piece
 PIECE = "/decentral/piece/1"
 UNMEASURED, LARGEST = 1 << 15, 1 << 18  # bytes of a piece
 LANDING = 1.0  # s; who takes longer may get a piece twice
+REST = 2.0  # s
 HASTE = 1.1  # times the estimated rate, which is a lower bound and grows when more goes through
 THIN = 4  # times as much given to others to pass on as to each: less than a third of the usual uplink, among eight
 OFTEN = 0.25  # s in which each peer should get one: smaller ones spend more on their heads
@@ -108,26 +109,36 @@ class Passing:
         return {peer: list(direct) for peer in self.peers if peer not in self.failed}
 
     async def _send_to(self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool]) -> None:
-        """Goes on while pieces arrive: a relay may end a connection after 128 KiB, or a path give way to another."""
+        """Goes on after a rest, with small steps, when a stream ended: a relay may end each connection after 128 KiB.
+
+        What was under way then is lost, so with more than that at a time nothing ever arrives; and without a rest no
+        such connection lives long enough for a punch.
+        """
+        window, ended = self.window, False
         while ranges and goes_on():
             left = len(ranges)
             try:
-                await self._send_at_once(peer, ranges, goes_on)
+                await self._send_at_once(peer, ranges, goes_on, window)
             except PeerUnreachable:
                 self.failed.add(peer)
                 return await self.on_failed(peer)
             except (TransportError, PayloadError):
-                if len(ranges) == left:  # it stands elsewhere, say, and will ask for the frame if it wants it
+                if ended and len(ranges) == left:  # it stands elsewhere, say, and will ask for the frame if it wants it
                     self.failed.add(peer)
                     return
+                window, ended = Window(lambda: None), True
+                await anyio.sleep(REST)
+                ranges[:] = [step for range_ in ranges for step in _cut(*range_[:2], UNMEASURED, range_[2])]
 
-    async def _send_at_once(self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool]) -> None:
+    async def _send_at_once(
+        self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool], window: Window
+    ) -> None:
         def handled(landing: Landing) -> None:
             del ranges[0]
             self._moved_at = anyio.current_time()
             self.arrived(landing, not ranges)
 
-        async with sequence(self.transport, peer, PIECE, ANSWER, self.window, handled) as send:
+        async with sequence(self.transport, peer, PIECE, ANSWER, window, handled) as send:
             for start, stop, pass_on in tuple(ranges):
                 if not goes_on():
                     break
