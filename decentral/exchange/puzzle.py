@@ -23,9 +23,7 @@ from decentral.wire.pieces import Piece
 from decentral.wire.wants import joined
 
 SMALLEST = 1 << 12  # bytes of a piece, but for the last of each range
-SCATTERED = (
-    2048  # ranges that are here of a frame, beside one for each of its smallest pieces: more is somebody's malice
-)
+SCATTERED = 2048  # ranges that a frame may be in, beside one for each of its smallest pieces: more is malice
 
 MaxNbytes = Callable[[Header], int]  # of a body; raises PayloadError for a header that belongs to nothing here
 
