@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-Range = tuple[int, int]  # [start, stop)
+from decentral.wire.wants import Range
 
 
 class Coverage:
