@@ -2,7 +2,7 @@
 
 A child can die by SIGKILL and leave grandchildren (its libp2p daemon) to another parent. So every child
 carries a mark in its environment, which grandchildren inherit; whatever still carries the mark after the
-end is a stray.
+end is a stray. On Linux children also end when the demo itself is killed, and their daemons with them.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from typing import IO, Self
 import psutil
 
 from decentral.errors import DecentralError, DiskError
+from decentral.transport.child import tethered
 
 MARK = "DECENTRAL_FAMILY"
 LEAVE_SECONDS = 10.0  # what a peer promises to need after one signal
@@ -100,7 +101,7 @@ class Family:
         return self.start_command(name, directory, [sys.executable, "-m", "decentral", *arguments])
 
     def start_command(self, name: str, directory: Path, command: Sequence[str]) -> Child:
-        """Start any command; tests use it with small ones."""
+        """Start any command, its program by its path; tests use it with small ones."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             copy = (directory / "stdout.txt").open("w", encoding="utf-8")
@@ -110,7 +111,7 @@ class Family:
         environment = {**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         with errors:
             process = subprocess.Popen(
-                command,
+                tethered(command) if sys.platform == "linux" else command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -49,6 +49,11 @@ def find_daemon() -> Path:
     return path
 
 
+def tethered(command: Sequence[str], mode: str = "exec") -> list[str]:
+    """``command``, its program by its path, such that it ends with the thread that starts it (Linux; see tether.py)."""
+    return [sys.executable, "-I", "-S", str(_TETHER), mode, str(os.getpid()), *command]
+
+
 class Child:
     """A started daemon and what it last said."""
 
@@ -126,9 +131,8 @@ async def launched(
     ``watcher`` keeps a process between that ends the daemon with this one; None: only where the kernel cannot.
     """
     mode = "exec" if (sys.platform == "linux" if watcher is None else not watcher) else "watch"
-    command = [sys.executable, "-I", "-S", str(_TETHER), mode, str(os.getpid()), str(find_daemon()), *arguments]
     process = await anyio.open_process(
-        command,
+        tethered([str(find_daemon()), *arguments], mode),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,5 +1,6 @@
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,13 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + FO
 PARENT = (
     "import subprocess, sys; "
     f"child = subprocess.Popen([sys.executable, '-c', {FOREVER!r}]); print(child.pid, flush=True); child.wait()"
+)
+
+
+KILLED = (
+    "import sys; from pathlib import Path; from decentral.cli.children import Family; family = Family(); "
+    f"child = family.start_command('a', Path(sys.argv[1]), [sys.executable, '-c', {FOREVER!r}]); "
+    "child.first_line(30); print(child.process.pid, flush=True); child.process.wait()"
 )
 
 
@@ -64,6 +72,16 @@ def test_everything_is_ended_when_the_block_ends_by_an_error(tmp_path: Path) -> 
         child.first_line(30)
         raise KeyboardInterrupt
     assert not child.running
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_child_ends_with_a_demo_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        child = psutil.Process(int(demo.stdout.readline()))
+        assert alive(child.pid)
+        demo.kill()
+    assert psutil.wait_procs([child], timeout=30)[1] == []
 
 
 def test_children_have_one_torch_thread_and_their_own_process_group(tmp_path: Path) -> None:
