@@ -152,9 +152,9 @@ class Floats:
     def to_symbols(self, array: Array) -> tuple[Bytes, Bytes]:
         """The eight bits below the sign; then, element by element, the others with the sign last."""
         symbols = np.empty(array.size, dtype=np.uint8)
-        rest = np.empty((array.size, array.dtype.itemsize - 1), dtype=np.uint8)
-        exponents.take_apart(array.reshape(-1), symbols, rest)
-        return symbols, rest.reshape(-1)
+        rest = np.empty(array.size * (array.dtype.itemsize - 1), dtype=np.uint8)
+        exponents.take_apart(array.reshape(-1), symbols, rest)  # type: ignore[arg-type]  # unsigned by the layout
+        return symbols, rest
 
     def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
         """All but one byte of each."""
@@ -162,7 +162,7 @@ class Floats:
 
     def from_symbols(self, symbols: Bytes, side: Bytes, array: Array) -> None:
         """Put together again; every combination is a float."""
-        exponents.put_together(symbols, side.reshape(-1, array.dtype.itemsize - 1), array.reshape(-1))
+        exponents.put_together(symbols, side, array.reshape(-1))  # type: ignore[arg-type]
 
 
 _NOTHING = np.empty(0, dtype=np.uint8)

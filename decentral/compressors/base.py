@@ -194,7 +194,7 @@ def require_rising(index_Ck: Tensor, limit: int, method: object) -> None:
     require(inside & rising, method, f"indices must rise strictly within [0, {limit})")
 
 
-def require(rule_holds: Tensor, method: object, rule: str) -> None:
-    """PayloadError naming the rule, unless it holds. One device sync."""
+def require(rule_holds: Tensor | bool, method: object, rule: str) -> None:
+    """PayloadError naming the rule, unless it holds. At most one device sync."""
     if not bool(rule_holds):
         raise PayloadError(f"{method}: {rule}; drop the message and its sender")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from decentral.coding import Floats
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.finite import is_finite
 
 __all__ = ["BFloat16", "Float16"]
 
@@ -39,7 +40,7 @@ class _Half(Method):
     def decompress(self, payload: Payload) -> Tensor:
         """Widen to float32, exactly."""
         check_parts(self, payload, self.layout(payload.shape))
-        require(torch.isfinite(payload.parts[0]).all(), self, "every value must be finite")
+        require(is_finite(payload.parts[0]), self, "every value must be finite")
         return payload.parts[0].float().reshape(payload.shape)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from decentral.coding import Floats
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.finite import is_finite
 
 __all__ = ["Uncompressed"]
 
@@ -39,5 +40,5 @@ class Uncompressed(Method):
     def decompress(self, payload: Payload) -> Tensor:
         """The same bits in the same shape."""
         check_parts(self, payload, self.layout(payload.shape))
-        require(torch.isfinite(payload.parts[0]).all(), self, "every value must be finite")
+        require(is_finite(payload.parts[0]), self, "every value must be finite")
         return payload.parts[0].clone().reshape(payload.shape)

@@ -31,6 +31,7 @@ from torch import Tensor
 from decentral.coding import Floats, Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.counter import hash32
+from decentral.compressors.finite import is_finite
 from decentral.errors import ConfigError
 
 __all__ = ["PowerSGD"]
@@ -92,7 +93,7 @@ class PowerSGD(Method):
         """left @ right.T"""
         check_parts(self, payload, self.layout(payload.shape))
         if self._is_dense(payload.shape):
-            require(torch.isfinite(payload.parts[0]).all(), self, "every value must be finite")
+            require(is_finite(payload.parts[0]), self, "every value must be finite")
             return payload.parts[0].clone().reshape(payload.shape)
         left_nr, right_mr, code = payload.parts
         for name, part in (("left", left_nr), ("right", right_mr)):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, accumulate
+from decentral.compressors import Compressor, Payload, accumulate
 from decentral.compressors.feedback import Feedback, NoFeedback, State
 from decentral.compressors.finite import is_finite
 from decentral.compressors.fresh import fresh_zeros
@@ -59,11 +59,17 @@ class Codec:
     def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
         """The flat float32 tensor that every receiver of ``data`` applies. Raises PayloadError."""
         payloads = body.decode(self.compressor, data, shapes)
+        decoded_N = self._decompress(payloads, shapes)
+        if not is_finite(decoded_N):  # a second guard: one NaN in a mean would reach every peer
+            raise PayloadError(f"body decodes to NaN or Inf through {self.compressor}; drop it and its sender")
+        return decoded_N
+
+    def _decompress(self, payloads: Sequence[Payload], shapes: Shapes) -> Tensor:
+        if len(payloads) == 1:  # as a reduce sees it, for instance: no need to copy
+            return self.compressor.decompress(payloads[0]).to(torch.float32).flatten().contiguous()
         decoded_N = fresh_zeros(numel(shapes))
         for decoded, payload in zip(split_shapes(decoded_N, shapes), payloads, strict=True):
             decoded.copy_(self.compressor.decompress(payload))
-        if not is_finite(decoded_N):  # a second guard: one NaN in a mean would reach every peer
-            raise PayloadError(f"body decodes to NaN or Inf through {self.compressor}; drop it and its sender")
         return decoded_N
 
     def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:

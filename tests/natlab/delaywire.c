@@ -5,6 +5,10 @@
 // Says "up" on stdout once both devices exist and ends with its stdin, so that it never outlives who started it; the
 // devices go with it. In order, nothing lost but what finds the queue full: then it is not read, and the device's own
 // queue drops, as a router's does. For kernels without netem.
+//
+// It looks once a millisecond while packets are under way, for all that came or are due: to wake for each of them took
+// a quarter of two cores that eight peers and their lines of 20 Mbit/s shared. And it goes before all other
+// processes where the kernel allows that: no line waits for its customers.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MTU = 1500, ROOM = 8192, AT_ONCE = 64 };  // 8,192 packets: 1 Gbit/s for 98 ms
+enum { MTU = 1500, ROOM = 8192 };  // 8,192 packets: 1 Gbit/s for 98 ms
+enum { TICK = 1000000 };           // ns
 
 struct packet {
   int64_t due;  // ns
@@ -58,7 +63,7 @@ static int open_tun(int namespace, const char *name) {
 static int is_full(const struct lane *lane) { return lane->next - lane->first == ROOM; }
 
 static void take(struct lane *lane, int64_t delay) {
-  for (int n = 0; n < AT_ONCE && !is_full(lane); n++) {
+  while (!is_full(lane)) {
     struct packet *packet = &lane->ring[lane->next % ROOM];
     packet->nbytes = read(lane->from, packet->bytes, MTU);
     if (packet->nbytes <= 0) return;  // nothing waits, or the device is down for a while
@@ -77,24 +82,21 @@ static void deliver(struct lane *lane) {
   }
 }
 
-static int64_t patience(const struct lane lanes[2]) {
-  int64_t due = INT64_MAX;
-  for (int n = 0; n < 2; n++)
-    if (lanes[n].first < lanes[n].next && lanes[n].ring[lanes[n].first % ROOM].due < due)
-      due = lanes[n].ring[lanes[n].first % ROOM].due;
-  if (due == INT64_MAX) return 1000000000;
-  int64_t wait = due - now();
-  return wait > 0 ? wait : 0;
-}
+static int is_empty(const struct lane *lane) { return lane->first == lane->next; }
 
 static int wait_for_work(const struct lane lanes[2]) {
+  struct timespec tick = {.tv_nsec = TICK}, none = {0};
+  int idle = is_empty(&lanes[0]) && is_empty(&lanes[1]);
+  if (!idle) nanosleep(&tick, NULL);
   struct pollfd polled[3] = {{.fd = STDIN_FILENO, .events = POLLIN}};
-  for (int n = 0; n < 2; n++)
-    polled[n + 1] = (struct pollfd){.fd = is_full(&lanes[n]) ? -1 : lanes[n].from, .events = POLLIN};
-  int64_t wait = patience(lanes);
-  struct timespec limit = {.tv_sec = wait / 1000000000, .tv_nsec = wait % 1000000000};
-  if (ppoll(polled, 3, &limit, NULL) < 0 && errno != EINTR) fail("ppoll");
+  for (int n = 0; n < 2; n++) polled[n + 1] = (struct pollfd){.fd = lanes[n].from, .events = POLLIN};
+  if (ppoll(polled, idle ? 3 : 1, idle ? NULL : &none, NULL) < 0 && errno != EINTR) fail("ppoll");
   return polled[0].revents == 0;
+}
+
+static void go_first(void) {
+  struct sched_param first = {.sched_priority = 1};
+  if (sched_setscheduler(0, SCHED_FIFO, &first) != 0) return;  // then it is as busy as the rest of the machine
 }
 
 int main(int count, char **words) {
@@ -103,10 +105,11 @@ int main(int count, char **words) {
     return 2;
   }
   int left = open_tun(atoi(words[1]), words[2]), right = open_tun(atoi(words[3]), words[4]);
-  int64_t delay = atoll(words[5]) * 1000;
+  int64_t delay = atoll(words[5]) * 1000 - TICK / 2;  // what a packet waits to be seen, on average
   struct lane lanes[2] = {{.from = left, .to = right}, {.from = right, .to = left}};
   for (int n = 0; n < 2; n++)
     if ((lanes[n].ring = malloc(ROOM * sizeof(struct packet))) == NULL) fail("malloc");
+  go_first();
   puts("up");
   fflush(stdout);
   while (wait_for_work(lanes))
