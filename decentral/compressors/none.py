@@ -13,6 +13,7 @@ from torch import Tensor
 from decentral.coding import Floats
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.finite import is_finite
+from decentral.compressors.fresh import fresh_like
 
 __all__ = ["Uncompressed"]
 
@@ -35,10 +36,20 @@ class Uncompressed(Method):
 
     def compress(self, tensor: Tensor) -> Payload:
         """A copy, so that a payload never changes under its reader."""
-        return Payload(tuple(tensor.shape), (check_input(tensor).flatten().clone(),))
+        values_N = check_input(tensor).flatten()
+        return Payload(tuple(tensor.shape), (fresh_like(values_N).copy_(values_N),))
 
     def decompress(self, payload: Payload) -> Tensor:
         """The same bits in the same shape."""
+        values = self._values(payload)
+        return fresh_like(values).copy_(values)
+
+    def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
+        """Straight from the payload."""
+        values = self._values(payload)
+        total += values if weight == 1 else values * weight
+
+    def _values(self, payload: Payload) -> Tensor:
         check_parts(self, payload, self.layout(payload.shape))
         require(is_finite(payload.parts[0]), self, "every value must be finite")
-        return payload.parts[0].clone().reshape(payload.shape)
+        return payload.parts[0].reshape(payload.shape)

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from decentral.errors import PayloadError
 from decentral.exchange.coverage import Coverage
 from decentral.exchange.part import Part
@@ -32,7 +34,8 @@ class _Side:
     """The pieces from the owner of a frame, or those from others."""
 
     def __init__(self, nbytes: int) -> None:
-        self.data = bytearray(nbytes)
+        # The system gives this memory as bytes come; a bytearray takes all of it at once, and clears it.
+        self.data = memoryview(np.zeros(nbytes, dtype=np.uint8))
         self.came = Coverage()
 
     def put(self, piece: Piece) -> bool:
@@ -94,7 +97,7 @@ class _Frame:
 
     def end(self) -> None:
         """Nothing more of it is wanted."""
-        self.over, self.others, self.own.data = True, None, bytearray()
+        self.over, self.others, self.own.data = True, None, memoryview(b"")
 
     def without_others(self) -> bytes | None:
         """What they brought was no part of it; its bytes, if all are here from its owner by now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +65,14 @@ def test_nothing_is_kept_for_a_header_that_nobody_signed():
     with pytest.raises(PayloadError, match="not signed"):
         puzzle.add(forged, OTHER.peer)
     assert puzzle.add(part, OTHER.peer) == (True, None)
+
+
+def test_a_frame_takes_memory_for_the_bytes_that_came_and_not_for_those_that_its_pieces_announce():
+    large = 1 << 28
+    puzzle, part, process = at_most(large), pieces(frame())[0], psutil.Process()
+    before = process.memory_info().rss
+    assert puzzle.add(replace(part, nbytes=large), OTHER.peer) == (True, None)
+    assert process.memory_info().rss - before < large // 16
 
 
 @pytest.mark.parametrize("nbytes", [HEADER_NBYTES - 1, HEADER_NBYTES + 1001, 2**64 - 1])
