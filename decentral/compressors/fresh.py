@@ -13,7 +13,7 @@ __all__ = ["fresh_like", "fresh_zeros"]
 
 def fresh_like(tensor: Tensor) -> Tensor:
     """A contiguous float32 tensor of the same shape, on the same device, not filled."""
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" or not tensor.numel():  # torch gives an empty array of numpy strides of its own
         return torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
     return torch.from_numpy(np.empty(tuple(tensor.shape), dtype=np.float32))
 

@@ -35,7 +35,7 @@ class _Side:
 
     def __init__(self, nbytes: int) -> None:
         # The system gives this memory as bytes come; a bytearray takes all of it at once, and clears it.
-        self.data = memoryview(np.zeros(nbytes, dtype=np.uint8))
+        self.data = np.zeros(nbytes, dtype=np.uint8).data
         self.came = Coverage()
 
     def put(self, piece: Piece) -> bool:
