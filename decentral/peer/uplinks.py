@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
+
+import anyio
 
 from decentral.exchange.partition import alike
 from decentral.exchange.spread import UNKNOWN, Line, seconds_to_all
@@ -12,15 +15,19 @@ from decentral.swarm.directory import Directory
 from decentral.wire.keys import PeerId
 from decentral.wire.lease import PRIVATE
 
+FRESH = 0.25  # s for which lines are remembered: a round looks at them with every event, a sixth of its event loop
 LEAST = 0.1  # of the usual uplink: nobody is waited for as long as who says that it sends less would need
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Uplinks:
     """Of the members of one run; ``reduces``: whether its rounds are reduces."""
 
     directory: Directory
     reduces: bool
+    clock: Callable[[], float] = anyio.current_time
+    _found: dict[tuple[PeerId, ...], list[Line] | None] = field(default_factory=dict)
+    _since: float = -math.inf
 
     def lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
         """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
@@ -41,10 +48,19 @@ class Uplinks:
 
     def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
         """See Takes. Of a reduce, slices and results are about two bodies."""
-        lines = self.lines_of(members)
-        usual = median(line.rate for line in lines)
-        if usual == UNKNOWN or peer not in members:
+        lines = self._waited_for(tuple(members))
+        if lines is None or peer not in members:
             return None
-        lines = [replace(line, rate=max(line.rate, LEAST * usual)) for line in lines]
         me = list(members).index(peer)
         return 2 * nbytes / lines[me].rate if self.reduces else seconds_to_all(nbytes, lines, me)
+
+    def _waited_for(self, members: tuple[PeerId, ...]) -> list[Line] | None:
+        now = self.clock()
+        if not self._since <= now < self._since + FRESH:
+            self._found, self._since = {}, now
+        if members not in self._found:
+            lines = self.lines_of(members)
+            usual = median(line.rate for line in lines)
+            least = [replace(line, rate=max(line.rate, LEAST * usual)) for line in lines]
+            self._found[members] = None if usual == UNKNOWN else least
+        return self._found[members]

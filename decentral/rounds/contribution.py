@@ -51,7 +51,9 @@ class Contribution:
         """The frame for the round after ``head``."""
         assert self.encoded is not None
         header = header_after(head, self.kind, self.fragment, signer.peer, steps=self.steps, tokens=self.tokens)
-        return seal(header, self.encoded.body, signer)
+        frame = seal(header, self.encoded.body, signer)
+        _ = frame.hash  # see Inbox.check
+        return frame
 
     def offer(self, head: Head, frame: bytes, nbytes: int) -> Offer:
         """The offer for the round after ``head``."""

@@ -62,6 +62,7 @@ class Driver(Settler):
             )
         elif self.terms.partition is not None:  # slices are encoded when there is a plan: too late to tell the caller
             await self.offload(self.replica.check_finite, contribution.fragment, contribution.gradient_N)
+            contribution.offered = await self.offload(contribution.commitment)
         async with self._lock:
             if not self._takes(contribution, self.head) or self.head.anchor != head.anchor:
                 return False
@@ -171,14 +172,13 @@ class Driver(Settler):
         pending, head, now = self.pending, self.head, anyio.current_time()
         assert pending is not None
         if self.terms.partition is not None:
-            pending.offered = pending.commitment()
             nbytes = self.replica.codec.max_body_nbytes(((self.replica.numel(pending.fragment),),))
             offer = pending.offer(head, pending.offered, nbytes)
             await self._carry_out(self.machine.offer(offer, now))
             self.allowed = self.machine.allowed()
             return
         assert pending.encoded is not None
-        frame = pending.frame(head, self.signer)
+        frame = await self.offload(pending.frame, head, self.signer)
         pending.offered = frame.hash
         self._keep(frame)
         effects = self.machine.hold(frame.hash, frame.header, now)

@@ -68,6 +68,8 @@ class Inbox:
         """The checked frame and its decoded tensor, now. Raises PlanUnknown when its plan has not come."""
         frame = parse(data, lambda header: self.max_nbytes(header, head))
         codec = self.codec_of(frame.header)
+        if frame.header.kind != Kind.SLICE:  # nobody asks for a slice by its hash
+            _ = frame.hash  # kept in the frame: the event loop need not stop to hash megabytes
         return frame, codec.decode(frame.body, self.shapes_of(frame.header))
 
     def shapes_of(self, header: Header) -> Shapes:

@@ -174,6 +174,8 @@ class Leader(Voter):
         if promised != self.acceptor.promised:
             promised, since = self.acceptor.promised, now
         self.promised_since = promised, since
+        if now - since < self.terms.patience:  # as most often: no need to look at everybody's uplink
+            return 0
         length = self.patience(plans=2) + since - self.stalled_since  # one that fails, one without who failed it
         return int(math.log2((now - since) / length + 1.0))
 

@@ -78,6 +78,7 @@ class Reducer(Carrier):
         fragment, parts = head.fragment(self.terms.num_fragments), len(plan.partition)
         header = header_after(head, Kind.RESULT, fragment, self.me, reduction.part, parts, plan.number)
         frame = seal(header, body, self.signer)
+        _ = frame.hash  # see Inbox.check
         return frame, self._decoded(frame, plan)
 
     def _decoded(self, frame: Frame, plan: Plan) -> Tensor:

@@ -101,7 +101,8 @@ def seal(header: Header, body: bytes, signer: Signer) -> Frame:
     if header.sender != signer.peer:
         raise PayloadError("seal: header.sender is not the signer; a frame is signed by who it is from")
     _check_fields(header)
-    return Frame(header, bytes(body), signer.sign(_pack(header, body)))
+    signed = _pack(header, body)
+    return _frame(header, bytes(body), signer.sign(signed), signed)
 
 
 def parse(data: bytes | memoryview, max_nbytes: Callable[[Header], int]) -> Frame:
@@ -121,9 +122,7 @@ def parse(data: bytes | memoryview, max_nbytes: Callable[[Header], int]) -> Fram
     signature = bytes(data[_SIGNED_NBYTES:HEADER_NBYTES])
     if not verify(header.sender, signature, signed):
         raise _bad("not signed by the sender it names")
-    frame = Frame(header, body, signature)
-    frame.__dict__["_signed"] = signed  # the cached property's place: spares hashing the body a second time
-    return frame
+    return _frame(header, body, signature, signed)
 
 
 def parse_header(data: bytes | memoryview) -> Header:
@@ -152,6 +151,12 @@ def signed_header(data: bytes | memoryview) -> Header:
     if not verify(header.sender, bytes(data[_SIGNED_NBYTES:HEADER_NBYTES]), bytes(data[:_SIGNED_NBYTES])):
         raise _bad("not signed by the sender it names")
     return header
+
+
+def _frame(header: Header, body: bytes, signature: bytes, signed: bytes) -> Frame:
+    frame = Frame(header, body, signature)
+    frame.__dict__["_signed"] = signed  # the cached property's place: spares hashing the body a second time
+    return frame
 
 
 def _pack(header: Header, body: bytes) -> bytes:

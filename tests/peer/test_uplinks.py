@@ -37,29 +37,44 @@ class Directory:
         return self._others
 
 
+def uplinks(directory, *, reduces, clock=lambda: 0.0):
+    return Uplinks(directory, reduces, clock)
+
+
 def test_nothing_is_expected_while_nobody_has_measured_anything():
-    assert Uplinks(Directory([0, 0, 0, 0]), reduces=False).takes(NBYTES, PEERS[1], PEERS) is None
+    assert uplinks(Directory([0, 0, 0, 0]), reduces=False).takes(NBYTES, PEERS[1], PEERS) is None
 
 
 def test_an_uplink_that_is_not_measured_yet_is_taken_for_a_usual_one():
-    lines = Uplinks(Directory([8, 0, 8, 8]), reduces=False).lines_of(PEERS)
+    lines = uplinks(Directory([8, 0, 8, 8]), reduces=False).lines_of(PEERS)
     assert [line.rate for line in lines] == [1e6] * 4
 
 
 @pytest.mark.parametrize(("reduces", "seconds"), [(False, 3.0), (True, 2.0)], ids=["gather", "reduce"])
 def test_equal_peers_need_their_copies_or_twice_their_body(reduces, seconds):
-    assert Uplinks(Directory([8, 8, 8, 8]), reduces).takes(NBYTES, PEERS[1], PEERS) == pytest.approx(seconds)
+    assert uplinks(Directory([8, 8, 8, 8]), reduces=reduces).takes(NBYTES, PEERS[1], PEERS) == pytest.approx(seconds)
 
 
 def test_a_thin_peer_whose_frame_others_pass_on_needs_one_copy():
-    assert Uplinks(Directory([8, 8, 8, 1]), reduces=False).takes(NBYTES, PEERS[3], PEERS) == pytest.approx(8.0)
+    assert uplinks(Directory([8, 8, 8, 1]), reduces=False).takes(NBYTES, PEERS[3], PEERS) == pytest.approx(8.0)
 
 
 def test_who_claims_next_to_nothing_gets_the_time_of_a_tenth_of_the_usual_uplink():
-    takes = Uplinks(Directory([8, 8, 8, 0.000008]), reduces=True).takes(NBYTES, PEERS[3], PEERS)
+    takes = uplinks(Directory([8, 8, 8, 0.000008]), reduces=True).takes(NBYTES, PEERS[3], PEERS)
     assert takes == pytest.approx(2.0 * 10)
 
 
 def test_private_peers_own_nothing_of_a_reduce_unless_all_are_private():
-    assert Uplinks(Directory([8, 8, 8, 8], private={1, 2}), reduces=True).for_owners(PEERS) == [1e6, 0.0, 0.0, 1e6]
-    assert Uplinks(Directory([8, 8, 8, 8], private={0, 1, 2, 3}), reduces=True).for_owners(PEERS) == [1e6] * 4
+    assert uplinks(Directory([8, 8, 8, 8], private={1, 2}), reduces=True).for_owners(PEERS) == [1e6, 0.0, 0.0, 1e6]
+    assert uplinks(Directory([8, 8, 8, 8], private={0, 1, 2, 3}), reduces=True).for_owners(PEERS) == [1e6] * 4
+
+
+def test_a_time_is_remembered_for_a_moment_and_no_longer():
+    times = iter([0.0, 0.24, 0.25, 0.1])
+    told = Directory([8, 8, 8, 8])
+    found = uplinks(told, reduces=True, clock=lambda: next(times))
+    takes = []
+    for mbit in (8, 4, 2, 1):
+        told._others[PEERS[1]].uplink = int(mbit * 1e6)
+        takes.append(found.takes(NBYTES, PEERS[1], PEERS))
+    assert takes == [2.0, 2.0, 8.0, 16.0]  # a clock that goes back counts as another time
