@@ -28,6 +28,7 @@ from decentral.peer.node import Node, Start
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.driver import Advance, Ledger
 from decentral.swarm.identity import Identity
+from decentral.transport import eventloop
 from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
 
@@ -132,4 +133,4 @@ def _say(**answer: Any) -> None:  # Any: JSON
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    anyio.run(Contestant(Seat(**json.loads(sys.argv[1]))).run)
+    eventloop.run(Contestant(Seat(**json.loads(sys.argv[1]))).run)
