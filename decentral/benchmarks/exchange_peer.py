@@ -28,7 +28,6 @@ from decentral.peer.node import Node, Start
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.driver import Advance, Ledger
 from decentral.swarm.identity import Identity
-from decentral.transport import eventloop
 from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
 
@@ -133,4 +132,4 @@ def _say(**answer: Any) -> None:  # Any: JSON
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    eventloop.run(Contestant(Seat(**json.loads(sys.argv[1]))).run)
+    anyio.run(Contestant(Seat(**json.loads(sys.argv[1]))).run)

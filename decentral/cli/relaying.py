@@ -16,7 +16,6 @@ from decentral.cli.stopping import Stop, stop_signals
 from decentral.errors import ListenError, UsageError
 from decentral.observe.prometheus import Metric, exposition, serve_metrics
 from decentral.swarm.identity import Identity
-from decentral.transport import eventloop
 from decentral.transport.dialback import serve_dialback
 from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.transport.relay import Relay
@@ -44,7 +43,7 @@ def run_relay(plan: Plan) -> int:
         if endpoint(address) is None or "/p2p/" in address:
             raise UsageError(f"--announce {address!r}: want /ip4/HOST/tcp/PORT or /dns4/NAME/tcp/PORT, and no more")
     with stop_signals() as stop:
-        eventloop.run(_run, plan, where, stop)
+        anyio.run(_run, plan, where, stop, backend="asyncio")
         return stop.code or 0
 
 

@@ -19,7 +19,7 @@ from decentral.peer.backlog import Backlog
 from decentral.peer.node import END_TIMEOUT, Node
 from decentral.rounds.driver import Advance
 from decentral.swarm.directory import Directory
-from decentral.transport import Transport, eventloop
+from decentral.transport import Transport
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class SwarmThread:
 
     def _run(self) -> None:
         try:
-            eventloop.run(self._main)
+            anyio.run(self._main, backend="asyncio")
         except BaseExceptionGroup as group:
             self._error = _first(group)
         except BaseException as error:  # noqa: BLE001 - carried to the training thread, which raises it
