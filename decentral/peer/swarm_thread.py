@@ -93,7 +93,7 @@ class SwarmThread:
 
     def _run(self) -> None:
         try:
-            anyio.run(self._main, backend="asyncio")
+            anyio.run(self._main, backend="asyncio")  # not uvloop: with a DataLoader beside, it misses the daemon's end
         except BaseExceptionGroup as group:
             self._error = _first(group)
         except BaseException as error:  # noqa: BLE001 - carried to the training thread, which raises it
