@@ -15,7 +15,7 @@ from decentral.swarm.directory import Directory
 from decentral.wire.keys import PeerId
 from decentral.wire.lease import PRIVATE
 
-FRESH = 0.25  # s for which lines are remembered: a round looks at them with every event, a sixth of its event loop
+FRESH = 0.25  # s for which lines are remembered; asked for anew with every event, they took a sixth of the event loop
 LEAST = 0.1  # of the usual uplink: nobody is waited for as long as who says that it sends less would need
 
 

@@ -6,9 +6,9 @@
 // devices go with it. In order, nothing lost but what finds the queue full: then it is not read, and the device's own
 // queue drops, as a router's does. For kernels without netem.
 //
-// It looks once a millisecond while packets are under way, for all that came or are due: to wake for each of them took
-// a quarter of two cores that eight peers and their lines of 20 Mbit/s shared. And it goes before all other
-// processes where the kernel allows that: no line waits for its customers.
+// It looks once a millisecond while packets are under way, for all that came or are due, and goes before all other
+// processes where the kernel allows that: no line waits for its customers. Eight peers on two cores and lines of 20
+// Mbit/s gathered in 12.2 to 12.6 s with both, in 13.0 to 13.3 without; what it takes itself is about the same.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
