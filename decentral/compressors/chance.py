@@ -11,6 +11,8 @@ Splittable Pseudorandom Number Generators", 2014); it is no secret, and whoever 
 """
 # Shape suffixes: N = values.
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,7 +20,9 @@ from torch import Tensor
 from decentral.coding.compiled import compiled
 from decentral.errors import ConfigError
 
-__all__ = ["check_seed", "key", "uniform"]
+__all__ = ["Draws", "check_seed", "draws", "key"]
+
+Draws = Callable[[int, int], Tensor]  # numbers float32 for the values [start, stop)
 
 _MANTISSA = (1 << 23) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -40,15 +44,22 @@ def key(flat_N: Tensor, seed: int) -> Tensor:
     return _mixed(mantissa_N + place_N * _signed(_GOLDEN)).sum() + _signed(seed * _FIRST)
 
 
-def uniform(flat_N: Tensor, seed: int) -> Tensor:
-    """float32 (N,) in [0, 1), multiples of 2**-24, one for each of the values that they are drawn from."""
-    start = key(flat_N, seed)
+def draws(flat_N: Tensor, seed: int) -> Draws:
+    """Numbers in [0, 1), multiples of 2**-24, one for each of the values that they are drawn from, made as needed."""
+    begin = key(flat_N, seed)
     if _on_processor(flat_N):
-        found_N = torch.empty(flat_N.numel(), dtype=torch.float32)
-        _fill(np.uint64(int(start) % 2**64), found_N.numpy())
-        return found_N
-    place_N = torch.arange(1, flat_N.numel() + 1, device=flat_N.device)
-    mixed_N = _mixed(start + place_N * _signed(_GOLDEN))
+        return lambda start, stop: _filled(int(begin) + start * _GOLDEN, stop - start)
+    return lambda start, stop: _computed(begin, torch.arange(start + 1, stop + 1, device=flat_N.device))
+
+
+def _filled(begin: int, numel: int) -> Tensor:
+    found_N = torch.empty(numel, dtype=torch.float32)
+    _fill(np.uint64(begin % 2**64), found_N.numpy())
+    return found_N
+
+
+def _computed(begin: Tensor, place_N: Tensor) -> Tensor:
+    mixed_N = _mixed(begin + place_N * _signed(_GOLDEN))
     return (mixed_N >> (64 - _RESOLUTION) & (1 << _RESOLUTION) - 1).float() * 2.0**-_RESOLUTION
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from decentral.coding import Floats, Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.bins import bin_means, centred
+from decentral.compressors.bins import binned
 
 __all__ = ["Codebook8"]
 
@@ -59,11 +59,9 @@ class Codebook8(Method):
         """Sort the values into bins, then take the bins' means."""
         value_N = check_input(tensor).flatten()
         bins = 1 << _bits(value_N.numel())
-        mean, width, place_N = centred(value_N, bins, _WINDOW)
-        code_N = (place_N.floor() + bins // 2).clamp_(0, bins - 1).to(torch.uint8)
-        member_K = torch.zeros(bins, dtype=torch.bool, device=tensor.device).index_fill_(0, code_N.long(), True)
-        level_K = (mean + bin_means(place_N, code_N, bins) * width).where(member_K, 0.0)
-        return Payload(tuple(tensor.shape), (code_N, level_K.float()))
+        found = binned(value_N, bins, _WINDOW, lambda place_n: place_n.floor().add_(bins // 2))
+        level_K = (found.mean + found.place_K * found.width).where(found.count_K > 0, 0.0)
+        return Payload(tuple(tensor.shape), (found.code_N, level_K.float()))
 
     def decompress(self, payload: Payload) -> Tensor:
         """codebook[code]."""

@@ -17,7 +17,7 @@ Source: Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", 2024, 
 # Shape suffixes: C = chunks of a region, L = values per chunk, H * W = L, k = coefficients kept per chunk.
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,14 +28,14 @@ from decentral.coding import Rising
 from decentral.compressors.base import About, PartSpec, Shape, check_input, require_rising
 from decentral.compressors.chain import Alone
 from decentral.compressors.cosine import from_spectrum, to_spectrum
-from decentral.compressors.tiles import Region, as_matrix, cut, paste, regions
+from decentral.compressors.tiles import Region, as_matrix, bands, cut, paste, regions
 from decentral.compressors.topk import largest_of_rows
 from decentral.errors import ConfigError
 
 __all__ = ["DCT"]
 
 _LONGEST_CHUNK = 4096  # tiles of 64x64: what `cosine` transforms exactly
-_SLAB = 64  # chunks at a time, 2 MiB of float64
+_AT_ONCE, _ELSEWHERE = 64, 4096  # chunks: 2 MiB of float64; a device is told of each operation on its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,7 @@ class DCT(Alone):
     def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Rising indices and kept coefficients, (C, k) of every region."""
         matrix, both = as_matrix(check_input(tensor)), tensor.dim() == 2
-        found = []
-        for region in self._regions(tuple(tensor.shape)):
-            coef_CL = self._transformed(to_spectrum, cut(matrix, region), region, both)
-            found.append(largest_of_rows(coef_CL, self._kept(region)))
+        found = [self._largest(matrix, region, both) for region in self._regions(tuple(tensor.shape))]
         return tuple(index_Ck for index_Ck, _ in found), tuple(coef_Ck for _, coef_Ck in found)
 
     def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
@@ -84,10 +81,20 @@ class DCT(Alone):
             require_rising(index_Ck, region.length, self)
         matrix, both = as_matrix(total), total.dim() == 2
         for region, index_Ck, coef_Ck in zip(places, index, values, strict=True):
-            coef_CL = torch.zeros(region.num_chunks, region.length, device=total.device, dtype=torch.float32)
-            coef_CL.scatter_(1, index_Ck.long(), coef_Ck.view(index_Ck.shape))
-            tile_CL = self._transformed(from_spectrum, coef_CL, region, both)
-            paste(matrix, region, cut(matrix, region) + tile_CL * weight)
+            for band, own in _bands(region, matrix):
+                coef_CL = torch.zeros(band.num_chunks, band.length, device=total.device, dtype=torch.float32)
+                coef_CL.scatter_(1, index_Ck[own].long(), coef_Ck.view(index_Ck.shape)[own])
+                tile_CL = self._transformed(from_spectrum, coef_CL, band, both)
+                paste(matrix, band, cut(matrix, band) + tile_CL * weight)
+
+    def _largest(self, matrix: Tensor, region: Region, both: bool) -> tuple[Tensor, Tensor]:
+        shape = (region.num_chunks, self._kept(region))
+        index_Ck = torch.empty(shape, dtype=torch.int16, device=matrix.device)
+        coef_Ck = torch.empty(shape, dtype=torch.float32, device=matrix.device)
+        for band, own in _bands(region, matrix):
+            coef_CL = self._transformed(to_spectrum, cut(matrix, band), band, both)
+            index_Ck[own], coef_Ck[own] = largest_of_rows(coef_CL, shape[1])
+        return index_Ck, coef_Ck
 
     def _kept(self, region: Region) -> int:
         return max(1, round(region.length * self.k / self.chunk))
@@ -111,5 +118,12 @@ class DCT(Alone):
     ) -> Tensor:
         """Every chunk through ``way`` as a tile, or as rows of runs."""
         width = region.width if both else min(math.isqrt(self.chunk), region.length)
-        slabs = chunk_CL.view(region.num_chunks, -1, width).split(_SLAB)  # type: ignore[no-untyped-call]
-        return torch.cat([way(slab, both) for slab in slabs]).view(region.num_chunks, region.length)
+        return way(chunk_CL.view(region.num_chunks, -1, width), both).view(region.num_chunks, region.length)
+
+
+def _bands(region: Region, matrix: Tensor) -> Iterator[tuple[Region, slice]]:
+    """Parts of a region, and which of its chunks they have."""
+    start = 0
+    for band in bands(region, _AT_ONCE if matrix.device.type == "cpu" else _ELSEWHERE):
+        yield band, slice(start, start + band.num_chunks)
+        start += band.num_chunks

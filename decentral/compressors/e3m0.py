@@ -10,22 +10,21 @@ scale, block and rounding open; those three are ours.
 """
 # Shape suffixes: N = values, B = blocks, L = values in a block.
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from decentral.coding import Floats, Symbols
 from decentral.compressors import tables
-from decentral.compressors.base import About, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.blocks import check_block, num_blocks, positive, short_scale, to_blocks
+from decentral.compressors.base import About
+from decentral.compressors.blocks import check_block, positive, short_scale, to_blocks
 
 __all__ = ["E3M0"]
 
 _LEVELS = [0.0, *(2.0**-place for place in range(6, -1, -1))]
 _SIGNED = tables.table([*_LEVELS, tables.UNUSED, *(-level for level in _LEVELS[1:])])  # bit 3 is the sign
+_CODE = tables.Code(4, _SIGNED, 1, "code 8, minus zero, is not used")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +43,17 @@ class E3M0(tables.Tabled):
     def __post_init__(self) -> None:
         check_block(self, self.block)
 
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then scales."""
-        numel = math.prod(shape)
-        return (
-            PartSpec("codes", torch.uint8, (numel,), Symbols(4)),
-            PartSpec("scales", torch.bfloat16, (num_blocks(numel, self.block),), Floats()),
-        )
+    @property
+    def code(self) -> tables.Code:
+        """Seven powers of two, their negatives, and zero."""
+        return _CODE
 
-    def compress(self, tensor: Tensor) -> Payload:
-        """Round every value to the nearest of 15 levels of its block."""
-        value_BL = to_blocks(check_input(tensor).flatten(), self.block)
+    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest of 15 levels of the block."""
+        value_BL = to_blocks(value_N, self.block)
         scale_B = short_scale(value_BL.abs().amax(dim=1))
         size_BL = value_BL.abs() / positive(scale_B)[:, None]
-        code_N = _nearest(size_BL, value_BL < 0).flatten()[: tensor.numel()]
-        return Payload(tuple(tensor.shape), (code_N, scale_B.to(torch.bfloat16)))
-
-    def read(self, payload: Payload) -> tables.Coded:
-        """Codes and scales, checked."""
-        check_parts(self, payload, self.layout(payload.shape))
-        code_N, scale_B = payload.parts
-        require(((scale_B >= 0) & torch.isfinite(scale_B)).all(), self, "a scale is not in [0, Inf)")
-        return tables.Coded(_SIGNED, code_N, scale_B, self.block, "code 8, minus zero, is not used")
+        return _nearest(size_BL, value_BL < 0).flatten()[: value_N.numel()], scale_B
 
 
 def _nearest(size_BL: Tensor, negative_BL: Tensor) -> Tensor:

@@ -12,17 +12,15 @@ Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv:2209.0
 """
 # Shape suffixes: N = values, B = blocks, L = values in a block.
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from decentral.coding import Floats, Symbols
 from decentral.compressors import tables
-from decentral.compressors.base import About, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.blocks import check_block, largest_scale, num_blocks, positive, short_scale, to_blocks
+from decentral.compressors.base import About
+from decentral.compressors.blocks import check_block, largest_scale, positive, short_scale, to_blocks
 
 __all__ = ["FP8"]
 
@@ -39,7 +37,8 @@ def _level(code: int) -> float:
     return -size if sign else size
 
 
-_LEVELS = tables.table([_level(code) for code in range(256)])
+_RULE = "codes 0x7F, 0x80 and 0xFF, NaN and minus zero, are not used"
+_CODE = tables.Code(8, tables.table([_level(code) for code in range(256)]), _TOP, _RULE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +57,15 @@ class FP8(tables.Tabled):
     def __post_init__(self) -> None:
         check_block(self, self.block)
 
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then scales."""
-        numel = math.prod(shape)
-        return (
-            PartSpec("codes", torch.uint8, (numel,), Symbols(8)),
-            PartSpec("scales", torch.bfloat16, (num_blocks(numel, self.block),), Floats()),
-        )
+    @property
+    def code(self) -> tables.Code:
+        """Every float8 but NaN and minus zero."""
+        return _CODE
 
-    def compress(self, tensor: Tensor) -> Payload:
-        """Round every value to the nearest float8 of its block."""
-        value_BL = to_blocks(check_input(tensor).flatten(), self.block)
+    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest float8 of the block."""
+        value_BL = to_blocks(value_N, self.block)
         scale_B = short_scale(value_BL.abs().amax(dim=1) / _TOP, largest_scale(_TOP))
         scaled_BL = (value_BL / positive(scale_B)[:, None]).clamp_(-_TOP, _TOP)  # beyond it the conversion gives NaN
-        code_BL = scaled_BL.to(torch.float8_e4m3fn).view(torch.uint8)
-        code_N = code_BL.flatten()[: tensor.numel()]
-        code_N = code_N.masked_fill(code_N == _MINUS_ZERO, 0)
-        return Payload(tuple(tensor.shape), (code_N, scale_B.to(torch.bfloat16)))
-
-    def read(self, payload: Payload) -> tables.Coded:
-        """Codes and scales, checked."""
-        check_parts(self, payload, self.layout(payload.shape))
-        code_N, scale_B = payload.parts
-        fits = ((scale_B >= 0) & torch.isfinite(scale_B.float() * _TOP)).all()
-        require(fits, self, f"a scale is bad: want 0 <= {_TOP} * scale < Inf")
-        rule = "codes 0x7F, 0x80 and 0xFF, NaN and minus zero, are not used"
-        return tables.Coded(_LEVELS, code_N, scale_B, self.block, rule)
+        code_N = scaled_BL.to(torch.float8_e4m3fn).view(torch.uint8).flatten()[: value_N.numel()]
+        return code_N.masked_fill(code_N == _MINUS_ZERO, 0), scale_B

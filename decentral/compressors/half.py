@@ -17,6 +17,7 @@ from torch import Tensor
 from decentral.coding import Floats
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.finite import is_finite
+from decentral.compressors.slabs import slabs
 
 __all__ = ["BFloat16", "Float16"]
 
@@ -33,9 +34,11 @@ class _Half(Method):
 
     def compress(self, tensor: Tensor) -> Payload:
         """Round to nearest, within the range."""
-        end = torch.finfo(self.dtype).max
-        value_N = check_input(tensor).flatten().clamp(-end, end).to(self.dtype)
-        return Payload(tuple(tensor.shape), (value_N,))
+        end, value_N = torch.finfo(self.dtype).max, check_input(tensor).flatten()
+        half_N = torch.empty(value_N.numel(), dtype=self.dtype, device=tensor.device)
+        for start, stop in slabs(value_N):
+            half_N[start:stop] = value_N[start:stop].clamp(-end, end)
+        return Payload(tuple(tensor.shape), (half_N,))
 
     def decompress(self, payload: Payload) -> Tensor:
         """Widen to float32, exactly."""

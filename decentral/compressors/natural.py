@@ -24,7 +24,8 @@ from torch import Tensor
 
 from decentral.coding import Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.chance import check_seed, uniform
+from decentral.compressors.chance import Draws, check_seed, draws
+from decentral.compressors.slabs import slabs
 
 __all__ = ["Natural"]
 
@@ -59,17 +60,12 @@ class Natural(Method):
 
     def compress(self, tensor: Tensor) -> Payload:
         """Round every value up or down, as the tensor's own hash decides."""
-        return self.compress_with(tensor, uniform(check_input(tensor).flatten(), self.seed))
+        value_N = check_input(tensor).flatten()
+        return _rounded(tuple(tensor.shape), value_N, draws(value_N, self.seed))
 
     def compress_with(self, tensor: Tensor, uniform_N: Tensor) -> Payload:
         """Round every magnitude up if its number in [0, 1) is below the distance from the lower power, else down."""
-        value_N = check_input(tensor).flatten()
-        size_N = value_N.abs().double()  # float64 has no denormals here: a value's exponent is its own
-        base = _base(size_N)
-        level_N, rest_N = _split(size_N, base)
-        code_N = (level_N + (uniform_N < rest_N)).clamp_(max=_LEVELS)
-        code_N = torch.where((value_N < 0) & (code_N > 0), code_N + _MINUS, code_N)
-        return Payload(tuple(tensor.shape), (code_N.to(torch.uint8), (base - _LOWEST).to(torch.uint8).reshape(1)))
+        return _rounded(tuple(tensor.shape), check_input(tensor).flatten(), lambda start, stop: uniform_N[start:stop])
 
     def decompress(self, payload: Payload) -> Tensor:
         """+-2**exponent."""
@@ -80,9 +76,24 @@ class Natural(Method):
         return _powers(base).index_select(0, code_N.int()).reshape(payload.shape)
 
 
-def _base(size_N: Tensor) -> Tensor:
-    """int64 (): the lowest exponent, such that the largest size can go up to a power of two."""
-    largest = size_N.amax() if size_N.numel() else size_N.new_zeros(())
+def _rounded(shape: Shape, value_N: Tensor, drawn: Draws) -> Payload:
+    base = _base(value_N)
+    code_N = torch.empty(value_N.numel(), dtype=torch.uint8, device=value_N.device)
+    for start, stop in slabs(value_N):
+        code_N[start:stop] = _codes(value_N[start:stop], base, drawn(start, stop))
+    return Payload(shape, (code_N, (base - _LOWEST).to(torch.uint8).reshape(1)))
+
+
+def _codes(value_N: Tensor, base: Tensor, uniform_N: Tensor) -> Tensor:
+    level_N, rest_N = _split(value_N.abs().double(), base)  # float64 has no denormals here: exponents are their own
+    code_N = (level_N + (uniform_N < rest_N)).clamp_(max=_LEVELS)
+    return torch.where((value_N < 0) & (code_N > 0), code_N + _MINUS, code_N)
+
+
+def _base(value_N: Tensor) -> Tensor:
+    """int64 (): the lowest exponent, such that the largest magnitude can go up to a power of two."""
+    low, high = torch.aminmax(value_N) if value_N.numel() else (value_N.new_zeros(()), value_N.new_zeros(()))
+    largest = torch.maximum(-low, high).double()
     exponent = torch.frexp(largest).exponent.long()  # largest < 2**exponent, or both are 0
     exponent = torch.where(largest > 0, exponent, torch.full_like(exponent, _LOWEST))
     return (exponent - (_LEVELS - 1)).clamp(_LOWEST, _LARGEST_BASE + _LOWEST)

@@ -12,7 +12,6 @@ Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023, 
 """
 # Shape suffixes: N = values, B = blocks, L = values in a block.
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -20,10 +19,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.coding import Floats, Symbols
 from decentral.compressors import tables
-from decentral.compressors.base import About, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.blocks import check_block, num_blocks, positive, short_scale, to_blocks
+from decentral.compressors.base import About
+from decentral.compressors.blocks import check_block, positive, short_scale, to_blocks
 
 __all__ = ["NF4"]
 
@@ -35,7 +33,7 @@ _PUBLISHED = [
 ]
 _LEVELS = [round(level * 2**16) / 2**16 for level in _PUBLISHED]
 _HALFWAY = [(low + high) / 2 for low, high in pairwise(_LEVELS)]  # 17 bits: exact in float32
-_TABLE = tables.table(_LEVELS)
+_CODE = tables.Code(4, tables.table(_LEVELS), 1, "codes must be below 16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +52,15 @@ class NF4(tables.Tabled):
     def __post_init__(self) -> None:
         check_block(self, self.block)
 
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then scales."""
-        numel = math.prod(shape)
-        return (
-            PartSpec("codes", torch.uint8, (numel,), Symbols(4)),
-            PartSpec("scales", torch.bfloat16, (num_blocks(numel, self.block),), Floats()),
-        )
+    @property
+    def code(self) -> tables.Code:
+        """16 levels."""
+        return _CODE
 
-    def compress(self, tensor: Tensor) -> Payload:
-        """Round every value to the nearest of 16 levels of its block."""
-        value_BL = to_blocks(check_input(tensor).flatten(), self.block)
+    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest of 16 levels of the block."""
+        value_BL = to_blocks(value_N, self.block)
         scale_B = short_scale(value_BL.abs().amax(dim=1))
-        halfway_15 = torch.tensor(_HALFWAY, dtype=torch.float32, device=tensor.device)
+        halfway_15 = torch.tensor(_HALFWAY, dtype=torch.float32, device=value_N.device)
         code_BL = torch.bucketize(value_BL / positive(scale_B)[:, None], halfway_15, out_int32=True)
-        code_N = code_BL.flatten()[: tensor.numel()].to(torch.uint8)
-        return Payload(tuple(tensor.shape), (code_N, scale_B.to(torch.bfloat16)))
-
-    def read(self, payload: Payload) -> tables.Coded:
-        """Codes and scales, checked."""
-        check_parts(self, payload, self.layout(payload.shape))
-        code_N, scale_B = payload.parts
-        require(((scale_B >= 0) & torch.isfinite(scale_B)).all(), self, "a scale is not in [0, Inf)")
-        return tables.Coded(_TABLE, code_N, scale_B, self.block, "codes must be below 16")
+        return code_BL.flatten()[: value_N.numel()], scale_B

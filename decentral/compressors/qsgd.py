@@ -18,18 +18,16 @@ arXiv:1610.02132.
 """
 # Shape suffixes: N = values, B = blocks, L = values in a block.
 
-import math
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from decentral.coding import Floats, Symbols
 from decentral.compressors import tables
-from decentral.compressors.base import About, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.blocks import check_block, largest_scale, num_blocks, positive, short_scale, to_blocks
-from decentral.compressors.chance import check_seed, uniform
+from decentral.compressors.base import About, Payload, Shape, check_input
+from decentral.compressors.blocks import check_block, largest_scale, positive, short_scale, to_blocks
+from decentral.compressors.chance import Draws, check_seed, draws
 from decentral.errors import ConfigError
 
 __all__ = ["QSGD"]
@@ -56,34 +54,37 @@ class QSGD(tables.Tabled):
         if not 1 <= self.levels <= 127:
             raise ConfigError(f"{self}: a code has at most 8 bits, so levels must be 1 to 127; 7 and 127 are usual")
 
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then scales."""
-        numel = math.prod(shape)
-        return (
-            PartSpec("codes", torch.uint8, (numel,), Symbols((2 * self.levels).bit_length())),
-            PartSpec("scales", torch.bfloat16, (num_blocks(numel, self.block),), Floats()),
-        )
+    @property
+    def code(self) -> tables.Code:
+        """Whole numbers."""
+        return _code(self.levels)
 
     def compress(self, tensor: Tensor) -> Payload:
         """Round every value up or down, as the tensor's own hash decides."""
-        return self.compress_with(tensor, uniform(check_input(tensor).flatten(), self.seed))
+        value_N = check_input(tensor).flatten()
+        return self._drawn(tuple(tensor.shape), value_N, draws(value_N, self.seed))
 
     def compress_with(self, tensor: Tensor, uniform_N: Tensor) -> Payload:
         """Round every value up if its number in [0, 1) is below the distance from the lower level, else down."""
-        value_BL = to_blocks(check_input(tensor).flatten(), self.block)
+        value_N = check_input(tensor).flatten()
+        return self._drawn(tuple(tensor.shape), value_N, lambda start, stop: uniform_N[start:stop])
+
+    def _drawn(self, shape: Shape, value_N: Tensor, drawn: Draws) -> Payload:
+        def slab(start: int, stop: int) -> tuple[Tensor, Tensor]:
+            return self._rounded(value_N[start:stop], drawn(start, stop))
+
+        return self.filled(shape, value_N, slab)
+
+    def _rounded(self, value_N: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
+        value_BL = to_blocks(value_N, self.block)
         scale_B = short_scale(value_BL.abs().amax(dim=1) / self.levels, largest_scale(self.levels))
-        size_N = (value_BL.abs() / positive(scale_B)[:, None]).flatten()[: tensor.numel()].clamp_(max=self.levels)
+        size_N = (value_BL.abs() / positive(scale_B)[:, None]).flatten()[: value_N.numel()].clamp_(max=self.levels)
         level_N = size_N.floor()
         level_N += uniform_N < size_N - level_N
-        code_N = level_N.copysign_(tensor.detach().flatten()).add_(self.levels).to(torch.uint8)
-        return Payload(tuple(tensor.shape), (code_N, scale_B.to(torch.bfloat16)))
+        return level_N.copysign_(value_N).add_(self.levels), scale_B
 
-    def read(self, payload: Payload) -> tables.Coded:
-        """Codes and scales, checked."""
-        check_parts(self, payload, self.layout(payload.shape))
-        code_N, scale_B = payload.parts
-        fits = ((scale_B >= 0) & torch.isfinite(scale_B.float() * self.levels)).all()
-        require(fits, self, f"a scale is bad: want 0 <= {self.levels} * scale < Inf")
-        levels = tables.table([float(whole) for whole in range(-self.levels, self.levels + 1)])
-        rule = f"codes must be at most {2 * self.levels}"
-        return tables.Coded(levels, code_N, scale_B, self.block, rule)
+
+@functools.cache
+def _code(top: int) -> tables.Code:
+    levels = tables.table([float(whole) for whole in range(-top, top + 1)])
+    return tables.Code((2 * top).bit_length(), levels, top, f"codes must be at most {2 * top}")

@@ -11,21 +11,19 @@ arXiv:1901.09847 (one scale per tensor; a block is ours).
 """
 # Shape suffixes: N = values, B = blocks, L = values in a block.
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from decentral.coding import Floats, Symbols
 from decentral.compressors import tables
-from decentral.compressors.base import About, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.blocks import check_block, num_blocks, to_blocks
+from decentral.compressors.base import About
+from decentral.compressors.blocks import check_block, to_blocks
 
 __all__ = ["Sign"]
 
-_LEVELS = tables.table([1.0, -1.0])
+_CODE = tables.Code(1, tables.table([1.0, -1.0]), 1, "codes must be below 2")
 _SHORT_BITS = ~0xFFFF  # the bits that a bfloat16 keeps of a float32
 
 
@@ -45,26 +43,15 @@ class Sign(tables.Tabled):
     def __post_init__(self) -> None:
         check_block(self, self.block)
 
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then scales."""
-        numel = math.prod(shape)
-        return (
-            PartSpec("codes", torch.uint8, (numel,), Symbols(1)),
-            PartSpec("scales", torch.bfloat16, (num_blocks(numel, self.block),), Floats()),
-        )
+    @property
+    def code(self) -> tables.Code:
+        """Plus and minus."""
+        return _CODE
 
-    def compress(self, tensor: Tensor) -> Payload:
+    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """Signs, and mean magnitudes."""
-        value_N = check_input(tensor).flatten()
         scale_B = _cut(_means(to_blocks(value_N.abs(), self.block), value_N.numel()))
-        return Payload(tuple(tensor.shape), (torch.signbit(value_N).to(torch.uint8), scale_B.to(torch.bfloat16)))
-
-    def read(self, payload: Payload) -> tables.Coded:
-        """Codes and scales, checked."""
-        check_parts(self, payload, self.layout(payload.shape))
-        code_N, scale_B = payload.parts
-        require(((scale_B >= 0) & torch.isfinite(scale_B)).all(), self, "a scale is not in [0, Inf)")
-        return tables.Coded(_LEVELS, code_N, scale_B, self.block, "codes must be below 2")
+        return torch.signbit(value_N), scale_B
 
 
 def _means(size_BL: Tensor, numel: int) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from decentral.coding import Floats, Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.bins import bin_means, centred
+from decentral.compressors.bins import binned
 
 __all__ = ["SparseLoCo2"]
 
@@ -55,10 +55,10 @@ class SparseLoCo2(Method):
 
     def compress(self, tensor: Tensor) -> Payload:
         """Sort the values into four bins, then take the bins' means."""
-        shift, scale, place_N = centred(check_input(tensor).flatten(), _BINS, _WINDOW)
-        code_N = (place_N + _BINS // 2).round_().clamp_(0, _BINS - 1).to(torch.uint8)
-        mean_4 = (bin_means(place_N, code_N, _BINS) * scale).float()
-        return Payload(tuple(tensor.shape), (code_N, mean_4 + shift.float()))
+        value_N = check_input(tensor).flatten()
+        found = binned(value_N, _BINS, _WINDOW, lambda place_n: (place_n + _BINS // 2).round_())
+        mean_4 = (found.place_K * found.width).float()
+        return Payload(tuple(tensor.shape), (found.code_N, mean_4 + found.mean.float()))
 
     def decompress(self, payload: Payload) -> Tensor:
         """levels[code]."""

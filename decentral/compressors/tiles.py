@@ -10,11 +10,12 @@ dimension would make tiles one value wide.
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Region", "as_matrix", "cut", "paste", "regions"]
+__all__ = ["Region", "as_matrix", "bands", "cut", "paste", "regions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,21 @@ def regions(shape: tuple[int, ...], chunk: int) -> tuple[Region, ...]:
 def as_matrix(tensor: Tensor) -> Tensor:
     """The matrix that regions refer to: the tensor itself, or one row of all its values."""
     return tensor if tensor.dim() == 2 else tensor.reshape(1, -1)
+
+
+def bands(region: Region, most: int) -> Iterator[Region]:
+    """The region in parts of at most so many chunks, in their order."""
+    rows, columns = max(1, most // region.tile_columns), min(most, region.tile_columns)
+    for row in range(0, region.tile_rows, rows):
+        for column in range(0, region.tile_columns, columns):
+            yield Region(
+                region.top + row * region.height,
+                region.left + column * region.width,
+                min(rows, region.tile_rows - row),
+                min(columns, region.tile_columns - column),
+                region.height,
+                region.width,
+            )
 
 
 def cut(matrix: Tensor, region: Region) -> Tensor:

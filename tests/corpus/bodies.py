@@ -84,7 +84,7 @@ def _scales() -> Iterator[Entry]:
     for name, pattern in (FLOATS | {"minus one": 0xBF800000}).items():
         scales = torch.ones(18, dtype=torch.bfloat16)
         scales[17] = word(pattern, torch.bfloat16)[0]
-        yield "body e3m0(block=8)", f"scale {name}", parts_body("e3m0(block=8)", codes, scales), "a scale is not in"
+        yield "body e3m0(block=8)", f"scale {name}", parts_body("e3m0(block=8)", codes, scales), "a scale is bad"
     largest = torch.full((18,), torch.finfo(torch.bfloat16).max, dtype=torch.bfloat16)
     yield "body e3m0(block=8)", "scale the largest", parts_body("e3m0(block=8)", codes, largest), ACCEPTED
     yield "body e3m0(block=8)", "minus zero", parts_body("e3m0(block=8)", codes + 8, largest), "code 8, minus zero"
