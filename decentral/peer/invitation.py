@@ -10,7 +10,8 @@ import anyio
 
 from decentral.errors import DiskError, InviteError, ManifestMismatch, NoPeersError, PayloadError, TransportError
 from decentral.manifest import Manifest, check_methods, load_manifest
-from decentral.peer.node import RETRY, ask_hello
+from decentral.peer.hello import ask_hello
+from decentral.peer.node import RETRY
 from decentral.peer.notebooks import run_apart
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity

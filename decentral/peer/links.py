@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decentral.peer.daily_upload import DailyUpload
-from decentral.peer.node import HELLO
+from decentral.peer.hello import HELLO
 from decentral.rounds.carrier import CONTROL
 from decentral.rounds.gossip import PAIR
 from decentral.swarm.directory import LEASE, LEASES

@@ -5,33 +5,24 @@ Runs on any transport and any anyio backend, so that tests drive real nodes in m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import anyio.abc
 from torch import Tensor
 
-from decentral.compressors import parse_compressor, parse_feedback
-from decentral.errors import (
-    ConfigError,
-    ManifestMismatch,
-    NoPeersError,
-    PayloadError,
-    TransportError,
-    VersionError,
-)
-from decentral.exchange.codec import Codec
+from decentral.errors import NoPeersError, PayloadError, TransportError
 from decentral.exchange.offload import Offload, in_thread
-from decentral.exchange.partition import USUAL, Grain, partition, shares
-from decentral.manifest import Manifest, differences, parse_manifest
-from decentral.optimizers import DiLoCo, NoLoCo, OuterOptimizer, make_outer, outer_learning_rate
+from decentral.exchange.partition import USUAL, Grain
+from decentral.manifest import Manifest
+from decentral.optimizers import NoLoCo
 from decentral.parameters import Schema
 from decentral.peer.daily_upload import DailyUpload
+from decentral.peer.hello import HELLO, ask_hello, check_terms, greeting
 from decentral.peer.resting import Resting
+from decentral.peer.terms import make_replica, make_terms
 from decentral.peer.uplinks import Uplinks
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.catchup import CatchUp
@@ -40,24 +31,18 @@ from decentral.rounds.deadline import Deadline
 from decentral.rounds.driver import Advance, Driver, Ledger
 from decentral.rounds.gossip import Gossip
 from decentral.rounds.inbox import Inbox
-from decentral.rounds.machine import Terms
-from decentral.rounds.replica import Replica
 from decentral.swarm.directory import Directory
 from decentral.swarm.paths import Paths
 from decentral.transport import Transport
 from decentral.transport.dialback import serve_dialback
-from decentral.transport.requests import request, serve_requests
+from decentral.transport.requests import serve_requests
 from decentral.transport.speed import serve_speed
 from decentral.transport.uplink import lease_bits
 from decentral.wire.keys import PeerId, Signer, peer_name
 from decentral.wire.lease import PRIVATE
 
-HELLO = "/decentral/hello/1"
 END_TIMEOUT = 15.0  # s for the others to get the last commit: a frame of 10 MB and 10 Mbit/s take 8
-HELLO_LIMIT = 1 << 24  # bytes: manifest plus the schema of a model with 100,000 parameters
-HELLO_TIMEOUT = 15.0  # s
 RETRY = 0.5  # s between looks for a peer that answers
-WIRE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,120 +231,4 @@ class Node:
             await anyio.sleep(0.25)
 
     async def _on_hello(self, peer: PeerId, data: bytes) -> bytes:
-        answer = {
-            "wire": WIRE_VERSION,
-            "version": version("decentral"),
-            "manifest": self.manifest.to_toml(),
-            "schema": self.start.schema.to_json(),
-            "age": round(self.age, 1),
-        }
-        return json.dumps(answer).encode()
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """What a peer says of its run before anything else is exchanged."""
-
-    version: str
-    manifest: Manifest
-    schema: Schema
-    age: float  # s
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Hello:
-        """Read a peer's answer. Raises VersionError, PayloadError."""
-        try:
-            found = json.loads(data)
-            wire, theirs = int(found["wire"]), _visible(str(found["version"])[:32])
-            text, schema, age = str(found["manifest"]), str(found["schema"]), float(found["age"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            reason = type(error).__name__
-            raise PayloadError(f"greeting that does not parse ({reason}); use another peer") from None
-        if wire != WIRE_VERSION:
-            raise VersionError(
-                f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
-                f"{version('decentral')}); install the same version: pip install decentral=={theirs}"
-            )
-        try:
-            manifest = parse_manifest(text)
-        except ConfigError as error:
-            raise PayloadError(f"the peer's manifest is none: {error}") from error
-        return cls(theirs, manifest, Schema.from_json(schema), age if 0 <= age < 1e9 else 0.0)
-
-
-async def ask_hello(transport: Transport, peer: PeerId) -> Hello:
-    """Ask a peer for the terms of its run. Raises VersionError, PayloadError, TransportError."""
-    return Hello.from_bytes(await request(transport, peer, HELLO, b"", limit=HELLO_LIMIT, timeout=HELLO_TIMEOUT))
-
-
-def _visible(text: str) -> str:
-    """A stranger's word, safe on a terminal."""
-    return "".join(c if "!" <= c <= "~" else "?" for c in text)
-
-
-def check_terms(manifest: Manifest, schema: Schema, hello: Hello) -> None:
-    """Raise ManifestMismatch with a readable difference unless both mean the same run and the same model."""
-    if hello.manifest.digest != manifest.digest:
-        terms = "; ".join(differences(manifest, hello.manifest)[:4])
-        raise ManifestMismatch(f"the peer's run has other terms: {terms}; join with an invite of this very run")
-    if hello.schema.digest != schema.digest:
-        found = schema.describe_difference(hello.schema)
-        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-        raise ManifestMismatch(
-            f"the model differs from the run's: {'; '.join(found[:3])}{more}; build the model of the manifest"
-        )
-
-
-def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) -> Replica:
-    """Anchor, outer optimizer and codec as the manifest says."""
-    outer = manifest.outer
-    given = {"lr": outer.learning_rate, "momentum": outer.momentum, "alpha": outer.alpha}
-    given |= {"beta": outer.beta, "gamma": outer.gamma}
-    made = make_outer(outer.method, {name: value for name, value in given.items() if value is not None})
-    codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
-    codec.warm_up()
-    by_peers = outer.learning_rate is None and isinstance(made, DiLoCo)
-    return Replica(
-        schema,
-        anchors,
-        made,
-        codec,
-        Codec(parse_compressor("none")),
-        _lr_by_peers if by_peers else None,
-        outer.weighting or "equal",
-    )
-
-
-def _lr_by_peers(outer: OuterOptimizer, num_peers: int) -> OuterOptimizer:
-    """DiLoCo's outer learning rate for as many contributors as this very commit names: the same on every peer."""
-    assert isinstance(outer, DiLoCo)
-    return replace(outer, lr=outer_learning_rate(num_peers))
-
-
-def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
-    """Bytes of the largest body that a peer may offer: a contribution, whole or in slices, or what gossip merges."""
-    codec = replica.merge_codec if gossips else replica.codec
-    shapes = [*map(replica.shapes, range(fragments)), *(((replica.numel(f),),) for f in range(fragments))]
-    return max(map(codec.max_body_nbytes, shapes))
-
-
-def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain) -> Terms:
-    """What the round machine needs of the manifest and of the links."""
-
-    def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
-        return partition(replica.numel(fragment), owners, shares(uplinks.for_owners(owners)), grain)
-
-    swarm, fragments = manifest.swarm, manifest.outer.fragments
-    gossips = manifest.exchange.kind == "pair"
-    return Terms(
-        num_fragments=fragments,
-        rounds=fragments if gossips else manifest.run.rounds,  # gossip commits only the merge at the end
-        min_peers=swarm.min_peers,
-        floor=swarm.deadline_floor,
-        ceiling=swarm.deadline_ceiling,
-        patience=max(2.0, swarm.deadline_floor),
-        partition=ranges if uplinks.reduces else None,
-        steps=manifest.inner.steps // fragments,
-        largest=largest_offer(replica, gossips, fragments),
-        takes=uplinks.takes,
-    )
+        return greeting(self.manifest, self.start.schema, self.age)

@@ -32,7 +32,7 @@ from decentral.exchange.puzzle import Puzzle
 from decentral.manifest import parse_manifest
 from decentral.manifest.presets import check_methods
 from decentral.parameters import Fragment, ParameterSpec, Schema
-from decentral.peer.node import Hello
+from decentral.peer.hello import Hello
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.catchup import split_commits
 from decentral.rounds.chain import Head

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import decentral.rounds
 from decentral.exchange import gather, passing
-from decentral.peer import node
+from decentral.peer import hello
 from decentral.rounds import carrier, donor, gossip
 from decentral.swarm import directory
 from decentral.wire import messages
@@ -54,7 +54,7 @@ def test_every_stream_is_there() -> None:
         donor.INDEX,
         donor.STATE,
         gossip.PAIR,
-        node.HELLO,
+        hello.HELLO,
     }
     streams |= {directory.LEASE, directory.LEASES}
     assert set(re.findall(r"`(/decentral/[a-z]+/\d+)`", PAGE)) == streams

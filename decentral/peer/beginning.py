@@ -1,0 +1,170 @@
+"""How a peer begins: resumed from its checkpoint or fresh, in step with a chain, its live model at the anchor."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from decentral.observe.events import EventLog
+from decentral.peer.boundary import Boundary
+from decentral.peer.checkpointing import Checkpointer
+from decentral.peer.daily_upload import DailyUpload
+from decentral.peer.entrance import enter
+from decentral.peer.links import throttled
+from decentral.peer.node import Node, Start
+from decentral.peer.reporting import Reporter
+from decentral.peer.rhythm import Rhythm
+from decentral.peer.settings import Settings
+from decentral.peer.swarm_thread import SwarmThread
+from decentral.peer.vault import Vault
+from decentral.rounds.chain import Head
+from decentral.rounds.driver import Advance
+from decentral.swarm.identity import Identity
+from decentral.swarm.lan import Lan
+from decentral.wire.keys import Signer
+
+
+class Beginning(Boundary):
+    """Everything from the key file to the first inner step; ``Peer`` adds what a loop sees, and the end."""
+
+    settings: Settings
+    out: Path
+    inner_steps: int
+    _lan: Lan | None
+    _daily_upload: DailyUpload | None
+    _swarm: SwarmThread | None
+
+    @property
+    @abstractmethod
+    def round(self) -> int:
+        """Outer steps that this peer's anchor has behind it."""
+
+    @property
+    @abstractmethod
+    def invite(self) -> str:
+        """The line that lets others join."""
+
+    @abstractmethod
+    def _emit(self, event: str, fields: dict[str, object]) -> None:
+        """Tell the log and the observer."""
+
+    def _begin(self) -> None:
+        """Resume or start, find the swarm, and stand at a verified anchor."""
+        given = self.settings
+        self.out.mkdir(parents=True, exist_ok=True)
+        identity = Identity.load_or_create(given.identity_path)
+        self.entrance = enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
+        self._events = EventLog(self.out)
+        self._vault = Vault(self.out)
+        self._reporter = Reporter(self._emit)
+        self._checkpointer = Checkpointer(self._vault, given.optimizer, given.scheduler)
+        start = self._resumed_or_fresh()
+        self._start_swarm(identity.signer, start)
+        self._stand_at_anchor(resumed=start.head is not None)
+        if start.head is None:
+            self._save()  # its votes count from now on, so it must be able to come back to where it stands
+        head = self.swarm.node.driver.head
+        where = {"at": head.round, "record": head.hash.hex(), "resumed": start.head is not None}
+        self._emit("joined", {"invite": self.invite, "round": self.round, **where})
+
+    @property
+    def _invited_by(self) -> tuple[str, ...]:
+        """Addresses in the invite; none for who was not invited."""
+        return self.settings.invite.addresses if self.settings.invite is not None else ()
+
+    def _resumed_or_fresh(self) -> Start:
+        found = self._vault.load(self.manifest.digest)
+        self._adopted = found is not None and found.adopted
+        common: dict[str, Any] = {
+            "manifest": self.manifest,
+            "schema": self._model.schema,
+            "anchors": self._model.read_all(),
+            "bootstrap": self._invited_by,
+            "folder": self.out / "download",
+            "require_peers": self.settings.require_peers,
+            "join_timeout": self.settings.join_timeout,
+            "acceptor": self._vault.last_vote(self.manifest.digest),
+        }
+        if found is None:
+            return Start(founder=self.settings.invite is None, **common)
+        for name, why in found.passed_over:
+            self._emit("checkpoint_passed_over", {"name": name, "why": why})
+        self._resumed_tensors = found.tensors
+        memory = self._checkpointer.restore(found, self._model)
+        self.inner_steps = int(memory["inner_steps"])
+        return Start(
+            founder=False,
+            head=found.head,
+            age=float(memory["age"]),
+            gossip_step=int(memory["gossip_step"]),
+            **common,
+        )
+
+    def _start_swarm(self, signer: Signer, start: Start) -> None:
+        """Returns once the chain has a head here. Raises what the swarm's side cannot get over; all is closed then."""
+        transport = throttled(self.entrance.transport, self.settings.caps, self._daily_upload)
+
+        def make_node(on_advance: Callable[[Advance], None]) -> Node:
+            node = Node(
+                start,
+                signer=signer,
+                transport=transport,
+                ledger=self._vault.ledger(),
+                on_advance=on_advance,
+                on_event=self._emit,
+                uplink=lambda: transport.uplink,
+                daily_upload=self._daily_upload,
+                private=self.entrance.is_private,
+            )
+            self._take_up(start, node)
+            return node
+
+        self._restart_at_anchor = False
+        self._swarm = SwarmThread(transport, make_node, self._lan.run if self._lan is not None else None)
+        try:
+            self._swarm.start()
+        except BaseException:
+            self._swarm.stop(politely=False)
+            self._vault.close()
+            self._events.close()
+            raise
+
+    def _take_up(self, start: Start, node: Node) -> None:
+        """What the checkpoint and the journal say, into a node that has not run yet."""
+        if start.head is not None:
+            node.replica.load(self._resumed_tensors)
+        if start.head is not None or start.founder:  # a founder's first checkpoint is the model as it is built
+            head, named = self._vault.replay(node.driver.head, node.replica, node.driver.me)
+            self._restart_at_anchor = named or self._adopted
+            node.driver.begin_at(head, start.acceptor, self._vault.past(head, start.acceptor))
+
+    def _stand_at_anchor(self, *, resumed: bool) -> None:
+        """Bring the live model to the anchor: whole when joining, by what the journal added when resuming."""
+        outer, inner = self.manifest.outer, self.manifest.inner
+        head, anchors, included = self.swarm.call(_standing, self.swarm)
+        self._rhythm = Rhythm(inner.steps // outer.fragments, outer.overlap, self._alpha(), head.hash)
+        for advance in included:  # rounds that ended between joining and now: in the anchors already
+            self._note(advance)
+        if not resumed or self._restart_at_anchor:
+            for fragment, anchor_N in enumerate(anchors):
+                self._model.write(fragment, anchor_N)
+        elif resumed:
+            for fragment, anchor_N in enumerate(anchors):
+                live_N = self._model.read(fragment)
+                self._model.write(fragment, live_N + (anchor_N - self._resumed_tensors[f"anchor/{fragment}"]))
+
+    def _alpha(self) -> float | None:
+        """Streaming DiLoCo mixes; every other method carries its progress on. NoLoCo's alpha is its momentum."""
+        return self.manifest.outer.alpha if self.manifest.outer.method == "streaming" else None
+
+
+async def _standing(swarm: SwarmThread) -> tuple[Head, list[Tensor], list[Advance]]:
+    """Where the chain stands, its anchors, and the advances on their way that those anchors include."""
+    included = []
+    while not swarm.advances.empty():
+        included.append(swarm.advances.get())
+    return swarm.node.driver.head, list(swarm.node.replica.anchors), included

@@ -1,0 +1,85 @@
+"""The greeting: what a peer says of its run before anything else is exchanged, and whether it is the same run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from decentral.errors import ConfigError, ManifestMismatch, PayloadError, VersionError
+from decentral.manifest import Manifest, differences, parse_manifest
+from decentral.parameters import Schema
+from decentral.transport import Transport
+from decentral.transport.requests import request
+from decentral.wire.keys import PeerId
+
+HELLO = "/decentral/hello/1"
+HELLO_LIMIT = 1 << 24  # bytes: manifest plus the schema of a model with 100,000 parameters
+HELLO_TIMEOUT = 15.0  # s
+WIRE_VERSION = 1
+
+
+def greeting(manifest: Manifest, schema: Schema, age: float) -> bytes:
+    """What this peer answers; ``age``: seconds since the run began."""
+    answer = {
+        "wire": WIRE_VERSION,
+        "version": version("decentral"),
+        "manifest": manifest.to_toml(),
+        "schema": schema.to_json(),
+        "age": round(age, 1),
+    }
+    return json.dumps(answer).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a peer says of its run before anything else is exchanged."""
+
+    version: str
+    manifest: Manifest
+    schema: Schema
+    age: float  # s
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Hello:
+        """Read a peer's answer. Raises VersionError, PayloadError."""
+        try:
+            found = json.loads(data)
+            wire, theirs = int(found["wire"]), _visible(str(found["version"])[:32])
+            text, schema, age = str(found["manifest"]), str(found["schema"]), float(found["age"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            reason = type(error).__name__
+            raise PayloadError(f"greeting that does not parse ({reason}); use another peer") from None
+        if wire != WIRE_VERSION:
+            raise VersionError(
+                f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
+                f"{version('decentral')}); install the same version: pip install decentral=={theirs}"
+            )
+        try:
+            manifest = parse_manifest(text)
+        except ConfigError as error:
+            raise PayloadError(f"the peer's manifest is none: {error}") from error
+        return cls(theirs, manifest, Schema.from_json(schema), age if 0 <= age < 1e9 else 0.0)
+
+
+async def ask_hello(transport: Transport, peer: PeerId) -> Hello:
+    """Ask a peer for the terms of its run. Raises VersionError, PayloadError, TransportError."""
+    return Hello.from_bytes(await request(transport, peer, HELLO, b"", limit=HELLO_LIMIT, timeout=HELLO_TIMEOUT))
+
+
+def _visible(text: str) -> str:
+    """A stranger's word, safe on a terminal."""
+    return "".join(c if "!" <= c <= "~" else "?" for c in text)
+
+
+def check_terms(manifest: Manifest, schema: Schema, hello: Hello) -> None:
+    """Raise ManifestMismatch with a readable difference unless both mean the same run and the same model."""
+    if hello.manifest.digest != manifest.digest:
+        terms = "; ".join(differences(manifest, hello.manifest)[:4])
+        raise ManifestMismatch(f"the peer's run has other terms: {terms}; join with an invite of this very run")
+    if hello.schema.digest != schema.digest:
+        found = schema.describe_difference(hello.schema)
+        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+        raise ManifestMismatch(
+            f"the model differs from the run's: {'; '.join(found[:3])}{more}; build the model of the manifest"
+        )

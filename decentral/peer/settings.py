@@ -1,0 +1,42 @@
+"""What a peer was asked to be, once ``join`` has made sense of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decentral.manifest import Manifest
+from decentral.peer.live_model import LiveModel
+from decentral.swarm.invite import Invite
+from decentral.transport import Transport
+from decentral.transport.throttle import Caps
+
+Observer = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One peer's. Rates in bytes per second."""
+
+    manifest: Manifest
+    invite: Invite | None  # None: it founds the run, or resumes what is in ``out``
+    model: LiveModel
+    optimizer: torch.optim.Optimizer  # whose ``step`` is hooked
+    scheduler: Any | None  # Any: torch's schedulers share no public base with state_dict
+    out: Path
+    listen: Sequence[str] | None
+    require_peers: int  # members to wait for
+    join_timeout: float | None  # s
+    observer: Observer | None
+    identity_path: Path
+    checkpoint_every: int  # commits
+    tokens_per_step: int
+    caps: Caps
+    daily_upload: int | None  # bytes
+    transport: Transport | str | None
+    relays: tuple[str, ...]
+    lan: bool
