@@ -15,6 +15,7 @@ from decentral.benchmarks.published import PublishedSparseLoCo
 from decentral.compressors import Chain, Compressor, describe_compressors, parse_compressor
 from decentral.compressors.feedback import ErrorFeedback, NoFeedback
 from decentral.exchange.codec import Codec, split_shapes
+from decentral.transport.unary import quiet_hivemind
 from decentral.wire import body
 from decentral.wire.frames import Header, Kind, parse, seal
 from decentral.wire.keys import Signer
@@ -175,6 +176,7 @@ def ours() -> list[Contestant]:
 
 def others() -> list[Contestant]:
     """What people would use instead."""
+    quiet_hivemind()
     from hivemind import compression
 
     codecs = (

@@ -8,14 +8,17 @@ import click
 
 from decentral.cli.options import as_json
 from decentral.cli.quantities import Rate
+from decentral.errors import UsageError
 
+AT_LEAST_ONE = click.IntRange(min=1)
+TILE = 64  # rows and columns of what top-k chooses from
 _COLUMNS = (
     ("bits_per_value", "bits/value", ".4f"),
     ("bits_per_kept", "bits/kept", ".2f"),
     ("entropy_bound_bits", "bound", ".4f"),
     ("encode_MBps", "encode MB/s", ".0f"),
     ("decode_MBps", "decode MB/s", ".0f"),
-    ("peak_extra_share", "memory", ".2f"),
+    ("peak_extra_share", "extra/dense", ".2f"),
     ("relative_error", "error", ".4f"),
     ("relative_error_kept", "of kept", ".4f"),
 )
@@ -32,9 +35,15 @@ def bench_command() -> None:
 
 @bench_command.command("compressors")
 @click.option("--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Tensors (.safetensors).")
-@click.option("--rows", default=2048, show_default=True, help="Rows of 2048 Gaussian values; a multiple of 64.")
-@click.option("--repeats", default=5, show_default=True, help="Timed runs of each; the best counts.")
-@click.option("--threads", default=1, show_default=True, help="Threads for torch and for encoding.")
+@click.option(
+    "--rows",
+    type=click.IntRange(min=TILE),
+    default=2048,
+    show_default=True,
+    help="Of 2048 Gaussian values; a multiple of 64.",
+)
+@click.option("--repeats", type=AT_LEAST_ONE, default=5, show_default=True, help="Timed runs of each; the best counts.")
+@click.option("--threads", type=AT_LEAST_ONE, default=1, show_default=True, help="Threads for torch and for encoding.")
 @click.option("--only", help="Only methods with this in their name.")
 @as_json
 def compressors_bench(
@@ -50,8 +59,12 @@ def compressors_bench(
     from decentral.benchmarks import compressors as benchmark
     from decentral.benchmarks.contestants import others, ours
 
-    torch.set_num_threads(threads)
+    if rows % TILE:
+        raise UsageError(f"--rows {rows}: want a multiple of {TILE}, so that all methods see whole tiles")
     contestants = [c for c in (*ours(), *others()) if only is None or only in c.name]
+    if not contestants:
+        raise UsageError(f"--only {only}: no method has that in its name; decentral compressors lists them")
+    torch.set_num_threads(threads)
     found = []
     for name, tensor_N, shapes in _data(data, rows):
         found += benchmark.measure(contestants, name, tensor_N, shapes, repeats=repeats)
@@ -64,7 +77,7 @@ def compressors_bench(
 def _data(data: Path | None, rows: int) -> list[tuple[str, Any, tuple[tuple[int, ...], ...]]]:
     import torch
 
-    shape = (max(64, rows // 64 * 64), 2048)
+    shape = (rows, 2048)
     gaussian = torch.randn(shape, generator=torch.Generator().manual_seed(0)).flatten()
     if data is None:
         return [("gaussian", gaussian, (shape,))]

@@ -148,7 +148,7 @@ def _is_too_late(newcomer: Child, others: Sequence[Child]) -> bool:
     if not newcomer.running or any(child.running for child in others):
         return False
     try:
-        return read_status(newcomer.directory).state == "looking"
+        return read_status(newcomer.directory).state in ("starting", "looking")
     except UsageError:  # it has not even found the manifest
         return True
 

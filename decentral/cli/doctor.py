@@ -30,7 +30,7 @@ def examine(
         "versions": _versions,
         "machine": _machine,
         "disk": lambda: _disk(directory),
-        "listening": _listening,
+        "listening": lambda: _listening(listen),
         "reached": lambda: reachable(listen, relays, invite),
     }
     if invite is not None:
@@ -91,7 +91,7 @@ def _disk(directory: Path) -> Iterator[Finding]:
         yield Finding("ok", "disk", f"{free / 1e9:.1f} GB free at {place}")
 
 
-def _listening() -> Iterator[Finding]:
+def _listening(wanted: tuple[str, ...]) -> Iterator[Finding]:
     """Start the transport with a throw-away identity, list where it can be dialled, end it."""
     import anyio
 
@@ -101,7 +101,7 @@ def _listening() -> Iterator[Finding]:
     async def listen() -> tuple[str, ...]:
         with tempfile.TemporaryDirectory() as folder:
             identity = Identity.load_or_create(Path(folder) / "identity.key")
-            async with make_transport(None, identity, None) as transport:
+            async with make_transport(None, identity, wanted or None) as transport:
                 return transport.addresses()
 
     addresses = anyio.run(listen)

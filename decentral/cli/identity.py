@@ -64,8 +64,8 @@ def import_(context: click.Context, file: Path, directory: Path) -> None:
     from decentral.cli.files import make_directory
     from decentral.swarm.identity import Identity
 
-    key = make_directory(remember(context, directory)) / KEY_FILE
-    identity = Identity.import_text(_text(file), key)
+    text = _text(file)
+    identity = Identity.import_text(text, make_directory(remember(context, directory)) / KEY_FILE)
     click.echo(f"{directory}: the peer is {identity.name} from its first start on")
 
 

@@ -43,7 +43,7 @@ def status_command(context: click.Context, directory: Path, as_json: bool) -> No
         click.echo(f"limits    {limits}")
     if status.uplink_bits:
         click.echo(f"uplink    {status.uplink_bits / 1e6:g} Mbit/s, from the transfers made")
-    click.echo(f"members   {len(status.members)}")
+    click.echo(f"members   {len(status.members)}{'' if running else ', when it was last here'}")
     if status.invite:
         click.echo(f"invite    {status.invite}")
 
@@ -69,12 +69,14 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
     \b
     $ decentral peers --out decentral-run --json
     """
-    status, _ = _read(remember(context, directory))
+    status, running = _read(remember(context, directory))
     if as_json:
         click.echo(json.dumps({"epoch": status.epoch, "members": list(status.members)}))
         return
     from decentral.observe.health import in_units
 
+    if not running:
+        click.echo("the peer has ended; this is what it saw last:", err=True)
     for member in status.members:
         you = "  (you)" if member.get("peer") == status.peer else ""
         live = "live" if member.get("live", True) else "gone"
@@ -146,7 +148,10 @@ def doctor_command(
     $ decentral doctor INVITE
     """
     from decentral.cli.doctor import examine
+    from decentral.swarm.invite import Invite
 
+    if invite is not None:
+        Invite.parse(invite)  # before minutes are spent on what is none
     findings = examine(remember(context, directory), invite, listen=listen, relays=relays)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings]))

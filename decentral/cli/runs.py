@@ -17,6 +17,11 @@ from decentral.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
 
+PATIENCE = 15.0  # s until somebody who waits is told what may be wrong
+NOBODY = (
+    "nobody has answered yet, looking on: is a peer of the run up? Try a fresh invite, decentral doctor INVITE, or "
+    "--join-timeout S to give up by itself"
+)
 ALGORITHMS = ("sparseloco", "diloco", "streaming", "noloco")
 
 
@@ -167,6 +172,7 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
     $ decentral join INVITE --out decentral-run
     """
     from decentral.cli.files import make_directory
+    from decentral.cli.hints import hint_after
     from decentral.swarm.invite import Invite
 
     Invite.parse(invite)  # before anything is made or started
@@ -174,14 +180,15 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
 
     directory = make_directory(remember(context, options["directory"]))
     click.echo("looking for the run's peers ...", err=True)
-    manifest = fetch_manifest(
-        invite,
-        directory,
-        listen=options["listen"] or None,
-        join_timeout=options["join_timeout"],
-        transport=options["transport"],
-        lan=options["lan"],
-    )
+    with hint_after(PATIENCE, NOBODY):
+        manifest = fetch_manifest(
+            invite,
+            directory,
+            listen=options["listen"] or None,
+            join_timeout=options["join_timeout"],
+            transport=options["transport"],
+            lan=options["lan"],
+        )
     _train(context, manifest, invite=invite, solo=False, pace=None, **options)
 
 
@@ -229,6 +236,8 @@ def _train(
         pace=pace,
     )
     click.echo(describe(manifest), err=True)
+    if data is not None:
+        click.echo(f"this peer's text is {data}", err=True)
     display = open_display(sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
     with stop_signals() as stop:
         try:
@@ -241,6 +250,7 @@ def _train(
     if as_json:
         click.echo(json.dumps(summary))
     if stop.code is not None:
+        click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)
         context.exit(stop.code)
 
 

@@ -78,6 +78,7 @@ def train_with_swarm(
         max_upload=options.max_upload,
         max_download=options.max_download,
         daily_upload=options.daily_upload,
+        commands=False,  # the job answers them: it pauses the training, too
     )
     steering, teller = Steering(bench, peer), Teller(peer, manifest, on_invite)
     with ExitStack() as stack:

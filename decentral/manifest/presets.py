@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, UsageError
 from decentral.manifest.reading import checked, nearest
 from decentral.manifest.terms import Manifest
 
@@ -26,7 +26,7 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
 
     chosen = PRESETS.get(preset)
     if chosen is None:
-        raise ConfigError(f"preset {preset[:60]!r} does not exist; {nearest(preset, list(PRESETS))}")
+        raise UsageError(f"preset {preset[:60]!r} does not exist; {nearest(preset, list(PRESETS))}")
     hyper = dict(chosen.hyper)
     rate = hyper.pop("lr", None)
     given: dict[str, dict[str, Any]] = {  # Any: as above

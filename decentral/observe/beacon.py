@@ -28,7 +28,7 @@ class Beacon:
         read: Callable[[], Status],
         on_request: Callable[[str], None],
         *,
-        display: Display,
+        display: Display | None = None,
         period: float = 1.0,
     ) -> None:
         self._directory = directory
@@ -72,4 +72,5 @@ class Beacon:
             self._disk_problem = ""
         except DiskError as error:
             self._disk_problem = str(error)
-        self._display.show(status)
+        if self._display is not None:
+            self._display.show(status)

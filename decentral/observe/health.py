@@ -12,14 +12,17 @@ def health_sentence(status: Status) -> str:
         return f"attention: {status.problem}"
     if status.given_up and status.state in ("training", "looking"):
         return _shrunk(status)
-    special = {"looking": _looking, "syncing": _syncing, "waiting": _waiting, "paused": _paused, "resting": _resting}
-    if status.state in special:
-        return special[status.state](status)
+    if status.state in _SENTENCES:
+        return _SENTENCES[status.state](status)
     if status.state == "leaving":
         return f"leaving: finishing round {status.round}, then saying goodbye"
     if status.state == "done":
         return f"done: {status.round} rounds, {in_units(status.bytes_sent)} sent, {_useful(status)}"
     return _training(status)
+
+
+def _starting(status: Status) -> str:
+    return "starting: getting in touch with the run's peers; training has not begun"
 
 
 def _looking(status: Status) -> str:
@@ -67,6 +70,16 @@ def _training(status: Status) -> str:
     if status.next_sync_seconds is not None:
         parts.append(f"next sync in {status.next_sync_seconds:.0f} s")
     return ", ".join(parts)
+
+
+_SENTENCES = {
+    "starting": _starting,
+    "looking": _looking,
+    "syncing": _syncing,
+    "waiting": _waiting,
+    "paused": _paused,
+    "resting": _resting,
+}
 
 
 def _shrunk(status: Status) -> str:

@@ -19,14 +19,14 @@ from decentral.observe.jsonlines import plain
 
 STATUS_FILE = "status.json"
 STATUS_VERSION = 1
-STATES = ("looking", "syncing", "training", "waiting", "paused", "resting", "leaving", "done")
+STATES = ("starting", "looking", "syncing", "training", "waiting", "paused", "resting", "leaving", "done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """One peer at one moment. Times in seconds, rates in bytes per second, counts since the peer started."""
 
-    state: str = "looking"  # one of STATES
+    state: str = "starting"  # one of STATES
     peer: str = ""  # libp2p name, 12D3KooW...
     run: str = ""  # name of the run
     run_id: str = ""  # hex digest of the manifest

@@ -55,12 +55,11 @@ class Beginning(Boundary):
     def _begin(self) -> None:
         """Resume or start, find the swarm, and stand at a verified anchor."""
         given = self.settings
-        self.out.mkdir(parents=True, exist_ok=True)
         identity = Identity.load_or_create(given.identity_path)
         self.entrance = enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
         self._events = EventLog(self.out)
         self._vault = Vault(self.out)
-        self._reporter = Reporter(self._emit)
+        self._reporter = Reporter(self._emit, identity.peer)
         self._checkpointer = Checkpointer(self._vault, given.optimizer, given.scheduler)
         start = self._resumed_or_fresh()
         self._start_swarm(identity.signer, start)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decentral.errors import ConfigError, ListenError, PayloadError
+from decentral.errors import ListenError, PayloadError, UsageError
 from decentral.peer.notebooks import run_apart
 from decentral.transport import Transport
 from decentral.transport.choice import Keys, make_transport
@@ -38,7 +38,7 @@ class Entrance:
 
 
 def check_relays(relays: Sequence[str]) -> None:
-    """ConfigError for what is no address of a relay."""
+    """UsageError for what is no address of a relay."""
     for address in relays:
         where, _, name = address.rpartition("/p2p/")
         try:
@@ -47,7 +47,7 @@ def check_relays(relays: Sequence[str]) -> None:
         except PayloadError:
             direct = False
         if not direct:
-            raise ConfigError(f"relay {address!r}: want /ip4/HOST/tcp/PORT/p2p/NAME, as decentral relay prints it")
+            raise UsageError(f"relay {address!r}: want /ip4/HOST/tcp/PORT/p2p/NAME, as decentral relay prints it")
 
 
 def enter(
@@ -60,7 +60,7 @@ def enter(
 ) -> Entrance:
     """Ask the relays and who invited this peer whether it can be dialled, then make its transport.
 
-    Takes milliseconds where somebody can dial it, 3 s behind a NAT. Raises ListenError, ConfigError.
+    Takes milliseconds where somebody can dial it, 3 s behind a NAT. Raises ListenError, UsageError.
     """
     if asked is not None and not isinstance(asked, str):
         return Entrance(asked)

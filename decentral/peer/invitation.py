@@ -92,14 +92,16 @@ async def _fetch(
         directory.add_bootstrap(invite.addresses)
         if lan:
             group.start_soon(Lan(_log, announce=False).run, directory)
-        with anyio.move_on_after(join_timeout if join_timeout is not None else float("inf")):
+        manifest = None
+        with anyio.move_on_after(join_timeout):
             manifest = await _first_answer(invite, transport, directory)
-            group.cancel_scope.cancel()
-            return manifest
+        await directory.goodbye()  # or its address, which only asked, would stand in the others' invites
         group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
+    if manifest is not None:
+        return manifest
     raise NoPeersError(
         f"no peer of run {invite.run.hex()[:12]} answered within {join_timeout:g} s; ask whoever invited you for "
-        "a fresh invite, or look with: decentral doctor INVITE"
+        "a fresh invite: it is in decentral status of every peer that is up"
     )
 
 

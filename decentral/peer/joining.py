@@ -48,6 +48,7 @@ def join(
     transport: Transport | str | None = None,
     relays: Sequence[str] = (),
     lan: bool = True,
+    commands: bool = True,
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -55,7 +56,8 @@ def join(
         run: path of a ``run.toml``, a loaded Manifest, or an invite line.
         model: as it is trained; wrapped by accelerate or not.
         optimizer: the inner optimizer; its ``step`` is hooked, its state never touched.
-        out: run directory; ``decentral-NAME`` when not given. A checkpoint of this run found there is resumed.
+        out: run directory; ``decentral-NAME`` when not given, for an invite ``decentral-`` and eight digits of the run.
+            A checkpoint of this run found there is resumed.
         listen: multiaddrs; all interfaces, any port, when not given.
         scheduler: saved and resumed with the checkpoint.
         require_peers: wait until this many members are there; NoPeersError after ``join_timeout`` seconds.
@@ -65,6 +67,7 @@ def join(
         max_upload: bytes per second that this peer sends at most, over everything; ``max_download`` that it receives.
         daily_upload: bytes that it sends at most per day (UTC); then it trains on without contributing.
         relays: multiaddrs of relays, as ``decentral relay`` prints them: who is behind a NAT is reached through them.
+        commands: let ``decentral status``, ``peers``, ``pause`` and ``leave`` with ``--out`` see and steer this peer.
         lan: announce this peer on its local networks by multicast DNS, and look for others of the run there.
         transport: ``daemon``, ``native``, or one of your own; the daemon where this system has it when not given.
 
@@ -91,6 +94,7 @@ def join(
         transport=transport,
         relays=tuple(relays),
         lan=lan,
+        commands=commands,
     )
     return Peer(settings)
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
 
 from decentral.errors import DecentralError
+from decentral.observe.beacon import Beacon
 from decentral.observe.status import Status
 from decentral.peer.beginning import Beginning
 from decentral.peer.daily_upload import DailyUpload
@@ -46,6 +48,7 @@ class Peer(Beginning):
         self._must_save = False
         self._left_at = time.monotonic()
         self._swarm: SwarmThread | None = None
+        self._parting = ""  # what the status says once all is over
         self._gossips = self.manifest.exchange.kind == "pair"
         self._last_status = Status(run=self.manifest.run.name, run_id=self.manifest.digest.hex())
 
@@ -89,6 +92,15 @@ class Peer(Beginning):
     async def _ask_reporter(self) -> Status:
         return self._reporter.status(self)
 
+    def _last_word(self) -> Status:
+        """The status, and at the end how it ended."""
+        status = self.status()
+        return replace(status, state=self._parting) if self._parting else status
+
+    def _obey(self, request: str) -> None:
+        """What somebody asked for in another terminal."""
+        {"leave": self.leave, "pause": self.pause, "resume": self.resume}[request]()
+
     def leave(self) -> None:
         """End at the next step boundary: ``done`` becomes true."""
         self._leaving = True
@@ -116,25 +128,34 @@ class Peer(Beginning):
         return self._paused
 
     def __enter__(self) -> Self:
-        if self._model.is_main:
-            self._begin()
-        self._model.share(range(len(self._model.schema.fragments)), False)
-        self._hook = self.settings.optimizer.register_step_post_hook(self._after_inner_step)
+        with ExitStack() as stack:
+            if self._model.is_main:
+                self.out.mkdir(parents=True, exist_ok=True)
+                if self.settings.commands:
+                    stack.enter_context(Beacon(self.out, self._last_word, self._obey))
+                self._begin()
+            self._model.share(range(len(self._model.schema.fragments)), False)
+            hook = self.settings.optimizer.register_step_post_hook(self._after_inner_step)
+            stack.callback(hook.remove)
+            self._entered = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._hook.remove()
-        if self._swarm is None:
-            return
+        with self._entered:
+            if self._swarm is not None:
+                self._end(save=kind is None or kind is KeyboardInterrupt)
+
+    def _end(self, *, save: bool) -> None:
         try:
-            if kind is None or kind is KeyboardInterrupt:
+            if save:
                 self._save()
         finally:
-            self._swarm.stop(politely=True)
+            self.swarm.stop(politely=True)
             self._vault.close()
             self._events.close()
+            self._parting = "done" if self.done and not self._leaving else "leaving"
 
     @property
     def swarm(self) -> SwarmThread:

@@ -12,7 +12,7 @@ from decentral.rounds.chain import contributions, moves_anchor
 from decentral.rounds.driver import Advance
 from decentral.rounds.gossip import Swapped
 from decentral.transport.uplink import lease_bits
-from decentral.wire.keys import peer_name
+from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.lease import PRIVATE
 
 if TYPE_CHECKING:
@@ -27,9 +27,12 @@ class Reporter:
     """Counters of one peer; written by the training thread, read by whoever asks for the status."""
 
     def __init__(
-        self, emit: Callable[[str, dict[str, object]], None], clock: Callable[[], float] = time.monotonic
+        self,
+        emit: Callable[[str, dict[str, object]], None],
+        me: PeerId,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._emit = emit
+        self._emit, self._me = emit, me
         self._clock = clock
         self._outcomes: deque[bool] = deque(maxlen=SEEN)
         self._traffic: deque[tuple[float, int, int]] = deque(maxlen=256)
@@ -77,8 +80,8 @@ class Reporter:
             "anchor": advance.anchor.hex(),
         }
         self._emit("commit" if moves_anchor(record) else "membership", fields)
-        if moves_anchor(record):
-            self._ended(advance.contribution is not None)
+        if moves_anchor(record) and (self._me in record.members or advance.contribution is not None):
+            self._ended(advance.contribution is not None)  # what ended while it was away is no round that it missed
 
     def swapped(self, outcome: Swapped) -> None:
         """A gossip step was taken."""
@@ -145,6 +148,8 @@ class Reporter:
             return "done"
         if node.state in ("leaving", "syncing", "waiting"):
             return node.state
+        if not node.ready.is_set():
+            return "starting"
         if peer.paused:
             return "paused"
         if node.resting:

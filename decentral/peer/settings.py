@@ -40,3 +40,4 @@ class Settings:
     transport: Transport | str | None
     relays: tuple[str, ...]
     lan: bool
+    commands: bool  # tell and hear the commands of other terminals through ``out``

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from decentral.errors import DecentralError, DiskError, PayloadError
+from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Head, check_succession, contributions, moves_anchor
 from decentral.rounds.driver import Ledger
@@ -118,13 +118,13 @@ class Vault:
                 self._disk.remove(self.adopted)
 
     def load(self, run: bytes) -> Resumed | None:
-        """The newest valid checkpoint of this run, or None. Raises DiskError when all are damaged."""
+        """The newest valid checkpoint, or None. DiskError when all are damaged, ManifestMismatch for another run's."""
         found = load_newest(self.checkpoints)
         if found is None:
             return None
         head = Head.from_dict(found.meta["head"])
         if head.run != run:
-            raise DecentralError(
+            raise ManifestMismatch(
                 f"{self.checkpoints} holds another run ({head.run.hex()[:12]}); choose another --out for this one"
             )
         self._saved = [(head.round, 0)]

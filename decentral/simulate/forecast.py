@@ -32,7 +32,7 @@ def forecast(
     numel = parameters or _num_parameters(manifest)
     lesson: LessonName = "learn" if learn else "noise"
     endless = manifest.changed(run={"rounds": 1_000_000})
-    settle = 20.0 * step_seconds * manifest.inner.steps + 40.0 * manifest.swarm.deadline_ceiling
+    training, ceiling = step_seconds * manifest.inner.steps, manifest.swarm.deadline_ceiling
     scenario = Scenario(
         endless,
         profile_named(profile),
@@ -41,7 +41,8 @@ def forecast(
         rounds,
         step_seconds,
         lesson=lesson,
-        settle=settle,
+        patience=2.0 * (training + ceiling),
+        settle=20.0 * training + 40.0 * ceiling,
         stand_in=stand_in_for(manifest, numel, lesson),
     )
     outcome = simulate(scenario)

@@ -26,6 +26,7 @@ class Scenario:
     step_seconds: float = 0.25  # of one inner step at the median speed
     calm_start: bool = False  # nothing befalls the machines before all of them train together
     lesson: LessonName = "marks"  # what inner steps do
+    patience: float = 5.0  # s of virtual time per outer step: a storm may keep a swarm from making any
     settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
     stand_in: StandIn | None = None  # what the small model's bytes stand for; None: for themselves
     claims: tuple[float, ...] = ()  # bytes/s that hosts say they were seen to send, one of these; empty: nothing

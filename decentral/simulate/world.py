@@ -21,7 +21,6 @@ from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import peer_name
 
 LOOK_EVERY = 0.5  # s of virtual time
-PATIENCE = 5.0  # s of virtual time per outer step: a storm may keep a swarm from making any, at the cost of others
 CALM_ROUNDS = 3  # outer steps that the calm swarm must still make
 
 
@@ -108,7 +107,7 @@ class World:
     async def _suffer(self) -> None:
         """Until so many outer steps are made, or it has taken too long."""
         goal = self.furthest + self.scenario.rounds
-        with anyio.move_on_after(PATIENCE * self.scenario.rounds):
+        with anyio.move_on_after(self.scenario.patience * self.scenario.rounds):
             while self.furthest < goal:
                 await anyio.sleep(LOOK_EVERY)
 

@@ -28,7 +28,7 @@ def disk_errors(doing: str) -> Iterator[None]:
         reason = error.strerror or str(error)
         raise DiskError(
             f"{doing} failed ({reason}); what was stored before is untouched: "
-            "free space or fix the permissions, or choose another folder with --out"
+            "free space or fix the permissions, or choose another folder"
         ) from error
 
 

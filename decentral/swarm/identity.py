@@ -16,7 +16,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from decentral.errors import ConfigError, DiskError
+from decentral.errors import ConfigError, DiskError, UsageError
 from decentral.wire.keys import SEED_NBYTES, PeerId, Signer, peer_name
 
 _PREFIX = bytes.fromhex("08011240")
@@ -97,7 +97,7 @@ def _from_text(text: str) -> Signer:
         raw = b""
     data, checksum = raw[:-_CHECKSUM_NBYTES], raw[-_CHECKSUM_NBYTES:]
     if not text.startswith(_TEXT_PREFIX) or checksum != _checksum(data):
-        raise ConfigError(f"identity text: not whole, or altered; copy the line that begins with {_TEXT_PREFIX} again")
+        raise UsageError(f"identity text: not whole, or altered; copy the line that begins with {_TEXT_PREFIX} again")
     return _signer(data, "identity text")
 
 

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 
-from decentral.errors import ConfigError, ListenError
+from decentral.errors import ListenError, UsageError
 
 MAX_ADDRESSES = 16  # per peer, as in a lease
 _LISTEN = re.compile(r"/(ip4|ip6)/([0-9a-fA-F:.]+)/tcp/(\d{1,5})")
@@ -21,13 +21,13 @@ def everywhere(port: int = 0) -> tuple[str, ...]:
 
 
 def check_listen(addresses: Sequence[str]) -> None:
-    """ConfigError for what is no listen address, ListenError for one that is taken or not this machine's.
+    """UsageError for what is no listen address, ListenError for one that is taken or not this machine's.
 
     The daemon itself is silent when one of several addresses is taken, and shares a port with another daemon of
     the same user (SO_REUSEPORT); half of the dials would then go to the other one.
     """
     if not addresses:
-        raise ConfigError("listen=(): name at least one address, such as /ip4/0.0.0.0/tcp/0")
+        raise UsageError("listen=(): name at least one address, such as /ip4/0.0.0.0/tcp/0")
     for address in addresses:
         _check_free(address, *_parse(address))
 
@@ -66,7 +66,7 @@ def _rank(address: str) -> int:
 
 def _parse(address: str) -> tuple[str, int]:
     if address.endswith("/quic-v1"):
-        raise ConfigError(
+        raise UsageError(
             f"listen address {address!r}: TCP only; the daemon loses the ends of streams over QUIC and stands still "
             "after some 400 of them (docs/transports.md): give /ip4/HOST/tcp/PORT"
         )
@@ -79,7 +79,7 @@ def _parse(address: str) -> tuple[str, int]:
         if host.version != int(match[1][2]) or port > 65535:
             raise ValueError(address)
     except ValueError:
-        raise ConfigError(f"listen address {address!r}: want /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT") from None
+        raise UsageError(f"listen address {address!r}: want /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT") from None
     return match[2], port
 
 

@@ -13,7 +13,7 @@ import anyio.abc
 import psutil
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
-from decentral.errors import ConfigError, ListenError
+from decentral.errors import ListenError, UsageError
 
 _LISTEN = re.compile(r"/(?:ip4|ip6)/([^/]+)/tcp/(\d+)")
 _DIAL = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/p2p/[^/]+)?")
@@ -21,10 +21,10 @@ _BACKLOG = 128
 
 
 def check_tcp(listen: Sequence[str]) -> None:
-    """ConfigError for an address of another protocol."""
+    """UsageError for an address of another protocol."""
     for address in listen:
         if "/udp/" in address:
-            raise ConfigError(f"listen address {address!r}: TCP only; give /ip4/HOST/tcp/PORT")
+            raise UsageError(f"listen address {address!r}: TCP only; give /ip4/HOST/tcp/PORT")
 
 
 async def listeners(listen: Sequence[str]) -> list[SocketListener]:

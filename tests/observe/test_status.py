@@ -38,7 +38,7 @@ def test_a_reader_never_sees_half_a_status(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     while not stop.is_set():
-        assert read_status(tmp_path).state == "looking"
+        assert read_status(tmp_path).state == "starting"
     writer.join()
 
 

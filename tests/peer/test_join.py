@@ -16,7 +16,9 @@ from torch import nn
 import decentral
 from decentral.errors import DiskError
 from decentral.manifest import Manifest, preset_manifest
-from decentral.peer import Peer, join
+from decentral.observe.requests import ask
+from decentral.observe.status import read_status
+from decentral.peer import Peer, fetch_manifest, join
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.daemon import DaemonTransport
@@ -234,6 +236,39 @@ def test_a_model_of_another_shape_is_refused_with_the_parameter_that_differs(tmp
         refused = join(peer.invite, other, optimizer, out=tmp_path / "b", listen=LOOPBACK)
         with pytest.raises(decentral.ManifestMismatch, match=r"weight"), refused:
             pass
+
+
+def test_who_only_asks_for_the_terms_is_in_nobodys_invite(tmp_path):
+    problem = Problem(0)
+    settings = {"listen": LOOPBACK, "transport": "native", "lan": False}
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path / "a", **settings) as peer:
+        before = peer.invite
+        assert fetch_manifest(before, tmp_path / "b", **settings).digest == peer.manifest.digest
+        assert peer.invite == before
+
+
+def test_a_peer_of_a_training_loop_is_seen_and_steered_through_its_folder(tmp_path):
+    problem = Problem(0)
+    manifest = run_terms("sparseloco", run={"rounds": 1000})
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native") as peer:
+        assert read_status(tmp_path).run_id == manifest.digest.hex()
+        ask(tmp_path, "leave")
+        deadline = time.monotonic() + 60
+        while not peer.done and time.monotonic() < deadline:
+            problem.step()
+        assert peer.done
+    assert read_status(tmp_path).state == "leaving"
+    assert read_status(tmp_path).inner_steps == peer.inner_steps
+
+
+def test_a_folder_of_another_run_is_refused_as_another_run(tmp_path):
+    problem = Problem(0)
+    settings = {"out": tmp_path, "listen": LOOPBACK, "transport": "native"}
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, **settings):
+        pass
+    other = join(run_terms("diloco"), problem.model, problem.optimizer, **settings)
+    with pytest.raises(decentral.ManifestMismatch, match="holds another run"), other:
+        pass
 
 
 def test_a_peer_invites_nobody_before_it_can_be_reached(tmp_path):

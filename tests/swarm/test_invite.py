@@ -35,6 +35,10 @@ def test_spaces_and_line_breaks_of_a_mail_program_do_not_matter() -> None:
     assert Invite.parse(f"\n> {line[:40]}\r\n  {line[40:]} \n".replace("> ", "")) == INVITE
 
 
+def test_the_whole_line_that_a_peer_prints_is_an_invite_too() -> None:
+    assert Invite.parse(f"decentral join {INVITE}\n") == INVITE
+
+
 def test_every_cut_is_called_cut_or_no_invite() -> None:
     line = str(INVITE)
     for length in range(len(line)):
