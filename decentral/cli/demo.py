@@ -58,6 +58,9 @@ def run_demo(options: DemoOptions, *, as_json: bool) -> int:
         strays = family.count_strays()
     result = collect(plan, peers, solo, churn, strays=strays)
     _report(options, result, as_json=as_json)
+    if result.summary.rounds < plan.rounds:
+        made = f"{result.summary.rounds} of {plan.rounds} rounds"
+        click.echo(f"{made}: the time was up, this machine has become slower since it was measured", err=True)
     return _verdict(result)
 
 

@@ -115,8 +115,11 @@ def logs_command(context: click.Context, directory: Path, last: int, event: str 
 
     if not (remember(context, directory) / EVENTS_FILE).exists():
         raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
-    for row in read_events(directory, last=last, event=event):
+    rows = list(read_events(directory, last=last, event=event))
+    for row in rows:
         click.echo(json.dumps(row) if as_json else event_line(row))
+    if not rows:
+        click.echo(f"no event {'yet' if event is None else f'called {event!r} yet'}", err=True)
 
 
 @click.command("doctor")

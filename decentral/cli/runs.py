@@ -4,14 +4,14 @@ machine.
 
 import json
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from decentral.cli.options import DEFAULT_DIRECTORY, Decorator, as_json, remember
-from decentral.cli.quantities import Rate, Size
+from decentral.cli.options import as_json, remember
+from decentral.cli.peer_options import options_of_a_peer
 from decentral.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -23,87 +23,6 @@ NOBODY = (
     "--join-timeout S to give up by itself"
 )
 ALGORITHMS = ("sparseloco", "diloco", "streaming", "noloco")
-
-
-def _options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What ``start`` and ``join`` have in common."""
-    options: list[Decorator] = [
-        click.option(
-            "--data",
-            type=click.Path(path_type=Path),
-            metavar="PATH",
-            help="Text to train on, a file or a folder; the standard library's source when not given.",
-        ),
-        click.option(
-            "--out",
-            "directory",
-            type=click.Path(path_type=Path, file_okay=False),
-            default=DEFAULT_DIRECTORY,
-            show_default=True,
-            help="Run directory; a run found there is resumed.",
-        ),
-        click.option(
-            "--listen",
-            multiple=True,
-            metavar="ADDR",
-            help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001; all interfaces when not given.",
-        ),
-        click.option(
-            "--relay",
-            "relays",
-            multiple=True,
-            metavar="ADDR",
-            help="Where a relay is, repeatable, as decentral relay prints it: peers behind routers meet through it.",
-        ),
-        click.option(
-            "--lan/--no-lan",
-            default=True,
-            show_default=True,
-            help="Announce this peer on its local networks (mDNS), and meet others of the run there: also when the "
-            "invite is old or there is no internet.",
-        ),
-        click.option(
-            "--transport",
-            type=click.Choice(["daemon", "native"]),
-            help="How peers are reached: go-libp2p's daemon, or libp2p over TCP in this process. The daemon where this "
-            "system has one when not given; they speak to each other.",
-        ),
-        click.option(
-            "--require-peers",
-            type=click.IntRange(min=0),
-            default=0,
-            metavar="N",
-            help="Wait with training until the run has N members, this one included.",
-        ),
-        click.option(
-            "--join-timeout",
-            type=click.FloatRange(min=0, min_open=True),
-            metavar="S",
-            help="Give up with exit code 20 when nobody, or fewer than N, came within S seconds.",
-        ),
-        click.option(
-            "--max-upload",
-            type=Rate(),
-            metavar="RATE",
-            help="Send no faster than this, over everything, such as 5mbit or 600kB/s. Votes go first.",
-        ),
-        click.option(
-            "--max-download",
-            type=Rate(),
-            metavar="RATE",
-            help="Receive no faster than this, such as 20mbit or 2.5MB/s.",
-        ),
-        click.option(
-            "--daily-upload",
-            type=Size(),
-            metavar="SIZE",
-            help="Send no more than this a day (UTC), such as 20GB; then train on, and contribute again the next day.",
-        ),
-        as_json,
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @click.command("init")
@@ -136,7 +55,7 @@ def init_command(context: click.Context, /, file: Path, preset: str, force: bool
 
 @click.command("start")
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
-@_options_of_a_peer
+@options_of_a_peer
 @click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
 @click.option(
     "--pace",
@@ -163,7 +82,7 @@ def start_command(context: click.Context, /, file: Path, solo: bool, pace: Path 
 
 @click.command("join")
 @click.argument("invite")
-@_options_of_a_peer
+@options_of_a_peer
 @click.pass_context
 def join_command(context: click.Context, /, invite: str, **options: Any) -> None:
     """Be another peer of a run: all that is needed is its invite.
@@ -216,9 +135,10 @@ def _train(
     from decentral.cli.stopping import stop_signals
     from decentral.cli.train_job import JobOptions, train_alone, train_with_swarm
     from decentral.manifest import summary as describe
+    from decentral.observe.status import check_free
     from decentral.observe.terminal import open_display
 
-    _claim(make_directory(remember(context, directory)))
+    check_free(make_directory(remember(context, directory)))
     write_text(directory / "run.toml", manifest.to_toml())
     options = JobOptions(
         out=directory,
@@ -244,7 +164,7 @@ def _train(
             if solo:
                 summary = train_alone(manifest, options, display, stop)
             else:
-                summary = train_with_swarm(manifest, options, display, stop, _print_invite)
+                summary = train_with_swarm(manifest, options, display, stop, partial(_print_invite, err=as_json))
         finally:
             display.close()
     if as_json:
@@ -254,20 +174,9 @@ def _train(
         context.exit(stop.code)
 
 
-def _print_invite(invite: str) -> None:
-    click.echo(f"decentral join {invite}")
+def _print_invite(invite: str, *, err: bool) -> None:
+    click.echo(f"decentral join {invite}", err=err)
     sys.stdout.flush()
-
-
-def _claim(directory: Path) -> None:
-    """Refuse a directory in which another peer lives: two writers would spoil one another's checkpoints."""
-    from decentral.observe.status import STATUS_FILE, is_running, read_status
-
-    if not (directory / STATUS_FILE).exists():
-        return
-    status = read_status(directory)
-    if is_running(status):
-        raise UsageError(f"{directory}: a peer runs here already (process {status.pid}); choose another --out")
 
 
 @click.command("demo")

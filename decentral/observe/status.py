@@ -120,3 +120,15 @@ def read_status(directory: Path) -> Status:
 def is_running(status: Status) -> bool:
     """Tell whether the process that wrote this status still lives."""
     return Process(status.pid, status.process_created).is_alive()
+
+
+def check_free(directory: Path, own: int | None = None) -> None:
+    """UsageError when a peer lives in ``directory``: two writers would spoil one another's checkpoints.
+
+    ``own``: a process that may have been there, and has ended what it did.
+    """
+    if not (directory / STATUS_FILE).exists():
+        return
+    status = read_status(directory)
+    if status.pid != own and is_running(status):
+        raise UsageError(f"{directory}: a peer runs here already (process {status.pid}); choose another --out")

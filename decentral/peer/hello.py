@@ -81,5 +81,6 @@ def check_terms(manifest: Manifest, schema: Schema, hello: Hello) -> None:
         found = schema.describe_difference(hello.schema)
         more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         raise ManifestMismatch(
-            f"the model differs from the run's: {'; '.join(found[:3])}{more}; build the model of the manifest"
+            f"the model differs from the run's: {'; '.join(found[:3])}{more}; "
+            "what counts is what its first peer built: the manifest's model, or the one of its own script"
         )

@@ -6,6 +6,7 @@ Its hook runs inside every ``optimizer.step``. What happens at a boundary is in 
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from decentral.errors import DecentralError
 from decentral.observe.beacon import Beacon
-from decentral.observe.status import Status
+from decentral.observe.status import Status, check_free
 from decentral.peer.beginning import Beginning
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import check_relays
@@ -132,6 +133,7 @@ class Peer(Beginning):
             if self._model.is_main:
                 self.out.mkdir(parents=True, exist_ok=True)
                 if self.settings.commands:
+                    check_free(self.out, own=os.getpid())
                     stack.enter_context(Beacon(self.out, self._last_word, self._obey))
                 self._begin()
             self._model.share(range(len(self._model.schema.fragments)), False)

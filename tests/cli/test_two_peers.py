@@ -16,6 +16,7 @@ from click.testing import Result
 from decentral.cli.children import Child, Family
 from decentral.manifest import preset_manifest
 from decentral.observe.status import Status, read_status
+from decentral.swarm.invite import PREFIX
 
 Run = Callable[..., Result]
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
@@ -64,7 +65,7 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     first = family.start("first", tmp_path / "first", found)
     command, join, invite = first.first_line(PATIENCE).split()
     assert (command, join) == ("decentral", "join")
-    limits = ["--max-upload", "8mbit", "--max-download", "2.5MB/s", "--daily-upload", "20GB"]
+    limits = ["--json", "--max-upload", "8mbit", "--max-download", "2.5MB/s", "--daily-upload", "20GB"]
     out = tmp_path / "second"
     second = family.start("second", out, ["join", invite, *terms, *limits, "--transport", "daemon", "--out", str(out)])
     until(lambda: (second.directory / "status.json").exists() and status_of(second).rounds_contributed >= 2)
@@ -90,12 +91,15 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
 
     assert run("leave", "--out", second.directory, "--wait", PATIENCE).exit_code == 0
     assert second.process.wait() == 0
+    assert json.loads((second.directory / "stdout.txt").read_text())["peer"] == status_of(second).peer
+    assert f"decentral join {PREFIX}" in (second.directory / "stderr.txt").read_text()
     until(lambda: len(status_of(first).members) == 1)
 
     began = time.monotonic()
     first.process.send_signal(signal.SIGINT)
     assert first.process.wait() == 130
     assert time.monotonic() - began < 10
+    assert "the same command goes on from there" in (first.directory / "stderr.txt").read_text()
     assert "start it again with the same --out to resume" in run("status", "--out", first.directory).stdout
     assert family.count_strays() == 0
 

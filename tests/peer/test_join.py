@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ import decentral
 from decentral.errors import DiskError
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.requests import ask
-from decentral.observe.status import read_status
+from decentral.observe.status import Process, Status, read_status, write_status
 from decentral.peer import Peer, fetch_manifest, join
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
@@ -259,6 +261,16 @@ def test_a_peer_of_a_training_loop_is_seen_and_steered_through_its_folder(tmp_pa
         assert peer.done
     assert read_status(tmp_path).state == "leaving"
     assert read_status(tmp_path).inner_steps == peer.inner_steps
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
+    other = psutil.Process(os.getppid())
+    write_status(tmp_path, Status(), Process(other.pid, other.create_time()))
+    problem = Problem(0)
+    second = join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK)
+    with pytest.raises(decentral.ConfigError, match="a peer runs here already"), second:
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
 def test_a_folder_of_another_run_is_refused_as_another_run(tmp_path):

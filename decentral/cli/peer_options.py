@@ -1,0 +1,96 @@
+"""What ``start`` and ``join`` have in common: how one peer takes part, whatever the run's terms are."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from decentral.cli.options import DEFAULT_DIRECTORY, Decorator
+from decentral.cli.quantities import Rate, Size
+
+
+def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add them to a command."""
+    options: list[Decorator] = [
+        click.option(
+            "--data",
+            type=click.Path(path_type=Path),
+            metavar="PATH",
+            help="Text to train on, a file or a folder; the standard library's source when not given.",
+        ),
+        click.option(
+            "--out",
+            "directory",
+            type=click.Path(path_type=Path, file_okay=False),
+            default=DEFAULT_DIRECTORY,
+            show_default=True,
+            help="Run directory; a run found there is resumed.",
+        ),
+        click.option(
+            "--listen",
+            multiple=True,
+            metavar="ADDR",
+            help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001; all interfaces when not given.",
+        ),
+        click.option(
+            "--relay",
+            "relays",
+            multiple=True,
+            metavar="ADDR",
+            help="Where a relay is, repeatable, as decentral relay prints it: peers behind routers meet through it.",
+        ),
+        click.option(
+            "--lan/--no-lan",
+            default=True,
+            show_default=True,
+            help="Announce this peer on its local networks (mDNS), and meet others of the run there: also when the "
+            "invite is old or there is no internet.",
+        ),
+        click.option(
+            "--transport",
+            type=click.Choice(["daemon", "native"]),
+            help="How peers are reached: go-libp2p's daemon, or libp2p over TCP in this process. The daemon where this "
+            "system has one when not given; they speak to each other.",
+        ),
+        click.option(
+            "--require-peers",
+            type=click.IntRange(min=0),
+            default=0,
+            metavar="N",
+            help="Wait with training until the run has N members, this one included.",
+        ),
+        click.option(
+            "--join-timeout",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="S",
+            help="Give up with exit code 20 when nobody, or fewer than N, came within S seconds.",
+        ),
+        click.option(
+            "--max-upload",
+            type=Rate(),
+            metavar="RATE",
+            help="Send no faster than this, over everything, such as 5mbit or 600kB/s. Votes go first.",
+        ),
+        click.option(
+            "--max-download",
+            type=Rate(),
+            metavar="RATE",
+            help="Receive no faster than this, such as 20mbit or 2.5MB/s.",
+        ),
+        click.option(
+            "--daily-upload",
+            type=Size(),
+            metavar="SIZE",
+            help="Send no more than this a day (UTC), such as 20GB; then train on, and contribute again the next day.",
+        ),
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="At the end, print summary.json on stdout, and nothing else there: the invite goes to stderr.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
