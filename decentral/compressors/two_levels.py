@@ -12,13 +12,17 @@ from decentral.coding.compiled import compiled
 
 __all__ = ["best_means", "code_rows", "decode_rows"]
 
+_SIZE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign: they rise as the magnitude does
+_SHORT = 256  # columns
+
 
 def best_means(value_RC: Tensor) -> Tensor:
     """float64 (R, 2): the means on both sides of the split of a row's magnitudes with the least squared error."""
     if value_RC.device.type != "cpu":
         return _best_means_anywhere(value_RC)
     mean_R2 = np.empty((len(value_RC), 2), dtype=np.float64)
-    _best_means(value_RC.contiguous().numpy(), mean_R2)
+    values = value_RC.contiguous().numpy()
+    _best_means(values, values.view(np.uint32), mean_R2)
     return torch.from_numpy(mean_R2)
 
 
@@ -56,24 +60,47 @@ def _best_means_anywhere(value_RC: Tensor) -> Tensor:
 
 
 @compiled
-def _best_means(values, means):  # type: ignore[no-untyped-def]
+def _best_means(values, bits, means):  # type: ignore[no-untyped-def]
     """Exact: every split of the sorted magnitudes is tried. Sums in float64, because 1e38 squared has to fit."""
-    columns = values.shape[1]
-    for r in range(values.shape[0]):
-        size = np.abs(values[r])
-        size.sort()
-        total = 0.0
-        for s in size:
-            total += np.float64(s)
-        below, best = 0.0, -1.0
-        means[r] = total / columns
+    rows, columns = values.shape
+    size, given = np.empty(columns, dtype=np.float32), np.empty(columns, dtype=np.uint32)
+    total = np.empty(columns + 1, dtype=np.float64)
+    share = 1 / np.arange(columns + 1)
+    for r in range(rows):
+        _sort_sizes(bits[r], given, size.view(np.uint32))
+        total[0] = 0.0
+        for n in range(columns):
+            total[n + 1] = total[n] + np.float64(size[n])
+        split, best = columns, -1.0
         for n in range(1, columns):
-            below += np.float64(size[n - 1])
-            above = total - below
-            explained = below / n * below + above / (columns - n) * above
+            below, above = total[n], total[columns] - total[n]
+            explained = below * below * share[n] + above * above * share[columns - n]
             if explained > best:
-                best = explained
-                means[r, 0], means[r, 1] = below / n, above / (columns - n)
+                split, best = n, explained
+        means[r] = total[columns] / columns
+        if split < columns:
+            means[r, 0], means[r, 1] = total[split] / split, (total[columns] - total[split]) / (columns - split)
+
+
+@compiled
+def _sort_sizes(bits, given, size):  # type: ignore[no-untyped-def]
+    """Magnitudes, rising, as their bits. In a short row each entry counts the smaller ones: 64 of them take 0.34
+    microseconds so, 0.92 by insertion, and 1.47 by numba's sort, because counting becomes vector code.
+    """
+    columns = bits.size
+    for i in range(columns):
+        given[i], size[i] = bits[i] & _SIZE, 0
+    if columns > _SHORT:
+        size[:] = given
+        size.sort()
+        return
+    for i in range(columns):
+        own, place = given[i], np.uint32(0)
+        for j in range(columns):
+            place += np.uint32(given[j] < own)
+        while size[place] == own and own:  # its equals came before
+            place += np.uint32(1)
+        size[place] = own
 
 
 @compiled

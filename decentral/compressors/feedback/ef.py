@@ -7,6 +7,7 @@ arXiv:1809.07599; the decay beta as in Sarfi et al., "SparseLoCo", 2025, arXiv:2
 """
 # Shape suffixes: N = values of the fragment.
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.base import About, Compressor, Method, Payload, accumulate
-from decentral.compressors.feedback.base import Sending, Shapes, State, add_sent, compress_flat, slot
+from decentral.compressors.feedback.base import Sending, Shapes, State, slot
 from decentral.compressors.fresh import fresh_like
+from decentral.compressors.threads import spread
 from decentral.errors import ConfigError
+from decentral.parameters import split
 
 __all__ = ["ErrorFeedback", "compress_with_debt"]
 
@@ -41,22 +44,34 @@ class ErrorFeedback(Method):
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
         """The gradient and what is owed, compressed; the new debt is what that lost."""
-        owed_N = _owed(gradient_N.detach(), state, self.beta)
-        payloads = compress_flat(compressor, owed_N, shapes)
-        add_sent(compressor, owed_N, payloads, -1.0)
-        return Sending(payloads, {"debt": owed_N})
+        owed_N = fresh_like(gradient_N)
+        owed, gradients = split(owed_N, shapes), split(gradient_N.detach(), shapes)
+        debts: Sequence[Tensor | None] = [None] * len(shapes)
+        if "debt" in state:
+            debts = split(slot(state, "debt", gradient_N), shapes)
+
+        def one(job: tuple[Tensor, Tensor, Tensor | None]) -> Payload:
+            return _send(compressor, *job, self.beta)
+
+        payloads = spread(one, list(zip(gradients, owed, debts, strict=True)), gradient_N.numel())
+        return Sending(tuple(payloads), {"debt": owed_N})
 
     def receive(self, mean_N: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean itself."""
         return mean_N, {}
 
 
-def _owed(gradient_N: Tensor, state: State, beta: float) -> Tensor:
-    """A new tensor, in one pass; rounded once where the machine can, which the sender alone sees."""
-    owed_N = fresh_like(gradient_N)
-    if "debt" not in state:
-        return owed_N.copy_(gradient_N)
-    return torch.add(gradient_N, slot(state, "debt", gradient_N), alpha=beta, out=owed_N)
+def _send(compressor: Compressor, gradient: Tensor, owed: Tensor, debt: Tensor | None, beta: float) -> Payload:
+    """A tensor from beginning to end while it is in the cache; ``owed`` becomes what is still owed after it.
+    Rounded once where the machine can, which the sender alone sees.
+    """
+    if debt is None:
+        owed.copy_(gradient)
+    else:
+        torch.add(gradient, debt, alpha=beta, out=owed)
+    payload = compressor.compress(owed)
+    accumulate(compressor, owed, payload, -1.0)
+    return payload
 
 
 def compress_with_debt(
@@ -72,7 +87,6 @@ def compress_with_debt(
         raise ConfigError(
             f"compress_with_debt: debt {tuple(debt.shape)} and tensor {tuple(tensor.shape)} differ in shape"
         )
-    owed = tensor.detach().clone() if debt is None else torch.add(tensor.detach(), debt, alpha=beta)
-    payload = compressor.compress(owed)
-    accumulate(compressor, owed, payload, -1.0)
-    return payload, owed
+    dtype = tensor.dtype if debt is None else torch.result_type(tensor, debt)
+    owed = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+    return _send(compressor, tensor.detach(), owed, debt, beta), owed
