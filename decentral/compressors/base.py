@@ -15,6 +15,7 @@ from torch import Tensor
 
 from decentral.coding import Kind, Symbols
 from decentral.compressors.finite import is_finite
+from decentral.compressors.rising import is_rising
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
 
 if TYPE_CHECKING:
@@ -189,9 +190,7 @@ def require_rising(index_Ck: Tensor, limit: int, method: object) -> None:
 
     A peer chose these numbers. One bad index would write elsewhere, or on CUDA abort the whole process.
     """
-    inside = ((index_Ck[:, 0] >= 0) & (index_Ck[:, -1] < limit)).all()  # first and last, when they rise
-    rising = (index_Ck[:, 1:] > index_Ck[:, :-1]).all()
-    require(inside & rising, method, f"indices must rise strictly within [0, {limit})")
+    require(is_rising(index_Ck, limit), method, f"indices must rise strictly within [0, {limit})")
 
 
 def require(rule_holds: Tensor | bool, method: object, rule: str) -> None:

@@ -1,7 +1,7 @@
 """The largest entries of every chunk, found where they lie: a chunk is read once, in cache, and never copied out.
 
 For the processor. On other devices `topk` says the same with torch. Of equal magnitudes the first are kept.
-No branch asks about one entry: one in forty is a candidate, and a branch that is wrong costs as much as comparing eighty.
+No branch asks about one entry: one in forty is a candidate, and a branch guessed wrong costs some twenty laps.
 """
 # Shape suffixes: C = chunks of a region, k = entries kept per chunk.
 
@@ -16,7 +16,8 @@ __all__ = ["add_at", "largest"]
 
 _MARGIN = np.uint32(1 << 20)  # an eighth of a power of two, on the bits of a float32
 _SIZE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign: they rise as the magnitude does
-_0, _1, _8, _56 = np.uint64(0), np.uint64(1), np.uint64(8), np.uint64(56)
+_0, _1, _8, _32, _56 = (np.uint64(number) for number in (0, 1, 8, 32, 56))
+_ROUND_UP = 1 << 32  # i * (_ROUND_UP // width + 1) >> 32 is i // width for both below 2**16, three times as fast
 _PLACES = np.uint64(0x0001020304050607)  # times 1 << 8 * p, it has p in its highest byte
 
 
@@ -25,18 +26,17 @@ def largest(matrix: Tensor, region: Region, k: int) -> tuple[Tensor, Tensor]:
     index_Ck = np.empty((region.num_chunks, k), dtype=np.int16)
     value_Ck = np.empty((region.num_chunks, k), dtype=np.float32)
     values, flags = matrix.view(-1).numpy(), np.zeros(-(-region.length // 8) * 8, dtype=np.uint8)
-    where = (matrix.shape[1], *_where(region))
-    _largest(values, values.view(np.uint32), where, flags, flags.view("<u8"), index_Ck, value_Ck)
+    _largest(values, values.view(np.uint32), _where(matrix, region), flags, flags.view("<u8"), index_Ck, value_Ck)
     return torch.from_numpy(index_Ck), torch.from_numpy(value_Ck)
 
 
 def add_at(matrix: Tensor, region: Region, index_Ck: Tensor, value_Ck: Tensor, weight: float) -> None:
     """``matrix += weight * value`` at the indices of each chunk, in place, rounded as float32 twice."""
-    _add_at(matrix.numpy(), _where(region), index_Ck.numpy(), value_Ck.numpy(), np.float32(weight))
+    _add_at(matrix.view(-1).numpy(), _where(matrix, region), index_Ck.numpy(), value_Ck.numpy(), np.float32(weight))
 
 
-def _where(region: Region) -> tuple[int, ...]:
-    return region.top, region.left, region.tile_rows, region.tile_columns, region.height, region.width
+def _where(matrix: Tensor, region: Region) -> tuple[int, ...]:
+    return matrix.shape[1], region.top, region.left, region.tile_rows, region.tile_columns, region.height, region.width
 
 
 @compiled
@@ -118,9 +118,10 @@ def _keep(sizes, place, k, threshold):  # type: ignore[no-untyped-def]
 
 @compiled
 def _add_at(matrix, where, index, values, weight):  # type: ignore[no-untyped-def]
-    top, left, _, tile_columns, height, width = where
+    columns, top, left, _, tile_columns, height, width = where
+    share, gap = np.uint64(_ROUND_UP // width + 1), np.uint64(columns - width)
     for chunk in range(index.shape[0]):
-        y, x = top + chunk // tile_columns * height, left + chunk % tile_columns * width
+        tile = matrix[(top + chunk // tile_columns * height) * columns + left + chunk % tile_columns * width :]
         for n in range(index.shape[1]):
-            i = np.int64(index[chunk, n])
-            matrix[y + i // width, x + i % width] += weight * values[chunk, n]
+            i = np.uint64(index[chunk, n])
+            tile[i + ((i * share) >> _32) * gap] += weight * values[chunk, n]  # i // width rows down

@@ -109,9 +109,10 @@ def test_the_outermost_levels_are_finite_and_normal(peak):
         assert (found >= torch.finfo(torch.float32).tiny).all()
 
 
-@pytest.mark.parametrize("shape", [(40, 64), (7, 1), (1, 4096), (0, 64)])
-def test_the_processors_way_is_that_of_any_device(shape):
-    value = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("shape", [(40, 64), (7, 1), (3, 256), (3, 257), (1, 4096), (0, 64)])
+@pytest.mark.parametrize("steps", [1e6, 2], ids=["distinct", "many-equal-and-zero"])
+def test_the_processors_way_is_that_of_any_device(shape, steps):
+    value = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * steps).round() / steps
     means = two_levels._best_means_anywhere(value)
     assert torch.allclose(two_levels.best_means(value), means, rtol=1e-12)
     halfway, sizes = means.float().mean(1), means.float()

@@ -3,7 +3,7 @@ import torch
 
 from decentral.compressors import Payload, TopK, accumulate
 from decentral.compressors.selection import add_at, largest
-from decentral.compressors.tiles import as_matrix, cut, regions
+from decentral.compressors.tiles import as_matrix, cut, paste, regions
 from decentral.compressors.topk import _add_at, _largest
 from decentral.errors import ConfigError, PayloadError
 
@@ -32,6 +32,22 @@ def test_what_is_kept_is_exact_and_no_smaller_than_what_is_dropped_in_its_chunk(
         largest_dropped = torch.where(sent == 0, given.abs(), 0.0).amax(dim=1)
         assert (smallest_kept >= largest_dropped).all()
         assert ((sent != 0).sum(dim=1) == max(1, round(region.length * 64 / 4096))).all()
+
+
+@pytest.mark.parametrize("shape", [(130, 135), (64, 70), (9001,), (3,)])
+@pytest.mark.parametrize("spread", [0.0, 3.0], ids=["alike", "each-chunk-of-another-size"])
+def test_of_equal_magnitudes_the_first_are_kept(shape, spread):
+    tensor = (gaussian(*shape) * 4).round()
+    for n, region in enumerate(regions(shape, 4096)):
+        size_C = 10.0 ** (spread * gaussian(region.num_chunks)).round() * 2.0**-n
+        paste(as_matrix(tensor), region, cut(as_matrix(tensor), region) * size_C[:, None])
+    index, values = TILE.select(tensor)
+    for region, index_Ck, value_Ck in zip(regions(shape, 4096), index, values, strict=True):
+        chunk_CL = cut(as_matrix(tensor), region)
+        order_CL = chunk_CL.abs().sort(dim=1, descending=True, stable=True).indices
+        first_Ck = order_CL[:, : index_Ck.shape[1]].sort(dim=1).values
+        assert torch.equal(index_Ck.long(), first_Ck)
+        assert torch.equal(value_Ck, chunk_CL.gather(1, first_Ck))
 
 
 def test_a_matrix_is_cut_into_tiles_and_not_into_runs():
