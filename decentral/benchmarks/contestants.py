@@ -63,7 +63,7 @@ class Ours:
     def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> bytes:
         """A frame, sealed."""
         encoded = self.codec.encode(tensor_N, {name: debt_N for name in self.codec.feedback.sender}, shapes)
-        return seal(_header(self.signer.peer), encoded.body, self.signer).to_bytes()
+        return seal(_header(self.signer.peer), encoded.body, self.signer).data
 
     def nbytes(self, sent: bytes) -> int:
         """Header and body."""

@@ -30,9 +30,9 @@ def _of_one_name(members: list[tuple[PartSpec, np.ndarray[tuple[int, ...], np.dt
             rows, columns = prod(spec.shape[:-1]), spec.shape[-1]
             bits += rows * _log2_subsets(spec.kind.limit, columns)
             continue
-        codes, side = spec.kind.to_symbols(array)
+        codes, _ = spec.kind.to_symbols(array)
         symbols.append(codes)
-        bits += 8 * side.size
+        bits += 8 * spec.kind.side_nbytes(codes, array.dtype.itemsize)
     return bits + (_entropy_bits(np.concatenate(symbols)) if symbols else 0.0)
 
 

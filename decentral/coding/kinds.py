@@ -6,6 +6,7 @@ alone gives: it bounds what a peer may send and what is allocated for it.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,8 +34,8 @@ class Kind(Protocol):
     def from_raw(self, data: Bytes, array: Array) -> None:
         """Fill the array; PayloadError when no array has these bytes."""
 
-    def to_symbols(self, array: Array) -> tuple[Bytes, Bytes]:
-        """Symbols, one per element, and side bytes."""
+    def to_symbols(self, array: Array) -> tuple[Bytes, Iterable[Bytes]]:
+        """Symbols, one per element, and side bytes in pieces, made as they are asked for."""
 
     def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
         """Size of the side bytes that belong to these symbols."""
@@ -62,9 +63,9 @@ class Symbols:
         if not bits.unpack(data, self.bits, array.reshape(-1)):  # type: ignore[arg-type]
             raise PayloadError("the bits after the last code must be zero; drop the message and its sender")
 
-    def to_symbols(self, array: Array) -> tuple[Bytes, Bytes]:
+    def to_symbols(self, array: Array) -> tuple[Bytes, Iterable[Bytes]]:
         """The array itself."""
-        return array.reshape(-1), _NOTHING  # type: ignore[return-value]
+        return array.reshape(-1), ()  # type: ignore[return-value]
 
     def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
         """None."""
@@ -106,12 +107,12 @@ class Rising:
             raise self._refused()
         _matrix(array)[:] = rows
 
-    def to_symbols(self, array: Array) -> tuple[Bytes, Bytes]:
+    def to_symbols(self, array: Array) -> tuple[Bytes, Iterable[Bytes]]:
         """Gaps; their low bits on the side."""
         symbols = np.empty(array.size, dtype=np.uint8)
         side = np.zeros(array.size * array.dtype.itemsize + 1, dtype=np.uint8)
         nbits = gaps.to_gaps(_matrix(array), symbols, side)
-        return symbols, side[: (nbits + 7) >> 3]
+        return symbols, (side[: (nbits + 7) >> 3],)
 
     def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
         """Low bits, filled up to a byte."""
@@ -143,18 +144,16 @@ class Floats:
 
     def to_raw(self, array: Array) -> Bytes:
         """Little-endian."""
-        return array.reshape(-1).astype(array.dtype.newbyteorder("<")).view(np.uint8)
+        return array.reshape(-1).astype(array.dtype.newbyteorder("<"), copy=False).view(np.uint8)
 
     def from_raw(self, data: Bytes, array: Array) -> None:
         """Little-endian."""
         array.reshape(-1)[:] = np.frombuffer(data.tobytes(), dtype=array.dtype.newbyteorder("<"))
 
-    def to_symbols(self, array: Array) -> tuple[Bytes, Bytes]:
+    def to_symbols(self, array: Array) -> tuple[Bytes, Iterable[Bytes]]:
         """The eight bits below the sign; then, element by element, the others with the sign last."""
-        symbols = np.empty(array.size, dtype=np.uint8)
-        rest = np.empty(array.size * (array.dtype.itemsize - 1), dtype=np.uint8)
-        exponents.take_apart(array.reshape(-1), symbols, rest)  # type: ignore[arg-type]  # unsigned by the layout
-        return symbols, rest
+        numbers = array.reshape(-1)  # unsigned by the layout
+        return exponents.highest(numbers), exponents.others(numbers)  # type: ignore[arg-type]
 
     def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
         """All but one byte of each."""
@@ -163,9 +162,6 @@ class Floats:
     def from_symbols(self, symbols: Bytes, side: Bytes, array: Array) -> None:
         """Put together again; every combination is a float."""
         exponents.put_together(symbols, side, array.reshape(-1))  # type: ignore[arg-type]
-
-
-_NOTHING = np.empty(0, dtype=np.uint8)
 
 
 def _matrix(array: Array) -> Array:

@@ -7,7 +7,7 @@ takes raw arrays that coding would have made shorter, for only coding them again
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,14 +46,17 @@ def raw_nbytes(forms: Sequence[Form]) -> int:
     return sum(form.raw_nbytes for form in forms)
 
 
-def encode(kinds: Sequence[Kind], arrays: Sequence[Array]) -> list[bytes | memoryview]:
-    """The stream of these arrays, in pieces to be joined."""
-    coded = _coded(kinds, arrays)
+def encode(kinds: Sequence[Kind], arrays: Sequence[Array]) -> Iterator[bytes | memoryview]:
+    """The stream of these arrays, in pieces to be joined, made as they are asked for."""
     limit = sum(kind.raw_nbytes(a.shape, a.dtype.itemsize) for kind, a in zip(kinds, arrays, strict=True))
-    size = sum(piece.size for piece in coded)
+    pieces, sides, size = _coded(kinds, arrays)
     if size < min(limit, _LARGEST):
-        return [_PREFIX.pack(size), *(piece.data for piece in coded)]
-    return [_PREFIX.pack(0), *(kind.to_raw(array).data for kind, array in zip(kinds, arrays, strict=True))]
+        yield _PREFIX.pack(size)
+        yield from (piece.data for piece in pieces)
+        yield from (piece.data for side in sides for piece in side)
+    else:
+        yield _PREFIX.pack(0)
+        yield from (kind.to_raw(array).data for kind, array in zip(kinds, arrays, strict=True))
 
 
 def decode(forms: Sequence[Form], data: Bytes) -> tuple[list[Array], int]:
@@ -74,11 +77,17 @@ def decode(forms: Sequence[Form], data: Bytes) -> tuple[list[Array], int]:
     return arrays, PREFIX_NBYTES + taken
 
 
-def _coded(kinds: Sequence[Kind], arrays: Sequence[Array]) -> list[Bytes]:
+def _coded(kinds: Sequence[Kind], arrays: Sequence[Array]) -> tuple[list[Bytes], list[Iterable[Bytes]], int]:
+    """Table and symbols, the arrays' side bytes still to be made, and the bytes of it all."""
     halves = [kind.to_symbols(array) for kind, array in zip(kinds, arrays, strict=True)]
+    size = sum(
+        kind.side_nbytes(symbols, array.dtype.itemsize)
+        for kind, array, (symbols, _) in zip(kinds, arrays, halves, strict=True)
+    )
     symbols = halves[0][0] if len(halves) == 1 else np.concatenate([symbols for symbols, _ in halves])
     shares = frequencies.shares_of(frequencies.counts(symbols))
-    return [frequencies.write_shares(shares), *rans.encode(symbols, shares), *(side for _, side in halves)]
+    pieces = [frequencies.write_shares(shares), *rans.encode(symbols, shares)]
+    return pieces, [side for _, side in halves], size + sum(piece.size for piece in pieces)
 
 
 def _from_coded(forms: Sequence[Form], body: Bytes) -> list[Array]:

@@ -33,7 +33,7 @@ _warm: set[str] = set()  # codecs that this process has warmed up
 class Encoded:
     """The bytes to send, and the sender's feedback to book if, and only if, a commit names them."""
 
-    body: bytes
+    body: bytes | memoryview
     feedback: dict[str, Tensor]
 
 

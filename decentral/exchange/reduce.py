@@ -41,7 +41,7 @@ class Reduction:
         """Contributors whose slice has not come."""
         return tuple(ref.peer for ref in self.plan.contributors if ref.peer not in self.slices)
 
-    def result(self, codec: Codec, weights: Sequence[float]) -> bytes:
+    def result(self, codec: Codec, weights: Sequence[float]) -> bytes | memoryview:
         """The mean over exactly the plan's contributors, each by its weight, compressed once."""
         refs = zip(self.plan.contributors, weights, strict=True)
         weighted = [(ref.peer, self.slices[ref.peer], weight) for ref, weight in refs]

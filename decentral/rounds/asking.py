@@ -72,4 +72,4 @@ class Asking:
         frame = self.store.get(want.frame)
         if frame is None or self.spreading.comes_to(peer, frame.hash):
             return b""
-        return want.of(frame.to_bytes())
+        return want.of(frame.data)

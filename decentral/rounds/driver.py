@@ -111,14 +111,14 @@ class Driver(Settler):
         """The vote, and before it the frames it vouches for: a later leader may find them here only."""
         record = acceptor.accepted
         if record is not None and all(ref.frame in self.store for ref in record.frames):
-            await self.offload(self.ledger.keep, record, [self._stored(ref.frame).to_bytes() for ref in record.frames])
+            await self.offload(self.ledger.keep, record, [self._stored(ref.frame).data for ref in record.frames])
         await self.offload(self.ledger.save_acceptor, acceptor.to_bytes())
 
     async def _decide(self, commit: Commit) -> None:
         """Durable first, then applied, then announced."""
         record = commit.record
         frames = {ref.frame: self._stored(ref.frame) for ref in record.frames}
-        data = [frames[ref.frame].to_bytes() for ref in record.frames]
+        data = [frames[ref.frame].data for ref in record.frames]
         await self.offload(self.ledger.append, commit, data)
         before_N = after_N = None
         if moves_anchor(record):

@@ -126,7 +126,7 @@ class Gossip:
             self._forget(swap.step)
 
     async def _push(self, swap: _Swap) -> None:
-        data = swap.frame.to_bytes()
+        data = swap.frame.data
         longest = self.deadline.ceiling + self._allowed(self.driver.me, swap)
         with anyio.move_on_after(longest):  # the training thread waits for it
             try:

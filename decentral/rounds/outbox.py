@@ -21,7 +21,7 @@ from decentral.wire.messages import Record
 
 ROUNDS = 64  # as many as their frames are kept for others
 
-Piece = tuple[int, int, bytes]  # elements [start, stop) of the fragment, and what was sent of them
+Piece = tuple[int, int, bytes | memoryview]  # elements [start, stop) of the fragment, and what was sent of them
 
 
 @dataclass(frozen=True, slots=True)

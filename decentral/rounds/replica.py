@@ -149,7 +149,7 @@ class Replica:
                 "lower the learning rate or clip the gradients, then start again from the last commit"
             )
 
-    def _mean(self, record: Record, bodies: Sequence[bytes], decoded: Mapping[bytes, Tensor]) -> Tensor | None:
+    def _mean(self, record: Record, bodies: Sequence[memoryview], decoded: Mapping[bytes, Tensor]) -> Tensor | None:
         """The mean pseudo-gradient; None when finite contributions sum beyond float32: alike on every peer, such a
         record moves nothing.
         """
@@ -176,7 +176,7 @@ class Replica:
         after_N = mean_pseudo_gradient(decoded)
         return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N))
 
-    def _gathered(self, record: Record, bodies: Sequence[bytes]) -> Tensor:
+    def _gathered(self, record: Record, bodies: Sequence[memoryview]) -> Tensor:
         shapes = self.shapes(record.fragment)
         adders = [
             (ref.peer, partial(self.codec.add_to, data=data, shapes=shapes), weight)
@@ -184,7 +184,7 @@ class Replica:
         ]
         return mean_of(fresh_zeros(self.numel(record.fragment)), adders)
 
-    def _reduced(self, record: Record, bodies: Sequence[bytes], decoded: Mapping[bytes, Tensor]) -> Tensor:
+    def _reduced(self, record: Record, bodies: Sequence[memoryview], decoded: Mapping[bytes, Tensor]) -> Tensor:
         parts = {}
         for ref, data in zip(record.frames, bodies, strict=True):
             _, start, stop = record.partition[ref.part]

@@ -66,7 +66,7 @@ class Spreading:
 
     async def give(self, frame: Frame, others: Sequence[PeerId], on_failed: OnFailed) -> None:
         """Send a frame to all, by way of others where that is sooner; ``on_failed`` is told of who is not reached."""
-        data, peers = frame.to_bytes(), shifted(others, self.me)
+        data, peers = frame.data, shifted(others, self.me)
         with self._deliveries.of_a_frame():
             if frame.header.kind == Kind.CONTRIBUTION and len(data) >= PIECED:
                 await self._give_in_pieces(frame.hash, data, peers, on_failed)

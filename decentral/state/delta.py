@@ -169,7 +169,7 @@ def _changed(base: Tensors, group: list[str], places: list[NDArray[np.generic]],
 
 def _full_group(target: Tensors, group: list[str]) -> list[bytes | memoryview]:
     arrays = [_bits(target[name]) for name in group]
-    return coding.encode([_full_kind(array.itemsize) for array in arrays], arrays)
+    return list(coding.encode([_full_kind(array.itemsize) for array in arrays], arrays))
 
 
 def _read_full_group(base: Tensors, group: list[str], data: NDArray[np.uint8]) -> tuple[list[Bits], int]:

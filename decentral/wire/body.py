@@ -29,7 +29,7 @@ def max_nbytes(compressor: Compressor, shapes: Sequence[Shape]) -> int:
     return sum(spec.nbytes for spec in specs) + coding.PREFIX_NBYTES * len({spec.name for spec in specs})
 
 
-def encode(compressor: Compressor, payloads: Sequence[Payload]) -> bytes:
+def encode(compressor: Compressor, payloads: Sequence[Payload]) -> memoryview:
     """The body of these payloads. Raises PayloadError when a part is not as the compressor's layout says."""
     specs: list[PartSpec] = []
     parts: list[Tensor] = []
@@ -40,11 +40,13 @@ def encode(compressor: Compressor, payloads: Sequence[Payload]) -> bytes:
             raise PayloadError(f"encode: parts {found} of {compressor} are not its layout {layout}; nothing was sent")
         specs += layout
         parts += payload.parts
-    pieces: list[bytes | memoryview] = []
+    written, at = np.empty(max_nbytes(compressor, [payload.shape for payload in payloads]), dtype=np.uint8).data, 0
     for members in _streams(specs):
         kinds, arrays = [specs[i].kind for i in members], [to_array(parts[i]) for i in members]
-        pieces += coding.encode(kinds, arrays)
-    return b"".join(pieces)
+        for piece in coding.encode(kinds, arrays):  # into its place: pieces to be joined would be there twice
+            written[at : at + len(piece)] = piece
+            at += len(piece)
+    return written[:at].toreadonly()
 
 
 def decode(compressor: Compressor, body: bytes | memoryview, shapes: Sequence[Shape]) -> list[Payload]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
@@ -60,32 +60,25 @@ class Header:
 
 @dataclass(frozen=True)
 class Frame:
-    """Made by ``seal`` or ``parse``, so always whole and signed."""
+    """Made by ``seal`` or ``parse``, so always whole and signed. Its bytes are there once."""
 
     header: Header
-    body: bytes
-    signature: bytes
+    data: bytes = field(repr=False)  # as it crosses the wire
 
-    @cached_property
-    def _signed(self) -> bytes:
-        return _pack(self.header, self.body)
+    @property
+    def body(self) -> memoryview:
+        """What follows the header."""
+        return memoryview(self.data)[HEADER_NBYTES:]
 
     @cached_property
     def hash(self) -> Digest:
         """As ``frame_hash``."""
-        state = hashlib.blake2b(self._signed, digest_size=DIGEST_NBYTES)
-        state.update(self.signature)
-        state.update(self.body)
-        return state.digest()
+        return frame_hash(self.data)
 
     @property
     def nbytes(self) -> int:
         """Size on the wire."""
-        return HEADER_NBYTES + len(self.body)
-
-    def to_bytes(self) -> bytes:
-        """The frame as it crosses the wire."""
-        return b"".join((self._signed, self.signature, self.body))
+        return len(self.data)
 
 
 def frame_hash(data: bytes) -> Digest:
@@ -93,7 +86,7 @@ def frame_hash(data: bytes) -> Digest:
     return _digest(data)
 
 
-def seal(header: Header, body: bytes, signer: Signer) -> Frame:
+def seal(header: Header, body: bytes | memoryview, signer: Signer) -> Frame:
     """Sign ``body`` under ``header``, whose sender must be the signer.
 
     Raises PayloadError when a field does not fit its place.
@@ -101,8 +94,9 @@ def seal(header: Header, body: bytes, signer: Signer) -> Frame:
     if header.sender != signer.peer:
         raise PayloadError("seal: header.sender is not the signer; a frame is signed by who it is from")
     _check_fields(header)
-    signed = _pack(header, body)
-    return _frame(header, bytes(body), signer.sign(signed), signed)
+    kind, *fields, steps, tokens = astuple(header)
+    signed = _FIELDS.pack(MAGIC, VERSION, kind, *fields, steps, 0, tokens) + _digest(body)
+    return Frame(header, b"".join((signed, signer.sign(signed), body)))
 
 
 def parse(data: bytes | memoryview, max_nbytes: Callable[[Header], int]) -> Frame:
@@ -116,13 +110,9 @@ def parse(data: bytes | memoryview, max_nbytes: Callable[[Header], int]) -> Fram
     if len(data) - HEADER_NBYTES > most:
         found = len(data) - HEADER_NBYTES
         raise _bad(f"body of {found} bytes, the schema allows {most} for this {header.kind.name}")
-    body, signed = bytes(data[HEADER_NBYTES:]), bytes(data[:_SIGNED_NBYTES])
-    if _digest(body) != signed[_FIELDS.size :]:
+    if _digest(memoryview(data)[HEADER_NBYTES:]) != data[_FIELDS.size : _SIGNED_NBYTES]:
         raise _bad("the body does not have the hash that its header names")
-    signature = bytes(data[_SIGNED_NBYTES:HEADER_NBYTES])
-    if not verify(header.sender, signature, signed):
-        raise _bad("not signed by the sender it names")
-    return _frame(header, body, signature, signed)
+    return Frame(_signed_by_sender(header, data), bytes(data))
 
 
 def parse_header(data: bytes | memoryview) -> Header:
@@ -147,21 +137,13 @@ def parse_header(data: bytes | memoryview) -> Header:
 
 def signed_header(data: bytes | memoryview) -> Header:
     """The header at the start of ``data``, its signature checked; the body may be another. Raises PayloadError."""
-    header = parse_header(data)
+    return _signed_by_sender(parse_header(data), data)
+
+
+def _signed_by_sender(header: Header, data: bytes | memoryview) -> Header:
     if not verify(header.sender, bytes(data[_SIGNED_NBYTES:HEADER_NBYTES]), bytes(data[:_SIGNED_NBYTES])):
         raise _bad("not signed by the sender it names")
     return header
-
-
-def _frame(header: Header, body: bytes, signature: bytes, signed: bytes) -> Frame:
-    frame = Frame(header, body, signature)
-    frame.__dict__["_signed"] = signed  # the cached property's place: spares hashing the body a second time
-    return frame
-
-
-def _pack(header: Header, body: bytes) -> bytes:
-    kind, *fields, steps, tokens = astuple(header)
-    return _FIELDS.pack(MAGIC, VERSION, kind, *fields, steps, 0, tokens) + _digest(body)
 
 
 def _check_fields(header: Header) -> None:
@@ -176,7 +158,7 @@ def _check_fields(header: Header) -> None:
         raise PayloadError(f"seal: part {header.part} of {header.parts}; parts are counted from 0")
 
 
-def _digest(body: bytes) -> Digest:
+def _digest(body: bytes | memoryview) -> Digest:
     return hashlib.blake2b(body, digest_size=DIGEST_NBYTES).digest()
 
 

@@ -40,13 +40,13 @@ def ramp(numel: int) -> torch.Tensor:
 def encoded(spelling: str, shapes: object = SHAPES[0], scale: float = 1.0) -> bytes:
     """A valid body."""
     numel = sum(int(np.prod(shape)) for shape in shapes)  # type: ignore[attr-defined]
-    return Codec(parse_compressor(spelling)).encode(ramp(numel) * scale, {}, shapes).body  # type: ignore[arg-type]
+    return bytes(Codec(parse_compressor(spelling)).encode(ramp(numel) * scale, {}, shapes).body)  # type: ignore[arg-type]
 
 
 def frame(content: bytes | None = None, signer: int = 0, **changes: object) -> bytes:
     """A sealed frame."""
     content = encoded(CHAIN) if content is None else content
-    return seal(header(sender=PEERS[signer], **changes), content, SIGNERS[signer]).to_bytes()
+    return seal(header(sender=PEERS[signer], **changes), content, SIGNERS[signer]).data
 
 
 def put(data: bytes, at: int, value: bytes) -> bytes:

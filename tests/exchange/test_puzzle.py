@@ -29,7 +29,7 @@ def frame(body: bytes = BODY, round_: int = 5, signer: Signer = SIGNER) -> Frame
 
 
 def pieces(of: Frame, size: int = 100) -> list[Piece]:
-    data = of.to_bytes()
+    data = of.data
     cuts = range(0, len(data), size)
     return [Piece(data[:HEADER_NBYTES], len(data), at, at % 200 == 0, data[at : at + size]) for at in cuts]
 
@@ -47,7 +47,7 @@ def test_pieces_make_the_frame_in_any_order_and_each_counts_once(seed):
         new, whole = puzzle.add(read_piece(part.to_bytes()), OTHER.peer)
         fresh += new
         wholes += [] if whole is None else [whole]
-    assert wholes == [frame().to_bytes()]
+    assert wholes == [frame().data]
     assert fresh == len(parts) // 2
 
 
@@ -56,7 +56,7 @@ def test_frames_of_two_senders_and_of_two_rounds_do_not_mix():
     puzzle, wholes = at_most(), []
     for parts in zip(*map(pieces, frames), strict=True):
         wholes += [whole for part in parts if (whole := puzzle.add(part, OTHER.peer)[1]) is not None]
-    assert wholes == [one.to_bytes() for one in frames]
+    assert wholes == [one.data for one in frames]
 
 
 def test_nothing_is_kept_for_a_header_that_nobody_signed():
@@ -116,14 +116,14 @@ def test_pieces_that_were_cut_in_several_ways_make_the_frame_when_every_byte_cam
     for part in rng.sample(parts, len(parts)):
         _, found = puzzle.add(part, rng.choice([SIGNER.peer, OTHER.peer]))
         came |= set(range(part.start, part.start + len(part.data)))
-        assert (found is not None) == (len(came) == len(whole.to_bytes()) and not wholes)
+        assert (found is not None) == (len(came) == len(whole.data) and not wholes)
         wholes += [] if found is None else [found]
-    assert wholes == [whole.to_bytes()]
+    assert wholes == [whole.data]
 
 
 def test_what_came_first_from_others_stays_and_crumbs_are_refused():
     large = frame(bytes(1 << 20))
-    head, nbytes = large.to_bytes()[:HEADER_NBYTES], len(large.to_bytes())
+    head, nbytes = large.data[:HEADER_NBYTES], len(large.data)
     puzzle = at_most(1 << 20)
     assert puzzle.add(Piece(head, nbytes, 10, False, b"first"), OTHER.peer)[0]
     assert not puzzle.add(Piece(head, nbytes, 11, False, b"IRS"), OTHER.peer)[0]
@@ -139,7 +139,7 @@ def test_a_frame_that_its_owner_began_anew_takes_the_place_of_the_first():
     puzzle, again = at_most(), frame(BODY[::-1])
     puzzle.add(pieces(frame())[0], SIGNER.peer)
     wholes = [puzzle.add(part, SIGNER.peer)[1] for part in pieces(again)]
-    assert wholes[-1] == again.to_bytes()
+    assert wholes[-1] == again.data
 
 
 @pytest.mark.parametrize("size", [100, 70])
@@ -153,13 +153,13 @@ def test_nobody_spoils_what_an_owner_sends_itself(seed, size):
     puzzle, wholes = at_most(), []
     for part, peer in parts:
         whole = puzzle.add(part, peer)[1]
-        while whole is not None and whole != frame().to_bytes():
+        while whole is not None and whole != frame().data:
             wholes.append(whole)
             whole = puzzle.wrong(part.head)
         if whole is not None:
             wholes.append(whole)
             puzzle.right(part.head)
-    assert wholes[-1] == frame().to_bytes()
+    assert wholes[-1] == frame().data
     assert len(wholes) <= 2
 
 
@@ -169,7 +169,7 @@ def test_what_comes_from_an_owner_while_a_forged_whole_is_looked_at_is_not_lost(
         forged = puzzle.add(replace(part, data=bytes(len(part.data))), OTHER.peer)[1]
     assert forged is not None
     assert [puzzle.add(part, SIGNER.peer)[1] for part in parts] == [None] * len(parts)
-    assert puzzle.wrong(parts[0].head) == frame().to_bytes()
+    assert puzzle.wrong(parts[0].head) == frame().data
 
 
 def test_an_owner_whose_own_bytes_are_wrong_is_not_listened_to_again():
@@ -184,7 +184,7 @@ def test_an_owner_whose_own_bytes_are_wrong_is_not_listened_to_again():
 def test_a_part_filled_with_the_bytes_that_it_lacks_is_the_frame(seed):
     """From its owner, from others, of both: overlapping, with gaps, at any place."""
     rng, whole = random.Random(seed), frame()
-    data, puzzle = whole.to_bytes(), at_most()
+    data, puzzle = whole.data, at_most()
     for part in rng.sample(pieces(whole), rng.randrange(1, 12)):
         puzzle.add(part, rng.choice([SIGNER.peer, OTHER.peer]))
     came = puzzle.part(5, SIGNER.peer)
@@ -215,8 +215,8 @@ def test_a_part_with_a_forged_piece_does_not_become_the_frame_and_the_whole_answ
     puzzle.add(good, SIGNER.peer)
     puzzle.add(replace(bad, data=bytes(len(bad.data))), OTHER.peer)
     came = puzzle.part(5, SIGNER.peer)
-    assert came.filled(Want(whole.hash, came.missing).of(whole.to_bytes()), whole.hash) is None
-    assert NOTHING.filled(whole.to_bytes(), whole.hash) == whole.to_bytes()
+    assert came.filled(Want(whole.hash, came.missing).of(whole.data), whole.hash) is None
+    assert NOTHING.filled(whole.data, whole.hash) == whole.data
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), min_size=1, max_size=200), st.integers(1, 600))

@@ -63,7 +63,7 @@ def make_history(rounds: int, width: int = 4) -> History:
         replica.install(replica.outer_step(record, {frame.hash: frame for frame in frames}))
         history.heads.append(replace(head.extended(record), anchor=replica.digest))
         history.commits.append(Commit(record, _certificate(record)))
-        history.frames.append([frame.to_bytes() for frame in frames])
+        history.frames.append([frame.data for frame in frames])
     return history
 
 

@@ -87,14 +87,14 @@ def seeds(spelling: str, rng: random.Random) -> list[Seed]:
         if header.kind == Kind.SWAP:
             del bodies[2:]  # twice as long and no other code
         for content in bodies:
-            head = seal(header, content, signer).to_bytes()[:HEADER_NBYTES]
+            head = seal(header, content, signer).data[:HEADER_NBYTES]
             found.append(Seed(spelling, codec, head, content, _cuts(codec, shapes, content), shapes))
     return found
 
 
 def _valid_body(codec: Codec, shapes: Shapes, scale: float) -> bytes:
     values = torch.randn(numel(shapes), generator=torch.Generator().manual_seed(numel(shapes)))
-    return codec.encode(values * scale, {}, shapes).body
+    return bytes(codec.encode(values * scale, {}, shapes).body)
 
 
 def _hostile_body(codec: Codec, shapes: Shapes, rng: random.Random) -> bytes:

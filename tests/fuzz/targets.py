@@ -108,7 +108,7 @@ def take_frame(spelling: str, data: bytes) -> tuple[Frame, torch.Tensor]:
     """The whole way of a frame that came in: size, hash, signature, body; then that it is what it must be."""
     receiver = inbox(spelling)
     frame, decoded = receiver.check(data, HEAD)
-    assert frame.to_bytes() == data
+    assert frame.data == data
     check_decoded(decoded, receiver.shapes_of(frame.header))
     return frame, decoded
 
@@ -193,7 +193,7 @@ def _sealed_frame(data: bytes) -> object:
 def _any_frame(data: bytes) -> object:
     """No rule about the size but its own."""
     frame = parse(data, lambda header: len(data))
-    assert frame.to_bytes() == data
+    assert frame.data == data
     return frame
 
 

@@ -75,14 +75,14 @@ def _encoded() -> dict[str, bytes]:
     found = {name: m.encode(message) for name, message in MESSAGES.items()}
     found |= {name: m.encode_record(record) for name, record in RECORDS.items()}
     found |= {name: to_bytes(message) for name, message in DIALBACKS.items()}
-    found |= {name: seal(header, BODY, SIGNERS[0]).to_bytes() for name, header in HEADERS.items()}
+    found |= {name: seal(header, BODY, SIGNERS[0]).data for name, header in HEADERS.items()}
     found |= {name: piece.to_bytes() for name, piece in _pieces().items()}
     found |= {name: want.to_bytes() for name, want in WANTS.items()}
     return found
 
 
 def _pieces() -> dict[str, Piece]:
-    frame = seal(HEADERS["frame_contribution"], BODY, SIGNERS[0]).to_bytes()
+    frame = seal(HEADERS["frame_contribution"], BODY, SIGNERS[0]).data
     parts = {"piece": (0, 250, False), "piece_to_be_passed_on": (250, len(frame), True)}
     return {
         name: Piece(frame[:HEADER_NBYTES], len(frame), start, pass_on, frame[start:stop])
@@ -142,7 +142,7 @@ def test_a_golden_frame_is_read_and_written_again_unchanged(name: str) -> None:
     frame = parse(golden, lambda header: len(BODY) if header == HEADERS[name] else 0)
     assert frame.header == HEADERS[name]
     assert frame.body == BODY
-    assert frame.to_bytes() == golden
+    assert frame.data == golden
 
 
 def test_every_message_and_kind_has_a_golden_file_and_every_file_an_example() -> None:

@@ -40,7 +40,7 @@ def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(run_lab, term
         frames = (ref(driver.me, named.hash),)
         driver._end_pushes(replace(record(START, {A: 1}), round=5, frames=frames))
         await trio.sleep(1)
-        assert ended == [late.to_bytes()]
+        assert ended == [late.data]
         assert len(driver._pushes) == 2
 
     run_lab(terms("sparseloco"), script)

@@ -161,7 +161,7 @@ def test_frames_are_written_with_the_vote_once_and_found_again_if_they_are_whole
     frames = [seal(header_after(START, Kind.CONTRIBUTION, 0, signer_of(n).peer), b"body", signer_of(n)) for n in (0, 1)]
     refs = tuple(sorted((ref(f.header.sender, f.hash) for f in frames), key=lambda one: one.peer))
     voted = replace(record(START, {}), frames=refs)
-    data = {f.hash: f.to_bytes() for f in frames}
+    data = {f.hash: f.data for f in frames}
     vault.keep(voted, [data[one.frame] for one in refs])
     acceptor = Acceptor(1, 0, 0, voted)
     assert {f.hash for f in vault.past(START, acceptor).frames} == set(data)
@@ -181,7 +181,7 @@ def test_a_restarted_peer_knows_the_way_to_its_head_as_far_as_its_disk_goes(hist
     assert [head.hash for head in past.heads] == [head.hash for head in history.heads[oldest:]]
     assert past.heads[-1] == history.heads[ROUNDS]
     assert list(past.commits[-5:]) == history.commits[-5:]
-    assert [frame.to_bytes() for frame in past.frames[-2:]] == history.frames[-1]
+    assert [frame.data for frame in past.frames[-2:]] == history.frames[-1]
     vault.close()
 
 

@@ -25,6 +25,6 @@ def test_a_slice_of_a_stranger_is_refused_and_one_of_a_member_taken() -> None:
     body = codec.encode(torch.ones(stop - start), {}, ((stop - start,),)).body
     given = header(**fields)
     with pytest.raises(PayloadError, match="slice of a peer that is no member"):
-        inbox.check(seal(replace(given, sender=stranger.peer), body, stranger).to_bytes(), HEAD)
-    _, decoded = inbox.check(seal(given, body, SIGNERS[0]).to_bytes(), HEAD)
+        inbox.check(seal(replace(given, sender=stranger.peer), body, stranger).data, HEAD)
+    _, decoded = inbox.check(seal(given, body, SIGNERS[0]).data, HEAD)
     assert torch.equal(decoded, torch.ones(stop - start))

@@ -261,7 +261,7 @@ def test_a_small_frame_goes_in_one():
     async def script(spreading, others):
         small = frame(bytes(1000))
         await spreading.give(small, others, fail)
-        assert came == [small.to_bytes()] * 5
+        assert came == [small.data] * 5
 
     play(script, note)
 

@@ -68,7 +68,7 @@ def test_the_same_parts_of_all_tensors_are_coded_together() -> None:
 @every_compressor
 def test_a_body_one_byte_off_is_refused(spelling: str) -> None:
     compressor = parse_compressor(spelling)
-    data = body.encode(compressor, [compressor.compress(torch.randn(64, 64))])
+    data = bytes(body.encode(compressor, [compressor.compress(torch.randn(64, 64))]))
     for wrong in (data[:-1], data + b"\0", data[1:], b""):
         with pytest.raises(PayloadError):
             body.decode(compressor, wrong, [(64, 64)])
