@@ -46,13 +46,11 @@ def decode(data: NDArray[np.uint8], shares: Shares, symbols: NDArray[np.uint8]) 
     """Fill ``symbols`` from the start of ``data``; how many bytes they took, 0 when they are not well formed."""
     if data.size < 2 * _STATE_WORDS:
         return 0
-    words = np.empty(data.size // 2, dtype="<u2")
-    words.view(np.uint8)[:] = data[: 2 * words.size]
-    states = words[:_STATE_WORDS].view("<u4").astype(np.uint64)
+    states = np.frombuffer(data[: 2 * _STATE_WORDS].tobytes(), dtype="<u4").astype(np.uint64)
     if (states < _LOWEST).any() or (states >= _LOWEST << 16).any():
         return 0
     symbol_of = np.repeat(np.arange(256, dtype=np.uint8), shares)
-    taken = int(_decode(words[_STATE_WORDS:], states, symbol_of, shares, _starts(shares), symbols))
+    taken = int(_decode(data[2 * _STATE_WORDS :], states, symbol_of, shares, _starts(shares), symbols))
     return 2 * (_STATE_WORDS + taken) if taken >= 0 else 0
 
 
@@ -111,23 +109,21 @@ def _push(x, step, s, words, at):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _decode(words, state, symbol_of, shares, starts, symbols):  # type: ignore[no-untyped-def]
+def _decode(data, state, symbol_of, shares, starts, symbols):  # type: ignore[no-untyped-def]
     """How many words were taken; -1 when they run out, or when a state is not where the encoder began."""
-    at, i, size, given = np.uint64(0), np.uint64(0), np.uint64(symbols.size), np.uint64(words.size)
+    at, i, size, given = np.uint64(0), np.uint64(0), np.uint64(symbols.size), np.uint64(data.size >> 1)
     one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
     a, b, c, d = state[0], state[1], state[2], state[3]
     while i + four <= size and at + four <= given:
-        symbols[i], a, at = _pop(a, symbol_of, shares, starts, words, at)
-        symbols[i + one], b, at = _pop(b, symbol_of, shares, starts, words, at)
-        symbols[i + two], c, at = _pop(c, symbol_of, shares, starts, words, at)
-        symbols[i + three], d, at = _pop(d, symbol_of, shares, starts, words, at)
+        symbols[i], a, at = _pop(a, symbol_of, shares, starts, _word(data, at), at)
+        symbols[i + one], b, at = _pop(b, symbol_of, shares, starts, _word(data, at), at)
+        symbols[i + two], c, at = _pop(c, symbol_of, shares, starts, _word(data, at), at)
+        symbols[i + three], d, at = _pop(d, symbol_of, shares, starts, _word(data, at), at)
         i += four
     state[0], state[1], state[2], state[3] = a, b, c, d
-    last = np.zeros(1, dtype=words.dtype)
     while i < size:
-        last[0] = words[at] if at < given else 0
-        symbols[i], state[i & three], taken = _pop(state[i & three], symbol_of, shares, starts, last, np.uint64(0))
-        at += taken
+        word = _word(data, at) if at < given else np.uint64(0)
+        symbols[i], state[i & three], at = _pop(state[i & three], symbol_of, shares, starts, word, at)
         i += one
         if at > given:
             return -1
@@ -138,11 +134,18 @@ def _decode(words, state, symbol_of, shares, starts, symbols):  # type: ignore[n
 
 
 @compiled
-def _pop(x, symbol_of, shares, starts, words, at):  # type: ignore[no-untyped-def]
-    """The next symbol, the state without it, and the place of the next word. The word is read always."""
+def _word(data, at):  # type: ignore[no-untyped-def]
+    """The word there, wherever the bytes begin: one load."""
+    place = at << np.uint64(1)
+    return np.uint64(data[place]) | (np.uint64(data[place + np.uint64(1)]) << np.uint64(8))
+
+
+@compiled
+def _pop(x, symbol_of, shares, starts, word, at):  # type: ignore[no-untyped-def]
+    """The next symbol, the state without it, and the place of the next word, which is taken when the state is short."""
     slot = x & np.uint64(_MASK)
     s = symbol_of[slot]
     x = np.uint64(shares[s]) * (x >> np.uint64(SHARE_BITS)) + slot - np.uint64(starts[s])
     short = np.uint64(x < np.uint64(_LOWEST))
-    more = (x << np.uint64(16)) | np.uint64(words[at])
+    more = (x << np.uint64(16)) | word
     return s, (more if short else x), at + short
