@@ -79,15 +79,26 @@ def decode(forms: Sequence[Form], data: Bytes) -> tuple[list[Array], int]:
 
 def _coded(kinds: Sequence[Kind], arrays: Sequence[Array]) -> tuple[list[Bytes], list[Iterable[Bytes]], int]:
     """Table and symbols, the arrays' side bytes still to be made, and the bytes of it all."""
-    halves = [kind.to_symbols(array) for kind, array in zip(kinds, arrays, strict=True)]
-    size = sum(
-        kind.side_nbytes(symbols, array.dtype.itemsize)
-        for kind, array, (symbols, _) in zip(kinds, arrays, halves, strict=True)
-    )
-    symbols = halves[0][0] if len(halves) == 1 else np.concatenate([symbols for symbols, _ in halves])
+    symbols, sides, size = _symbols(kinds, arrays)
     shares = frequencies.shares_of(frequencies.counts(symbols))
     pieces = [frequencies.write_shares(shares), *rans.encode(symbols, shares)]
-    return pieces, [side for _, side in halves], size + sum(piece.size for piece in pieces)
+    return pieces, sides, size + sum(piece.size for piece in pieces)
+
+
+def _symbols(kinds: Sequence[Kind], arrays: Sequence[Array]) -> tuple[Bytes, list[Iterable[Bytes]], int]:
+    """All symbols in one array, side bytes still to be made, and how many of these there are."""
+    symbols, sides, size, at = np.empty(0, dtype=np.uint8), list[Iterable[Bytes]](), 0, 0
+    if len(arrays) > 1:
+        symbols = np.empty(sum(array.size for array in arrays), dtype=np.uint8)
+    for kind, array in zip(kinds, arrays, strict=True):
+        own, side = kind.to_symbols(array)
+        sides.append(side)
+        size += kind.side_nbytes(own, array.dtype.itemsize)
+        if len(arrays) == 1:
+            return own, sides, size
+        symbols[at : at + own.size] = own
+        at += own.size
+    return symbols, sides, size
 
 
 def _from_coded(forms: Sequence[Form], body: Bytes) -> list[Array]:
