@@ -13,9 +13,10 @@ from decentral.errors import PayloadError
 from decentral.exchange import gather
 from decentral.exchange.arrivals import Arrivals
 from decentral.exchange.deliveries import Deliveries
+from decentral.exchange.forwarding import Forwarder
 from decentral.exchange.gather import OnFailed
 from decentral.exchange.part import Part
-from decentral.exchange.passing import LARGEST, PIECE, Forwarder, Passing
+from decentral.exchange.passing import LARGEST, PIECE, Passing
 from decentral.exchange.puzzle import Puzzle
 from decentral.exchange.spread import UNKNOWN, Line, Spread, spread
 from decentral.exchange.turns import Turns, shifted
