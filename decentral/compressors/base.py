@@ -98,7 +98,9 @@ class Sparsifier(Protocol):
         """The index parts, and the matrices of kept values."""
 
     def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
-        """``total += weight * values`` at the kept places, in place; PayloadError on a bad index, nothing added."""
+        """``total += weight * values`` at the kept places of a contiguous total, in place; PayloadError on a bad index,
+        nothing added.
+        """
 
 
 @runtime_checkable

@@ -31,7 +31,7 @@ def largest(matrix: Tensor, region: Region, k: int) -> tuple[Tensor, Tensor]:
 
 
 def add_at(matrix: Tensor, region: Region, index_Ck: Tensor, value_Ck: Tensor, weight: float) -> None:
-    """``matrix += weight * value`` at the indices of each chunk, in place, rounded as float32 twice."""
+    """``matrix += weight * value`` at the indices of each chunk of a contiguous matrix, in place, rounded twice."""
     _add_at(matrix.view(-1).numpy(), _where(matrix, region), index_Ck.numpy(), value_Ck.numpy(), np.float32(weight))
 
 

@@ -24,7 +24,13 @@ def spread(work: Callable[[T], R], jobs: Sequence[T], numel: int) -> list[R]:
     threads = torch.get_num_threads()
     if threads == 1 or numel < WORTH_IT or len(jobs) == 1:
         return [work(job) for job in jobs]
-    return list(_pool(threads).map(work, jobs))
+    inference = torch.is_inference_mode_enabled()  # each thread has its own
+
+    def inherited(job: T) -> R:
+        with torch.inference_mode(inference):
+            return work(job)
+
+    return list(_pool(threads).map(inherited, jobs))
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ class Contribution:
         assert self.encoded is not None
         header = header_after(head, self.kind, self.fragment, signer.peer, steps=self.steps, tokens=self.tokens)
         frame = seal(header, self.encoded.body, signer)
+        self.encoded = replace(self.encoded, body=frame.body)  # the frame's own bytes: see Outbox
         _ = frame.hash  # see Inbox.check
         return frame
 
@@ -64,10 +65,11 @@ class Contribution:
         """The frame of one part of ``plan``; what it leaves to owe is remembered."""
         _, start, stop = plan.partition[part]
         made = replica.encode_range(self.fragment, self.gradient_N, start, stop)
-        self.slices.setdefault(plan.number, {})[part] = made
         parts = len(plan.partition)
         header = header_after(head, Kind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
-        return seal(header, made.body, signer)
+        frame = seal(header, made.body, signer)
+        self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body)
+        return frame
 
 
 def header_after(

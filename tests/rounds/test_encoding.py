@@ -31,6 +31,15 @@ def test_an_error_on_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
         Codec(parse_compressor("int8")).encode(torch.tensor([1.0, float("nan")]), {}, ((1,), (1,)))
 
 
+def test_a_pool_of_threads_works_in_the_callers_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "WORTH_IT", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    codec = Codec(parse_compressor("topk(k=64, chunk=4096) >> signmag2"), ErrorFeedback(0.95))
+    with torch.inference_mode():
+        found = codec.encode(torch.ones(99), {}, ((33,), (33,), (33,)))
+    assert found.feedback["debt"].shape == (99,)
+
+
 @pytest.mark.parametrize("how", ["whole", "range"])
 def test_a_nan_is_refused_by_the_name_of_its_parameter_and_changes_nothing(how: str) -> None:
     schema = schema_of(

@@ -8,9 +8,14 @@ import torch
 
 from decentral.compressors import parse_compressor
 from decentral.exchange.codec import Codec, Encoded
+from decentral.optimizers import DiLoCo
+from decentral.parameters import schema_of
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.outbox import ROUNDS, Outbox
+from decentral.rounds.replica import Replica
 from decentral.wire.frames import Kind
+from decentral.wire.keys import Signer
+from decentral.wire.messages import Plan
 from tests.rounds.test_history import START, A, B, record
 
 CODEC = Codec(parse_compressor("none"))
@@ -53,6 +58,21 @@ def test_what_was_cut_for_a_reduce_is_put_together_again():
     owed = outbox.owed(0, 0, SHAPES)
     assert owed is not None
     assert torch.equal(owed.gradient_N, gradient)
+
+
+def test_what_is_remembered_are_the_frames_own_bytes():
+    """A body beside its frame would be there twice for 64 rounds, and as large as it could have become."""
+    signer, gradient = Signer(bytes(32)), torch.randn(8)
+    whole = gathered(1.0)
+    frame = whole.frame(START, signer)
+    assert whole.encoded.body == frame.body
+    assert whole.encoded.body.obj is frame.data
+    schema = schema_of({"weight": torch.zeros(8, requires_grad=True)})
+    replica = Replica(schema, [torch.zeros(8)], DiLoCo(), CODEC, CODEC)
+    cut = Contribution(0, START.hash, -gradient, gradient, 3, 30)
+    plan = Plan(epoch=0, round=1, ballot=0, number=7, contributors=(), partition=((A, 0, 5), (B, 5, 8)))
+    slice_ = cut.slice_frame(1, plan, START, replica, signer)
+    assert cut.slices[7][1].body.obj is slice_.data
 
 
 def test_memory_is_bounded_by_rounds_and_by_bytes_and_merges_are_not_kept():

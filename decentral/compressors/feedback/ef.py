@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.compressors.base import About, Compressor, Method, Payload, accumulate
+from decentral.compressors.base import About, Compressor, Method, Payload, accumulate, check_dtype
 from decentral.compressors.feedback.base import Sending, Shapes, State, slot
 from decentral.compressors.fresh import fresh_like
 from decentral.compressors.threads import spread
@@ -79,7 +79,7 @@ def compress_with_debt(
 ) -> tuple[Payload, Tensor]:
     """`ErrorFeedback` for one tensor of any shape; ``None`` is a debt of zero.
 
-    Returns the payload and the debt after sending it, both new; ``tensor`` and ``debt`` are untouched.
+    Returns the payload and the debt after sending it in float32, both new; ``tensor`` and ``debt`` are untouched.
     """
     if not 0 <= beta <= 1:
         raise ConfigError(f"compress_with_debt(beta={beta}): the debt's decay must be in [0, 1]; 0.95 is usual")
@@ -87,6 +87,5 @@ def compress_with_debt(
         raise ConfigError(
             f"compress_with_debt: debt {tuple(debt.shape)} and tensor {tuple(tensor.shape)} differ in shape"
         )
-    dtype = tensor.dtype if debt is None else torch.result_type(tensor, debt)
-    owed = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+    owed = fresh_like(check_dtype(tensor))
     return _send(compressor, tensor.detach(), owed, debt, beta), owed
