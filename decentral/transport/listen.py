@@ -12,7 +12,7 @@ from decentral.errors import ListenError, UsageError
 
 MAX_ADDRESSES = 16  # per peer, as in a lease
 _LISTEN = re.compile(r"/(ip4|ip6)/([0-9a-fA-F:.]+)/tcp/(\d{1,5})")
-_ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 def everywhere(port: int = 0) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def _check_free(address: str, host: str, port: int) -> None:
             probe.bind((host, port))
             probe.listen(1)
     except OSError as error:
-        if ipaddress.ip_address(host).is_unspecified and error.errno in _ABSENT:
+        if ipaddress.ip_address(host).is_unspecified and error.errno in ABSENT:
             return  # "all interfaces" of a family this machine does not have
         raise ListenError(
             f"cannot listen on {address}: {error.strerror}; end what holds it, or give another address or port 0"

@@ -14,6 +14,7 @@ import psutil
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
 from decentral.errors import ListenError, UsageError
+from decentral.transport.listen import ABSENT
 
 _LISTEN = re.compile(r"/(?:ip4|ip6)/([^/]+)/tcp/(\d+)")
 _DIAL = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/p2p/[^/]+)?")
@@ -47,22 +48,15 @@ async def _listener(address: str) -> list[SocketListener]:
     match = _LISTEN.fullmatch(address)
     assert match is not None, "checked before"
     host = ipaddress.ip_address(match[1])
+    # The resolver is not asked, which denies 127.0.0.1 where there is IPv6 only.
+    family = socket.AF_INET if host.version == 4 else socket.AF_INET6
     try:
-        made = await _made(host, int(match[2]))
+        server = socket.create_server((str(host), int(match[2])), family=family, backlog=_BACKLOG)
     except OSError as error:
-        if host.is_unspecified:
+        if host.is_unspecified and error.errno in ABSENT:
             return []  # "all interfaces" of a family this machine does not have
         raise ListenError(f"cannot listen on {address}: {error}; give another address or port 0") from None
-    return [listener for listener in made if isinstance(listener, SocketListener)]
-
-
-async def _made(host: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> Sequence[object]:
-    if host.is_unspecified:  # the resolver knows which families this machine has
-        made = await anyio.create_tcp_listener(local_host=str(host), local_port=port, backlog=_BACKLOG)
-        return made.listeners
-    # and where there is IPv6 only it denies 127.0.0.1, which is there
-    family = socket.AF_INET if host.version == 4 else socket.AF_INET6
-    return [await SocketListener.from_socket(socket.create_server((str(host), port), family=family, backlog=_BACKLOG))]
+    return [await SocketListener.from_socket(server)]
 
 
 def bound_addresses(sockets: Iterable[SocketListener]) -> tuple[str, ...]:

@@ -83,8 +83,11 @@ def test_no_more_addresses_are_given_than_a_lease_holds():
     assert len(dialable([f"/ip4/8.8.8.8/tcp/{port}" for port in range(1, 99)], "ME")) == MAX_ADDRESSES
 
 
-def test_an_address_is_listened_on_whatever_the_resolver_says_of_its_family(monkeypatch):
-    """With IPv6 only it says that 127.0.0.1 is none, and whoever asked a relay from there did not start."""
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_an_address_is_listened_on_whatever_the_resolver_says_of_its_family(host, monkeypatch):
+    """With IPv6 only it says that 127.0.0.1 is none, and whoever asked a relay from there did not start. Any error of
+    0.0.0.0 was taken for that: once, in some twenty runs of all tests, a host with IPv4 listened nowhere.
+    """
 
     async def denies(*args, **kwargs):
         raise OSError(-9, "Address family for hostname not supported")
@@ -92,9 +95,20 @@ def test_an_address_is_listened_on_whatever_the_resolver_says_of_its_family(monk
     monkeypatch.setattr("anyio._core._sockets.getaddrinfo", denies)
 
     async def script():
-        (socket,) = await listeners(["/ip4/127.0.0.1/tcp/0"])
+        (socket,) = await listeners([f"/ip4/{host}/tcp/0"])
         async with socket:
-            (address,) = bound_addresses([socket])
+            address = bound_addresses([socket])[0]
             await (await anyio.connect_tcp("127.0.0.1", int(address.split("/")[-1]))).aclose()
+
+    anyio.run(script, backend="trio")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_is_taken_meanwhile_is_named_with_the_reason(host):
+    async def script():
+        async with (await listeners([f"/ip4/{host}/tcp/0"]))[0] as first:
+            port = first.extra(anyio.abc.SocketAttribute.local_port)
+            with pytest.raises(ListenError, match=rf"/ip4/{host}/tcp/{port}: .*in use"):
+                await listeners([f"/ip4/{host}/tcp/{port}"])
 
     anyio.run(script, backend="trio")
