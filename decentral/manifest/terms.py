@@ -199,6 +199,18 @@ class Manifest(Table):
     swarm: Swarm = Swarm()
 
     @model_validator(mode="after")
+    def _every_fragment_in_time(self) -> Manifest:
+        steps, fragments = self.inner.steps, self.outer.fragments
+        if steps % fragments:
+            above = steps + fragments - steps % fragments
+            nearest = f"{above - fragments} or {above}" if steps > fragments else f"{above}"
+            raise ValueError(
+                f"inner.steps = {steps} is no multiple of outer.fragments = {fragments}, so no fragment would be "
+                f"synchronised every {steps} steps; take {nearest}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _overlap_ends(self) -> Manifest:
         between = self.inner.steps // self.outer.fragments
         if self.outer.overlap >= between:

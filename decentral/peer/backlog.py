@@ -71,4 +71,5 @@ def _joined(older: Advance, newest: Advance) -> Advance:
     assert before_N is not None
     if older.after_N is not None and newest.before_N is not None and older.after_N is not newest.before_N:
         before_N = before_N + (newest.before_N - older.after_N)
-    return replace(newest, before_N=before_N, owed_steps=older.owed_steps + newest.owed_steps)
+    owed, rounds = older.owed_steps + newest.owed_steps, older.rounds + newest.rounds
+    return replace(newest, before_N=before_N, owed_steps=owed, rounds=rounds)

@@ -17,9 +17,9 @@ from decentral.peer.entrance import enter
 from decentral.peer.links import throttled
 from decentral.peer.node import Node, Start
 from decentral.peer.reporting import Reporter
-from decentral.peer.rhythm import Rhythm
 from decentral.peer.settings import Settings
 from decentral.peer.swarm_thread import SwarmThread
+from decentral.peer.terms import make_rhythm
 from decentral.peer.vault import Vault
 from decentral.rounds.chain import Head
 from decentral.rounds.driver import Advance
@@ -95,6 +95,7 @@ class Beginning(Boundary):
         self._resumed_tensors = found.tensors
         memory = self._checkpointer.restore(found, self._model)
         self.inner_steps = int(memory["inner_steps"])
+        self._resumed_progress, self._resumed_at = memory.get("progress"), found.head.outer_step
         return Start(
             founder=False,
             head=found.head,
@@ -143,22 +144,16 @@ class Beginning(Boundary):
 
     def _stand_at_anchor(self, *, resumed: bool) -> None:
         """Bring the live model to the anchor: whole when joining, by what the journal added when resuming."""
-        outer, inner = self.manifest.outer, self.manifest.inner
         head, anchors, included = self.swarm.call(_standing, self.swarm)
-        self._rhythm = Rhythm(inner.steps // outer.fragments, outer.overlap, self._alpha(), head.hash)
+        self._rhythm = make_rhythm(self.manifest, head.hash)
         for advance in included:  # rounds that ended between joining and now: in the anchors already
             self._note(advance)
         if not resumed or self._restart_at_anchor:
             for fragment, anchor_N in enumerate(anchors):
-                self._model.write(fragment, anchor_N)
-        elif resumed:
-            for fragment, anchor_N in enumerate(anchors):
-                live_N = self._model.read(fragment)
-                self._model.write(fragment, live_N + (anchor_N - self._resumed_tensors[f"anchor/{fragment}"]))
-
-    def _alpha(self) -> float | None:
-        """Streaming DiLoCo mixes; every other method carries its progress on. NoLoCo's alpha is its momentum."""
-        return self.manifest.outer.alpha if self.manifest.outer.method == "streaming" else None
+                self._rhythm.put(self._model, fragment, anchor_N)
+            return
+        outer_steps = head.outer_step - self._resumed_at
+        self._rhythm.resume(self._model, self._resumed_tensors, self._resumed_progress, anchors, outer_steps)
 
 
 async def _standing(swarm: SwarmThread) -> tuple[Head, list[Tensor], list[Advance]]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import queue
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from concurrent.futures import Future
+from typing import Literal
 
+from decentral.errors import NonFiniteError
 from decentral.manifest import Manifest
 from decentral.peer.live_model import LiveModel
 from decentral.peer.node import Node
 from decentral.peer.reporting import Reporter
 from decentral.peer.rhythm import Rhythm
+from decentral.peer.starting_over import RESTARTS, anchors_without_debt
 from decentral.peer.swarm_thread import SwarmThread
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.driver import Advance
@@ -39,6 +42,9 @@ class Boundary(ABC):
     _checkpoint_every: int
     _must_save: bool
     _left_at: float  # monotonic seconds, when the last boundary ended
+    _on_nan: Literal["stop", "restart"]
+    _restarts: int  # after NaN, since a commit named this peer last
+    _forgets: bool  # whether all ranks are to drop inner moments that are NaN
 
     @property
     @abstractmethod
@@ -54,6 +60,21 @@ class Boundary(ABC):
         """Whether contributions are held back: by a person, or because the day's upload is used up."""
         return self._paused or bool(self.swarm.node.resting)
 
+    def _step_boundary(self) -> set[int]:
+        """What is to be done after an inner step; returns the fragments that were written.
+
+        Raises NonFiniteError, which names the parameter, unless the live model is to be put back to the anchor then.
+        """
+        try:
+            changed = self._gossip_boundary() if self._gossips else self._boundary()
+            self._tell_given_up()
+            return changed
+        except NonFiniteError as error:
+            self._rhythm.withdrawn()
+            if self._on_nan == "stop" or self._restarts == RESTARTS:
+                raise
+            return self._restart_after_nan(error)
+
     def _boundary(self) -> set[int]:
         """Merge what has come, contribute when due, wait when the algorithm waits."""
         step_seconds = time.monotonic() - self._left_at
@@ -62,7 +83,7 @@ class Boundary(ABC):
         due = due and not self._rests and not self.done
         if due and self._rhythm.overlap == 0 and self.swarm.node.driver.head.hash != self._rhythm.seen:
             changed |= self._catch_advance()
-        if due and self._contribute() and self._rhythm.overlap == 0:
+        if due and self._contribute(changed) and self._rhythm.overlap == 0:
             self._reporter.waits(True)
             changed |= self._merge_all(block_until=time.monotonic() + self._patience())
             self._reporter.waits(False)
@@ -82,33 +103,54 @@ class Boundary(ABC):
         """How long a round may hold the training thread: ceiling and frames, and as long again for the vote."""
         return 2.0 * (self.manifest.swarm.deadline_ceiling + self.swarm.node.driver.allowed)
 
-    def _contribute(self) -> bool:
-        """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now."""
+    def _contribute(self, changed: set[int]) -> bool:
+        """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now, or when this
+        peer was away for too long and starts from the anchor: what that writes is added to ``changed``.
+        """
         node = self.swarm.node
         head = node.driver.head
         if head.anchor is None or head.hash != self._rhythm.seen or not node.driver.is_member:
             return False
         fragment = head.fragment(self.manifest.outer.fragments)
-        local_N = self._model.read(fragment)
-        steps = self._rhythm.since
-        contribution = Contribution(
-            fragment=fragment,
-            based_on=head.hash,
-            local_N=local_N,
-            gradient_N=node.replica.anchors[fragment] - local_N,
-            steps=steps,
-            tokens=steps * self._tokens_per_step,
-        )
-        self._rhythm.sent()
-        taken = self.swarm.begin(node.driver.contribute, contribution)
-        if self._rhythm.overlap == 0 and not taken.result():
+        anchor_N = node.replica.anchors[fragment]
+        contribution = self._rhythm.take(self._model, fragment, anchor_N, head.hash, self._tokens_per_step)
+        if contribution is None:
+            changed |= self._start_over(self._rhythm.away_too_long(fragment))
+            return False
+        node.replica.check_finite(fragment, contribution.gradient_N)  # here, where an error reaches the loop
+        offered = self.swarm.begin(node.driver.contribute, contribution)
+        if self._rhythm.overlap == 0 and not offered.result():
             self._rhythm.withdrawn()
             return False
-        taken.add_done_callback(lambda future: self._withdraw_if_refused(future))
+        offered.add_done_callback(self._withdraw_if_refused)
         return True
 
-    def _withdraw_if_refused(self, future: Any) -> None:
-        if future.cancelled() or future.exception() is not None or not future.result():
+    def _start_over(self, fragments: list[int]) -> set[int]:
+        """Put fragments to the anchor and forget what they owe; none when a commit comes in just now."""
+        anchors = self.swarm.call(anchors_without_debt, self.swarm.node, self._rhythm.seen, fragments)
+        if anchors is None:
+            return set()
+        self._rhythm.restart(self._model, anchors, fragments)
+        self._must_save = True  # the last checkpoint still has what was given up
+        return set(fragments)
+
+    def _restart_after_nan(self, error: NonFiniteError) -> set[int]:
+        """The user asked for it: all of the live model to the anchor, and on with fresh moments where they are NaN."""
+        written = self._start_over(list(range(len(self._model.schema.fragments))))
+        if written:
+            self._restarts += 1
+            self._forgets = True
+            self._reporter.restarted(str(error))
+            self._rhythm.given_up.clear()
+        return written
+
+    def _tell_given_up(self) -> None:
+        for away in self._rhythm.given_up:
+            self._reporter.away(away)
+        self._rhythm.given_up.clear()
+
+    def _withdraw_if_refused(self, offered: Future[bool]) -> None:
+        if offered.cancelled() or offered.exception() is not None or not offered.result():
             self._rhythm.withdrawn()
 
     def _merge_all(self, block_until: float | None) -> set[int]:
@@ -141,6 +183,8 @@ class Boundary(ABC):
             self._must_save = True  # the last checkpoint is of a branch, or a time, that this peer has left
             return
         self._reporter.round_ended(advance)
+        if advance.contribution is not None:
+            self._restarts = 0
         if record.final and not self._gossips:
             self.done = True
 
@@ -149,22 +193,32 @@ class Boundary(ABC):
         changed = self._merge_all(block_until=None)
         if not self._rhythm.due or self._rests or self.done:
             return changed
+        if self._rhythm.was_away and self.swarm.call(self.swarm.node.follow_others):
+            return changed | self._stand_where_others_stand()
         node = self.swarm.node
         assert node.gossip is not None
         fragment = node.gossip.step % self.manifest.outer.fragments
-        local_N = self._model.read(fragment)
-        steps, tokens = self._rhythm.since, self._rhythm.since * self._tokens_per_step
+        slow_N = node.replica.anchors[fragment]
+        mine = self._rhythm.take(self._model, fragment, slow_N, node.driver.head.hash, self._tokens_per_step)
+        assert mine is not None, "only rounds that pass by drop progress, and gossip has none"
+        node.replica.check_finite(fragment, mine.gradient_N)
         self._reporter.waits(True)
-        swapped = self.swarm.call(node.gossip.exchange, fragment, local_N, steps, tokens)
+        swapped = self.swarm.call(node.gossip.exchange, fragment, -mine.gradient_N, mine.steps, mine.tokens)
         self._reporter.waits(False)
-        self._model.write(fragment, swapped.after_N)
-        self._rhythm.since = 0
+        self._rhythm.swapped(self._model, fragment, swapped.after_N)
         self._reporter.swapped(swapped)
         if node.gossip.step >= self.manifest.run.rounds or node.driver.machine.time_is_up:
             self._merge_replicas()
             return set(range(len(self._model.schema.fragments)))
         self._checkpoint_if_due({fragment})
         return changed | {fragment}
+
+    def _stand_where_others_stand(self) -> set[int]:
+        """In gossip, after an absence: this peer's replica is a copy of another's now, and so is the live model."""
+        everything = list(range(len(self._model.schema.fragments)))
+        self._rhythm.restart(self._model, self.swarm.node.replica.anchors, everything)
+        self._must_save = True
+        return set(everything)
 
     def _merge_replicas(self) -> None:
         """The end of a gossip run: one full average, agreed on like any other round."""
@@ -175,7 +229,7 @@ class Boundary(ABC):
             while (advance := self._rhythm.mergeable()) is not None:
                 self._reporter.round_ended(advance) if advance.record is not None else None
         for fragment, anchor_N in enumerate(node.replica.anchors):
-            self._model.write(fragment, anchor_N)
+            self._rhythm.put(self._model, fragment, anchor_N)
         self.done = True
 
     async def _offer_merge(self, node: Node) -> None:

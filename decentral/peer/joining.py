@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.live_model import LiveModel
@@ -49,6 +50,7 @@ def join(
     relays: Sequence[str] = (),
     lan: bool = True,
     commands: bool = True,
+    on_nan: Literal["stop", "restart"] = "stop",
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -69,12 +71,17 @@ def join(
         relays: multiaddrs of relays, as ``decentral relay`` prints them: who is behind a NAT is reached through them.
         commands: let ``decentral status``, ``peers``, ``pause`` and ``leave`` with ``--out`` see and steer this peer.
         lan: announce this peer on its local networks by multicast DNS, and look for others of the run there.
+        on_nan: what NaN or Inf in this peer's progress does: ``stop`` raises NonFiniteError, which names the parameter;
+            ``restart`` puts the live model back to the anchor, drops inner moments that are not finite, and goes on.
         transport: ``daemon``, ``native``, or one of your own; the daemon where this system has it when not given.
 
     Raises ConfigError and its kin when the terms cannot work; nothing is started then.
 
     """
+    if on_nan not in ("stop", "restart"):
+        raise ConfigError(f'join(on_nan={on_nan!r}): "stop" and "restart" are known')
     manifest, invite, out_path = terms_of(run, out, transport if isinstance(transport, str) else None, lan=lan)
+    check_tokens(manifest, tokens_per_step)
     settings = Settings(
         manifest=manifest,
         invite=invite,
@@ -95,8 +102,18 @@ def join(
         relays=tuple(relays),
         lan=lan,
         commands=commands,
+        on_nan=on_nan,
     )
     return Peer(settings)
+
+
+def check_tokens(manifest: Manifest, tokens_per_step: int) -> None:
+    """ConfigError for a peer that would weigh a sixteenth of the others because it does not say what it trains on."""
+    if manifest.outer.weighting == "tokens" and tokens_per_step < 1:
+        raise ConfigError(
+            f'join(tokens_per_step={tokens_per_step}): outer.weighting = "tokens", so a peer without tokens would '
+            "count for a sixteenth of the others; pass the training tokens behind one optimizer step"
+        )
 
 
 def fetch_manifest(

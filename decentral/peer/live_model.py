@@ -59,20 +59,26 @@ class LiveModel:
         """Overwrite one fragment in place; optimizer state and gradients are not touched."""
         scatter(flat_N, self.schema.fragments[fragment], self._parameters)
 
-    def share(self, changed: Iterable[int], done: bool) -> bool:
-        """Bring every rank in step: broadcast the changed fragments and whether the run is done.
+    def keeps(self, fragment: int) -> bool:
+        """Whether reading gives the very bits that were written: not where parameters have less than float32."""
+        wide = (torch.float32, torch.float64)
+        return all(self._parameters[spec.name].dtype in wide for spec in self.schema.fragments[fragment].parameters)
 
-        Every rank calls it at every step boundary; returns whether the run is done.
+    def share(self, changed: Iterable[int], done: bool, forgets: bool) -> tuple[bool, bool]:
+        """Bring every rank in step: broadcast the changed fragments, and what rank 0 says of two things.
+
+        Every rank calls it at every step boundary; returns whether the run is done, and whether inner moments that are
+        not finite are to be dropped.
         """
         if self.world_size == 1:
-            return done
+            return done, forgets
         from accelerate.utils import broadcast
 
         assert self.accelerator is not None
         device = self.accelerator.device
         flags = torch.zeros(1 + len(self.schema.fragments), dtype=torch.int64, device=device)
         if self.is_main:
-            flags[0] = int(done)
+            flags[0] = int(done) + 2 * int(forgets)
             for fragment in changed:
                 flags[1 + fragment] = 1
         flags = broadcast(flags, from_process=0).cpu()
@@ -80,4 +86,4 @@ class LiveModel:
             flat_N = broadcast(self.read(fragment).to(device), from_process=0)
             if not self.is_main:
                 self.write(fragment, flat_N.cpu())
-        return bool(flags[0])
+        return bool(flags[0] & 1), bool(flags[0] & 2)

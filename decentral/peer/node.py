@@ -204,6 +204,21 @@ class Node:
             self.gossip.step = fetched.gossip_step
         self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
 
+    async def follow_others(self) -> bool:
+        """In gossip, take over the replica of a peer that is here, as a newcomer does; False when nobody gives one."""
+        assert self.gossip is not None
+        for peer in list(self.directory.live()):
+            try:
+                fetched = await self.catch_up.snapshots.fetch(peer)
+            except (TransportError, PayloadError) as error:
+                self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
+                continue
+            self.replica.load(fetched.tensors)
+            self.gossip.step = max(self.gossip.step, fetched.gossip_step)
+            self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
+            return True
+        return False
+
     async def _wait_for_members(self) -> None:
         wanted = self.start.require_peers
         with anyio.move_on_after(self.start.join_timeout or float("inf")):

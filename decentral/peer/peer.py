@@ -25,6 +25,7 @@ from decentral.peer.entrance import check_relays
 from decentral.peer.node import Node
 from decentral.peer.resting import PAUSED
 from decentral.peer.settings import Settings
+from decentral.peer.starting_over import forget_non_finite
 from decentral.peer.swarm_thread import SwarmThread
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan import Lan
@@ -47,6 +48,7 @@ class Peer(Beginning):
         self._paused = False
         self._leaving = False
         self._must_save = False
+        self._on_nan, self._restarts, self._forgets = settings.on_nan, 0, False
         self._left_at = time.monotonic()
         self._swarm: SwarmThread | None = None
         self._parting = ""  # what the status says once all is over
@@ -136,7 +138,7 @@ class Peer(Beginning):
                     check_free(self.out, own=os.getpid())
                     stack.enter_context(Beacon(self.out, self._last_word, self._obey))
                 self._begin()
-            self._model.share(range(len(self._model.schema.fragments)), False)
+            self._model.share(range(len(self._model.schema.fragments)), False, False)
             hook = self.settings.optimizer.register_step_post_hook(self._after_inner_step)
             stack.callback(hook.remove)
             self._entered = stack.pop_all()
@@ -172,11 +174,13 @@ class Peer(Beginning):
         if self._model.is_main:
             self._rhythm.stepped()
             self._reporter.stepped()
-            changed = self._gossip_boundary() if self._gossips else self._boundary()
+            changed = self._step_boundary()
             if not self.swarm.alive and not self.done:
                 raise self.swarm.error or DecentralError("the swarm's thread ended; see events.jsonl, then restart")
-        ended = self.done or self._leaving
-        self.done = self._model.share(changed, ended)
+        ended, forgets = self._model.share(changed, self.done or self._leaving, self._forgets)
+        self.done, self._forgets = ended, False
+        if forgets:
+            forget_non_finite(self.settings.optimizer)
 
     def _save(self) -> bool:
         """Write a checkpoint if live model and chain are in step; while a commit arrives, leave it to the next."""
@@ -184,8 +188,8 @@ class Peer(Beginning):
         head, shared, own, step, age = self.swarm.call(_consistent_state, node)
         if head.anchor is None or (head.hash != self._rhythm.seen and not self._gossips):
             return False
-        memory = {"inner_steps": self.inner_steps, "gossip_step": step, "age": age}
-        self._checkpointer.save(head, {**shared, **own}, self._model, memory)
+        memory = {"inner_steps": self.inner_steps, "gossip_step": step, "age": age, "progress": self._rhythm.memory()}
+        self._checkpointer.save(head, {**shared, **own, **self._rhythm.roundings()}, self._model, memory)
         self._must_save = False
         return True
 

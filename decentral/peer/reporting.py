@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from decentral.observe.status import Status
+from decentral.peer.absence import Away
 from decentral.rounds.chain import contributions, moves_anchor
 from decentral.rounds.driver import Advance
 from decentral.rounds.gossip import Swapped
@@ -17,6 +19,8 @@ from decentral.wire.lease import PRIVATE
 
 if TYPE_CHECKING:
     from decentral.peer.peer import Peer
+
+logger = logging.getLogger("decentral.peer")
 
 SEEN = 100  # rounds over which "you contributed to 40 of the last 41" is counted
 RATE_WINDOW = 10.0  # s over which bytes per second are measured
@@ -82,6 +86,16 @@ class Reporter:
         self._emit("commit" if moves_anchor(record) else "membership", fields)
         if moves_anchor(record) and (self._me in record.members or advance.contribution is not None):
             self._ended(advance.contribution is not None)  # what ended while it was away is no round that it missed
+
+    def away(self, away: Away) -> None:
+        """Progress of an absence is given up, in part or whole."""
+        self._emit("away", away.fields())
+        logger.warning("%s", away.sentence())
+
+    def restarted(self, why: str) -> None:
+        """NaN, and the user wants to go on from the anchor."""
+        self._emit("restarted", {"why": why})
+        logger.warning("the live model is put back to the anchor: %s", why)
 
     def swapped(self, outcome: Swapped) -> None:
         """A gossip step was taken."""

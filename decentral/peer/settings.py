@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -40,4 +40,5 @@ class Settings:
     transport: Transport | str | None
     relays: tuple[str, ...]
     lan: bool
+    on_nan: Literal["stop", "restart"]  # raise, or put the live model back to the anchor
     commands: bool  # tell and hear the commands of other terminals through ``out``

@@ -11,8 +11,9 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.exchange.codec import Codec
 from decentral.exchange.partition import Grain, partition, shares
 from decentral.manifest import Manifest
-from decentral.optimizers import DiLoCo, OuterOptimizer, make_outer, outer_learning_rate
+from decentral.optimizers import DiLoCo, OuterOptimizer, StreamingDiLoCo, make_outer, outer_learning_rate
 from decentral.parameters import Schema
+from decentral.peer.rhythm import Rhythm
 from decentral.peer.uplinks import Uplinks
 from decentral.rounds.machine import Terms
 from decentral.rounds.replica import Replica
@@ -22,9 +23,7 @@ from decentral.wire.keys import PeerId
 def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) -> Replica:
     """Anchor, outer optimizer and codec as the manifest says."""
     outer = manifest.outer
-    given = {"lr": outer.learning_rate, "momentum": outer.momentum, "alpha": outer.alpha}
-    given |= {"beta": outer.beta, "gamma": outer.gamma}
-    made = make_outer(outer.method, {name: value for name, value in given.items() if value is not None})
+    made = make_outer(outer.method, outer.hyper)
     codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
     codec.warm_up()
     by_peers = outer.learning_rate is None and isinstance(made, DiLoCo)
@@ -37,6 +36,15 @@ def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) 
         _lr_by_peers if by_peers else None,
         outer.weighting or "equal",
     )
+
+
+def make_rhythm(manifest: Manifest, seen: bytes) -> Rhythm:
+    """When a peer contributes and how it merges, from the record ``seen`` on."""
+    outer = manifest.outer
+    method = make_outer(outer.method, outer.hyper)
+    alpha = method.alpha if isinstance(method, StreamingDiLoCo) else None  # NoLoCo's alpha is its momentum
+    interval = manifest.inner.steps // outer.fragments
+    return Rhythm(interval, outer.overlap, alpha, seen, outer.fragments)
 
 
 def _lr_by_peers(outer: OuterOptimizer, num_peers: int) -> OuterOptimizer:

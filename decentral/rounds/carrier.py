@@ -61,7 +61,8 @@ class Advance:
     after_N: Tensor | None
     contribution: Contribution | None  # this peer's, when the record names it
     anchor: Digest = b""  # digest of this peer's anchor after it, over all fragments
-    owed_steps: int = 0  # inner steps of this peer that were committed on a branch that is given up
+    owed_steps: int = 0  # inner steps of this peer on a branch that is given up, less those that the new one took
+    rounds: int = 1  # outer steps of the fragment from ``before_N`` to ``after_N``
     taken_N: Tensor | None = None  # bool: where this peer's progress is in the anchor already, sent by a life before
 
 

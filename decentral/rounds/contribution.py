@@ -26,12 +26,16 @@ class Contribution:
     based_on: bytes  # hash of the chain's head whose anchor the gradient was measured from
     local_N: Tensor  # the parameters it was measured at
     gradient_N: Tensor  # anchor - local
-    steps: int
+    steps: int  # inner steps since the last contribution, of any fragment
     tokens: int
     kind: Kind = Kind.CONTRIBUTION  # or MERGE: the parameters themselves, at the end of a gossip run
+    trained: int = 0  # inner steps of this fragment behind it: with P fragments P times ``steps``; 0: as ``steps``
     encoded: Encoded | None = None  # gather: made once, sealed anew when a round ends without moving the anchor
     slices: dict[int, dict[int, Encoded]] = field(default_factory=dict)  # reduce: plan number -> part -> slice
     offered: bytes = b""  # what the newest offer of it named: a frame, or the commitment of a reduce
+
+    def __post_init__(self) -> None:
+        self.trained = self.trained or self.steps
 
     def commitment(self) -> bytes:
         """What a reduce offer names instead of a frame."""

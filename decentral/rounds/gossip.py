@@ -87,11 +87,13 @@ class Gossip:
         """Whether a pair is being made now: its other half may have stepped already."""
         return self._current is not None
 
-    async def exchange(self, fragment: int, local_N: Tensor, steps: int, tokens: int) -> Swapped:
-        """One gossip step: swap with this step's partner if it comes in time, else step alone."""
+    async def exchange(self, fragment: int, delta_N: Tensor, steps: int, tokens: int) -> Swapped:
+        """One gossip step: swap with this step's partner if it comes in time, else step alone.
+
+        ``delta_N``: NoLoCo's sign, the fast parameters less the slow ones.
+        """
         driver, head, step = self.driver, self.driver.head, self.step
         slow_N = driver.replica.anchors[fragment]
-        delta_N = local_N - slow_N  # NoLoCo's sign: fast minus slow
         shapes = tuple(driver.replica.shapes(fragment)) * 2
         both_N, nothing_owed = torch.cat([delta_N, slow_N]), dict[str, torch.Tensor]()
         encoded: Encoded = await driver.offload(driver.replica.codec.encode, both_N, nothing_owed, shapes)

@@ -62,7 +62,7 @@ class Outbox:
         if contribution.kind != Kind.CONTRIBUTION:
             return
         sliced = contribution.encoded is None
-        given = Given(contribution.fragment, contribution.steps, sliced, _pieces(record, contribution))
+        given = Given(contribution.fragment, contribution.trained, sliced, _pieces(record, contribution))
         self._given[record.round] = given
         self.nbytes += given.nbytes
         while len(self._given) > ROUNDS or (self.nbytes > self.capacity and len(self._given) > 1):

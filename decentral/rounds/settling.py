@@ -51,11 +51,18 @@ class Settler(Reducer):
             self._tidy(head.round)
             if not self.machine.forgetful:
                 await self.offload(self.ledger.save_acceptor, self.machine.acceptor.to_bytes())
+            rounds = _rounds_of_each(head, branch, len(before))
             for f, old_N in enumerate(before):
-                self.on_advance(self._move(head, f, old_N, owed.get(f), taken))
+                self.on_advance(self._move(head, f, old_N, owed.get(f), taken, rounds))
 
     def _move(
-        self, head: Head, f: int, old_N: Tensor, owed: Owed | None, taken: Mapping[int, Contribution | None]
+        self,
+        head: Head,
+        f: int,
+        old_N: Tensor,
+        owed: Owed | None,
+        taken: Mapping[int, Contribution | None],
+        rounds: int,
     ) -> Advance:
         """One fragment's part of an adoption, as the training side sees it.
 
@@ -67,10 +74,11 @@ class Settler(Reducer):
         if mine is not None:
             assert mine.encoded is not None, "see _taken"
             before_N, self.replica.feedback[f] = before_N - mine.gradient_N, mine.encoded.feedback
+            steps -= mine.trained
         elif f in taken:
             taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), {}
         after_N, anchor = self.replica.anchors[f], self.replica.digest
-        return Advance(None, head.hash, f, before_N, after_N, None, anchor, steps, taken_N)
+        return Advance(None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, taken_N)
 
     def _owed(self, branch: Branch) -> dict[int, Owed]:
         """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""
@@ -136,3 +144,9 @@ class Settler(Reducer):
                 "steps": sum(one.steps for one in owed.values()),
             },
         )
+
+
+def _rounds_of_each(head: Head, branch: Branch, num_fragments: int) -> int:
+    """Outer steps of each fragment on ``branch``; all of the run's where it left ours too long ago to be known."""
+    left = 0 if branch.shared is None else branch.shared.outer_step
+    return -(-(head.outer_step - left) // num_fragments)

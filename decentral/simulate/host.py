@@ -24,7 +24,7 @@ from decentral.exchange.partition import Grain
 from decentral.manifest import Manifest
 from decentral.parameters import Schema
 from decentral.peer.node import Node, Start
-from decentral.peer.rhythm import Rhythm
+from decentral.peer.terms import make_rhythm
 from decentral.peer.vault import Resumed, Vault
 from decentral.rounds.chain import Head
 from decentral.rounds.driver import Advance, Ledger
@@ -207,6 +207,7 @@ class Process:
             grain=site.grain,
         )
         self.named = False
+        self.rhythm = make_rhythm(site.manifest, bytes(32))
         if found is not None:
             self._resume(found)
         self.scope = anyio.CancelScope()
@@ -260,26 +261,24 @@ class Process:
         head, named = self.vault.replay(found.head, node.replica, node.driver.me)
         self.named = named or found.adopted
         node.driver.begin_at(head, node.start.acceptor, self.vault.past(head, node.start.acceptor))
+        if not self.named:
+            outer_steps = head.outer_step - found.head.outer_step
+            memory = found.meta["progress"]
+            self.rhythm.resume(self.model, found.tensors, memory, node.replica.anchors, outer_steps)
+            return
         for fragment, anchor_N in enumerate(node.replica.anchors):
-            live_N = (
-                anchor_N
-                if self.named
-                else self.model.fragments[fragment] + (anchor_N - found.tensors[f"anchor/{fragment}"])
-            )
-            self.model.write(fragment, live_N)
+            self.model.write(fragment, anchor_N)
 
     def _trainer(self) -> Trainer:
-        manifest, node = self.site.manifest, self.node
+        node = self.node
         if node.start.head is None:
             for fragment, anchor_N in enumerate(node.replica.anchors):
                 self.model.write(fragment, anchor_N)
-        alpha = manifest.outer.alpha if manifest.outer.method == "streaming" else None
-        interval = manifest.inner.steps // manifest.outer.fragments
-        rhythm = Rhythm(interval, manifest.outer.overlap, alpha, node.driver.head.hash)
+        self.rhythm.seen = node.driver.head.hash
         trainer = Trainer(
             node,
             self.model,
-            rhythm,
+            self.rhythm,
             self.host.pace,
             self.lesson,
             self.note,
@@ -348,7 +347,7 @@ class Process:
         replica = self.node.replica
         live = {f"live/{f}": tensor.clone() for f, tensor in enumerate(self.model.fragments)}
         step = self.node.gossip.step if self.node.gossip is not None else 0
-        meta = {"age": self.node.age, "gossip_step": step}
+        meta = {"age": self.node.age, "gossip_step": step, "progress": trainer.rhythm.memory()}
         self.vault.save(driver.head, {**replica.shared_tensors(), **replica.own_tensors(), **live}, meta)
         self.note("saved", trainer.carried(), round=driver.head.round)
         return True

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decentral.peer.node import Node
 from decentral.peer.rhythm import Rhythm
-from decentral.rounds.contribution import Contribution
+from decentral.peer.starting_over import anchors_without_debt
 from decentral.rounds.driver import Advance
 from decentral.rounds.gossip import Gossip
 from decentral.simulate.lessons import Lesson
@@ -34,6 +34,10 @@ class FlatModel:
     def write(self, fragment: int, flat_N: Tensor) -> None:
         """Overwrite one fragment."""
         self.fragments[fragment] = flat_N.clone()
+
+    def keeps(self, fragment: int) -> bool:
+        """It is float32."""
+        return True
 
 
 @dataclass(slots=True)
@@ -127,6 +131,7 @@ class Trainer:
     def _merge(self) -> None:
         while (advance := self.rhythm.mergeable()) is not None:
             self.rhythm.merge(advance, self.model)
+            self._tell_given_up()
             self.on_merged(advance)
 
     async def _contribute(self) -> bool:
@@ -134,29 +139,43 @@ class Trainer:
         if head.anchor is None or head.hash != self.rhythm.seen or not driver.is_member or head.final:
             return False
         fragment = head.fragment(self.node.manifest.outer.fragments)
-        local_N = self.model.read(fragment)
-        gradient_N = self.node.replica.anchors[fragment] - local_N
-        steps = self.rhythm.since
-        self.rhythm.sent()
-        taken = await driver.contribute(Contribution(fragment, head.hash, local_N, gradient_N, steps, steps))
-        if not taken:
+        contribution = self.rhythm.take(self.model, fragment, self.node.replica.anchors[fragment], head.hash, 1)
+        if contribution is None:
+            await self._start_over(self.rhythm.away_too_long(fragment))
+            return False
+        offered = await driver.contribute(contribution)
+        if not offered:
             self.rhythm.withdrawn()
-        return taken
+        return offered
+
+    async def _start_over(self, fragments: list[int]) -> None:
+        debts = {str(f): debt_N for f in fragments if (debt_N := self._debt(f)) is not None}
+        anchors = await anchors_without_debt(self.node, self.rhythm.seen, fragments)
+        if anchors is not None:
+            self.note("away", debts)
+            self.rhythm.restart(self.model, anchors, fragments)
+            self._tell_given_up()
+
+    def _tell_given_up(self) -> None:
+        for away in self.rhythm.given_up:
+            self.note("away", {str(away.fragment): away.dropped_N}, **away.fields())
+        self.rhythm.given_up.clear()
 
     async def _gossip(self, gossip: Gossip) -> None:
         self._merge()
         if self.idle or not self.rhythm.due:
             return
         fragment = gossip.step % self.node.manifest.outer.fragments
-        steps, replica = self.rhythm.since, self.node.replica
-        local_N, momentum_N = self.model.read(fragment), replica.states[fragment]["momentum"]
-        swapped = await gossip.exchange(fragment, local_N, steps, steps)
-        self.model.write(fragment, swapped.after_N)
-        self.rhythm.since = 0
+        replica = self.node.replica
+        slow_N, momentum_N = replica.anchors[fragment], replica.states[fragment]["momentum"]
+        mine = self.rhythm.take(self.model, fragment, slow_N, self.node.driver.head.hash, 1)
+        assert mine is not None, "see Boundary"
+        swapped = await gossip.exchange(fragment, -mine.gradient_N, mine.steps, mine.tokens)
+        self.rhythm.swapped(self.model, fragment, swapped.after_N)
         kept = {"before": swapped.before_N, "after": swapped.after_N, "momentum": momentum_N}
         self.note(
             "swapped",
-            kept | {"delta": local_N - swapped.before_N},
+            kept | {"delta": -mine.gradient_N},
             round=swapped.step,
             partner=swapped.partner,
             loss=self.lesson.loss(self.model.fragments),
@@ -167,6 +186,9 @@ class Trainer:
         return {str(f): self._carried(f, anchor_N) for f, anchor_N in enumerate(self.node.replica.anchors)}
 
     def _carried(self, fragment: int, anchor_N: Tensor) -> Tensor:
-        debt_N = self.node.replica.feedback[fragment].get("debt")
+        debt_N = self._debt(fragment)
         progress_N = anchor_N - self.model.fragments[fragment]
         return progress_N if debt_N is None else progress_N + debt_N
+
+    def _debt(self, fragment: int) -> Tensor | None:
+        return self.node.replica.feedback[fragment].get("debt")

@@ -70,7 +70,11 @@ def one_line(error: ConfigError) -> str:
         ("heads = 4", "heads = 4\nlayers = 0", r"model.layers = 0"),
         ('"sparseloco"', '"sparseloco"\noverlap = 30', r"outer.overlap = 30 must be below .* = 30, or a fragment"),
         ('"sparseloco"', '"sparseloco"\noverlap = 15\nfragments = 2', r"outer.overlap = 15 must be below .* = 15"),
-        ('"sparseloco"', '"sparseloco"\nfragments = 31', r"outer.overlap = 0 must be below"),
+        (
+            '"sparseloco"',
+            '"sparseloco"\nfragments = 31',
+            r"inner.steps = 30 is no multiple of outer.fragments = 31.*; take 31",
+        ),
         ("deadline_floor = 2.0", "deadline_floor = 90.0", r"swarm: deadline_floor = 90.0 is above deadline_ceiling"),
         ("deadline_floor = 2.0", "lease = 90.0", r"swarm: lease = 90.0 is above shrink_after"),
         ("[swarm]", "[[swarm]]", r"swarm = "),

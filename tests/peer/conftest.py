@@ -101,8 +101,8 @@ class Member:
             await anyio.sleep(self.lab.step)
             fragment = gossip.step % self.lab.manifest.outer.fragments
             anchor = self.node.replica.anchors[fragment]
-            local = anchor + self.pull * (self.target(fragment) - anchor)
-            self.swaps.append(await gossip.exchange(fragment, local, 1, 1))
+            learnt = self.pull * (self.target(fragment) - anchor)
+            self.swaps.append(await gossip.exchange(fragment, learnt, 1, 1))
         while not driver.head.final:
             if driver.pending is None:
                 slow = self.node.replica.anchors[0]

@@ -9,7 +9,7 @@ import torch
 
 from decentral.peer.live_model import LiveModel
 from decentral.peer.rhythm import Rhythm
-from decentral.rounds.contribution import Contribution
+from decentral.peer.starting_over import anchors_without_debt
 from tests.peer.conftest import Lab, Member
 
 UNIT = 60.0  # divisible by 1 to 6: the mean of so many contributions is exact in float32
@@ -28,6 +28,7 @@ class Learner(Member):
         for fragment, anchor in enumerate(self.node.replica.anchors):
             self.model.write(fragment, anchor)
         self.moved = [torch.zeros_like(anchor) for anchor in self.node.replica.anchors]
+        self.given_up = [torch.zeros_like(anchor) for anchor in self.moved]  # because it was away, as movement
         self.given: dict[bytes, torch.Tensor] = {}  # record hash -> what it took from this peer
         self.generator = torch.Generator().manual_seed(number)
         self.rhythm = Rhythm(self.interval, 0, None, bytes(32))
@@ -65,17 +66,34 @@ class Learner(Member):
         if head.anchor is None or head.final or head.hash != self.rhythm.seen or not driver.is_member:
             return
         fragment = head.fragment(self.lab.manifest.outer.fragments)
-        local, steps = self.model.read(fragment), self.rhythm.since
-        gradient = self.node.replica.anchors[fragment] - local
-        self.rhythm.sent()
-        if not await driver.contribute(Contribution(fragment, head.hash, local, gradient, steps, steps * self.tokens)):
+        anchor = self.node.replica.anchors[fragment]
+        contribution = self.rhythm.take(self.model, fragment, anchor, head.hash, self.tokens)
+        if contribution is None:
+            await self.start_over(self.rhythm.away_too_long(fragment))
+        elif not await driver.contribute(contribution):
             self.rhythm.withdrawn()
+
+    async def start_over(self, fragments: list[int]) -> None:
+        debts = [self.node.replica.feedback[f].get("debt") for f in fragments]
+        anchors = await anchors_without_debt(self.node, self.rhythm.seen, fragments)
+        if anchors is None:
+            return
+        for fragment, debt in zip(fragments, debts, strict=True):
+            self.given_up[fragment] -= debt if debt is not None else 0.0
+        self.rhythm.restart(self.model, anchors, fragments)
+        self.tell_given_up()
+
+    def tell_given_up(self) -> None:
+        for away in self.rhythm.given_up:
+            self.given_up[away.fragment] -= away.dropped_N
+        self.rhythm.given_up.clear()
 
     def merge(self) -> None:
         self.rhythm.waiting.extend(self.advances)
         self.advances.clear()
         while (advance := self.rhythm.mergeable()) is not None:
             self.rhythm.merge(advance, self.model)
+            self.tell_given_up()
             if (mine := advance.contribution) is not None:
                 replica = self.node.replica
                 body = None if mine.encoded is None else mine.encoded.body
@@ -93,7 +111,7 @@ def given_by(member: Learner, chain: list[Any]) -> torch.Tensor:
 
 
 def accounted_for(member: Learner, given: torch.Tensor) -> torch.Tensor:
-    """Everything this peer ever learnt: given, owed as debt, or ahead of the anchor in the live model."""
+    """Everything this peer ever learnt: given, owed as debt, ahead of the anchor in the live model, or given up."""
     replica = member.node.replica
     debt = replica.feedback[0].get("debt", torch.zeros_like(given))
-    return -(given + debt + replica.anchors[0] - member.model.read(0))
+    return member.given_up[0] - (given + debt + replica.anchors[0] - member.model.read(0))

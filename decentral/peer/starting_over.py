@@ -1,0 +1,45 @@
+"""Putting a live model back to the anchor: after an absence, or after NaN where the user asked for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decentral.compressors.finite import is_finite
+from decentral.peer.node import Node
+from decentral.rounds.chain import Digest
+
+RESTARTS = 3  # after NaN, without a commit that names this peer in between: then the settings are wrong, not a batch
+
+
+async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int]) -> list[Tensor] | None:
+    """Drop what ``fragments`` owe and return all anchors as they are after the record ``seen``; None: the chain moved.
+
+    To be run on the swarm's loop, where no commit can come in between, with nothing of this peer's in flight.
+    """
+    if node.driver.head.hash != seen or node.driver.pending is not None:
+        return None
+    for fragment in fragments:
+        node.replica.feedback[fragment] = {}
+    return list(node.replica.anchors)
+
+
+def forget_non_finite(optimizer: torch.optim.Optimizer) -> int:
+    """Drop an inner optimizer's state of every parameter where it holds NaN or Inf; returns of how many.
+
+    Such moments would make the parameter NaN again at the next step. It starts anew there, as a joiner does everywhere.
+    """
+    poisoned = [
+        parameter
+        for parameter, state in optimizer.state.items()
+        if any(isinstance(value, Tensor) and _is_poisoned(value) for value in state.values())
+    ]
+    for parameter in poisoned:
+        del optimizer.state[parameter]
+    return len(poisoned)
+
+
+def _is_poisoned(value: Tensor) -> bool:
+    return value.is_floating_point() and not is_finite(value)

@@ -1,0 +1,206 @@
+"""G11: what a peer brings back from an absence is bounded, and the run is never worse for its return.
+
+Three peers learn a quadratic through the real rhythm, codec and outer optimizer of each method; one of them stays away
+for some rounds, trains on alone, and comes back. The anchor's loss after that is compared with its loss had the peer
+stayed away, on the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.compressors import parse_compressor, parse_feedback
+from decentral.exchange.codec import Codec
+from decentral.manifest import Manifest, preset_manifest
+from decentral.optimizers import NoLoCo, make_outer
+from decentral.optimizers.aggregate import mean_pseudo_gradient
+from decentral.peer.absence import ROUNDS
+from decentral.peer.rhythm import Rhythm
+from decentral.peer.terms import make_rhythm
+from decentral.rounds.driver import Advance
+from decentral.simulate.training import FlatModel
+
+SHAPE = (64, 64)
+NUMEL = 64 * 64
+INNER_RATE, NOISE = 0.02, 0.02
+LEAVES, AFTER = 2, 30  # the round it leaves in; rounds after its return
+METHODS = ("diloco", "sparseloco", "streaming", "noloco")
+WORSE = 1.5
+
+
+@dataclass
+class Pupil:
+    """One peer: a live model under the real rhythm, and its own feedback."""
+
+    rhythm: Rhythm
+    model: FlatModel
+    debts: list[dict[str, Tensor]]
+    generator: torch.Generator
+    replica: list[Tensor] = field(default_factory=list)  # gossip only: its own slow weights
+    states: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def learn(self, goal_N: list[Tensor]) -> None:
+        for live_N, wanted_N in zip(self.model.fragments, goal_N, strict=True):
+            noise_N = torch.randn(NUMEL, generator=self.generator)
+            live_N -= INNER_RATE * (live_N - wanted_N + NOISE * noise_N)
+        self.rhythm.stepped()
+
+
+class Run:
+    """A run in one thread: rounds in which some take part, and an anchor."""
+
+    def __init__(self, manifest: Manifest, *, spread: float = 0.0) -> None:
+        self.manifest, generator = manifest, torch.Generator().manual_seed(0)
+        outer = manifest.outer
+        self.num_fragments, self.interval = outer.fragments, manifest.inner.steps // outer.fragments
+        self.method = make_outer(outer.method, outer.hyper)
+        self.codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
+        goal_N = [torch.randn(NUMEL, generator=generator) for _ in range(self.num_fragments)]
+        self.goals = [[g_N + spread * torch.randn(NUMEL, generator=generator) for g_N in goal_N] for _ in range(3)]
+        self.goal_N = [torch.stack(own).mean(0) for own in zip(*self.goals, strict=True)]
+        self.anchors = [torch.zeros(NUMEL) for _ in range(self.num_fragments)]
+        self.states = [self.method.init(anchor_N) for anchor_N in self.anchors]
+        self.pupils = [self._pupil(number) for number in range(3)]
+        self.losses: list[float] = []
+
+    def _pupil(self, number: int) -> Pupil:
+        own = torch.Generator().manual_seed(number + 1)
+        rhythm = make_rhythm(self.manifest, bytes(32))
+        states = [self.method.init(anchor_N) for anchor_N in self.anchors]
+        debts: list[dict[str, Tensor]] = [{} for _ in self.anchors]
+        return Pupil(rhythm, FlatModel(self.anchors), debts, own, list(self.anchors), states)
+
+    def round(self, number: int, present: list[int]) -> None:
+        for _ in range(self.interval):
+            for pupil, goal_N in zip(self.pupils, self.goals, strict=True):
+                pupil.learn(goal_N)
+        fragment = number % self.num_fragments
+        if isinstance(self.method, NoLoCo):
+            self._pairs(number, present)
+            anchors = [torch.stack([self.pupils[p].replica[0] for p in present]).mean(0)]
+        else:
+            self._commit(fragment, present)
+            anchors = self.anchors
+        self.losses.append(
+            sum(float((a_N - g_N).square().mean()) for a_N, g_N in zip(anchors, self.goal_N, strict=True))
+        )
+
+    def _commit(self, fragment: int, present: list[int]) -> None:
+        before_N, named, shapes = self.anchors[fragment], {}, (SHAPE,)
+        for number in present:
+            pupil = self.pupils[number]
+            made = pupil.rhythm.take(pupil.model, fragment, before_N, bytes(32), 1)
+            if made is None:
+                dropped = pupil.rhythm.away_too_long(fragment)
+                for f in dropped:
+                    pupil.debts[f] = {}
+                pupil.rhythm.restart(pupil.model, self.anchors, dropped)
+                continue
+            named[number] = (made, self.codec.encode(made.gradient_N, pupil.debts[fragment], shapes))
+        sent = [(bytes([n]), self.codec.decode(encoded.body, shapes), 1.0) for n, (_, encoded) in named.items()]
+        after_N, self.states[fragment] = self.method.step(before_N, mean_pseudo_gradient(sent), self.states[fragment])
+        self.anchors[fragment] = after_N
+        for number, pupil in enumerate(self.pupils):
+            made, encoded = named.get(number, (None, None))
+            if encoded is not None:
+                pupil.debts[fragment] = encoded.feedback
+            pupil.rhythm.merge(Advance(None, bytes(32), fragment, before_N, after_N, made), pupil.model)
+
+    def _pairs(self, number: int, present: list[int]) -> None:
+        """Pairs in turn; a peer that was away takes over another's replica instead, as `Node.follow_others` does."""
+        back = [p for p in present if self.pupils[p].rhythm.was_away]
+        ready = [p for p in present if p not in back]
+        order = [ready[(i + number) % len(ready)] for i in range(len(ready))]
+        deltas = {p: self._delta(self.pupils[p]) for p in order}
+        for i in range(0, len(order), 2):
+            self._step(order[i : i + 2], deltas)
+        for p in back:
+            pupil, other = self.pupils[p], self.pupils[ready[0]]
+            pupil.replica, pupil.states = list(other.replica), [dict(state) for state in other.states]
+            pupil.rhythm.restart(pupil.model, pupil.replica, [0])
+
+    def _delta(self, pupil: Pupil) -> Tensor:
+        made = pupil.rhythm.take(pupil.model, 0, pupil.replica[0], bytes(32), 1)
+        assert made is not None
+        return -made.gradient_N
+
+    def _step(self, group: list[int], deltas: dict[int, Tensor]) -> None:
+        slow = {p: self.pupils[p].replica[0] for p in group}
+        delta_N = torch.stack([deltas[p] for p in group]).mean(0)
+        mean_N = torch.stack(list(slow.values())).mean(0)
+        for p in group:
+            pupil = self.pupils[p]
+            after_N, pupil.states[0] = self.method.pair_step(slow[p], delta_N, slow[p], mean_N, pupil.states[0])
+            pupil.replica[0] = after_N
+            pupil.rhythm.swapped(pupil.model, 0, after_N)
+
+
+def terms(method: str) -> Manifest:
+    steps = {"steps": 12}
+    return preset_manifest(method, inner=steps, compressor={"chain": "none" if method != "sparseloco" else SPARSE})
+
+
+SPARSE = "topk(k=1024, chunk=4096) >> signmag2"
+
+
+def losses(method: str, away: range, rounds: int, *, spread: float = 0.0) -> list[float]:
+    run = Run(terms(method), spread=spread)
+    for number in range(rounds * run.num_fragments):
+        gone = number // run.num_fragments in away
+        run.round(number, [0, 1] if gone else [0, 1, 2])
+    return run.losses
+
+
+@pytest.mark.parametrize("absence", [1, 2, 3, 6, 30, 100])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_run_is_never_worse_for_a_peer_that_comes_back(method: str, absence: int):
+    assert how_much_worse(method, absence) <= WORSE
+
+
+@pytest.mark.parametrize("method", ["diloco", "sparseloco"])  # streaming's blend pulls progress in by itself
+def test_the_law_catches_progress_that_is_carried_whole(method: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("decentral.peer.rhythm.share_of", lambda *_, **__: 1.0)
+    assert max(how_much_worse(method, absence) for absence in (1, 6, 30)) > WORSE
+
+
+def how_much_worse(method: str, absence: int) -> float:
+    """The largest ratio of the anchor's loss to its loss without the return, from the return on.
+
+    Streaming DiLoCo's momentum swings through the minimum, and a round's loss says more of the phase than of the state:
+    there the largest loss without the return, six rounds before and after, is compared with.
+    """
+    back = LEAVES + absence
+    without = losses(method, range(LEAVES, 10**9), back + AFTER)
+    with_it = losses(method, range(LEAVES, back), back + AFTER)
+    per_round = len(with_it) // (back + AFTER)
+    wide = 6 * per_round if method == "streaming" else 0
+    after = range(back * per_round, len(with_it))
+    return max(with_it[i] / max(without[max(0, i - wide) : i + wide + 1]) for i in after)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_peer_that_was_never_away_is_not_bounded(method: str):
+    run = Run(terms(method))
+    for number in range(8 * run.num_fragments):
+        run.round(number, [0, 1, 2])
+    assert not any(pupil.rhythm.given_up for pupil in run.pupils)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "noloco"])
+@pytest.mark.parametrize("absence", [1, ROUNDS, ROUNDS + 1])
+def test_within_the_bound_progress_counts_as_one_contribution_and_beyond_it_as_none(method: str, absence: int):
+    run = Run(terms(method))
+    for number in range((LEAVES + absence + 1) * run.num_fragments):
+        gone = LEAVES <= number // run.num_fragments < LEAVES + absence
+        run.round(number, [0, 1] if gone else [0, 1, 2])
+    told = run.pupils[2].rhythm.given_up
+    assert {away.fragment for away in told} == set(range(run.num_fragments))
+    steps = run.manifest.inner.steps
+    for away in told[: run.num_fragments]:
+        assert (away.counted == 0) == (absence > ROUNDS)
+        assert away.counted <= steps < away.steps
+    assert not any(run.pupils[2].debts) or absence <= ROUNDS
