@@ -85,6 +85,13 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Send no more than this a day (UTC), such as 20GB; then train on, and contribute again the next day.",
         ),
         click.option(
+            "--on-nan",
+            type=click.Choice(["stop", "restart"]),
+            default="stop",
+            show_default=True,
+            help="What NaN or Inf in this peer's progress does: end with one line, or go back to the anchor.",
+        ),
+        click.option(
             "--json",
             "as_json",
             is_flag=True,

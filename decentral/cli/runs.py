@@ -6,7 +6,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -126,6 +126,7 @@ def _train(
     lan: bool,
     require_peers: int,
     join_timeout: float | None,
+    on_nan: Literal["stop", "restart"],
     max_upload: float | None,
     max_download: float | None,
     daily_upload: int | None,
@@ -149,6 +150,7 @@ def _train(
         lan=lan,
         require_peers=require_peers,
         join_timeout=join_timeout,
+        on_nan=on_nan,
         max_upload=max_upload,
         max_download=max_download,
         daily_upload=daily_upload,

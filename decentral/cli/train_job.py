@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -44,6 +44,7 @@ class JobOptions:
     lan: bool = True  # announced and looked for on the local networks
     require_peers: int = 0
     join_timeout: float | None = None  # seconds
+    on_nan: Literal["stop", "restart"] = "stop"  # see join
     max_upload: float | None = None  # bytes/s
     max_download: float | None = None  # bytes/s
     daily_upload: int | None = None  # bytes
@@ -75,6 +76,7 @@ def train_with_swarm(
         require_peers=options.require_peers,
         join_timeout=options.join_timeout,
         tokens_per_step=bench.tokens_per_step,
+        on_nan=options.on_nan,
         max_upload=options.max_upload,
         max_download=options.max_download,
         daily_upload=options.daily_upload,

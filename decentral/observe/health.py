@@ -49,14 +49,14 @@ def _waiting(status: Status) -> str:
 
 
 def _paused(status: Status) -> str:
-    return f"paused: your updates are kept, round {status.round} goes on without you; decentral resume continues"
+    return f"paused: round {status.round} goes on without you; decentral resume continues from there"
 
 
 def _resting(status: Status) -> str:
     limit = "" if status.daily_upload is None else f" of {in_units(status.daily_upload)}"
     return (
-        f"resting: today's upload{limit} is used up; training goes on, your updates are kept, "
-        "and you contribute again from 00:00 UTC"
+        f"resting: today's upload{limit} is used up; you contribute again from 00:00 UTC, "
+        "from what the others have by then"
     )
 
 
@@ -88,7 +88,7 @@ def _shrunk(status: Status) -> str:
     return (
         f"shrunk: round {status.round} goes on with {here} of {here + gone} peers, "
         "the others were silent for too long; if they went on elsewhere, the heavier chain wins when you meet, "
-        "and what you gave stays yours"
+        "and what you learnt since counts as one round at most"
     )
 
 

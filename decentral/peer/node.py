@@ -205,19 +205,28 @@ class Node:
         self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
 
     async def follow_others(self) -> bool:
-        """In gossip, take over the replica of a peer that is here, as a newcomer does; False when nobody gives one."""
-        assert self.gossip is not None
-        for peer in list(self.directory.live()):
-            try:
-                fetched = await self.catch_up.snapshots.fetch(peer)
-            except (TransportError, PayloadError) as error:
-                self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
-                continue
-            self.replica.load(fetched.tensors)
-            self.gossip.step = max(self.gossip.step, fetched.gossip_step)
-            self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
-            return True
+        """In gossip, take over the replica of a peer that is here, as a newcomer does; False when nobody gives one.
+
+        Asked twice: a donor that lets this peer in again just now is between two commits.
+        """
+        for _ in range(2):
+            for peer in list(self.directory.live()):
+                if await self._follow(peer):
+                    return True
+            await anyio.sleep(RETRY)
         return False
+
+    async def _follow(self, peer: PeerId) -> bool:
+        assert self.gossip is not None
+        try:
+            fetched = await self.catch_up.snapshots.fetch(peer)
+        except (TransportError, PayloadError) as error:
+            self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
+            return False
+        self.replica.load(fetched.tensors)
+        self.gossip.step = max(self.gossip.step, fetched.gossip_step)
+        self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
+        return True
 
     async def _wait_for_members(self) -> None:
         wanted = self.start.require_peers

@@ -126,6 +126,11 @@ class Peer(Beginning):
         return self._swarm is not None and self._rhythm.sent_at is not None
 
     @property
+    def steps_since_anchor(self) -> int:
+        """Inner steps in the live model that no commit accounts for; of the fragment that has the most."""
+        return max(progress.steps for progress in self._rhythm.progress) if self._swarm is not None else 0
+
+    @property
     def paused(self) -> bool:
         """Whether contributions are held back."""
         return self._paused

@@ -37,7 +37,7 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
         (Status(state="waiting", round=3, waiting_for=(A, B)), "waiting: round 3 needs …AAAAAA, …BBBBBB;"),
         (Status(state="waiting", waiting_for=(A, B, C, D)), "needs …AAAAAA, …BBBBBB, …CCCCCC and 1 more;"),
         (Status(state="waiting"), "needs the other peers;"),
-        (Status(state="paused", round=5), "paused: your updates are kept, round 5 goes on without you"),
+        (Status(state="paused", round=5), "paused: round 5 goes on without you; decentral resume continues from there"),
         (Status(state="leaving", round=5), "leaving: finishing round 5"),
         (Status(state="done", round=5, bytes_sent=1_500_000), "done: 5 rounds, 1.5 MB sent"),
         (

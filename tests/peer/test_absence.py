@@ -1,0 +1,173 @@
+"""Peers that come back: what they bring, what they say, and what NaN does to one, through `join`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import decentral
+from decentral.errors import NonFiniteError
+from decentral.peer import Peer, join
+from decentral.swarm.identity import Identity
+from decentral.transport.memory import MemoryNetwork
+from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
+
+PRESETS = ("diloco", "streaming", "sparseloco", "noloco")
+LONG = 60.0  # s
+
+
+def alone(folder: Path, manifest: decentral.Manifest, problem: Problem, **given: Any) -> Peer:
+    """A peer that nobody joins, over a network in memory."""
+    identity = Identity.load_or_create(folder / "identity.key")
+    transport = MemoryNetwork().transport(identity.signer)
+    return join(manifest, problem.model, problem.optimizer, out=folder, transport=transport, **given)
+
+
+@pytest.mark.parametrize("preset", ["diloco", "sparseloco", "noloco"])
+def test_a_peer_that_was_paused_for_long_starts_from_what_the_others_have_and_says_so(tmp_path, preset):
+    manifest = run_terms(preset, run={"rounds": 1000}, inner={"steps": 2})
+    invited, gone, back, over = (threading.Event() for _ in range(4))
+    invite: list[str] = []
+    events: list[dict[str, Any]] = []
+
+    def stays() -> None:
+        problem = Problem(0)
+        with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", listen=LOOPBACK) as peer:
+            invite.append(peer.invite)
+            invited.set()
+            while not over.is_set():
+                problem.step()
+                if gone.is_set() and peer.round > left_at[0] + 8:
+                    back.set()
+
+    left_at, earlier = list[int](), list[dict[str, Any]]()  # while it was joining, say
+
+    def comes_back() -> None:
+        problem = Problem(1)
+        assert invited.wait(LONG)
+        try:
+            with join(invite[0], problem.model, problem.optimizer, out=tmp_path / "b", observer=events.append) as peer:
+                until(lambda: contributed(events) >= 2, problem)
+                peer.pause()
+                left_at.append(peer.round)
+                gone.set()
+                until(back.is_set, problem)
+                before, earlier[:] = contributed(events), told(events, "away")
+                peer.resume()
+                until(lambda: contributed(events) >= before + 2, problem)
+        finally:
+            over.set()
+
+    run_together(stays, comes_back)
+    away = told(events, "away")[len(earlier)]
+    assert away["counted"] == 0
+    assert away["steps"] > manifest.inner.steps
+
+
+@pytest.mark.parametrize(
+    ("preset", "overlap"), [(preset, overlap) for preset in PRESETS for overlap in (0, 1)[: 1 + (preset != "noloco")]]
+)  # a pair is waited for
+def test_nan_ends_the_loop_with_the_same_sentence_whether_the_round_is_waited_for_or_not(tmp_path, preset, overlap):
+    manifest = run_terms(preset, run={"rounds": 1000}, outer={"overlap": overlap})
+    problem, sentence = Problem(0), r"NaN or Inf in the pseudo-gradient of \S*weight; nothing"
+
+    def train() -> None:
+        with alone(tmp_path, manifest, problem) as peer:
+            until(lambda: peer.round >= 2, problem)
+            poison(problem)
+            until(lambda: False, problem)
+
+    with pytest.raises(NonFiniteError, match=sentence):
+        train()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_nan_puts_the_live_model_back_to_the_anchor_when_the_user_says_so(tmp_path, preset):
+    problem, events = Problem(0), []
+    problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=0.01)
+    with alone(
+        tmp_path, run_terms(preset, run={"rounds": 1000}), problem, on_nan="restart", observer=events.append
+    ) as peer:
+        until(lambda: peer.round >= 2, problem)
+        poison(problem)
+        until(lambda: bool(told(events, "restarted")), problem)
+        assert bool(torch.isfinite(problem.flat()).all())
+        round_ = peer.round
+        until(lambda: peer.round >= round_ + 2, problem)
+        assert bool(torch.isfinite(problem.flat()).all())
+    assert "pseudo-gradient of" in told(events, "restarted")[0]["why"]
+    moments = [value for state in problem.optimizer.state.values() for value in state.values()]
+    assert all(bool(torch.isfinite(value).all()) for value in moments)
+
+
+def test_nan_again_and_again_ends_even_a_peer_that_restarts(tmp_path):
+    problem = Problem(0)
+    problem.optimizer.param_groups[0]["lr"] = float("nan")
+    peer = alone(tmp_path, run_terms("sparseloco"), problem, on_nan="restart")
+    with pytest.raises(NonFiniteError), peer:
+        until(lambda: False, problem)
+
+
+def test_a_restart_counts_the_steps_that_its_checkpoint_holds(tmp_path):
+    manifest = run_terms("sparseloco", run={"rounds": 1000}, inner={"steps": 100})
+    problem = Problem(0)
+    with alone(tmp_path, manifest, problem) as peer:
+        for _ in range(7):
+            problem.step()
+    again = Problem(0)
+    with alone(tmp_path, manifest, again) as peer:
+        assert peer.inner_steps == 7
+        assert peer.steps_since_anchor == 7
+
+
+def test_a_model_in_bfloat16_does_not_drift_while_nobody_trains(tmp_path):
+    problem = Problem(0)
+    problem.model.to(torch.bfloat16)
+    problem.optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.0)
+    tables = {"outer": {"learning_rate": 0.7}, "compressor": {"chain": "none", "feedback": "none"}}
+    manifest = run_terms("sparseloco", run={"rounds": 30}, inner={"steps": 1}, **tables)
+    with alone(tmp_path, manifest, problem) as peer:
+        with torch.no_grad():  # learnt once: from then on the anchor is no number of bfloat16's
+            problem.model.head.weight += 0.01
+        until(lambda: peer.round >= 20, problem, dtype=torch.bfloat16)
+        before = [anchor.clone() for anchor in peer.anchor()]
+        until(lambda: peer.done, problem, dtype=torch.bfloat16)
+        after = peer.anchor()
+    for one, other in zip(before, after, strict=True):
+        assert float((one - other).abs().max()) < 1e-6
+
+
+def test_a_peer_that_tells_no_tokens_is_refused_where_tokens_weigh(tmp_path):
+    problem = Problem(0)
+    manifest = run_terms("sparseloco", outer={"weighting": "tokens"})
+    with pytest.raises(decentral.ConfigError, match=r"tokens_per_step=0.*a sixteenth of the others"):
+        alone(tmp_path, manifest, problem)
+
+
+def told(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == name]
+
+
+def contributed(events: list[dict[str, Any]]) -> int:
+    return sum(bool(event.get("contributed") or event.get("partner")) for event in list(events))
+
+
+def poison(problem: Problem) -> None:
+    with torch.no_grad():
+        problem.model.head.weight[0, 0] = float("nan")
+
+
+def until(holds: Any, problem: Problem, dtype: torch.dtype = torch.float32) -> None:
+    """Train until it holds."""
+    end = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        inputs = torch.randn(32, 64, generator=problem.data).to(dtype)
+        (problem.model(inputs) - inputs @ problem.goal.T.to(dtype)).square().mean().backward()
+        problem.optimizer.step()
+        problem.optimizer.zero_grad()
