@@ -48,6 +48,7 @@ class Threshold(Alone):
         layout="indices, coded gaps (N*k/4096), values float32 (N*k/4096)",
         biased=True,
         source='Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887',
+        bound="|error|**2 <= (1 - K / N) * |x|**2, K = max(1, round(N * k / 4096))",
     )
     k: int = 64
     sample: float = 0.01
