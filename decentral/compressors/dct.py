@@ -47,6 +47,7 @@ class DCT(Alone):
         layout="indices, coded gaps (N*k/chunk), coefficients float32 (N*k/chunk)",
         biased=True,
         source='Peng et al., "DeMo", 2024, arXiv:2411.19870',
+        bound="|error| <= |tensor| + sqrt(N) * 2**-149",
     )
     k: int = 64
     chunk: int = 4096

@@ -38,7 +38,7 @@ def test_the_spelling_of_sparseloco():
 @pytest.mark.parametrize(
     ("spelling", "message"),
     [
-        ("topkk", "did you mean topk?"),
+        ("topkk", "topkk is not known here; if a package adds it, install that package, or did you mean topk?"),
         ("in8(block=4)", "did you mean int8?"),
         ("zzz", "known: bf16, .*int8, .*topk"),
         ("int8(blok=4)", "int8 has no blok; did you mean block?"),

@@ -150,6 +150,11 @@ BOUNDS = {
         printed="|error|**2 <= (1 - K / N) * |x|**2, K = max(1, round(N * k / 4096))",
         most=lambda c, group, x: group.square().sum(1) * _kept(group.shape[1], c.k, 4096),
     ),
-    **{name: Bound(printed="|error| <= |tensor|") for name in ("randk", "dct", "powersgd")},
+    "dct": Bound(
+        printed="|error| <= |tensor| + sqrt(N) * 2**-149",
+        most=lambda c, group, x: (x.square().sum().sqrt() + x.numel() ** 0.5 * 2.0**-149).square()[None],
+    ),
+    "randk": Bound(printed="|error| <= |tensor|"),
+    "powersgd": Bound(printed="|error| <= |tensor|"),
 }
 ANY = Bound(printed="|error| <= |tensor|")  # of a chain, and of what another package adds

@@ -1,4 +1,7 @@
-"""The table of all compressors x all shapes x all devices: a new method costs one line and gets every law."""
+"""The tables of all methods x all shapes x all devices: a new method costs one line and gets every law.
+
+Of another package: ``python -m pytest tests/laws --compressor "mine(k=3)"`` runs every law over that one alone.
+"""
 
 import math
 from collections.abc import Callable
@@ -77,7 +80,37 @@ SHAPES = [
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-@pytest.fixture(params=COMPRESSORS)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compressor", action="append", help="a spelling to run every law over, instead of ours")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "methods(is_meant): a law for those spellings only of which that is true")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "compressor" in metafunc.fixturenames and "compressor" not in own:
+        meant = [mark.args[0] for mark in metafunc.definition.iter_markers("methods")]
+        given = _given(metafunc.config) or COMPRESSORS
+        spellings = [spelling for spelling in given if all(is_meant(spelling) for is_meant in meant)]
+        metafunc.parametrize("compressor", spellings, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With methods of another package, only what is asked of them."""
+    given = _given(config)
+    if given:
+        items[:] = [
+            item for item in items if hasattr(item, "callspec") and item.callspec.params.get("compressor") in given
+        ]
+
+
+def _given(config: pytest.Config) -> list[str]:
+    return config.getoption("--compressor", None) or []  # None where another folder's tests were asked for
+
+
+@pytest.fixture
 def compressor(request: pytest.FixtureRequest) -> Compressor:
     return parse_compressor(request.param)
 

@@ -62,7 +62,7 @@ EDGES: dict[str, Edge] = {
     "powers of two": lambda shape, generator: 2.0 ** _whole(-149, 128)(shape, generator),
     "the smallest denormal": lambda shape, generator: torch.full(shape, SMALLEST, dtype=torch.float64),
     "the smallest denormal or zero": lambda shape, generator: _whole(0, 2)(shape, generator) * SMALLEST,
-    "few denormals": lambda shape, generator: _whole(-9, 10)(shape, generator) * SMALLEST,
+    "few denormals": lambda shape, generator: _whole(-8, 9)(shape, generator) * SMALLEST,
     "denormals": lambda shape, generator: _gaussian(shape, generator) * 2.0**-132,
     "denormal scales": lambda shape, generator: _gaussian(shape, generator) * 2.0**-123,
     "the largest floats": lambda shape, generator: torch.full(shape, LARGEST, dtype=torch.float64),

@@ -56,26 +56,30 @@ def _bound(spelling: str) -> Bound:
     return BOUNDS.get(name_of(spelling), ANY)
 
 
-PER_VALUE = [spelling for spelling in COMPRESSORS if _bound(spelling).per_value]
-IN_ALL = [spelling for spelling in COMPRESSORS if _bound(spelling).groups and "qsgd" not in spelling]  # in chains, too
-UNBIASED = [spelling for spelling in COMPRESSORS if name_of(spelling) in VARIANCE]
+def _name(compressor: Compressor) -> str:
+    return name_of(str(compressor))
+
+
+bounded_per_value = pytest.mark.methods(lambda spelling: _bound(spelling).per_value)
+bounded_in_all = pytest.mark.methods(lambda spelling: "qsgd" not in spelling)  # of which one draw may lose more
+unbiased = pytest.mark.methods(lambda spelling: name_of(spelling) in VARIANCE)
 
 
 def _lost(compressor: Compressor, tensor: Tensor) -> Tensor:
     return compressor.decompress(compressor.compress(tensor)).double() - tensor.double()
 
 
-@pytest.mark.parametrize("spelling", PER_VALUE)
-def test_no_value_is_off_by_more_than_its_bound(spelling: str):
-    compressor, per_value = parse_compressor(spelling), _bound(spelling).per_value
+@bounded_per_value
+def test_no_value_is_off_by_more_than_its_bound(compressor: Compressor):
+    per_value = _bound(str(compressor)).per_value
     for name, tensor in each_edge():
         assert (_lost(compressor, tensor).abs() <= per_value(compressor, tensor.double()) * TOLERANCE).all(), name
 
 
-@pytest.mark.parametrize("spelling", IN_ALL)
-def test_no_group_of_values_loses_more_than_its_bound(spelling: str):
+@bounded_in_all
+def test_no_group_of_values_loses_more_than_its_bound(compressor: Compressor):
     """Those without a bound of their own lose no more than there was."""
-    compressor, bound = parse_compressor(spelling), _bound(spelling)
+    bound = _bound(str(compressor))
     for name, tensor in each_edge():
         whole, lost = (bound.groups(compressor, x) for x in (tensor.double(), _lost(compressor, tensor)))
         for whole_GL, lost_GL in zip(whole, lost, strict=True):
@@ -83,10 +87,9 @@ def test_no_group_of_values_loses_more_than_its_bound(spelling: str):
             assert (lost_GL.square().sum(1) <= bound.most(compressor, whole_GL, tensor.double()) + slack_G).all(), name
 
 
-@pytest.mark.parametrize("spelling", UNBIASED)
-def test_an_unbiased_method_goes_up_with_a_chance_that_makes_it_right_on_average(spelling: str):
+@unbiased
+def test_an_unbiased_method_goes_up_with_a_chance_that_makes_it_right_on_average(compressor: Compressor):
     """On the edges too: between low and high, with (value - low) / (high - low)."""
-    compressor = parse_compressor(spelling)
     for name, tensor in each_edge():
         down, up = _both_sides(compressor, tensor)
         chance = torch.where(up > down, -down / (up - down), 0.5)
@@ -96,11 +99,10 @@ def test_an_unbiased_method_goes_up_with_a_chance_that_makes_it_right_on_average
         assert torch.equal(above[promised & (chance < 1 - FINE)], down[promised & (chance < 1 - FINE)]), name
 
 
-@pytest.mark.parametrize("spelling", UNBIASED)
-def test_an_unbiased_method_varies_by_no_more_than_it_says(spelling: str):
+@unbiased
+def test_an_unbiased_method_varies_by_no_more_than_it_says(compressor: Compressor):
     """On the edges too: right on average, a value has a variance of (value - low) * (high - value)."""
-    compressor, share = parse_compressor(spelling), SHARE[name_of(spelling)]
-    groups = BOUNDS[name_of(spelling)].groups or blocks
+    share, groups = SHARE[_name(compressor)], _bound(str(compressor)).groups or blocks
     for name, tensor in each_edge():
         down, up = _both_sides(compressor, tensor)
         promised = _promised(compressor, tensor.double())
@@ -122,36 +124,35 @@ def _rounded(compressor: Compressor, tensor: Tensor, draw: Tensor) -> Tensor:
 
 def _promised(compressor: Compressor, x: Tensor) -> Tensor:
     """Whether the printed bound says of a value that it is right on average."""
-    if name_of(str(compressor)) == "natural":
+    if _name(compressor) == "natural":
         return x.abs() <= 2.0**127
     return (peak(compressor, x) >= compressor.levels * 2.0**-126) & (peak(compressor, x) <= 3.37e38)
 
 
-@pytest.mark.parametrize("spelling", UNBIASED)
-def test_an_unbiased_method_is_right_on_average_and_within_its_variance(spelling: str):
+@unbiased
+def test_an_unbiased_method_is_right_on_average_and_within_its_variance(compressor: Compressor):
     """2,000 draws from a generator: the mean is off by 5 standard deviations of such a mean at most, on every value."""
-    compressor, generator = parse_compressor(spelling), torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     tensor = torch.randn(251, generator=generator)
     tensor += tensor.sign()  # what is rounded up once in 2,000 draws has no bell curve
     drawn = torch.empty(DRAWS, 251, dtype=torch.float64)
     for row in drawn:
         row[:] = compressor.decompress(compressor.compress_with(tensor, torch.rand(251, generator=generator)))
     wide = tensor.double()
-    variance = VARIANCE[name_of(spelling)](compressor, wide)
+    variance = VARIANCE[_name(compressor)](compressor, wide)
     assert ((drawn.mean(0) - wide).abs() <= 5 * (variance / DRAWS).sqrt()).all()
     in_all = float((drawn - wide).square().sum(1).mean())
-    assert 0 < in_all <= min(float(variance.sum()), SHARE[name_of(spelling)](compressor) * float(wide.square().sum()))
+    assert 0 < in_all <= min(float(variance.sum()), SHARE[_name(compressor)](compressor) * float(wide.square().sum()))
 
 
-@pytest.mark.parametrize("spelling", UNBIASED)
-def test_an_unbiased_method_is_unbiased_over_tensors_when_it_draws_for_itself(spelling: str):
+@unbiased
+def test_an_unbiased_method_is_unbiased_over_tensors_when_it_draws_for_itself(compressor: Compressor):
     """2,000 tensors, of which the first value is always the same: its mean is right, though nobody gave a generator."""
-    compressor = parse_compressor(spelling)
     tensor = torch.randn(DRAWS, 251, generator=torch.Generator().manual_seed(0))
     tensor[:, 0] = 0.3
     tensor[:, 1] = 4.0  # of the scale to which the first value is rounded
     first = torch.stack([compressor.decompress(compressor.compress(row))[0] for row in tensor]).double()
-    variance = VARIANCE[name_of(spelling)](compressor, tensor[0].double().clamp(max=4.5))[0]
+    variance = VARIANCE[_name(compressor)](compressor, tensor[0].double().clamp(max=4.5))[0]
     assert abs(float(first.mean()) - 0.3) <= 5 * float(variance / DRAWS) ** 0.5
     assert len(first.unique()) > 1
 
