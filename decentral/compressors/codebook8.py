@@ -9,8 +9,10 @@ the end bins. Between these a value is off by less than a bin, 6 sigma / K; in a
 What is lost is at most the variance: |error|**2 <= N sigma**2. Means are rounded once, so that a level lies between its
 members, and both hold for neighbouring floats.
 
-INTELLECT-1's paper centres by the mean; its code does not, so all values of a tensor whose mean is ten sigmas fall
-into the last bin, and it rounds, which puts the first bin half a bin further out than the last.
+INTELLECT-1's paper centres by the mean and speaks of six sigmas on both sides; its code has three, as here, and does
+not centre, so all values of a tensor whose mean is ten sigmas fall into the last bin, and it rounds, which puts the
+first bin half a bin further out than the last. Its ring quantises anew at every hop; here a contribution is quantised
+once, and in a reduce its result once.
 
 Source: Jaghouar et al., "INTELLECT-1 Technical Report", 2024, arXiv:2412.01152; bin means as in hivemind's
 Uniform8BitQuantization.

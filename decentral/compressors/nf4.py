@@ -9,6 +9,8 @@ is exact. Rounding is to the nearest level: a value is off by at most 0.152 * sc
 itself. There is one positive level more than negative ones, so the tensor -x does not decode to minus what x decodes
 to.
 
+QLoRA quantises the scales once more ("double quantisation"); here they are sent as they are.
+
 Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023, arXiv:2305.14314, appendix E.
 """
 # Shape suffixes: N = values, B = blocks, L = values in a block.

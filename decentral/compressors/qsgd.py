@@ -14,6 +14,8 @@ The rounding is drawn from the tensor and ``seed`` (`chance`): repeatable, unbia
 the numbers instead. Against rounding to nearest (int8, int4) the error's energy is twice as large on Gaussian data;
 use it where many peers' errors average out and none keeps a debt.
 
+The paper codes whole numbers by Elias' code; here they go through the coder of all codes (`decentral.coding`).
+
 Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", 2017,
 arXiv:1610.02132.
 """

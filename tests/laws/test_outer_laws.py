@@ -66,9 +66,9 @@ def test_nothing_given_is_changed_and_nothing_returned_is_shared(outer: Any, gau
 
 def test_the_state_of_the_beginning_does_not_follow_the_anchor(outer: Any, gaussian):
     anchor = gaussian(NUMEL)
-    state, again = outer.init(anchor), outer.init(anchor)
+    state, wanted = outer.init(anchor), outer.init(anchor.clone())
     anchor.fill_(7.0)
-    assert same(state, again)
+    assert same(state, wanted)
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
@@ -96,9 +96,8 @@ def test_float32_comes_out_with_the_names_shapes_and_devices_of_the_beginning(ou
 
 def test_without_momentum_a_pseudo_gradient_of_zero_moves_nothing(outer: Any, gaussian):
     anchor = gaussian(NUMEL)
-    after, state = move(outer, anchor, torch.zeros_like(anchor), outer.init(anchor))
+    after, _ = move(outer, anchor, torch.zeros_like(anchor), outer.init(anchor))
     assert torch.equal(after, anchor)
-    assert same(state, outer.init(anchor))
 
 
 def test_a_pseudo_gradient_is_subtracted(outer: Any, gaussian):
