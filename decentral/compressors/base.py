@@ -130,7 +130,9 @@ class About:
     biased: bool  # without error feedback, what it drops is gone for good
     source: str  # authors, title, year, arXiv
     state: str = "none"  # what is kept from round to round; compressors are pure, feedback keeps
-    bound: str = "|error| <= |tensor|"  # of the Euclidean norms, unless it says per value; the laws hold it to this
+    # Of the Euclidean norms, unless it says per value; x is the tensor, or the group of values that it names. An added
+    # power of two is for denormals. The laws hold it, to a millionth, on the edges of float32 too.
+    bound: str = "|error| <= |tensor|"
 
 
 class Method:

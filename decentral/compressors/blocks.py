@@ -2,7 +2,8 @@
 
 A scale has 8 significant bits (it fits bfloat16), so ``code * scale`` with an 8-bit code is exact in float32:
 every device decodes the same bits, fused multiply-add or not, and ``tensor - decoded`` loses nothing to rounding.
-Rounding the scale up costs less than 1/128 of its size.
+Rounding the scale up costs less than 1/128 of its size; below 2**-126, where float32 has denormals, 2**-133, so that
+there the values of a block may be lost whole.
 """
 
 import math
@@ -53,7 +54,7 @@ def spread(scale_B: Tensor, flat_N: Tensor, block: int) -> Tensor:
 
 
 def short_scale(size_B: Tensor, largest: float = LARGEST_SCALE) -> Tensor:
-    """Sizes >= 0 rounded up to 8 significant bits, float32, at most ``largest``."""
+    """Sizes >= 0 rounded up to 8 significant bits (denormals: multiples of 2**-133), float32, at most ``largest``."""
     bits_B = (size_B.view(torch.int32) + _LONG_BITS) & ~_LONG_BITS
     return bits_B.view(torch.float32).clamp(max=largest)
 

@@ -33,7 +33,12 @@ class Chain(Method):
     """Keep what ``sparsifier`` selects and send its values through ``quantiser``."""
 
     name: ClassVar[str] = ">>"
-    about: ClassVar[About] = About("index parts, then the quantiser's parts", True, "composition")
+    about: ClassVar[About] = About(
+        layout="index parts, then the quantiser's parts",
+        biased=True,
+        source="composition",
+        bound="what is not kept, and the quantiser's error on what is",
+    )
     sparsifier: Sparsifier
     quantiser: Compressor
 

@@ -12,6 +12,9 @@ Peers must decode the same bits, and floating-point matrix products do not give 
 Decoding costs two products of 64x64 matrices per tile, 0.08 s per million values on one core where topk takes 0.01; its
 rounding is 2e-5 of the root mean square of a Gaussian tile, and is owed like all else.
 
+This is DeMo's sparsifier alone. Its optimizer, which sends a momentum (beta 0.999) after every step, k = 32 of 4096,
+and steps by the sign of the mean, is not here: error feedback and the outer optimizer are as for any other method.
+
 Source: Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.
 """
 # Shape suffixes: C = chunks of a region, L = values per chunk, H * W = L, k = coefficients kept per chunk.
@@ -47,6 +50,7 @@ class DCT(Alone):
         layout="indices, coded gaps (N*k/chunk), coefficients float32 (N*k/chunk)",
         biased=True,
         source='Peng et al., "DeMo", 2024, arXiv:2411.19870',
+        bound="|error| <= |tensor| + sqrt(N) * 2**-149",
     )
     k: int = 64
     chunk: int = 4096

@@ -3,7 +3,7 @@
 Parts: codes uint8 below 16 (N,); scales bfloat16 (B,). At most 4 + 16/block bits per value. Code 0 is zero, code c in
 1..7 is scale * 2**(c-7), bit 3 is the sign; "minus zero" (code 8) is not used. scale = largest magnitude of the block,
 rounded up to 8 significant bits. Rounding is to the nearest level (linearly: 0.75 * 2**e goes up), so a value is off
-by at most a third of itself, or by scale / 128 if that is more.
+by at most a third of itself, or by scale / 128 if that is more (where scales are denormals, 2**-140 more).
 
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512, which leaves
 scale, block and rounding open; those three are ours.
@@ -36,7 +36,7 @@ class E3M0(tables.Tabled):
         layout="codes 4 bits (N), scales bfloat16 (N/block)",
         biased=True,
         source='Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512',
-        bound="|error| <= max(|value| / 3, scale / 128) per value",
+        bound="|error| <= max(|value| / 3, largest of the block / 127 + 2**-140) per value",
     )
     block: int = 256
 

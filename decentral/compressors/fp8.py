@@ -3,10 +3,11 @@
 Parts: codes uint8 (N,), the bits of the float: sign, 4 exponent bits with bias 7, 3 mantissa bits; scales bfloat16
 (B,). At most 8 + 16/block bits per value, entropy coded 6.5 on Gaussian data. scale = largest magnitude of the block /
 448, rounded up to 8 significant bits; 448 is the largest e4m3. "Minus zero" (0x80) and NaN (0x7F, 0xFF) are not used.
-Rounding is to nearest, so a value is off by at most 1/16 of itself, or by scale / 1024 if that is more. e4m3 and not
-e5m2, whose range nobody needs once there is a scale per block, and whose error is twice as large. On Gaussian data the
-error is 0.026 of the norm, where int8 has 0.009 at 7.1 bits: fp8 is for blocks of very unequal values. Decoded by
-table, because devices without float8 have no conversion, and because it is the same bits everywhere.
+Rounding is to nearest, so a value is off by at most 1/16 of itself, or by scale / 1024 if that is more, which is the
+largest magnitude / 455000; a block below 448 * 2**-150 arrives as zeros. e4m3 and not e5m2, whose range nobody needs
+once there is a scale per block, and whose error is twice as large. On Gaussian data the error is 0.026 of the norm,
+where int8 has 0.009 at 7.1 bits: fp8 is for blocks of very unequal values. Decoded by table, because devices without
+float8 have no conversion, and because it is the same bits everywhere.
 
 Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv:2209.05433; the scale per block is ours.
 """
@@ -50,7 +51,7 @@ class FP8(tables.Tabled):
         layout="codes 8 bits (N), scales bfloat16 (N/block)",
         biased=False,
         source='Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv:2209.05433',
-        bound="|error| <= max(|value| / 16, scale / 1024) per value",
+        bound="|error| <= max(|value| / 16, largest of the block / 455000 + 2**-141) per value",
     )
     block: int = 256
 

@@ -2,7 +2,8 @@
 
 Parts: the values, float16 or bfloat16 (N,). 16 bits per value.
 float16 has 11 significant bits in +-65504; bfloat16 has 8 in float32's whole range. Values beyond the range are
-sent as its end, never as Inf. Rounding is to nearest, so the error is at most half a unit in the last place.
+sent as its end, never as Inf. Rounding is to nearest, so the error is at most half a unit in the last place: of a
+denormal that is 2**-25 for float16, 2**-134 for bfloat16, and may be the value itself.
 
 Source: OpenDiLoCo found no loss from an fp16 all-reduce (Jaghouar et al., "OpenDiLoCo", 2024, arXiv:2407.07852).
 """
@@ -68,5 +69,8 @@ class BFloat16(_Half):
     name: ClassVar[str] = "bf16"
     dtype: ClassVar[torch.dtype] = torch.bfloat16
     about: ClassVar[About] = About(
-        layout="values bfloat16 (N)", biased=False, source=_SOURCE, bound="|error| <= |value| / 256 per value"
+        layout="values bfloat16 (N)",
+        biased=False,
+        source=_SOURCE,
+        bound="|error| <= |value| / 256 + 2**-134 per value",
     )

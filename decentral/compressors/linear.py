@@ -1,7 +1,8 @@
 """What int8 and int4 share: evenly spaced codes, and one scale per block of values.
 
 scale = largest magnitude of the block / top, rounded up to 8 significant bits; code = round(value / scale), ties to
-even, plus top + 1. Code 0 is not used. The error is at most scale / 2 per value.
+even, plus top + 1. Code 0 is not used. The error is at most scale / 2 per value, where the largest magnitude is at
+least top * 2**-126; below that a scale is off by up to 2**-133.
 """
 # Shape suffixes: N = values, B = blocks, L = values in a block.
 

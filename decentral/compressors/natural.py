@@ -5,7 +5,8 @@ Parts: codes uint8 (N,); base uint8 (1,), the exponent of code 1 plus 149. Code 
 data, at an error of 0.285 of the norm. A value between 2**e and 2**(e + 1) goes up with a probability of (|value| -
 2**e) / 2**e: the mean is the value itself, and E|error|**2 <= |x|**2 / 8; each value is off by at most itself. The
 base is chosen for the largest value, 126 powers of two below it; what is smaller still becomes the lowest power or
-zero, unbiased too. Above 2**127, where the next power is not a float32, values go down.
+zero, unbiased too, though that power may be more than the value. Above 2**127, where the next power is not a float32,
+values go down: biased, and off by up to half.
 
 The paper sends sign and exponent of a float32, 9 bits; a base per tensor makes it 8, and one stream to code. The
 rounding is drawn from the tensor and ``seed`` (`chance`): repeatable, unbiased over tensors; `compress_with` takes the
@@ -44,7 +45,10 @@ class Natural(Method):
         layout="codes 8 bits (N), one exponent",
         biased=False,
         source='Horvath et al., "Natural Compression", 2019, arXiv:1905.10988',
-        bound="unbiased; E|error|**2 <= |x|**2 / 8, and |error| <= |value| per value",
+        bound=(
+            "unbiased, E|error|**2 <= |x|**2 / 8 while no value is above 2**127; "
+            "|error| <= max(|value|, largest * 2**-125) per value"
+        ),
     )
     seed: int = 0
 

@@ -1,12 +1,15 @@
 """4-bit codes for levels that a Gaussian fills equally often, with one scale per block of values.
 
 Parts: codes uint8 below 16 (N,), rising with the level; code 7 is zero; scales bfloat16 (B,), the largest magnitude of
-the block, rounded up to 8 significant bits. At most 4 + 16/block bits per value; entropy coded 4.0 on Gaussian data,
-at an error of 0.092 of the norm. Equally full levels are the best use of 4 bits that are sent as they are; an entropy
-coder takes less for unequal ones, so here int4(block=16), 4.3 bits and 0.085, does as well. The levels are NF4's,
-rounded to 16 significant bits (off by 2**-17 at most) so that level * scale is exact. Rounding is to the nearest
-level: a value is off by at most 0.152 * scale, half the widest gap, and by at most itself. There is one positive level
-more than negative ones, so the tensor -x does not decode to minus what x decodes to.
+the block, rounded up to 8 significant bits (by up to 1/128, below 2**-126 by up to 2**-133). At most 4 + 16/block bits
+per value; entropy coded 4.0 on Gaussian data, at an error of 0.092 of the norm. Equally full levels are the best use of
+4 bits that are sent as they are; an entropy coder takes less for unequal ones, so here int4(block=16), 4.3 bits and
+0.085, does as well. The levels are NF4's, rounded to 16 significant bits (off by 2**-17 at most) so that level * scale
+is exact. Rounding is to the nearest level: a value is off by at most 0.152 * scale, half the widest gap, and by at most
+itself. There is one positive level more than negative ones, so the tensor -x does not decode to minus what x decodes
+to.
+
+QLoRA quantises the scales once more ("double quantisation"); here they are sent as they are.
 
 Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023, arXiv:2305.14314, appendix E.
 """
@@ -45,7 +48,7 @@ class NF4(tables.Tabled):
         layout="codes 4 bits (N), scales bfloat16 (N/block)",
         biased=True,
         source='Dettmers et al., "QLoRA", 2023, arXiv:2305.14314',
-        bound="|error| <= min(|value|, 0.152 * scale) per value",
+        bound="|error| <= min(|value|, 0.154 * largest of the block + 2**-135) per value",
     )
     block: int = 64
 

@@ -44,7 +44,7 @@ class Plugins:
     def _load(self, name: str) -> Callable[..., Any]:
         points = entry_points(group=self.group, name=name)
         if not points:
-            raise ConfigError(f"{self.kind} {name}: there is none of that name; {nearest(name, self.names())}")
+            raise ConfigError(f"{self.kind} {name} is not known here; {_way_out(nearest(name, self.names()))}")
         try:
             loaded = next(iter(points)).load()
         except (ImportError, AttributeError) as error:
@@ -52,6 +52,11 @@ class Plugins:
         if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded) and loaded.__hash__ is not None):
             raise ConfigError(f"{self.kind} {name}: its entry point is no dataclass that is frozen; ask its author")
         return loaded
+
+
+def _way_out(hint: str) -> str:
+    """A peer whose run uses a package that is not installed here meant every letter of the name."""
+    return f"if a package adds it, install that package{', or ' if hint.startswith('did you mean') else '; '}{hint}"
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

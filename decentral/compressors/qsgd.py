@@ -5,13 +5,16 @@ with b the bits of 2 * levels; entropy coded 3.3 on Gaussian data for 7 levels, 
 7.5 for 127, at 0.0099. scale = largest magnitude of the block / levels, rounded up to 8 significant bits; |value| /
 scale lies between two whole numbers and goes up with a probability of its distance from the lower one. So the mean is
 the value itself, to 2**-24 of a scale, and E|error|**2 <= min(block / (4 levels**2), sqrt(block) / levels) *
-(129/128)**2 * |block|**2. The paper divides by the 2-norm; the largest magnitude is never above it and keeps the
-paper's bound, with fewer zeros. A bound above 1 (few levels, long blocks) means that error feedback may blow the debt
-up: it wants a contraction.
+(129/128)**2 * |block|**2. That is for blocks whose largest magnitude is from levels * 2**-126, below which scales are
+denormals and off by up to 2**-133, to 3.37e38, above which values are cut to what a scale reaches. The paper divides by
+the 2-norm; the largest magnitude is never above it and keeps the paper's bound, with fewer zeros. A bound above 1 (few
+levels, long blocks) means that error feedback may blow the debt up: it wants a contraction.
 
 The rounding is drawn from the tensor and ``seed`` (`chance`): repeatable, unbiased over tensors. `compress_with` takes
 the numbers instead. Against rounding to nearest (int8, int4) the error's energy is twice as large on Gaussian data;
 use it where many peers' errors average out and none keeps a debt.
+
+The paper codes whole numbers by Elias' code; here they go through the coder of all codes (`decentral.coding`).
 
 Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", 2017,
 arXiv:1610.02132.
@@ -42,7 +45,10 @@ class QSGD(tables.Tabled):
         layout="codes (N), 4 bits for 7 levels; scales bfloat16 (N/block)",
         biased=False,
         source='Alistarh et al., "QSGD", 2017, arXiv:1610.02132',
-        bound="unbiased; E|error|**2 <= 1.02 * min(block / (4 levels**2), sqrt(block) / levels) * |x|**2, per block",
+        bound=(
+            "unbiased, E|error|**2 <= 1.02 * min(block / (4 levels**2), sqrt(block) / levels) * |x|**2 per block whose "
+            "largest lies in [levels * 2**-126, 3.37e38]; |error| <= 1.01 * largest / levels + 2**-133 per value"
+        ),
     )
     levels: int = 7
     block: int = 256

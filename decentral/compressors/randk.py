@@ -10,6 +10,9 @@ same chance k / L, so E|C(x) - x|^2 = (1 - k/L) |x|^2, as with any k of L, and a
 Values are sent as they are, not times L/k: contracting and biased, for use with error feedback. The scaled variant is
 unbiased, but its error is (L/k - 1) |x|^2: 63 |x|^2 at 64 of 4096, which error feedback would amplify.
 
+The paper draws k of all entries anew; here a chunk has its k, and a draw follows from the tensor itself, so that an
+aborted round repeats: equal tensors keep the same entries, and only a debt that changes moves on to others.
+
 Source: Stich et al., "Sparsified SGD with Memory", 2018, arXiv:1809.07599 (rand-k); the stretches are Madow's ("On the
 Theory of Systematic Sampling", 1944) with a draw in each.
 """

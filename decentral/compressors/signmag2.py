@@ -2,13 +2,14 @@
 
 Parts: codes uint8 below 4 (N,), bit 0 magnitude, bit 1 sign; peaks uint8 (1,), the exponent of the largest level plus
 100; levels uint8 (rows,) of the large magnitudes; steps uint8 (rows,) from there down to the small ones. At most 2 +
-16/columns bits per value; behind topk 64 of 4096, entropy coded, 1.9: a large magnitude is one of four.
-Rows are the last dimension: behind topk, one row is one chunk.
-The levels are the means of the small and of the large magnitudes, split where the squared error is least (exact: all
-splits of the sorted magnitudes are tried); each value then takes the nearer level. A level is a sixteenth of a power of
-two, counted down from the largest level of all rows: off by at most 2.2 %, which leaves the code's error at
-0.062 of the norm on Gaussian top-64-of-4096 (0.061 with exact levels). Sixteen powers of two below the largest, a
-row counts as zero, and error feedback keeps it. Levels have 8 significant bits: products are exact on every device.
+16/columns bits per value; behind topk 64 of 4096, entropy coded, 1.9: a large magnitude is one of four. Rows are the
+last dimension: behind topk, one row is one chunk. The levels are the means of the small and of the large magnitudes,
+split where the squared error is least (exact: all splits of the sorted magnitudes are tried); each value then takes the
+nearer level. A level is a sixteenth of a power of two, counted down from the largest level of all rows: off by at most
+2.2 %, which leaves the code's error at 0.062 of the norm on Gaussian top-64-of-4096 (0.061 with exact levels); 4.3 % at
+the end of float32, above 1.9 * 2**127. Fifteen to sixteen powers of two below the largest (t of the printed bound), and
+below 2**-115, a magnitude counts as zero, so a row of such is lost whole, and error feedback keeps it. Levels have 8
+significant bits: products are exact on every device.
 
 Source: Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706 sends 2-bit values with one uniform grid per tensor; on
 top-k output only two of its four bins are populated. The split is Lloyd's ("Least squares quantization in PCM", 1982).
@@ -39,7 +40,10 @@ class SignMag2(Method):
         layout="codes 2 bits (N), levels 8 + 8 bits (rows), one exponent",
         biased=True,
         source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706; Lloyd, 1982',
-        bound="|error|**2 <= |x|**2 - 0.999 * sum(|x|)**2 / columns, per row",
+        bound=(
+            "|error|**2 <= |x|**2 - 0.998 * sum(|x|)**2 / columns + columns * t**2 per row, "
+            "t = 2**-14.9 * max(largest of all rows, 2**-100)"
+        ),
     )
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:

@@ -3,7 +3,9 @@
 Parts: codes uint8 below 4 (N,), rising with the value; levels float32 (4,). At most 2 + 128/N bits per value. shift =
 mean(v); scale = 6 * std(v) / 4; code = clamp(round((v - shift) / scale + 2), 0, 3), ties to even; level = shift + mean
 of the code's members, less shift. The published code sends shift and the four means apart; their sum, rounded to
-float32, decodes to the same bits. What is lost is at most the variance: |error|**2 <= N std**2.
+float32, decodes to the same bits; where that overflows, at 3.4e38, it is the largest float. What is lost is at most the
+variance, |error|**2 <= N std**2, but for rounding: shift and mean are rounded apart, which is more than std where
+values differ in their last bits only.
 
 Here for comparison with published runs; use signmag2. The edges of the bins lie 2.25 and 0.75 sigmas below the mean
 and 0.75 above it. What topk keeps is bimodal, with magnitudes around one sigma, and so only two of the four bins are
@@ -32,6 +34,7 @@ __all__ = ["SparseLoCo2"]
 
 _BINS = 4
 _WINDOW = 6.0  # sigmas
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class SparseLoCo2(Method):
         layout="codes 2 bits (N), levels float32 (4)",
         biased=True,
         source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706',
-        bound="|error|**2 <= N * variance",
+        bound="|error| <= sqrt(N) * (sigma + 2**-23 * |mean| + 2**-149)",
     )
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
@@ -58,7 +61,8 @@ class SparseLoCo2(Method):
         value_N = check_input(tensor).flatten()
         found = binned(value_N, _BINS, _WINDOW, lambda place_n: (place_n + _BINS // 2).round_())
         mean_4 = (found.place_K * found.width).float()
-        return Payload(tuple(tensor.shape), (found.code_N, mean_4 + found.mean.float()))
+        level_4 = (mean_4 + found.mean.float()).clamp_(-_LARGEST, _LARGEST)  # rounded apart, 3.4e38 would be Inf
+        return Payload(tuple(tensor.shape), (found.code_N, level_4))
 
     def decompress(self, payload: Payload) -> Tensor:
         """levels[code]."""

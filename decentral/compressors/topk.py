@@ -3,7 +3,8 @@
 Parts: indices int16 (C, k) of every region of equal chunks (at most four regions), rising strictly inside each chunk;
 then the kept values of every region, float32 when used alone. An index of 64 in 4096 takes 7.4 bits as a coded gap,
 where log2 C(4096, 64) / 64 = 7.36, and at most 12; with ``k=64, chunk=4096`` one value of 64 is kept. Chunks are 64x64
-tiles of a matrix, runs of 4096 of anything else (`tiles`); a chunk of L values keeps max(1, round(L * k / chunk)).
+tiles of a matrix, runs of 4096 of anything else (`tiles`); a chunk of L values keeps max(1, round(L * k / chunk)), so
+that a short one may keep a smaller share than k / chunk: at 64 of 4096, 1 of 95.
 Biased: use it with error feedback, or what it drops is gone for good.
 
 Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706; chunked
@@ -40,7 +41,7 @@ class TopK(Alone):
         layout="indices, coded gaps (N*k/chunk), values float32 (N*k/chunk)",
         biased=True,
         source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706',
-        bound="|error|**2 <= (1 - k/chunk) * |x|**2, per chunk",
+        bound="|error|**2 <= (1 - kept / L) * |x|**2 per chunk of L values, kept = max(1, round(L * k / chunk))",
     )
     k: int = 64
     chunk: int = 4096

@@ -5,6 +5,12 @@ g = mean(anchor - local) ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)
 The first step moves lr*(1+mu)*g, a constant g ends at lr/(1-mu)*g per step: 1.33 and 7 for (0.7, 0.9).
 ``lr=1, momentum=0`` is plain averaging (local SGD).
 
+What differs from the paper. The mean is over those who contributed to the round, with equal weights or by tokens
+(`contribution_weights`), where the paper weighs by shard size when shards differ; the preset sends int8 and not
+float32, and an unset lr follows the number of contributors (`outer_learning_rate`), where the paper has 0.7 for any. A
+peer that a commit leaves out carries its progress on to the new anchor (`merge`); in the paper's ablation of dropped
+uploads it goes on from its own parameters.
+
 Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
 arXiv:2311.08105, whose outer lr is 0.7; by number of peers as in Charles et al., "Communication-Efficient Language
 Model Training Scales Reliably and Robustly: Scaling Laws for DiLoCo", 2025, arXiv:2503.09799.
@@ -52,7 +58,9 @@ class DiLoCo:
 def outer_learning_rate(num_peers: int) -> float:
     """The outer lr for a number of peers: 0.4 for 1, 0.6 for 2 to 5, 0.8 from 6 (the nearest of 1, 2, 4, 8).
 
-    Read from a heat-map of arXiv:2503.09799, +-0.2; measured up to 8 peers, and kept beyond.
+    Read from a heat-map of arXiv:2503.09799, +-0.2, for models of at least 335M parameters at H = 30 inner steps,
+    momentum 0.9 and no clipping outside. The best value grows with H and, from that size on, does not depend on the
+    size; smaller models and other H want a value of their own. Measured up to 8 peers, and kept beyond.
     """
     if num_peers < 1:
         raise ConfigError(f"outer_learning_rate({num_peers}): a run has at least 1 peer")

@@ -3,6 +3,9 @@
 carry:  live <- anchor + (live - contributed)          keeps the inner steps made since the contribution
 blend:  live <- alpha*live + (1-alpha)*anchor          Streaming DiLoCo; alpha weighs the live copy
 
+Carry is what LOSCAR-SGD does to live parameters with its mask full (2026, arXiv:2605.20866: x <- mean + (z - y), z live
+and y as sent), which has a proof of convergence.
+
 Source: blend, Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512 (algorithm 2, line 9). Carry is the delayed
 update without its staleness: what was learnt since the contribution is the next round's pseudo-gradient.
 """

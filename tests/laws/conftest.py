@@ -1,13 +1,19 @@
-"""The table of all compressors x all shapes x all devices: a new method costs one line and gets every law."""
+"""The tables of all methods x all shapes x all devices: a new method costs one line and gets every law.
+
+Of another package: ``python -m pytest tests/laws --compressor "mine(k=3)"`` runs every law over that one alone, and
+``--outer "mine lr=0.5"`` does for an outer optimizer.
+"""
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, parse_compressor
+from decentral.optimizers import make_outer
 
 COMPRESSORS = [
     "none",
@@ -53,6 +59,15 @@ COMPRESSORS = [
     "randk(k=7, chunk=50, seed=3) >> int8(block=64)",
     "randk(k=64, chunk=4096, seed=0) >> signmag2",
 ]
+OUTER = [
+    "diloco",
+    "diloco lr=1 momentum=0",
+    "streaming",
+    "sparseloco",
+    "sparseloco lr=0.3",
+    "noloco",
+    "noloco alpha=0 beta=1 gamma=1",
+]
 # Laws that a method cannot keep, by its name, and why.
 FOLLOWS = ("int8", "codebook8", "sparseloco2", "qsgd")  # levels follow what is sent, so what arrived has others
 LOPSIDED = ("nf4", "sparseloco2")  # published with more levels on one side of zero than on the other
@@ -77,7 +92,52 @@ SHAPES = [
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-@pytest.fixture(params=COMPRESSORS)
+TABLES = {"compressor": ("--compressor", COMPRESSORS), "outer": ("--outer", OUTER)}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    for kind, (option, _) in TABLES.items():
+        parser.addoption(option, action="append", help=f"one {kind} to run every law over, instead of ours")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "methods(is_meant): a law for those spellings only of which that is true")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    meant = [mark.args[0] for mark in metafunc.definition.iter_markers("methods")]
+    for kind, (option, ours) in TABLES.items():
+        if kind in metafunc.fixturenames and kind not in own:
+            table = _given(metafunc.config, option) or ours
+            chosen = [spelling for spelling in table if all(is_meant(spelling) for is_meant in meant)]
+            metafunc.parametrize(kind, chosen, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With methods of another package, only what is asked of them."""
+    given = {kind: _given(config, option) for kind, (option, _) in TABLES.items()}
+    if any(given.values()):
+        items[:] = [item for item in items if _is_about(item, given)]
+
+
+def _given(config: pytest.Config, option: str) -> list[str]:
+    return config.getoption(option, None) or []  # None where another folder's tests were asked for
+
+
+def _is_about(item: pytest.Item, given: dict[str, list[str]]) -> bool:
+    chosen = item.callspec.params if hasattr(item, "callspec") else {}
+    return any(chosen.get(kind) in spellings for kind, spellings in given.items())
+
+
+@pytest.fixture
+def outer(request: pytest.FixtureRequest) -> Any:
+    """The outer optimizer of ``name key=number ...``."""
+    name, *hyper = request.param.split()
+    return make_outer(name, {key: float(number) for key, _, number in (word.partition("=") for word in hyper)})
+
+
+@pytest.fixture
 def compressor(request: pytest.FixtureRequest) -> Compressor:
     return parse_compressor(request.param)
 

@@ -29,8 +29,8 @@ def test_hyper_parameters_are_passed_on():
 @pytest.mark.parametrize(
     ("name", "hyper", "message"),
     [
-        ("dilocco", {}, r"did you mean diloco\?"),
-        ("zzzzz", {}, "known: diloco, noloco, sparseloco, streaming"),
+        ("dilocco", {}, r"optimizer dilocco is not known here; .* install that package, or did you mean diloco\?"),
+        ("zzzzz", {}, r"known: diloco, .*sparseloco"),
         ("diloco", {"momentun": 0.9}, r"has no momentun; did you mean momentum\?"),
         ("sparseloco", {"lr": "fast"}, "lr='fast' must be a number"),
         ("noloco", {"alpha": True}, "alpha=True must be a number"),
@@ -45,7 +45,7 @@ def test_what_cannot_be_meant_says_what_could(name, hyper, message):
 
 def test_every_method_is_described_with_its_equation_and_source():
     rows = {row["name"]: row for row in describe_optimizers()}
-    assert set(rows) == {"diloco", "streaming", "sparseloco", "noloco"}
+    assert set(rows) >= {"diloco", "streaming", "sparseloco", "noloco"}
     assert all("arXiv" in row["source"] and row["equation"] for row in rows.values())
     assert rows["diloco"]["hyper"] == {"lr": 0.7, "momentum": 0.9}
 

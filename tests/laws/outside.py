@@ -1,0 +1,45 @@
+"""An example of the docs as somebody else's package: written where pip would leave it, found by its entry points."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def example(page: Path) -> tuple[str, dict[str, dict[str, str]]]:
+    """The code of a page, and its entry points: {group: {name: object}}."""
+    text = page.read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (declared,) = re.findall(r"```toml\n(\[project\.entry-points.*?)```", text, flags=re.DOTALL)
+    return code, tomllib.loads(declared)["project"]["entry-points"]
+
+
+def install(page: Path, folder: Path) -> None:
+    """Write the page's package ``my_package`` into a folder, with the metadata that pip would write."""
+    code, groups = example(page)
+    (folder / "my_package.py").write_text(code, encoding="utf-8")
+    metadata = folder / "my_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    lines = [f"[{group}]\n" + "".join(f"{n} = {v}\n" for n, v in points.items()) for group, points in groups.items()]
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a Python that has the package says, outside of the repository."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+    )
+
+
+def laws(folder: Path, option: str, method: str) -> int:
+    """How many laws a method passes; AssertionError with what pytest said unless it is all of them."""
+    done = python(folder, "-m", "pytest", str(ROOT / "tests/laws"), "-q", "-p", "no:cacheprovider", option, method)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    (passed,) = re.findall(r"(\d+) passed", done.stdout)
+    return int(passed)
