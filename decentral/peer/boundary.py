@@ -11,6 +11,8 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
+from torch import Tensor
+
 from decentral.manifest import Manifest
 from decentral.peer.live_model import LiveModel
 from decentral.peer.node import Node
@@ -88,6 +90,7 @@ class Boundary(ABC):
         head = node.driver.head
         if head.anchor is None or head.hash != self._rhythm.seen or not node.driver.is_member:
             return False
+        self._model.check_trained()
         fragment = head.fragment(self.manifest.outer.fragments)
         local_N = self._model.read(fragment)
         steps = self._rhythm.since
@@ -98,6 +101,7 @@ class Boundary(ABC):
             gradient_N=node.replica.anchors[fragment] - local_N,
             steps=steps,
             tokens=steps * self._tokens_per_step,
+            tail=self._tail(fragment),
         )
         self._rhythm.sent()
         taken = self.swarm.begin(node.driver.contribute, contribution)
@@ -106,6 +110,15 @@ class Boundary(ABC):
             return False
         taken.add_done_callback(lambda future: self._withdraw_if_refused(future))
         return True
+
+    def _tail(self, fragment: int) -> bytes:
+        """This peer's buffers as they are now, where ``fragment`` carries them."""
+        tail = self.swarm.node.replica.tail
+        return tail.pack(self._model.read_buffers()) if tail.nbytes(fragment) else b""
+
+    def _take_buffers(self, buffers_B: Tensor | None) -> None:
+        if buffers_B is not None:
+            self._model.write_buffers(buffers_B)
 
     def _withdraw_if_refused(self, future: Any) -> None:
         if future.cancelled() or future.exception() is not None or not future.result():
@@ -119,6 +132,7 @@ class Boundary(ABC):
             while (advance := self._rhythm.mergeable()) is not None:
                 if self._rhythm.merge(advance, self._model):
                     changed.add(advance.fragment)
+                    self._take_buffers(advance.buffers_B)
                 self._note(advance)
             in_flight = self._rhythm.sent_at is not None and not self.done and self.swarm.alive
             if block_until is None or not in_flight or time.monotonic() >= block_until or self._leaving:
@@ -151,13 +165,15 @@ class Boundary(ABC):
             return changed
         node = self.swarm.node
         assert node.gossip is not None
+        self._model.check_trained()
         fragment = node.gossip.step % self.manifest.outer.fragments
         local_N = self._model.read(fragment)
         steps, tokens = self._rhythm.since, self._rhythm.since * self._tokens_per_step
         self._reporter.waits(True)
-        swapped = self.swarm.call(node.gossip.exchange, fragment, local_N, steps, tokens)
+        swapped = self.swarm.call(node.gossip.exchange, fragment, local_N, steps, tokens, self._tail(fragment))
         self._reporter.waits(False)
         self._model.write(fragment, swapped.after_N)
+        self._take_buffers(swapped.buffers_B)
         self._rhythm.since = 0
         self._reporter.swapped(swapped)
         if node.gossip.step >= self.manifest.run.rounds or node.driver.machine.time_is_up:
@@ -185,7 +201,9 @@ class Boundary(ABC):
         fragment = head.fragment(self.manifest.outer.fragments)
         slow_N = node.replica.anchors[fragment]
         encoded = node.replica.merge_codec.encode(slow_N, {}, node.replica.shapes(fragment))
-        offered = Contribution(fragment, head.hash, slow_N, slow_N, 0, 0, kind=Kind.MERGE, encoded=encoded)
+        offered = Contribution(
+            fragment, head.hash, slow_N, slow_N, 0, 0, kind=Kind.MERGE, encoded=encoded, tail=self._tail(fragment)
+        )
         await node.driver.contribute(offered)
 
     def _checkpoint_if_due(self, changed: set[int]) -> None:
