@@ -131,19 +131,8 @@ class Driver(Settler):
         self._tell_shrunk(record)
         self._tidy(record.round)
         anchor = self.replica.digest if moves_anchor(record) else record.base
-        self.on_advance(
-            Advance(
-                record,
-                record.hash,
-                record.fragment,
-                before_N,
-                after_N,
-                named,
-                anchor,
-                taken_N=taken_N,
-                buffers_B=buffers_B,
-            )
-        )
+        moved = (record.fragment, before_N, after_N, named, anchor)
+        self.on_advance(Advance(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N))
         await self._carry_out(self.machine.applied(anchor, anyio.current_time()))
         if record.final:
             self._tell_the_end(record)

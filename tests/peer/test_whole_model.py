@@ -249,7 +249,8 @@ def test_a_compiled_and_a_plain_model_are_one_run(tmp_path):
     compiled = torch.compile(Normed(), backend="eager")
     assert schema_of(compiled) == schema_of(Normed())
     founder, newcomer = Trainee(compiled, 0), Trainee(Normed(), 1)
-    with joined(terms("sparseloco", run={"rounds": 1000}), founder, tmp_path / "0") as first:
+    manifest = terms("sparseloco", run={"rounds": 1000})
+    with joined(manifest, founder, tmp_path / "0", checkpoint_every=1) as first:
         train(first, founder, 1)
         with joined(first.invite, newcomer, tmp_path / "1"):
             assert_alike(founder.says(), newcomer.says())
