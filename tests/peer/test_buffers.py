@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from decentral.parameters import schema_of
+from decentral.peer.terms import largest_offer, make_replica
 from decentral.rounds.chain import contributions
 from tests.peer.conftest import Lab, Member
 
@@ -89,3 +91,13 @@ def test_both_of_a_pair_take_the_mean_and_a_newcomer_begins_with_its_donors(run_
         assert shared(third) in ([0.5], [0.0], [1.0])  # of a pair, or of a step that its donor took alone
 
     run_lab(terms("noloco"), script, make_model=normed)
+
+
+def test_the_anchors_digest_names_the_buffers_and_an_offer_has_room_for_them(terms):
+    manifest, schema = terms("sparseloco"), schema_of(normed())
+    anchors, buffers = [torch.zeros(fragment.numel) for fragment in schema.fragments], torch.zeros(schema.buffer_numel)
+    one, other = make_replica(manifest, schema, anchors, buffers), make_replica(manifest, schema, anchors, buffers + 1)
+    assert one.digest != other.digest == one.digest_of(other.shared_tensors())
+    own = make_replica(manifest.changed(model={"buffers": "own"}), schema, anchors, buffers)
+    rooms = [largest_offer(replica, gossips=False, fragments=1) for replica in (own, one)]
+    assert rooms[1] == rooms[0] + 4 * schema.buffer_numel
