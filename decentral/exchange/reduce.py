@@ -30,6 +30,7 @@ class Reduction:
     plan: Plan
     part: int
     slices: dict[PeerId, Tensor] = field(default_factory=dict)
+    tails: dict[PeerId, Tensor] = field(default_factory=dict)  # the contributors' buffers, where the part has them
 
     @property
     def range(self) -> tuple[int, int]:
@@ -40,6 +41,11 @@ class Reduction:
     def missing(self) -> tuple[PeerId, ...]:
         """Contributors whose slice has not come."""
         return tuple(ref.peer for ref in self.plan.contributors if ref.peer not in self.slices)
+
+    def told_buffers(self) -> list[Tensor]:
+        """The buffers of exactly the plan's contributors, in peer order; nothing where the part carries none."""
+        peers = sorted(ref.peer for ref in self.plan.contributors)
+        return [self.tails[peer] for peer in peers if peer in self.tails]
 
     def result(self, codec: Codec, weights: Sequence[float]) -> bytes | memoryview:
         """The mean over exactly the plan's contributors, each by its weight, compressed once."""

@@ -75,6 +75,11 @@ class Model(Table):
     layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=3, description="transformer blocks")
     heads: Annotated[int, Field(ge=1, le=4096)] = Field(default=4, description="attention heads per block")
     context: Size = Field(default=128, description="tokens that the model sees at once")
+    buffers: Literal["average", "first", "own"] | None = Field(
+        default=None,
+        description="BatchNorm's means and the like: average of contributors, first's, or own; unset: average",
+        examples=["own"],
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Model:

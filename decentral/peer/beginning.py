@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from decentral.observe.events import EventLog
@@ -23,6 +24,7 @@ from decentral.peer.terms import make_rhythm
 from decentral.peer.vault import Vault
 from decentral.rounds.chain import Head
 from decentral.rounds.driver import Advance
+from decentral.state.snapshot import BUFFERS
 from decentral.swarm.identity import Identity
 from decentral.swarm.lan import Lan
 from decentral.wire.keys import Signer
@@ -82,6 +84,7 @@ class Beginning(Boundary):
             "manifest": self.manifest,
             "schema": self._model.schema,
             "anchors": self._model.read_all(),
+            "buffers_B": self._model.read_buffers(),
             "bootstrap": self._invited_by,
             "folder": self.out / "download",
             "require_peers": self.settings.require_peers,
@@ -144,21 +147,30 @@ class Beginning(Boundary):
 
     def _stand_at_anchor(self, *, resumed: bool) -> None:
         """Bring the live model to the anchor: whole when joining, by what the journal added when resuming."""
-        head, anchors, included = self.swarm.call(_standing, self.swarm)
+        head, anchors, buffers_B, included = self.swarm.call(_standing, self.swarm)
         self._rhythm = make_rhythm(self.manifest, head.hash)
         for advance in included:  # rounds that ended between joining and now: in the anchors already
             self._note(advance)
         if not resumed or self._restart_at_anchor:
             for fragment, anchor_N in enumerate(anchors):
                 self._rhythm.put(self._model, fragment, anchor_N)
-            return
-        outer_steps = head.outer_step - self._resumed_at
-        self._rhythm.resume(self._model, self._resumed_tensors, self._resumed_progress, anchors, outer_steps)
+        else:
+            outer_steps = head.outer_step - self._resumed_at
+            self._rhythm.resume(self._model, self._resumed_tensors, self._resumed_progress, anchors, outer_steps)
+        if not resumed or self._lost_its_buffers(buffers_B):
+            self._model.write_buffers(buffers_B)
+
+    def _lost_its_buffers(self, buffers_B: Tensor) -> bool:
+        """Whether a resumed peer goes on with the shared buffers, not its live ones; never where each has its own."""
+        if not self.swarm.node.replica.tail.numel:
+            return False
+        return self._restart_at_anchor or not torch.equal(buffers_B, self._resumed_tensors[BUFFERS])
 
 
-async def _standing(swarm: SwarmThread) -> tuple[Head, list[Tensor], list[Advance]]:
-    """Where the chain stands, its anchors, and the advances on their way that those anchors include."""
+async def _standing(swarm: SwarmThread) -> tuple[Head, list[Tensor], Tensor, list[Advance]]:
+    """Where the chain stands, its anchors and buffers, and the advances on their way that those include."""
     included = []
     while not swarm.advances.empty():
         included.append(swarm.advances.get())
-    return swarm.node.driver.head, list(swarm.node.replica.anchors), included
+    replica = swarm.node.replica
+    return swarm.node.driver.head, list(replica.anchors), replica.buffers_B, included

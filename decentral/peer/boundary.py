@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from typing import Literal
 
+from torch import Tensor
+
 from decentral.errors import NonFiniteError
 from decentral.manifest import Manifest
 from decentral.peer.live_model import LiveModel
@@ -111,12 +113,14 @@ class Boundary(ABC):
         head = node.driver.head
         if head.anchor is None or head.hash != self._rhythm.seen or not node.driver.is_member:
             return False
+        self._model.check_trained()
         fragment = head.fragment(self.manifest.outer.fragments)
         anchor_N = node.replica.anchors[fragment]
         contribution = self._rhythm.take(self._model, fragment, anchor_N, head.hash, self._tokens_per_step)
         if contribution is None:
             changed |= self._start_over(self._rhythm.away_too_long(fragment))
             return False
+        contribution.tail = self._tail(fragment)
         node.replica.check_finite(fragment, contribution.gradient_N)  # here, where an error reaches the loop
         offered = self.swarm.begin(node.driver.contribute, contribution)
         if self._rhythm.overlap == 0 and not offered.result():
@@ -127,10 +131,12 @@ class Boundary(ABC):
 
     def _start_over(self, fragments: list[int]) -> set[int]:
         """Put fragments to the anchor and forget what they owe; none when a commit comes in just now."""
-        anchors = self.swarm.call(anchors_without_debt, self.swarm.node, self._rhythm.seen, fragments)
-        if anchors is None:
+        standing = self.swarm.call(anchors_without_debt, self.swarm.node, self._rhythm.seen, fragments)
+        if standing is None:
             return set()
+        anchors, buffers_B = standing
         self._rhythm.restart(self._model, anchors, fragments)
+        self._take_buffers(buffers_B)
         self._must_save = True  # the last checkpoint still has what was given up
         return set(fragments)
 
@@ -149,6 +155,15 @@ class Boundary(ABC):
             self._reporter.away(away)
         self._rhythm.given_up.clear()
 
+    def _tail(self, fragment: int) -> bytes:
+        """This peer's buffers as they are now, where ``fragment`` carries them."""
+        tail = self.swarm.node.replica.tail
+        return tail.pack(self._model.read_buffers()) if tail.nbytes(fragment) else b""
+
+    def _take_buffers(self, buffers_B: Tensor | None) -> None:
+        if buffers_B is not None:
+            self._model.write_buffers(buffers_B)
+
     def _withdraw_if_refused(self, offered: Future[bool]) -> None:
         if offered.cancelled() or offered.exception() is not None or not offered.result():
             self._rhythm.withdrawn()
@@ -161,6 +176,7 @@ class Boundary(ABC):
             while (advance := self._rhythm.mergeable()) is not None:
                 if self._rhythm.merge(advance, self._model):
                     changed.add(advance.fragment)
+                    self._take_buffers(advance.buffers_B)
                 self._note(advance)
             in_flight = self._rhythm.sent_at is not None and not self.done and self.swarm.alive
             if block_until is None or not in_flight or time.monotonic() >= block_until or self._leaving:
@@ -197,15 +213,18 @@ class Boundary(ABC):
             return changed | self._stand_where_others_stand()
         node = self.swarm.node
         assert node.gossip is not None
+        self._model.check_trained()
         fragment = node.gossip.step % self.manifest.outer.fragments
         slow_N = node.replica.anchors[fragment]
         mine = self._rhythm.take(self._model, fragment, slow_N, node.driver.head.hash, self._tokens_per_step)
         assert mine is not None, "only rounds that pass by drop progress, and gossip has none"
         node.replica.check_finite(fragment, mine.gradient_N)
         self._reporter.waits(True)
-        swapped = self.swarm.call(node.gossip.exchange, fragment, -mine.gradient_N, mine.steps, mine.tokens)
+        tail = self._tail(fragment)
+        swapped = self.swarm.call(node.gossip.exchange, fragment, -mine.gradient_N, mine.steps, mine.tokens, tail)
         self._reporter.waits(False)
         self._rhythm.swapped(self._model, fragment, swapped.after_N)
+        self._take_buffers(swapped.buffers_B)
         self._reporter.swapped(swapped)
         if node.gossip.step >= self.manifest.run.rounds or node.driver.machine.time_is_up:
             self._merge_replicas()
@@ -216,7 +235,9 @@ class Boundary(ABC):
     def _stand_where_others_stand(self) -> set[int]:
         """In gossip, after an absence: this peer's replica is a copy of another's now, and so is the live model."""
         everything = list(range(len(self._model.schema.fragments)))
-        self._rhythm.restart(self._model, self.swarm.node.replica.anchors, everything)
+        replica = self.swarm.node.replica
+        self._rhythm.restart(self._model, replica.anchors, everything)
+        self._take_buffers(replica.shared_buffers(0))
         self._must_save = True
         return set(everything)
 
@@ -239,7 +260,9 @@ class Boundary(ABC):
         fragment = head.fragment(self.manifest.outer.fragments)
         slow_N = node.replica.anchors[fragment]
         encoded = node.replica.merge_codec.encode(slow_N, {}, node.replica.shapes(fragment))
-        offered = Contribution(fragment, head.hash, slow_N, slow_N, 0, 0, kind=Kind.MERGE, encoded=encoded)
+        offered = Contribution(
+            fragment, head.hash, slow_N, slow_N, 0, 0, kind=Kind.MERGE, encoded=encoded, tail=self._tail(fragment)
+        )
         await node.driver.contribute(offered)
 
     def _checkpoint_if_due(self, changed: set[int]) -> None:

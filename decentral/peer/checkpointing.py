@@ -1,7 +1,7 @@
 """What one peer writes down so that a restart goes on as if nothing had happened.
 
-Anchor, outer state and debt (the replica); live model, inner optimizer, scheduler and random generators (the training
-side); inner steps, gossip step and age of the run.
+Anchor, outer state, shared buffers and debt (the replica); live model with its buffers, inner optimizer, scheduler and
+random generators (the training side); inner steps, gossip step and age of the run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decentral.errors import PayloadError
+from decentral.errors import ManifestMismatch
+from decentral.parameters import Schema
+from decentral.peer.hello import model_difference
 from decentral.peer.live_model import LiveModel
 from decentral.peer.vault import Resumed, Vault
 from decentral.rounds.chain import Head
@@ -33,19 +35,23 @@ class Checkpointer:
             "random": random_state(),
         }
         tensors, document = flatten(tree, "training")
-        live = {live_name(f): model.read(f) for f in range(len(model.schema.fragments))}
+        live = {live_name(f): model.read(f) for f in range(len(model.schema.fragments))} | model.kept_buffers()
         meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
         meta |= {"parameters": model.schema.to_json(), "model": model.description()}
+        self._vault.keep_frozen(model.schema.frozen, model.frozen)
         self._vault.save(head, {**replica, **live, **tensors}, meta)
 
     def restore(self, found: Resumed, model: LiveModel) -> dict[str, Any]:
-        """Put the training side back; returns ``memory`` as it was saved. Raises PayloadError for another model."""
+        """Put the training side back; returns ``memory`` as it was saved. Raises ManifestMismatch for another model."""
         if found.meta.get("schema") != model.schema.digest.hex():
-            raise PayloadError(
-                "the checkpoint is of another model; build the same one, or choose another run directory"
+            kept = Schema.from_json(str(found.meta.get("parameters")))
+            raise ManifestMismatch(
+                f"the checkpoint is of another model: {model_difference(model.schema, kept)}; "
+                "build the same one, or choose another run directory"
             )
         for fragment in range(len(model.schema.fragments)):
             model.write(fragment, found.tensors[live_name(fragment)])
+        model.restore_buffers(found.tensors)
         tree = unflatten(found.meta["training"], found.tensors)
         self._optimizer.load_state_dict(tree["optimizer"])
         if self._scheduler is not None and tree["scheduler"] is not None:

@@ -78,9 +78,14 @@ def check_terms(manifest: Manifest, schema: Schema, hello: Hello) -> None:
         terms = "; ".join(differences(manifest, hello.manifest)[:4])
         raise ManifestMismatch(f"the peer's run has other terms: {terms}; join with an invite of this very run")
     if hello.schema.digest != schema.digest:
-        found = schema.describe_difference(hello.schema)
-        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         raise ManifestMismatch(
-            f"the model differs from the run's: {'; '.join(found[:3])}{more}; "
+            f"the model differs from the run's: {model_difference(schema, hello.schema)}; "
             "what counts is what its first peer built: the manifest's model, or the one of its own script"
         )
+
+
+def model_difference(here: Schema, there: Schema) -> str:
+    """The first differences of two models, on one line."""
+    found = here.describe_difference(there)
+    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+    return f"{'; '.join(found[:3])}{more}"

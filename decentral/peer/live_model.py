@@ -1,21 +1,32 @@
-"""The model that is being trained, as fragments, on every process of one peer.
+"""The model that is being trained, as fragments and buffers, on every process of one peer.
 
 Rank 0 talks to the swarm; the other ranks of an accelerate world hold the same parameters and receive, at every
-step boundary, one small tensor that says what changed, and the fragments that did.
+step boundary, one small tensor that says what changed, and the fragments that did; with fragment 0 the buffers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from decentral.parameters import Schema, gather, scatter, schema_of
+from decentral.errors import ConfigError
+from decentral.parameters import (
+    Schema,
+    buffers_of,
+    gather,
+    gather_buffers,
+    parameters_of,
+    scatter,
+    scatter_buffers,
+    schema_of,
+)
+from decentral.state.snapshot import live_buffer_name
 
-# Shape suffix: N = elements of one fragment, flat float32, on the CPU.
+# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU.
 
 
 class LiveModel:
@@ -28,7 +39,8 @@ class LiveModel:
         bare = model if accelerator is None else accelerator.unwrap_model(model)
         self._bare = bare
         self.schema: Schema = schema_of(bare, num_fragments)
-        self._parameters = dict(bare.named_parameters())
+        self._parameters = parameters_of(bare)
+        self._trained = {spec.name for fragment in self.schema.fragments for spec in fragment.parameters}
 
     def description(self) -> dict[str, Any] | None:
         """How ``export`` can build the model again: a transformers configuration, or None for a model without one."""
@@ -64,8 +76,43 @@ class LiveModel:
         wide = (torch.float32, torch.float64)
         return all(self._parameters[spec.name].dtype in wide for spec in self.schema.fragments[fragment].parameters)
 
+    def read_buffers(self) -> Tensor:
+        """A copy of all buffers (B,). They are looked up anew: a module may put another tensor in the place of one."""
+        return gather_buffers(self._buffers(), self.schema.buffers)
+
+    def write_buffers(self, flat_B: Tensor) -> None:
+        """Overwrite all buffers in place, each in its own dtype."""
+        scatter_buffers(flat_B, self.schema.buffers, self._buffers())
+
+    def kept_buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers in their own dtypes, by their names in a checkpoint."""
+        return {live_buffer_name(name): buffer.detach().cpu().clone() for name, buffer in self._buffers().items()}
+
+    def restore_buffers(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what ``kept_buffers`` gave."""
+        with torch.no_grad():
+            for name, buffer in self._buffers().items():
+                buffer.copy_(tensors[live_buffer_name(name)])
+
+    def frozen(self) -> dict[str, Tensor]:
+        """The parameters that were not trained at the join; not to be written to."""
+        return {spec.name: self._parameters[spec.name].detach() for spec in self.schema.frozen}
+
+    def check_trained(self) -> None:
+        """Raise ConfigError when other parameters are trained than at the join: the others know of no such change."""
+        for name, parameter in parameters_of(self._bare).items():
+            if parameter.requires_grad != (name in self._trained):
+                then, now = ("not trained", "is now") if parameter.requires_grad else ("trained", "is frozen now")
+                raise ConfigError(
+                    f"{name} was {then} when this peer joined and {now}: what it learns would reach nobody, or its "
+                    "digest is of other values; choose what is trained before join(), and a run for each choice"
+                )
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return buffers_of(self._bare) if self.schema.buffers else {}
+
     def share(self, changed: Iterable[int], done: bool, forgets: bool) -> tuple[bool, bool]:
-        """Bring every rank in step: broadcast the changed fragments, and what rank 0 says of two things.
+        """Bring every rank in step: broadcast the changed fragments, buffers, and what rank 0 says of two things.
 
         Every rank calls it at every step boundary; returns whether the run is done, and whether inner moments that are
         not finite are to be dropped.
@@ -86,4 +133,8 @@ class LiveModel:
             flat_N = broadcast(self.read(fragment).to(device), from_process=0)
             if not self.is_main:
                 self.write(fragment, flat_N.cpu())
+        if self.schema.buffers and flags[1]:
+            flat_B = broadcast(self.read_buffers().to(device), from_process=0)
+            if not self.is_main:
+                self.write_buffers(flat_B.cpu())
         return bool(flags[0] & 1), bool(flags[0] & 2)

@@ -52,6 +52,7 @@ class Start:
     manifest: Manifest
     schema: Schema
     anchors: Sequence[Tensor]  # the model as it is now, fragment by fragment, flat float32
+    buffers_B: Tensor | None = None  # and its buffers, flat float32; needed where the schema has any
     founder: bool  # starts the run's chain
     bootstrap: tuple[str, ...] = ()
     head: Head | None = None  # resumed from a checkpoint
@@ -89,8 +90,8 @@ class Node:
         self.on_event = on_event
         self.directory = Directory(transport, signer, manifest.digest, ttl=manifest.swarm.lease)
         self.directory.update(state=PRIVATE if private else 0)
-        self.replica = make_replica(manifest, start.schema, start.anchors)
-        inbox = Inbox(start.schema, self.replica.codec, self.replica.merge_codec, offload)
+        self.replica = make_replica(manifest, start.schema, start.anchors, start.buffers_B)
+        inbox = Inbox(start.schema, self.replica.codec, self.replica.merge_codec, offload, self.replica.tail)
         uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
         head = start.head or Head.genesis(manifest.digest, start.schema.digest, self.replica.digest, signer.peer)
         self.driver = Driver(

@@ -193,7 +193,10 @@ class Peer(Beginning):
         head, shared, own, step, age = self.swarm.call(_consistent_state, node)
         if head.anchor is None or (head.hash != self._rhythm.seen and not self._gossips):
             return False
-        memory = {"inner_steps": self.inner_steps, "gossip_step": step, "age": age, "progress": self._rhythm.memory()}
+        buffers = self.manifest.model.buffers or "average"  # for the export
+        progress = self._rhythm.memory()
+        memory = {"inner_steps": self.inner_steps, "gossip_step": step, "age": age, "progress": progress}
+        memory["buffers"] = buffers
         self._checkpointer.save(head, {**shared, **own, **self._rhythm.roundings()}, self._model, memory)
         self._must_save = False
         return True

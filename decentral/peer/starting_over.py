@@ -14,8 +14,12 @@ from decentral.rounds.chain import Digest
 RESTARTS = 3  # after NaN, without a commit that names this peer in between: then the settings are wrong, not a batch
 
 
-async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int]) -> list[Tensor] | None:
-    """Drop what ``fragments`` owe and return all anchors as they are after the record ``seen``; None: the chain moved.
+async def anchors_without_debt(
+    node: Node, seen: Digest, fragments: Sequence[int]
+) -> tuple[list[Tensor], Tensor | None] | None:
+    """Drop what ``fragments`` owe; return all anchors and the shared buffers as they are after the record ``seen``.
+
+    None: the chain moved. No buffers: each peer has its own, or there are none.
 
     To be run on the swarm's loop, where no commit can come in between, with nothing of this peer's in flight.
     """
@@ -23,7 +27,7 @@ async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int
         return None
     for fragment in fragments:
         node.replica.feedback[fragment] = {}
-    return list(node.replica.anchors)
+    return list(node.replica.anchors), node.replica.shared_buffers(0)
 
 
 def forget_non_finite(optimizer: torch.optim.Optimizer) -> int:

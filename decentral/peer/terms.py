@@ -10,6 +10,7 @@ from torch import Tensor
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.exchange.codec import Codec
 from decentral.exchange.partition import Grain, partition, shares
+from decentral.exchange.tail import Tail
 from decentral.manifest import Manifest
 from decentral.optimizers import DiLoCo, OuterOptimizer, StreamingDiLoCo, make_outer, outer_learning_rate
 from decentral.parameters import Schema
@@ -20,8 +21,10 @@ from decentral.rounds.replica import Replica
 from decentral.wire.keys import PeerId
 
 
-def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) -> Replica:
-    """Anchor, outer optimizer and codec as the manifest says."""
+def make_replica(
+    manifest: Manifest, schema: Schema, anchors: Sequence[Tensor], buffers_B: Tensor | None = None
+) -> Replica:
+    """Anchor, buffers, outer optimizer and codec as the manifest says."""
     outer = manifest.outer
     made = make_outer(outer.method, outer.hyper)
     codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
@@ -35,6 +38,8 @@ def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) 
         Codec(parse_compressor("none")),
         _lr_by_peers if by_peers else None,
         outer.weighting or "equal",
+        buffers_B,
+        Tail.of(schema, manifest.model.buffers or "average"),
     )
 
 
@@ -57,7 +62,7 @@ def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
     """Bytes of the largest body that a peer may offer: a contribution, whole or in slices, or what gossip merges."""
     codec = replica.merge_codec if gossips else replica.codec
     shapes = [*map(replica.shapes, range(fragments)), *(((replica.numel(f),),) for f in range(fragments))]
-    return max(map(codec.max_body_nbytes, shapes))
+    return max(map(codec.max_body_nbytes, shapes)) + replica.tail.nbytes(0)
 
 
 def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain) -> Terms:

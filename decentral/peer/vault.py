@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
+from decentral.parameters import FrozenSpec
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.chain import Head, check_succession, contributions, moves_anchor
 from decentral.rounds.driver import Ledger
@@ -25,6 +26,7 @@ from decentral.rounds.history import Past, retraced
 from decentral.rounds.replica import Replica, is_feedback
 from decentral.state.checkpoint import load_metas, load_newest, save
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
+from decentral.state.frozen import keep_frozen
 from decentral.state.journal import AcceptorFile, Journal
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
@@ -50,7 +52,7 @@ class Vault:
 
     def __init__(self, out: Path, *, disk: Disk = DISK) -> None:
         """Open or create. Raises DiskError."""
-        self._disk = disk
+        self._disk, self._out = disk, out
         self.checkpoints = out / "checkpoints"
         self.adopted = out / "adopted"
         self.frames = out / "frames"
@@ -58,6 +60,7 @@ class Vault:
         self.acceptor = AcceptorFile(out / "acceptor", disk)
         self._forgotten = 0  # commits dropped from the front of the journal since it was opened
         self._kept: set[Path] = set()  # frames that this process wrote; what an earlier one wrote may be torn
+        self._has_frozen = False
         self._saved: list[tuple[int, int]] = []  # of each checkpoint that is kept: round, commits before it
         self._sweep()
 
@@ -116,6 +119,12 @@ class Vault:
         if any(Head.from_dict(meta["head"]).weight <= head.weight for meta in load_metas(self.adopted)):
             with contextlib.suppress(OSError):
                 self._disk.remove(self.adopted)
+
+    def keep_frozen(self, specs: Sequence[FrozenSpec], tensors: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Write what is not trained, once: no checkpoint holds it, and an export needs it."""
+        if specs and not self._has_frozen:
+            keep_frozen(self._out, specs, tensors, self._disk)
+            self._has_frozen = True
 
     def load(self, run: bytes) -> Resumed | None:
         """The newest valid checkpoint, or None. DiskError when all are damaged, ManifestMismatch for another run's."""

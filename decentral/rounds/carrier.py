@@ -63,6 +63,7 @@ class Advance:
     anchor: Digest = b""  # digest of this peer's anchor after it, over all fragments
     owed_steps: int = 0  # inner steps of this peer on a branch that is given up, less those that the new one took
     rounds: int = 1  # outer steps of the fragment from ``before_N`` to ``after_N``
+    buffers_B: Tensor | None = None  # the model's buffers after it; None: the live ones stay
     taken_N: Tensor | None = None  # bool: where this peer's progress is in the anchor already, sent by a life before
 
 
@@ -135,6 +136,7 @@ class Carrier(ABC):
         self._rivals: dict[PeerId, float] = {}
         self._fatal: DecentralError | None = None
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
+        self._tails: dict[tuple[int, int], dict[PeerId, Tensor]] = {}  # the buffers that came with slices
         self._slice_came = anyio.Event()
         self._results = Results()
         self._lock = anyio.Lock(fast_acquire=True)
@@ -237,7 +239,7 @@ class Carrier(ABC):
         self._make_room()
         self.inbox.forget_before(round_ + 1)
         self.spreading.forget_before(round_ + 1)
-        self._slices = {}
+        self._slices, self._tails = {}, {}
         self._results.forget()
 
     def _make_room(self) -> None:

@@ -103,8 +103,9 @@ class CatchUp:
         replica, nbytes = self.driver.replica, 0
         for record in (commit.record for commit in commits):
             missing = sum(ref.frame not in self.driver.store for ref in record.frames)
+            tails = min(missing, 1) if record.contributors else missing
             whole = HEADER_NBYTES + replica.codec.max_body_nbytes(replica.shapes(record.fragment))
-            nbytes += missing * whole // max(1, len(record.partition))
+            nbytes += missing * whole // max(1, len(record.partition)) + tails * replica.tail.nbytes(record.fragment)
         return nbytes <= self.snapshots.layout.nbytes
 
     async def _replayed(self, holder: PeerId, commits: Sequence[Commit]) -> bool:

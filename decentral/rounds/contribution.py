@@ -32,6 +32,7 @@ class Contribution:
     trained: int = 0  # inner steps of this fragment behind it: with P fragments P times ``steps``; 0: as ``steps``
     encoded: Encoded | None = None  # gather: made once, sealed anew when a round ends without moving the anchor
     slices: dict[int, dict[int, Encoded]] = field(default_factory=dict)  # reduce: plan number -> part -> slice
+    tail: bytes = b""  # this peer's buffers, with fragment 0
     offered: bytes = b""  # what the newest offer of it named: a frame, or the commitment of a reduce
 
     def __post_init__(self) -> None:
@@ -55,8 +56,9 @@ class Contribution:
         """The frame for the round after ``head``."""
         assert self.encoded is not None
         header = header_after(head, self.kind, self.fragment, signer.peer, steps=self.steps, tokens=self.tokens)
-        frame = seal(header, self.encoded.body, signer)
-        self.encoded = replace(self.encoded, body=frame.body)  # the frame's own bytes: see Outbox
+        frame = seal(header, self.encoded.body, signer, self.tail)
+        own = frame.body[: len(self.encoded.body)]  # the frame's own bytes: see Outbox
+        self.encoded = replace(self.encoded, body=own)
         _ = frame.hash  # see Inbox.check
         return frame
 
@@ -71,8 +73,8 @@ class Contribution:
         made = replica.encode_range(self.fragment, self.gradient_N, start, stop)
         parts = len(plan.partition)
         header = header_after(head, Kind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
-        frame = seal(header, made.body, signer)
-        self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body)
+        frame = seal(header, made.body, signer, self.tail if part == 0 else b"")
+        self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body[: len(made.body)])
         return frame
 
 

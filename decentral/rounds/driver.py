@@ -120,19 +120,19 @@ class Driver(Settler):
         frames = {ref.frame: self._stored(ref.frame) for ref in record.frames}
         data = [frames[ref.frame].data for ref in record.frames]
         await self.offload(self.ledger.append, commit, data)
-        before_N = after_N = None
+        before_N = after_N = buffers_B = None
         if moves_anchor(record):
             step = await self.offload(self.replica.outer_step, record, frames, self._results.by_frame())
             before_N, after_N = step.before_N, step.after_N
             self.replica.install(step)
+            buffers_B = self.replica.shared_buffers(record.fragment)
         named, taken_N = self._settle(record, frames)
         self._end_pushes(record)
         self._tell_shrunk(record)
         self._tidy(record.round)
         anchor = self.replica.digest if moves_anchor(record) else record.base
-        self.on_advance(
-            Advance(record, record.hash, record.fragment, before_N, after_N, named, anchor, taken_N=taken_N)
-        )
+        moved = (record.fragment, before_N, after_N, named, anchor)
+        self.on_advance(Advance(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N))
         await self._carry_out(self.machine.applied(anchor, anyio.current_time()))
         if record.final:
             self._tell_the_end(record)
@@ -172,7 +172,7 @@ class Driver(Settler):
         pending, head, now = self.pending, self.head, anyio.current_time()
         assert pending is not None
         if self.terms.partition is not None:
-            nbytes = self.replica.codec.max_body_nbytes(((self.replica.numel(pending.fragment),),))
+            nbytes = self.replica.codec.max_body_nbytes(((self.replica.numel(pending.fragment),),)) + len(pending.tail)
             offer = pending.offer(head, pending.offered, nbytes)
             await self._carry_out(self.machine.offer(offer, now))
             self.allowed = self.machine.allowed()
@@ -182,7 +182,7 @@ class Driver(Settler):
         pending.offered = frame.hash
         self._keep(frame)
         effects = self.machine.hold(frame.hash, frame.header, now)
-        effects += self.machine.offer(pending.offer(head, frame.hash, len(pending.encoded.body)), now)
+        effects += self.machine.offer(pending.offer(head, frame.hash, len(frame.body)), now)
         self._spawn(self._push, frame, head.members)
         await self._carry_out(effects)
         self.allowed = self.machine.allowed()

@@ -17,12 +17,11 @@ from torch import Tensor
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.exchange.stripes import fetch_chunks
 from decentral.optimizers import NoLoCo
-from decentral.parameters import combined_digest, digest
 from decentral.rounds.chain import Head
 from decentral.rounds.donor import CHUNK, INDEX, STATE
 from decentral.rounds.driver import Driver
 from decentral.state.assembler import Assembler
-from decentral.state.snapshot import CHUNK_NBYTES, Layout, Snapshot, SnapshotIndex, anchor_name
+from decentral.state.snapshot import CHUNK_NBYTES, Layout, Snapshot, SnapshotIndex
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
 from decentral.transport.requests import request
@@ -77,8 +76,7 @@ class SnapshotFetch:
         )
         self._partial = None
         tensors = await self.driver.offload(assembler.tensors)
-        fragments = range(len(self.driver.replica.anchors))
-        found = combined_digest([digest(tensors[anchor_name(f)]) for f in fragments])
+        found = self.driver.replica.digest_of(tensors)
         wanted = head.anchor if not self.gossips else _digest_in(index)
         if found != wanted:
             self._distrust(peer)

@@ -54,6 +54,7 @@ class Swapped:
     after_N: Tensor
     partner: PeerId | None  # None: taken alone
     disagreement: float | None  # rms of (ours - theirs) over rms of ours
+    buffers_B: Tensor | None = None  # what the live buffers become; None: they stay
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class _Swap:
     step: int
     frame: Frame
     partner: PeerId
+    theirs: Frame | None = None  # the partner's, once both have committed
 
 
 class Gossip:
@@ -87,10 +89,11 @@ class Gossip:
         """Whether a pair is being made now: its other half may have stepped already."""
         return self._current is not None
 
-    async def exchange(self, fragment: int, delta_N: Tensor, steps: int, tokens: int) -> Swapped:
+    async def exchange(self, fragment: int, delta_N: Tensor, steps: int, tokens: int, tail: bytes = b"") -> Swapped:
         """One gossip step: swap with this step's partner if it comes in time, else step alone.
 
-        ``delta_N``: NoLoCo's sign, the fast parameters less the slow ones.
+        ``delta_N``: NoLoCo's sign, the fast parameters less the slow ones. ``tail``: this peer's buffers, where
+        fragment 0 carries them.
         """
         driver, head, step = self.driver, self.driver.head, self.step
         slow_N = driver.replica.anchors[fragment]
@@ -98,15 +101,18 @@ class Gossip:
         both_N, nothing_owed = torch.cat([delta_N, slow_N]), dict[str, torch.Tensor]()
         encoded: Encoded = await driver.offload(driver.replica.codec.encode, both_N, nothing_owed, shapes)
         sent_N = driver.replica.codec.decode(encoded.body, shapes)
-        theirs = None
+        theirs = swap = None
         partner = partner_of(head.run, step, head.members, driver.me) if driver.is_member else None
         if partner is not None:
             driver.machine.presence.heard(
                 partner
             )  # a send that failed in an earlier step: no message of rounds undoes it
         if partner is not None and driver.machine.presence.present(partner):
-            frame = seal(self._header(head, fragment, steps, tokens), encoded.body, driver.signer)
-            theirs = await self._swap(_Swap(step, frame, partner))
+            frame = seal(self._header(head, fragment, steps, tokens), encoded.body, driver.signer, tail)
+            swap = _Swap(step, frame, partner)
+            theirs = await self._swap(swap)
+        if tail:
+            self._merge_buffers(tail, None if swap is None else swap.theirs)
         return self._apply(fragment, step, partner if theirs is not None else None, sent_N, theirs, delta_N)
 
     # ---- the swap ----
@@ -146,7 +152,8 @@ class Gossip:
             if not await self._changes(swap):
                 return None
         frame, decoded = found
-        return decoded if await self._ask(swap, frame) else None
+        swap.theirs = frame if await self._ask(swap, frame) else None
+        return decoded if swap.theirs is not None else None
 
     async def _changes(self, swap: _Swap) -> bool:
         """Wait until something came from a partner; False once it is known to be away."""
@@ -161,7 +168,10 @@ class Gossip:
                 self._outcomes.setdefault(swap.step, (NOTHING, NO))
         frame_hash, answer = self._outcomes[swap.step]
         held = self._frames.get((swap.partner, swap.step))
-        return held[1] if answer == YES and held is not None and held[0].hash == frame_hash else None
+        if answer != YES or held is None or held[0].hash != frame_hash:
+            return None
+        swap.theirs = held[0]
+        return held[1]
 
     async def _too_late(self, swap: _Swap) -> Tensor | None:
         """The follower closes the step, so that a late commit is answered NO; the leader's answer decides for it."""
@@ -283,7 +293,15 @@ class Gossip:
         replica.refresh(fragment)
         self.step += 1
         self._fall_in()  # here, not when the next step begins: who calls reads from ``step`` which fragment that is of
-        return Swapped(step, slow_N, after_N, partner, disagreement)
+        return Swapped(step, slow_N, after_N, partner, disagreement, replica.shared_buffers(fragment))
+
+    def _merge_buffers(self, tail: bytes, theirs: Frame | None) -> None:
+        """What both told becomes the same on both sides; who steps alone has its own."""
+        replica = self.driver.replica
+        told = {self.driver.me: replica.tail.unpack(tail)}
+        if theirs is not None and (theirs_B := replica.tail.split(theirs)[1]) is not None:
+            told[theirs.header.sender] = theirs_B
+        replica.buffers_B = replica.tail.merged([told[peer] for peer in sorted(told)])
 
     def _header(self, head: Head, fragment: int, steps: int, tokens: int) -> Header:
         return Header(

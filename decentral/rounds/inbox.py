@@ -14,6 +14,7 @@ from torch import Tensor
 from decentral.errors import PayloadError
 from decentral.exchange.codec import Codec, Shapes, range_shapes
 from decentral.exchange.offload import Offload, in_thread
+from decentral.exchange.tail import NO_TAIL, Tail
 from decentral.parameters import Schema
 from decentral.rounds.chain import Head
 from decentral.wire.frames import Frame, Header, Kind, parse
@@ -30,8 +31,15 @@ class PlanUnknown(PayloadError):
 class Inbox:
     """Frames in, checked; knows the plans of the round in progress."""
 
-    def __init__(self, schema: Schema, codec: Codec, merge_codec: Codec, offload: Offload = in_thread) -> None:
-        self._offload = offload
+    def __init__(
+        self,
+        schema: Schema,
+        codec: Codec,
+        merge_codec: Codec,
+        offload: Offload = in_thread,
+        tail: Tail = NO_TAIL,
+    ) -> None:
+        self._offload, self.tail = offload, tail
         self.schema, self.codec, self.merge_codec = schema, codec, merge_codec
         self.plans: dict[tuple[int, int], tuple[tuple[PeerId, int, int], ...]] = {}  # (round, plan) -> partition
         self._plan_came = anyio.Event()
@@ -70,7 +78,8 @@ class Inbox:
         codec = self.codec_of(frame.header)
         if frame.header.kind != Kind.SLICE:  # nobody asks for a slice by its hash
             _ = frame.hash  # kept in the frame: the event loop need not stop to hash megabytes
-        return frame, codec.decode(frame.body, self.shapes_of(frame.header))
+        body, _ = self.tail.split(frame)  # raises, too
+        return frame, codec.decode(body, self.shapes_of(frame.header))
 
     def shapes_of(self, header: Header) -> Shapes:
         """The shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""
@@ -102,7 +111,7 @@ class Inbox:
         return max(
             max(self.codec.max_body_nbytes(tuple(f.shapes) * 2), self.merge_codec.max_body_nbytes(f.shapes))
             for f in self.schema.fragments
-        )
+        ) + self.tail.nbytes(0)
 
     def max_nbytes(self, header: Header, head: Head) -> int:
         """Bytes that the body of ``header`` may have. Raises PayloadError for one that belongs to nothing here."""
@@ -112,4 +121,4 @@ class Inbox:
             raise PayloadError(f"frame of round {header.round} while round {head.round + 1} is open; drop it")
         if header.kind == Kind.SLICE and header.sender not in head.members:  # one is kept for each sender
             raise PayloadError("slice of a peer that is no member; drop it")
-        return self.codec_of(header).max_body_nbytes(self.shapes_of(header))
+        return self.codec_of(header).max_body_nbytes(self.shapes_of(header)) + self.tail.nbytes_of(header)

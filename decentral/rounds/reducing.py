@@ -25,6 +25,8 @@ class Reducer(Carrier):
     def _take_slice(self, frame: Frame, decoded: Tensor) -> None:
         key = (frame.header.plan, frame.header.part)
         self._slices.setdefault(key, {})[frame.header.sender] = decoded
+        if (tail_B := self.replica.tail.split(frame)[1]) is not None:
+            self._tails.setdefault(key, {})[frame.header.sender] = tail_B
         self._slice_came.set()
         self._slice_came = anyio.Event()
 
@@ -64,7 +66,7 @@ class Reducer(Carrier):
         began = anyio.current_time()
         while self.head.hash == head.hash:
             came, now, deadline = self._slice_came, anyio.current_time(), began + self.machine.patience(0.5)
-            reduction.slices = dict(self._slices.get(key, {}))
+            reduction.slices, reduction.tails = dict(self._slices.get(key, {})), dict(self._tails.get(key, {}))
             missing = reduction.missing()
             if not missing or (now >= deadline and not any(map(self.arrivals.is_moving, missing))):
                 return
@@ -76,13 +78,14 @@ class Reducer(Carrier):
         plan, codec = reduction.plan, self.replica.codec
         body = reduction.result(codec, self.replica.weights(plan.contributors))
         fragment, parts = head.fragment(self.terms.num_fragments), len(plan.partition)
+        tail = self.replica.tail.packed_merge(reduction.told_buffers())
         header = header_after(head, Kind.RESULT, fragment, self.me, reduction.part, parts, plan.number)
-        frame = seal(header, body, self.signer)
+        frame = seal(header, body, self.signer, tail)
         _ = frame.hash  # see Inbox.check
         return frame, self._decoded(frame, plan)
 
     def _decoded(self, frame: Frame, plan: Plan) -> Tensor:
-        return self.replica.codec.decode(frame.body, range_of(plan, frame.header.part))
+        return self.replica.codec.decode(self.replica.tail.split(frame)[0], range_of(plan, frame.header.part))
 
     async def _blame(self, plan: Plan, missing: tuple[PeerId, ...], head: Head) -> None:
         message = Missing(head.epoch, head.round + 1, plan.number, tuple(sorted(missing)))

@@ -16,19 +16,20 @@ from torch import Tensor
 
 from decentral.compressors.finite import is_finite
 from decentral.compressors.fresh import fresh_zeros
-from decentral.errors import NonFiniteError, PayloadError
+from decentral.errors import ConfigError, NonFiniteError, PayloadError
 from decentral.exchange.codec import Codec, Encoded, Shapes, range_shapes
 from decentral.exchange.reduce import assembled
+from decentral.exchange.tail import NO_TAIL, Tail
 from decentral.optimizers import NoLoCo, OuterOptimizer
 from decentral.optimizers.aggregate import contribution_weights, mean_of, mean_pseudo_gradient
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.rounds.chain import contributions
-from decentral.state.snapshot import anchor_name, outer_name
+from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.wire.frames import Frame, Kind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
 
-# Shape suffix: N = elements of one fragment, flat float32.
+# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class OuterStep:
     after_N: Tensor
     state: dict[str, Tensor]
     digest: bytes  # of after_N
+    buffers_B: Tensor | None = None  # after it; None: as before
 
 
 class Replica:
@@ -54,7 +56,10 @@ class Replica:
         merge_codec: Codec,
         tuned: Callable[[OuterOptimizer, int], OuterOptimizer] | None = None,
         weighting: str = "equal",
+        buffers_B: Tensor | None = None,
+        tail: Tail = NO_TAIL,
     ) -> None:
+        """``buffers_B``: the model's, in the schema's order; ``tail`` says what of them crosses."""
         self.weighting = weighting  # what contributors count by: equal, or tokens
         self.tuned = tuned  # the outer optimizer for a number of contributors, when the manifest leaves it open
 
@@ -63,11 +68,28 @@ class Replica:
         self.states: list[dict[str, Tensor]] = [outer.init(anchor) for anchor in self.anchors]
         self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as a sender
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
+        self.tail = tail
+        self.buffers_B = torch.zeros(0) if buffers_B is None else buffers_B
+        if self.buffers_B.shape != (schema.buffer_numel,):
+            raise ConfigError(f"Replica: {len(self.buffers_B)} values of buffers, the schema has {schema.buffer_numel}")
+        tail.pack(self.buffers_B)  # what could not be sent is refused here, and not after the first inner steps
 
     @property
     def digest(self) -> bytes:
-        """The anchor's digest over all fragments."""
-        return combined_digest(self.digests)
+        """The anchor's digest over all fragments, and the buffers where there are any."""
+        return self._combined(self.digests, self.buffers_B)
+
+    def digest_of(self, tensors: Mapping[str, Tensor]) -> bytes:
+        """What ``digest`` would be with these ``shared_tensors`` of another peer."""
+        digests = [digest(tensors[anchor_name(f)]) for f in range(len(self.anchors))]
+        return self._combined(digests, tensors.get(BUFFERS, self.buffers_B))
+
+    def _combined(self, digests: Sequence[bytes], buffers_B: Tensor) -> bytes:
+        return combined_digest([*digests, digest(buffers_B)] if self.schema.buffers else digests)
+
+    def shared_buffers(self, fragment: int) -> Tensor | None:
+        """What the live buffers become when ``fragment`` has moved; None: they stay."""
+        return self.buffers_B if self.tail.nbytes(fragment) else None
 
     def shapes(self, fragment: int) -> Shapes:
         """Shapes of a fragment's parameters."""
@@ -101,7 +123,7 @@ class Replica:
         f = record.fragment
         if any(frames[ref.frame].header.kind == Kind.MERGE for ref in record.frames):
             return self._merge(record, frames)
-        bodies = [frames[ref.frame].body for ref in record.frames]
+        bodies, buffers_B = self.tail.opened(record, frames)
         mean_N = self._mean(record, bodies, decoded or {})
         assert not isinstance(self.outer, NoLoCo), "a gossip run commits merges only"
         if mean_N is None:
@@ -109,7 +131,7 @@ class Replica:
         contributors = len(contributions(record))
         outer = self.outer if self.tuned is None else self.tuned(self.outer, contributors)
         after_N, state = outer.step(self.anchors[f], mean_N, self.states[f])
-        return OuterStep(f, self.anchors[f], after_N, state, digest(after_N))
+        return OuterStep(f, self.anchors[f], after_N, state, digest(after_N), buffers_B)
 
     def weights(self, contributors: Sequence[FrameRef]) -> list[float]:
         """What each of a record's contributors counts."""
@@ -120,6 +142,7 @@ class Replica:
         self.anchors[step.fragment] = step.after_N
         self.states[step.fragment] = step.state
         self.digests[step.fragment] = step.digest
+        self.buffers_B = self.buffers_B if step.buffers_B is None else step.buffers_B
 
     def forget_sent(self, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Tensor:
         """Drop from this peer's feedback what a commit of a lost process already applied; what is not known, too.
@@ -136,7 +159,7 @@ class Replica:
             return torch.ones(self.numel(f), dtype=torch.bool)
         sent_N = torch.zeros(self.numel(f), dtype=torch.bool)
         for frame in mine:
-            sent_N |= self.codec.decode(frame.body, self.shapes(f)) != 0
+            sent_N |= self.codec.decode(self.tail.split(frame)[0], self.shapes(f)) != 0
         self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
         return sent_N
 
@@ -172,9 +195,11 @@ class Replica:
         """
         f = record.fragment
         shapes = self.shapes(f)
-        decoded = [(ref.peer, self.merge_codec.decode(frames[ref.frame].body, shapes), 1.0) for ref in record.frames]
+        bodies, buffers_B = self.tail.opened(record, frames)
+        peers = [ref.peer for ref in record.frames]
+        decoded = [(peer, self.merge_codec.decode(body, shapes), 1.0) for peer, body in zip(peers, bodies, strict=True)]
         after_N = mean_pseudo_gradient(decoded)
-        return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N))
+        return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
 
     def _gathered(self, record: Record, bodies: Sequence[memoryview]) -> Tensor:
         shapes = self.shapes(record.fragment)
@@ -199,8 +224,10 @@ class Replica:
     # ---- what a checkpoint or a snapshot holds ----
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Anchor and outer state: what every peer holds alike."""
+        """Anchor, outer state and buffers: what every peer holds alike."""
         named = {anchor_name(f): anchor for f, anchor in enumerate(self.anchors)}
+        if self.schema.buffers:
+            named[BUFFERS] = self.buffers_B
         for f, state in enumerate(self.states):
             named |= {outer_name(f, key): tensor for key, tensor in state.items()}
         return named
@@ -219,11 +246,12 @@ class Replica:
             {key: self._wanted(tensors, outer_name(f, key), t) for key, t in state.items()}
             for f, state in enumerate(self.states)
         ]
+        buffers_B = self._wanted(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
         feedback = [
             {name: tensors[key] for name in self.codec.feedback.sender if (key := feedback_name(f, name)) in tensors}
             for f in range(len(anchors))
         ]
-        self.anchors, self.states, self.feedback = anchors, states, feedback
+        self.anchors, self.states, self.feedback, self.buffers_B = anchors, states, feedback, buffers_B
         self.digests = [digest(anchor) for anchor in anchors]
 
     @staticmethod

@@ -78,7 +78,8 @@ class Settler(Reducer):
         elif f in taken:
             taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), {}
         after_N, anchor = self.replica.anchors[f], self.replica.digest
-        return Advance(None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, taken_N)
+        buffers_B = self.replica.shared_buffers(f)
+        return Advance(None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, taken_N)
 
     def _owed(self, branch: Branch) -> dict[int, Owed]:
         """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""

@@ -150,10 +150,10 @@ class Trainer:
 
     async def _start_over(self, fragments: list[int]) -> None:
         debts = {str(f): debt_N for f in fragments if (debt_N := self._debt(f)) is not None}
-        anchors = await anchors_without_debt(self.node, self.rhythm.seen, fragments)
-        if anchors is not None:
+        standing = await anchors_without_debt(self.node, self.rhythm.seen, fragments)
+        if standing is not None:
             self.note("away", debts)
-            self.rhythm.restart(self.model, anchors, fragments)
+            self.rhythm.restart(self.model, standing[0], fragments)
             self._tell_given_up()
 
     def _tell_given_up(self) -> None:

@@ -1,9 +1,11 @@
 """Turn a checkpoint into a model folder: ``model.safetensors``, and ``config.json`` where the task gave one.
 
-What is exported is the anchor, the parameters all peers share after the last commit: it evaluates better
-than any single peer's live copy (Streaming DiLoCo, arXiv:2501.18512, 2.67 against 2.77 at 500M). With a
-causal-lm task the folder opens with ``AutoModelForCausalLM.from_pretrained``. The checkpoint's meta must
-hold ``parameters`` (``Schema.to_json()``); ``model`` = {"task": "causal-lm", "config": {...}} adds the config.
+It holds the whole model under the names of its ``state_dict``, tied weights once: what is trained, what is frozen (from
+``frozen.safetensors`` beside the checkpoints), and the buffers. What is trained is the anchor, the parameters all peers
+share after the last commit: it evaluates better than any single peer's live copy (Streaming DiLoCo, arXiv:2501.18512,
+2.67 against 2.77 at 500M). With a causal-lm task the folder opens with ``AutoModelForCausalLM.from_pretrained``. The
+checkpoint's meta must hold ``parameters`` (``Schema.to_json()``); ``model`` = {"task": "causal-lm", "config": {...}}
+adds the config, ``buffers`` = "own" says that each peer keeps its own.
 """
 
 import contextlib
@@ -15,10 +17,11 @@ from typing import Any
 from torch import Tensor
 
 from decentral.errors import ConfigError, DiskError, PayloadError, UsageError
-from decentral.parameters import Schema, split
+from decentral.parameters import Schema, in_dtype_of, split
 from decentral.state.checkpoint import Checkpoint, load_newest
 from decentral.state.durable import DISK, TEMPORARY, disk_errors
-from decentral.state.snapshot import anchor_name
+from decentral.state.frozen import read_frozen
+from decentral.state.snapshot import BUFFERS, anchor_name, live_buffer_name
 from decentral.state.tensor_file import write_tensor_file
 
 
@@ -30,16 +33,35 @@ def export(checkpoints: Path, to: Path) -> Checkpoint:
         DiskError: no valid checkpoint, or ``to`` cannot be written; no partial folder stays.
         ConfigError: the checkpoint holds no anchor of a model.
 
+    A DiskError also says that the model has frozen parameters and their file is missing.
+
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UsageError(f"{to} exists and is not an empty folder; name another with --to")
     checkpoint = load_newest(checkpoints)
     if checkpoint is None:
         raise DiskError(f"no checkpoint in {checkpoints}; train until one is written, or check the folder")
-    parameters = anchor_parameters(checkpoint)
+    model = whole_model(checkpoint, checkpoints.parent)
     with disk_errors(f"writing the model to {to}"):
-        _write(to, parameters, checkpoint.meta.get("model") or {})
+        _write(to, model, checkpoint.meta.get("model") or {})
     return checkpoint
+
+
+def whole_model(checkpoint: Checkpoint, folder: Path) -> dict[str, Tensor]:
+    """Trained parameters, float32; frozen ones of the run directory ``folder``, and buffers, in their own dtypes."""
+    parameters = anchor_parameters(checkpoint)
+    schema = Schema.from_json(checkpoint.meta["parameters"])
+    frozen = read_frozen(folder, schema.frozen) if schema.frozen else {}
+    return parameters | frozen | _buffers(checkpoint, schema)
+
+
+def _buffers(checkpoint: Checkpoint, schema: Schema) -> dict[str, Tensor]:
+    """What the peers share of them; where each keeps its own, this peer's."""
+    live = {spec.name: checkpoint.tensors[live_buffer_name(spec.name)] for spec in schema.buffers}
+    if not live or checkpoint.meta.get("buffers") == "own":
+        return live
+    shared = split(checkpoint.tensors[BUFFERS], [spec.shape for spec in schema.buffers])
+    return {name: in_dtype_of(live[name], piece) for name, piece in zip(live, shared, strict=True)}
 
 
 def anchor_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:

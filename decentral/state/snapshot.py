@@ -45,9 +45,10 @@ class Layout:
 
     @classmethod
     def from_schema(cls, schema: Schema, outer_names: tuple[str, ...] = ()) -> "Layout":
-        """``anchor/F`` for each fragment F, ``outer/F/NAME`` as long for each outer state tensor."""
+        """``anchor/F`` for each fragment F, ``outer/F/NAME`` as long for each outer state tensor, ``buffers``."""
         sizes = {anchor_name(f.index): f.numel for f in schema.fragments}
         sizes |= {outer_name(f.index, name): f.numel for f in schema.fragments for name in outer_names}
+        sizes |= {BUFFERS: schema.buffer_numel} if schema.buffers else {}
         return cls(tuple(sorted(sizes.items())))
 
     @cached_property
@@ -68,6 +69,14 @@ class Layout:
     def chunk_nbytes(self, number: int) -> int:
         """Exact size of chunk ``number``; only the last one is short."""
         return min(CHUNK_NBYTES, self.nbytes - number * CHUNK_NBYTES)
+
+
+BUFFERS = "buffers"  # name of the buffers that peers share, in snapshots and checkpoints
+
+
+def live_buffer_name(name: str) -> str:
+    """Name of one buffer of the live model in a checkpoint, where it has its own dtype."""
+    return f"live_buffer/{name}"
 
 
 def anchor_name(fragment: int) -> str:

@@ -86,8 +86,8 @@ def frame_hash(data: bytes) -> Digest:
     return _digest(data)
 
 
-def seal(header: Header, body: bytes | memoryview, signer: Signer) -> Frame:
-    """Sign ``body`` under ``header``, whose sender must be the signer.
+def seal(header: Header, body: bytes | memoryview, signer: Signer, tail: bytes = b"") -> Frame:
+    """Sign ``body``, with ``tail`` behind it, under ``header``, whose sender must be the signer.
 
     Raises PayloadError when a field does not fit its place.
     """
@@ -95,8 +95,8 @@ def seal(header: Header, body: bytes | memoryview, signer: Signer) -> Frame:
         raise PayloadError("seal: header.sender is not the signer; a frame is signed by who it is from")
     _check_fields(header)
     kind, *fields, steps, tokens = astuple(header)
-    signed = _FIELDS.pack(MAGIC, VERSION, kind, *fields, steps, 0, tokens) + _digest(body)
-    return Frame(header, b"".join((signed, signer.sign(signed), body)))
+    signed = _FIELDS.pack(MAGIC, VERSION, kind, *fields, steps, 0, tokens) + _digest(body, tail)
+    return Frame(header, b"".join((signed, signer.sign(signed), body, tail)))
 
 
 def parse(data: bytes | memoryview, max_nbytes: Callable[[Header], int]) -> Frame:
@@ -158,8 +158,10 @@ def _check_fields(header: Header) -> None:
         raise PayloadError(f"seal: part {header.part} of {header.parts}; parts are counted from 0")
 
 
-def _digest(body: bytes | memoryview) -> Digest:
-    return hashlib.blake2b(body, digest_size=DIGEST_NBYTES).digest()
+def _digest(body: bytes | memoryview, tail: bytes = b"") -> Digest:
+    made = hashlib.blake2b(body, digest_size=DIGEST_NBYTES)
+    made.update(tail)
+    return made.digest()
 
 
 def _bad(what: str) -> PayloadError:

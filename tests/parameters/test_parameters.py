@@ -7,11 +7,15 @@ from decentral.errors import ConfigError, ManifestMismatch
 from decentral.parameters import (
     Fragment,
     ParameterSpec,
+    buffers_of,
     combined_digest,
     digest,
     first_non_finite,
     gather,
+    gather_buffers,
+    in_dtype_of,
     scatter,
+    scatter_buffers,
     schema_of,
     split,
 )
@@ -154,3 +158,81 @@ def test_the_first_parameter_that_is_not_finite_is_named(bad):
     flat[7] = flat[5] = bad
     assert first_non_finite(flat, fragment) == "second.weight"
     assert first_non_finite(torch.zeros(0), Fragment(0, ())) is None
+
+
+class Watched(torch.nn.Module):
+    """Buffers of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("table", torch.tensor([2**53 - 1, 3]))
+        self.register_buffer("cache", torch.zeros(9), persistent=False)
+        self.register_buffer("nothing", None)
+
+
+def test_a_models_buffers_are_those_that_its_state_dict_holds():
+    model = Watched()
+    found = [(spec.name, spec.shape, spec.kind) for spec in schema_of(model).buffers]
+    assert found == [
+        ("mask", (2,), "integer"),
+        ("table", (2,), "integer"),
+        ("norm.running_mean", (2,), "float"),
+        ("norm.running_var", (2,), "float"),
+        ("norm.num_batches_tracked", (), "integer"),
+    ]
+
+
+def test_buffers_come_back_in_their_own_dtypes_and_what_no_float32_holds_stays():
+    source, target = Watched(), Watched()
+    source.norm.running_mean.fill_(0.5)
+    source.norm.num_batches_tracked.fill_(7)
+    specs = schema_of(source).buffers
+    scatter_buffers(gather_buffers(buffers_of(source), specs), specs, buffers_of(target))
+    for name, buffer in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], buffer), name
+
+
+@pytest.mark.parametrize(
+    ("like", "value", "wanted"),
+    [
+        (torch.tensor(5, dtype=torch.int8), 300.0, 127),
+        (torch.tensor(5, dtype=torch.uint8), -3.0, 0),
+        (torch.tensor(5), 1e30, 2**53),
+        (torch.tensor(5), 2.6, 3),
+        (torch.tensor(False), 0.7, True),
+        (torch.tensor(1.0, dtype=torch.float64), 0.5, 0.5),
+    ],
+)
+def test_whole_numbers_are_rounded_and_stay_in_their_range(like, value, wanted):
+    found = in_dtype_of(like, torch.tensor(value))
+    assert (found.dtype, found.item()) == (like.dtype, wanted)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_complex_parameters_and_buffers_are_refused(trained):
+    model = Tiny(1)
+    model.phase = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64), requires_grad=trained)
+    with pytest.raises(ConfigError, match=r"phase is torch\.complex64.*its imaginary part would be lost"):
+        schema_of(model)
+    model = Tiny(1)
+    model.register_buffer("twist", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(ConfigError, match=r"twist is torch\.complex128"):
+        schema_of(model)
+
+
+def test_what_is_frozen_is_named_with_its_bytes():
+    (spec,) = schema_of(Tiny(1)).frozen
+    bits = hashlib.blake2b(bytes.fromhex("0000803f") * 2, digest_size=16).hexdigest()
+    assert (spec.name, spec.shape, spec.dtype, spec.digest) == ("frozen", (2,), "float32", bits)
+    other = Tiny(1)
+    with torch.no_grad():
+        other.frozen[1] = 1.0000001
+    assert schema_of(other).digest != schema_of(Tiny(1)).digest
+
+
+def test_a_part_that_is_compiled_has_the_names_of_one_that_is_not():
+    model = Tiny(2)
+    model.layers[1] = torch.compile(model.layers[1], backend="eager")
+    assert schema_of(model) == schema_of(torch.compile(Tiny(2), backend="eager")) == schema_of(Tiny(2))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decentral.errors import PayloadError
-from decentral.parameters import Fragment, ParameterSpec, Schema, schema_of
+from decentral.parameters import BufferSpec, Fragment, FrozenSpec, ParameterSpec, Schema, schema_of
 
 
 def schema(*fragments: dict[str, tuple[int, ...]]) -> Schema:
@@ -17,6 +17,13 @@ def schema(*fragments: dict[str, tuple[int, ...]]) -> Schema:
             for index, named in enumerate(fragments)
         )
     )
+
+
+def whole(
+    *, kind: str = "float", values: str = "0" * 32, frozen: str = "base.weight", dtype: str = "float32"
+) -> Schema:
+    buffers = (BufferSpec("norm.running_mean", (3,), kind),)
+    return Schema(HERE.fragments, buffers, (FrozenSpec(frozen, (4, 4), dtype, values),))
 
 
 HERE = schema({"a": (2, 3), "b": ()}, {"head.weight": (256, 64)})
@@ -108,6 +115,66 @@ def test_another_order_and_another_fragment_are_differences_too():
     assert HERE.describe_difference(together) == [
         "head.weight: place 0 of fragment 1 here, place 2 of fragment 0 in the run"
     ]
+
+
+def test_json_brings_back_buffers_and_what_is_frozen() -> None:
+    assert Schema.from_json(whole().to_json()) == whole()
+    assert whole().to_json() == (
+        '{"fragments":[[["a",[2,3]],["b",[]]],[["head.weight",[256,64]]]],'
+        '"buffers":[["norm.running_mean",[3],"float"]],"frozen":[["base.weight",[4,4],"float32","' + "0" * 32 + '"]]}'
+    )
+
+
+def test_buffers_and_frozen_values_are_part_of_the_digest() -> None:
+    others = [whole(), whole(kind="integer"), whole(values="1" * 32), whole(dtype="bfloat16"), whole(frozen="x"), HERE]
+    assert len({other.digest for other in others}) == len(others)
+
+
+WHOLE = {"fragments": [[["a", [2]]]], "buffers": [["b", [3], "float"]], "frozen": [["c", [4], "int8", "0" * 32]]}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"buffers": [], "frozen": []}, "a list of fragments is wanted, or a table"),
+        ({"extra": []}, "a list of fragments is wanted, or a table"),
+        ({"buffers": None}, "buffers: a list of 0"),
+        ({"frozen": {}}, "frozen: a list of 0"),
+        ({"fragments": []}, "fragments: a list of 1"),
+        ({"buffers": [["b", [3]]]}, "a buffer is"),
+        ({"buffers": [["b", [3], "complex"]]}, "a buffer is"),
+        ({"buffers": [["b", [-3], "float"]]}, "a dimension is"),
+        ({"buffers": [["a", [3], "float"]]}, "named twice"),
+        ({"buffers": [["b", [2**30, 2**30], "float"]]}, "elements are read"),
+        ({"frozen": [["c", [4], "int8"]]}, "a frozen parameter is"),
+        ({"frozen": [["c", [4], "int8; rm", "0" * 32]]}, "a frozen parameter is"),
+        ({"frozen": [["c", [4], "int8", "0" * 31]]}, "a frozen parameter is"),
+        ({"frozen": [["c", [4], "int8", "G" * 32]]}, "a frozen parameter is"),
+        ({"frozen": [["c", [4], 8, "0" * 32]]}, "a frozen parameter is"),
+    ],
+    ids=str,
+)
+def test_rubbish_in_the_table_is_named(change, why) -> None:
+    assert Schema.from_json(json.dumps(WHOLE)).frozen[0].dtype == "int8"
+    with pytest.raises(PayloadError, match=why):
+        Schema.from_json(json.dumps(WHOLE | change))
+
+
+def test_differences_of_buffers_and_of_what_is_frozen_are_readable() -> None:
+    def difference(there: Schema) -> list[str]:
+        return whole().describe_difference(there)
+
+    base = "base.weight: frozen, other values here than in the run: the base model differs"
+    assert difference(whole(values="1" * 32)) == [base]
+    assert difference(whole(dtype="bfloat16")) == ["base.weight: frozen, float32 here, frozen, bfloat16 in the run"]
+    assert difference(whole(kind="integer")) == [
+        "norm.running_mean: buffer of floats here, buffer of integers in the run"
+    ]
+    assert difference(HERE) == [
+        "norm.running_mean: buffer (3,) here, absent in the run",
+        "base.weight: frozen (4, 4) here, absent in the run",
+    ]
+    assert HERE.describe_difference(whole(frozen="b"))[0] == "b: trained here, frozen in the run"
 
 
 def test_a_schema_knows_its_size():

@@ -61,6 +61,7 @@ class Member:
             manifest=lab.manifest,
             schema=lab.schema,
             anchors=anchors,
+            buffers_B=torch.zeros(lab.schema.buffer_numel),
             founder=founder,
             bootstrap=lab.bootstrap(),
         )
@@ -102,13 +103,13 @@ class Member:
             fragment = gossip.step % self.lab.manifest.outer.fragments
             anchor = self.node.replica.anchors[fragment]
             learnt = self.pull * (self.target(fragment) - anchor)
-            self.swaps.append(await gossip.exchange(fragment, learnt, 1, 1))
+            self.swaps.append(await gossip.exchange(fragment, learnt, 1, 1, self.tail(fragment)))
         while not driver.head.final:
             if driver.pending is None:
                 slow = self.node.replica.anchors[0]
                 encoded = self.node.replica.merge_codec.encode(slow, None, self.node.replica.shapes(0))
-                merge = Contribution(0, driver.head.hash, slow, slow, 0, 0, kind=Kind.MERGE, encoded=encoded)
-                await driver.contribute(merge)
+                kind = {"kind": Kind.MERGE, "encoded": encoded, "tail": self.tail(0)}
+                await driver.contribute(Contribution(0, driver.head.hash, slow, slow, 0, 0, **kind))
             await anyio.sleep(0.1)
 
     async def _train(self) -> None:
@@ -126,7 +127,13 @@ class Member:
             steps = self.lab.manifest.inner.steps // self.lab.manifest.outer.fragments
             anchor = self.node.replica.anchors[fragment]
             local = anchor + 0.3 * (self.target(fragment) - anchor)
-            await driver.contribute(Contribution(fragment, head.hash, local, anchor - local, steps, 1))
+            tail = self.tail(fragment)
+            await driver.contribute(Contribution(fragment, head.hash, local, anchor - local, steps, 1, tail=tail))
+
+    def tail(self, fragment: int) -> bytes:
+        """Buffers that tell whose they are."""
+        tail = self.node.replica.tail
+        return tail.pack(torch.full((tail.numel,), float(self.number))) if tail.nbytes(fragment) else b""
 
     def target(self, fragment: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1000 * self.number + fragment)

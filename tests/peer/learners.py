@@ -75,12 +75,12 @@ class Learner(Member):
 
     async def start_over(self, fragments: list[int]) -> None:
         debts = [self.node.replica.feedback[f].get("debt") for f in fragments]
-        anchors = await anchors_without_debt(self.node, self.rhythm.seen, fragments)
-        if anchors is None:
+        standing = await anchors_without_debt(self.node, self.rhythm.seen, fragments)
+        if standing is None:
             return
         for fragment, debt in zip(fragments, debts, strict=True):
             self.given_up[fragment] -= debt if debt is not None else 0.0
-        self.rhythm.restart(self.model, anchors, fragments)
+        self.rhythm.restart(self.model, standing[0], fragments)
         self.tell_given_up()
 
     def tell_given_up(self) -> None:

@@ -24,7 +24,7 @@ def main(*manifests: str) -> None:
 
 def train(accelerator: Accelerator, manifest: str, out: str) -> None:
     torch.manual_seed(accelerator.process_index)  # ranks begin apart: accelerate and the swarm bring them together
-    model = nn.Linear(32, 32)
+    model = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model, optimizer = accelerator.prepare(model, optimizer)
     data = torch.Generator().manual_seed(accelerator.process_index)
@@ -39,13 +39,18 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
             optimizer.zero_grad()
             steps += 1
         bare = accelerator.unwrap_model(model)
-        flat = torch.cat([parameter.detach().reshape(-1) for parameter in bare.parameters()])
+        flat = whole(bare)
         ranks = gather_object([(digest(flat).hex(), steps)])
         anchor = peer.anchor_digest
     if accelerator.is_main_process:
-        same = digest(torch.cat([bare.weight.detach().reshape(-1), bare.bias.detach()])).hex()
+        same = digest(whole(bare)).hex()
         Path(out, "ranks.json").write_text(json.dumps({"ranks": ranks, "anchor": anchor, "live": same}))
     accelerator.wait_for_everyone()  # a rank that leaves first takes the store of the other with it
+
+
+def whole(bare: nn.Module) -> torch.Tensor:
+    """Parameters and buffers."""
+    return torch.cat([tensor.detach().float().reshape(-1) for tensor in bare.state_dict().values()])
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from decentral.errors import ConfigError, DiskError, UsageError
-from decentral.parameters import gather, schema_of
+from decentral.peer.live_model import LiveModel
 from decentral.state.checkpoint import load_newest, save
 from decentral.state.export import anchor_parameters, export
-from decentral.state.snapshot import anchor_name
+from decentral.state.frozen import FROZEN, keep_frozen
+from decentral.state.snapshot import BUFFERS, anchor_name
 
 
 def make_model(tie):
@@ -22,24 +23,30 @@ def make_model(tie):
         return LlamaForCausalLM(config)
 
 
-def store(directory, model, document, num_fragments=2):
-    schema = schema_of(model, num_fragments)
-    parameters = dict(model.named_parameters())
-    anchors = {anchor_name(f.index): gather(parameters, f) for f in schema.fragments}
-    save(directory, "round-1", anchors, {"parameters": schema.to_json(), "model": document})
+def store(directory, model, document, num_fragments=2, **meta):
+    live = LiveModel(model, num_fragments, None)
+    tensors = {anchor_name(f): flat for f, flat in enumerate(live.read_all())} | live.kept_buffers()
+    tensors |= {BUFFERS: live.read_buffers()} if live.schema.buffers else {}
+    if live.schema.frozen:
+        directory.parent.mkdir(exist_ok=True)
+        keep_frozen(directory.parent, live.schema.frozen, live.frozen)
+    save(directory, "round-1", tensors, {"parameters": live.schema.to_json(), "model": document, **meta})
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_an_exported_language_model_opens_with_transformers_and_says_the_same(tmp_path, tie):
+@pytest.mark.parametrize("frozen", ["", "embed_tokens", "layers."])
+def test_an_exported_language_model_opens_with_transformers_and_says_the_same(tmp_path, tie, frozen):
     model = make_model(tie)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not frozen or frozen not in name)
     config = json.loads(model.config.to_json_string())
-    store(tmp_path / "checkpoints", model, {"task": "causal-lm", "config": config})
+    store(tmp_path / "checkpoints", model, {"task": "causal-lm", "config": config}, num_fragments=1)
     used = export(tmp_path / "checkpoints", tmp_path / "model")
     assert used.path.name == "00000000-round-1"
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokens = torch.arange(12).view(2, 6)
     assert torch.equal(model(tokens).logits, opened(tokens).logits)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != FROZEN) == ["checkpoints", "model"]
 
 
 def test_any_other_model_is_a_safetensors_file_with_its_names(tmp_path):
@@ -76,3 +83,68 @@ def test_the_anchor_has_the_models_shapes(tmp_path):
     store(tmp_path / "c", model, None, num_fragments=1)
     found = anchor_parameters(load_newest(tmp_path / "c"))
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {"weight": (4, 3), "bias": (4,)}
+
+
+class Mixed(torch.nn.Module):
+    """A frozen half-precision base, a trained head, batch norm, a table of large whole numbers."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.base = torch.nn.Linear(3, 4).to(torch.bfloat16).requires_grad_(False)
+            self.norm, self.head = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+        self.register_buffer("table", torch.tensor([2**40 + 1, 2**53 - 1]))
+
+
+def test_the_whole_model_is_exported_in_its_own_dtypes(tmp_path):
+    model = Mixed()
+    model.norm(torch.randn(8, 4))
+    store(tmp_path / "c", model, None, num_fragments=1)
+    export(tmp_path / "c", tmp_path / "to")
+    found = load_file(tmp_path / "to" / "model.safetensors")
+    assert set(found) == set(model.state_dict())
+    for name, tensor in model.state_dict().items():
+        assert found[name].dtype == tensor.dtype, name
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(("policy", "mean"), [("average", 9.0), ("own", 5.0)])
+def test_buffers_are_those_that_peers_share_unless_each_keeps_its_own(tmp_path, policy, mean):
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1))
+    model[1].running_mean.fill_(5.0)
+    store(tmp_path / "c", model, None, num_fragments=1, buffers=policy)
+    kept = load_newest(tmp_path / "c")
+    kept.tensors[BUFFERS][0] = 9.0
+    save(tmp_path / "c", "later", kept.tensors, kept.meta)
+    export(tmp_path / "c", tmp_path / "to")
+    assert load_file(tmp_path / "to" / "model.safetensors")["1.running_mean"].item() == mean
+
+
+def test_a_frozen_file_that_is_missing_is_said_in_one_line(tmp_path):
+    store(tmp_path / "c", Mixed(), None, num_fragments=1)
+    (tmp_path / FROZEN).unlink()
+    with pytest.raises(DiskError, match=r"frozen.safetensors is missing.*2 frozen tensors.*base.weight.*copy it from"):
+        export(tmp_path / "c", tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_frozen_file_of_another_base_or_a_damaged_one_is_not_exported(tmp_path):
+    store(tmp_path / "c", Mixed(), None, num_fragments=1)
+    whole = (tmp_path / FROZEN).read_bytes()
+    (tmp_path / FROZEN).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DiskError, match=r"base\.bias is not the one that the run's peers agreed on"):
+        export(tmp_path / "c", tmp_path / "to")
+    (tmp_path / FROZEN).write_bytes(whole[:100])
+    with pytest.raises(DiskError, match="cannot be read"):
+        export(tmp_path / "c", tmp_path / "to")
+
+
+def test_what_is_frozen_is_written_once_and_again_for_another_base(tmp_path):
+    one, other = LiveModel(Mixed(0), 1, None), LiveModel(Mixed(1), 1, None)
+    keep_frozen(tmp_path, one.schema.frozen, one.frozen)
+    keep_frozen(tmp_path, one.schema.frozen, lambda: pytest.fail("it was there"))
+    keep_frozen(tmp_path, other.schema.frozen, other.frozen)
+    found = load_file(tmp_path / FROZEN)
+    assert torch.equal(found["base.weight"], other.frozen()["base.weight"])
+    assert [path.name for path in tmp_path.iterdir()] == [FROZEN]

@@ -1,0 +1,105 @@
+"""Fragments and buffers as flat float32 vectors: into a model, out of it, and their digests."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError, ManifestMismatch
+from decentral.parameters.schema import BufferSpec, Fragment, ParameterSpec
+
+# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU.
+
+_MOST_WHOLE = 2.0**53  # whole numbers that a float64 holds one by one
+
+
+def gather(parameters: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
+    """Copy a fragment out of a model: flat float32 on the CPU, shape (fragment.numel,)."""
+    flat_N = torch.empty(fragment.numel, dtype=torch.float32)
+    for spec, piece in zip(fragment.parameters, split(flat_N, fragment), strict=True):
+        piece.copy_(_find(parameters, spec).detach())
+    return flat_N
+
+
+def scatter(flat: Tensor, fragment: Fragment, parameters: Mapping[str, Tensor]) -> None:
+    """Copy a flat fragment into a model in place, to each parameter's own device and dtype; no gradient."""
+    targets = [_find(parameters, spec) for spec in fragment.parameters]  # all found before one is changed
+    with torch.no_grad():
+        for target, piece in zip(targets, split(flat, fragment), strict=True):
+            target.copy_(piece)
+
+
+def gather_buffers(buffers: Mapping[str, Tensor], specs: Sequence[BufferSpec]) -> Tensor:
+    """Copy the buffers out of a model, in the schema's order. Whole numbers are exact below 2**24."""
+    flat_B = torch.empty(sum(spec.numel for spec in specs), dtype=torch.float32)
+    for spec, piece in zip(specs, split(flat_B, [spec.shape for spec in specs]), strict=True):
+        piece.copy_(_find(buffers, spec).detach())
+    return flat_B
+
+
+def scatter_buffers(flat_B: Tensor, specs: Sequence[BufferSpec], buffers: Mapping[str, Tensor]) -> None:
+    """Copy flat buffers into a model in place, each to its own device and dtype."""
+    targets = [_find(buffers, spec) for spec in specs]
+    with torch.no_grad():
+        for target, piece in zip(targets, split(flat_B, [spec.shape for spec in specs]), strict=True):
+            target.copy_(in_dtype_of(target.detach().cpu(), piece))
+
+
+def in_dtype_of(like: Tensor, value: Tensor) -> Tensor:
+    """``value``, float32, in the dtype of ``like``, of the same shape: rounded and bounded for whole numbers.
+
+    Where float32 cannot tell it from ``like``, ``like`` stays: a table of large whole numbers or of float64 that no
+    step changes survives.
+    """
+    found = value
+    if not like.is_floating_point():
+        least, most = (0.0, 1.0) if like.dtype == torch.bool else _bounds(like.dtype)
+        found = value.to(torch.float64).round().clamp(least, most)
+    return torch.where(like.to(torch.float32) == value, like, found.to(like.dtype))
+
+
+def _bounds(dtype: torch.dtype) -> tuple[float, float]:
+    info = torch.iinfo(dtype)
+    return max(float(info.min), -_MOST_WHOLE), min(float(info.max), _MOST_WHOLE)
+
+
+def split(flat: Tensor, fragment_or_shapes: Fragment | Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Views of a flat tensor, shaped like the parameters; writing to them writes to ``flat``."""
+    shapes = fragment_or_shapes.shapes if isinstance(fragment_or_shapes, Fragment) else fragment_or_shapes
+    sizes = [math.prod(shape) for shape in shapes]
+    if flat.shape != (sum(sizes),):
+        raise ConfigError(f"split: a flat tensor of shape ({sum(sizes)},) is wanted, got {tuple(flat.shape)}")
+    return [piece.view(shape) for piece, shape in zip(torch.split_with_sizes(flat, sizes), shapes, strict=True)]
+
+
+def first_non_finite(flat: Tensor, specs: Fragment | Sequence[ParameterSpec]) -> str | None:
+    """The name of the first of ``specs`` with NaN or Inf in ``flat``; None when all are finite."""
+    if not flat.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(flat))).all()):  # one pass; both keep NaN
+        return None
+    named = specs.parameters if isinstance(specs, Fragment) else specs
+    parts = zip(named, split(flat, [spec.shape for spec in named]), strict=True)
+    return next(spec.name for spec, part in parts if not bool(torch.isfinite(part).all()))
+
+
+def digest(flat: Tensor) -> bytes:
+    """32 bytes that name a tensor's exact bits: blake2b-256 over its little-endian float32 bytes."""
+    array = flat.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False)
+    return hashlib.blake2b(array.data, digest_size=32).digest()
+
+
+def combined_digest(digests: Sequence[bytes]) -> bytes:
+    """The anchor's digest, 32 bytes, from its fragments' digests in order, and that of buffers where there are any."""
+    if any(len(item) != 32 for item in digests):
+        raise ConfigError(f"combined_digest: digests of 32 bytes are wanted, got {[len(item) for item in digests]}")
+    return hashlib.blake2b(b"".join(digests), digest_size=32).digest()
+
+
+def _find(tensors: Mapping[str, Tensor], spec: ParameterSpec) -> Tensor:
+    found = tensors.get(spec.name)
+    if found is None:
+        raise ManifestMismatch(f"the model has no parameter {spec.name}; the run's schema wants {spec.shape}")
+    if tuple(found.shape) != spec.shape:
+        raise ManifestMismatch(f"{spec.name}: {tuple(found.shape)} here, {spec.shape} in the run; use the run's model")
+    return found

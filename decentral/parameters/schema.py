@@ -1,0 +1,240 @@
+"""What of a model its peers must agree on: trained parameters by fragments, buffers, and what is frozen.
+
+Its canonical JSON crosses the wire in the greeting and is hashed into the run's first record. A model without buffers
+and frozen parameters keeps the form that knew neither: a list of fragments.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from decentral.errors import PayloadError
+
+# Bounds on a schema that came from a peer: far above any model, far below what could hurt this process.
+MAX_JSON_CHARS = 16 * 2**20
+MAX_FRAGMENTS = 1024
+MAX_PARAMETERS = 100_000
+MAX_NAME_CHARS = 512
+MAX_DIMENSIONS = 16
+MAX_NUMEL = 2**44
+
+FROZEN_DIGEST_NBYTES = 16
+Number = Literal["float", "integer"]
+_HEX = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """One parameter's name (as in ``named_parameters``) and shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSpec(ParameterSpec):
+    """One buffer that the model's ``state_dict`` holds; whole numbers and truth values are "integer"."""
+
+    kind: Number
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSpec(ParameterSpec):
+    """One parameter that is not trained: its dtype as torch names it, and the blake2b-128 of its bytes, in hex."""
+
+    dtype: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """The parameters that one round synchronises, in order; ``index`` is its place in the schema."""
+
+    index: int
+    parameters: tuple[ParameterSpec, ...]
+
+    @property
+    def numel(self) -> int:
+        """Length of the flat vector."""
+        return sum(spec.numel for spec in self.parameters)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The parameters' shapes, in order."""
+        return tuple(spec.shape for spec in self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """All fragments of a model, its buffers and what is frozen: every size expected from a peer follows from it."""
+
+    fragments: tuple[Fragment, ...]
+    buffers: tuple[BufferSpec, ...] = ()
+    frozen: tuple[FrozenSpec, ...] = ()
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that name the schema: blake2b-256 of ``to_json()``."""
+        return hashlib.blake2b(self.to_json().encode(), digest_size=32).digest()
+
+    @property
+    def numel(self) -> int:
+        """Number of elements in all fragments."""
+        return sum(fragment.numel for fragment in self.fragments)
+
+    @property
+    def buffer_numel(self) -> int:
+        """Number of elements in all buffers."""
+        return sum(spec.numel for spec in self.buffers)
+
+    def to_json(self) -> str:
+        """The canonical spelling: a list of fragments, each a list of [name, [dimensions]].
+
+        With buffers or frozen parameters a table of three lists; a buffer has its kind at the end, what is frozen its
+        dtype and digest.
+        """
+        rows: object = [[[spec.name, list(spec.shape)] for spec in fragment.parameters] for fragment in self.fragments]
+        if self.buffers or self.frozen:
+            buffers = [[spec.name, list(spec.shape), spec.kind] for spec in self.buffers]
+            frozen = [[spec.name, list(spec.shape), spec.dtype, spec.digest] for spec in self.frozen]
+            rows = {"fragments": rows, "buffers": buffers, "frozen": frozen}
+        return json.dumps(rows, separators=(",", ":"), ensure_ascii=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Schema":
+        """Read what ``to_json`` wrote; PayloadError on anything else, however hostile."""
+        if len(text) > MAX_JSON_CHARS:
+            raise _rubbish(f"{len(text)} characters, at most {MAX_JSON_CHARS} are read")
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _rubbish(f"not JSON ({type(error).__name__})") from None
+        rows = found if isinstance(found, dict) else {"fragments": found, "buffers": [], "frozen": []}
+        fragments = _rows(rows.get("fragments"), "fragments", MAX_FRAGMENTS)
+        buffers = _rows(rows.get("buffers"), "buffers", MAX_PARAMETERS, least=0)
+        frozen = _rows(rows.get("frozen"), "frozen", MAX_PARAMETERS, least=0)
+        if len(rows) > 3 or (rows is found and not (buffers or frozen)):  # one spelling for each model
+            raise _rubbish("a list of fragments is wanted, or a table of fragments, buffers and frozen")
+        schema = cls(
+            tuple(_fragment_from(index, row) for index, row in enumerate(fragments)),
+            tuple(map(_buffer_from, buffers)),
+            tuple(map(_frozen_from, frozen)),
+        )
+        _check_bounds(schema)
+        return schema
+
+    def describe_difference(self, other: "Schema") -> list[str]:
+        """One line per difference, ``self`` being "here" and ``other`` "in the run"; empty when equal."""
+        here, there = _places(self), _places(other)
+        lines = []
+        for key in dict.fromkeys([*here, *there]):
+            name = key if key.isprintable() else ascii(key)  # a stranger's, and shown on a terminal
+            if (difference := _difference(here.get(key), there.get(key))) is not None:
+                lines.append(f"{name}: {difference}")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a name stands for: facts in the order in which a difference is told, and the digest of frozen values."""
+
+    role: str
+    facts: tuple[str, ...]
+    values: str = ""
+
+
+def _difference(mine: _Place | None, theirs: _Place | None) -> str | None:
+    if mine is None or theirs is None:
+        return f"{_shown(mine)} here, {_shown(theirs)} in the run"
+    if mine.role != theirs.role:
+        return f"{mine.role} here, {theirs.role} in the run"
+    for fact, other in zip(mine.facts, theirs.facts, strict=True):
+        if fact != other:
+            return f"{fact} here, {other} in the run"
+    return None if mine.values == theirs.values else "frozen, other values here than in the run: the base model differs"
+
+
+def _shown(place: _Place | None) -> str:
+    return "absent" if place is None else place.facts[0]
+
+
+def _places(schema: Schema) -> dict[str, _Place]:
+    """Each name's place too: order matters, for it decides the flat form."""
+    found = {
+        spec.name: _Place("trained", (str(spec.shape), f"place {place} of fragment {fragment.index}"))
+        for fragment in schema.fragments
+        for place, spec in enumerate(fragment.parameters)
+    }
+    for place, buffer in enumerate(schema.buffers):
+        facts = (f"buffer {buffer.shape}", f"buffer of {buffer.kind}s", f"place {place} of the buffers")
+        found[buffer.name] = _Place("a buffer", facts)
+    for place, spec in enumerate(schema.frozen):
+        facts = (f"frozen {spec.shape}", f"frozen, {spec.dtype}", f"place {place} of what is frozen")
+        found[spec.name] = _Place("frozen", facts, spec.digest)
+    return found
+
+
+def _fragment_from(index: int, row: object) -> Fragment:
+    parameters = _rows(row, "parameters of a fragment", MAX_PARAMETERS)
+    return Fragment(index, tuple(_spec_from(item) for item in parameters))
+
+
+def _spec_from(item: object) -> ParameterSpec:
+    return ParameterSpec(*_name_and_shape(item, 2, "a parameter is [name, [dimensions]]"))
+
+
+def _buffer_from(item: object) -> BufferSpec:
+    rule = 'a buffer is [name, [dimensions], "float" or "integer"]'
+    name, shape = _name_and_shape(item, 3, rule)
+    kind = item[2] if isinstance(item, list) else None
+    if kind not in ("float", "integer"):
+        raise _rubbish(rule)
+    return BufferSpec(name, shape, "float" if kind == "float" else "integer")
+
+
+def _frozen_from(item: object) -> FrozenSpec:
+    rule = "a frozen parameter is [name, [dimensions], dtype, 32 hex digits]"
+    name, shape = _name_and_shape(item, 4, rule)
+    dtype, digest = item[2:] if isinstance(item, list) else (None, None)
+    if not (isinstance(dtype, str) and 1 <= len(dtype) <= 32 and dtype.isascii() and dtype.isidentifier()):
+        raise _rubbish(rule)
+    if not (isinstance(digest, str) and len(digest) == 2 * FROZEN_DIGEST_NBYTES and set(digest) <= _HEX):
+        raise _rubbish(rule)
+    return FrozenSpec(name, shape, dtype, digest)
+
+
+def _name_and_shape(item: object, length: int, rule: str) -> tuple[str, tuple[int, ...]]:
+    if not (isinstance(item, list) and len(item) == length and isinstance(item[0], str)):
+        raise _rubbish(rule)
+    name, shape = item[0], item[1]
+    if not (isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS and 1 <= len(name) <= MAX_NAME_CHARS):
+        raise _rubbish(f"a shape has at most {MAX_DIMENSIONS} dimensions, a name 1 to {MAX_NAME_CHARS} characters")
+    if not all(type(size) is int and 0 <= size <= MAX_NUMEL for size in shape):
+        raise _rubbish(f"a dimension is a whole number from 0 to {MAX_NUMEL}")
+    return name, tuple(shape)
+
+
+def _rows(value: object, what: str, most: int, least: int = 1) -> list[object]:
+    if not (isinstance(value, list) and least <= len(value) <= most):
+        raise _rubbish(f"{what}: a list of {least} to {most} is wanted")
+    return value
+
+
+def _check_bounds(schema: Schema) -> None:
+    trained = [spec for fragment in schema.fragments for spec in fragment.parameters]
+    specs: list[ParameterSpec] = [*trained, *schema.buffers, *schema.frozen]
+    if len(specs) > MAX_PARAMETERS or sum(spec.numel for spec in specs) > MAX_NUMEL:
+        raise _rubbish(f"at most {MAX_PARAMETERS} parameters and {MAX_NUMEL} elements are read")
+    if len({spec.name for spec in specs}) != len(specs):
+        raise _rubbish("a parameter is named twice")
+
+
+def _rubbish(why: str) -> PayloadError:
+    return PayloadError(f"this is no schema of a model: {why}; ask another peer for it")

@@ -1,0 +1,257 @@
+"""What of a model is not trained, buffers and frozen parameters, among real peers: shared, kept, exported."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import decentral
+from decentral.manifest import Manifest, preset_manifest
+from decentral.parameters import schema_of
+from decentral.peer import Peer, join
+from decentral.state.export import export
+
+SETTINGS = {"listen": ("/ip4/127.0.0.1/tcp/0",), "transport": "native", "lan": False, "commands": False}
+INPUTS = torch.linspace(-3.0, 5.0, 8 * 6).view(8, 6)
+
+
+def terms(preset: str, **tables: dict[str, Any]) -> Manifest:
+    patient = {"deadline_floor": 5.0, "deadline_ceiling": 20.0, "lease": 10.0, "shrink_after": 12.0}
+    run = {"rounds": 4, "salt": "whole", **tables.pop("run", {})}
+    return preset_manifest(preset, run=run, swarm=patient, inner={"steps": 4, "clip": None}, **tables)
+
+
+class Normed(nn.Module):
+    """Two blocks with batch norm and a head, so that it has three fragments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(2))
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return self.head(inputs)
+
+
+class Adapted(nn.Module):
+    """A frozen base with a low-rank update on top of it."""
+
+    def __init__(self, base: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(base)
+        self.layers = nn.ModuleList([nn.Linear(6, 6)])
+        for parameter in self.layers.parameters():
+            parameter.requires_grad_(False).copy_(torch.randn(parameter.shape, generator=generator))
+        self.down, self.up = nn.Parameter(torch.ones(2, 6)), nn.Parameter(torch.zeros(6, 2))
+        self.register_buffer("scale", torch.tensor(0.1, dtype=torch.float64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](inputs) + self.scale.float() * inputs @ self.down.T @ self.up.T
+
+
+class Trainee:
+    """A model and one peer's own data, of a scale of its own."""
+
+    def __init__(self, model: nn.Module, number: int) -> None:
+        torch.manual_seed(7)
+        self.model, self.number = model, number
+        generator = torch.Generator().manual_seed(11)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+        self.optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.003)
+        self.data = torch.Generator().manual_seed(number)
+
+    def step(self) -> None:
+        inputs = 3.0 + self.number + 2.0 * torch.randn(16, 6, generator=self.data)
+        (self.model(inputs) - inputs.mean()).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def says(self) -> torch.Tensor:
+        self.model.eval()
+        with torch.no_grad():
+            answer = self.model(INPUTS)
+        self.model.train()
+        return answer
+
+
+def joined(run: Manifest | str, trainee: Trainee, out: Path, **settings: Any) -> Peer:
+    return join(run, trainee.model, trainee.optimizer, out=out, **SETTINGS, **settings)
+
+
+def exported(make: Callable[[], nn.Module], out: Path) -> torch.Tensor:
+    """What the exported model says, opened in a model that was built anew."""
+    to = out / "exported"
+    export(out / "checkpoints", to)
+    opened = Trainee(make(), 0)
+    opened.model.load_state_dict(load_file(to / "model.safetensors"))
+    return opened.says()
+
+
+class Pair:
+    """A founder and one that it invites, each training until the run is done."""
+
+    def __init__(self, manifest: Manifest, make: Callable[[], nn.Module], folder: Path) -> None:
+        self.manifest, self.folder = manifest, folder
+        self.trainees = [Trainee(make(), number) for number in range(2)]
+        self.digests = ["", ""]
+        self.invite = ""
+        self.invited, self.failures = threading.Event(), list[BaseException]()
+
+    def run(self) -> list[torch.Tensor]:
+        """What both models say in the end."""
+        threads = [threading.Thread(target=self._guarded, args=(number,), daemon=True) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+        if self.failures:
+            raise self.failures[0]
+        assert self.digests[0] == self.digests[1] != ""
+        return [trainee.says() for trainee in self.trainees]
+
+    def _guarded(self, number: int) -> None:
+        try:
+            self._train(number)
+        except BaseException as error:  # noqa: BLE001 - raised by ``run``, in the test's thread
+            self.failures.append(error)
+            self.invited.set()
+
+    def _train(self, number: int) -> None:
+        assert number == 0 or self.invited.wait(60)
+        run = self.invite if number else self.manifest
+        trainee = self.trainees[number]
+        with joined(run, trainee, self.folder / str(number)) as peer:
+            if not number:
+                self.invite = peer.invite
+                self.invited.set()
+            wait_for(lambda: len(peer.status().members) == 2)
+            while not peer.done:
+                trainee.step()
+            self.digests[number] = peer.anchor_digest
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(600):
+        if holds():
+            return
+        pause.wait(0.1)
+    raise AssertionError("it did not come")
+
+
+def train(peer: Peer, trainee: Trainee, rounds: int) -> None:
+    while peer.round < rounds:
+        trainee.step()
+
+
+def assert_alike(*answers: torch.Tensor) -> None:
+    for answer in answers[1:]:
+        torch.testing.assert_close(answer, answers[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [Normed, Adapted])
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco", "noloco"])  # gather, reduce, pair
+def test_peers_their_restarts_and_their_exports_say_the_same(tmp_path, preset, make):
+    pair = Pair(terms(preset), make, tmp_path)
+    answers = pair.run()
+    again = Trainee(make(), 1)
+    with joined(pair.manifest, again, tmp_path / "1"):
+        assert_alike(*answers, again.says(), *(exported(make, tmp_path / number) for number in "01"))
+    assert not torch.allclose(answers[0], Trainee(make(), 0).says())  # something was learnt
+
+
+@pytest.mark.parametrize("make", [Normed, Adapted])
+def test_a_newcomer_begins_with_the_whole_model_of_the_run(tmp_path, make):
+    founder, newcomer = Trainee(make(), 0), Trainee(make(), 1)
+    with joined(terms("sparseloco", run={"rounds": 1000}), founder, tmp_path / "0") as first:
+        train(first, founder, 3)
+        with joined(first.invite, newcomer, tmp_path / "1"):
+            assert_alike(founder.says(), newcomer.says())
+
+
+def test_a_restart_goes_on_with_the_buffers_that_the_journal_led_to(tmp_path):
+    """The last checkpoint is older than the last commit."""
+    manifest, founder = terms("sparseloco", run={"rounds": 1000}), Trainee(Normed(), 0)
+    with joined(manifest, founder, tmp_path, checkpoint_every=1000) as peer:
+        train(peer, founder, 3)
+        answer = founder.says()
+        peer._checkpointer.save = lambda *_: None  # as when it is killed
+    again = Trainee(Normed(), 0)
+    with joined(manifest, again, tmp_path):
+        assert_alike(answer, again.says())
+
+
+def test_with_buffers_of_their_own_peers_keep_them_and_begin_with_the_founders(tmp_path):
+    pair = Pair(terms("sparseloco", model={"buffers": "own"}), Normed, tmp_path)
+    pair.run()
+    first, second = (trainee.model.layers[0][1].running_mean for trainee in pair.trainees)
+    assert not torch.allclose(first, second)
+    again = Trainee(Normed(), 1)
+    with joined(pair.manifest, again, tmp_path / "1"):
+        assert torch.equal(again.model.layers[0][1].running_mean, second)
+    assert_alike(pair.trainees[1].says(), exported(Normed, tmp_path / "1"))
+
+
+def test_the_first_contributors_buffers_are_everybodys_where_the_manifest_says_so(tmp_path):
+    pair = Pair(terms("sparseloco", model={"buffers": "first"}), Normed, tmp_path)
+    assert_alike(*pair.run())
+
+
+def test_adapters_on_another_base_are_refused_with_the_tensor_that_differs(tmp_path):
+    founder, other = Trainee(Adapted(base=0), 0), Trainee(Adapted(base=1), 1)
+    with joined(terms("sparseloco"), founder, tmp_path / "0") as peer:
+        refused = joined(peer.invite, other, tmp_path / "1")
+        words = r"layers\.0\.weight: frozen, other values here than in the run: the base model differs"
+        with pytest.raises(decentral.ManifestMismatch, match=words) as error, refused:
+            pass
+        assert error.value.exit_code == 11
+    assert not (tmp_path / "1" / "frozen.safetensors").exists()
+
+
+def test_a_restart_on_another_base_is_refused_with_the_tensor_that_differs(tmp_path):
+    manifest = terms("sparseloco")
+    with joined(manifest, Trainee(Adapted(base=0), 0), tmp_path):
+        pass
+    with pytest.raises(decentral.ManifestMismatch, match=r"layers\.0\.weight: frozen, other values"):
+        joined(manifest, Trainee(Adapted(base=1), 0), tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "noloco"])
+@pytest.mark.parametrize(("name", "trained"), [("up", False), ("layers.0.bias", True)])
+def test_what_is_frozen_or_unfrozen_after_the_join_ends_with_one_line(tmp_path, preset, name, trained):
+    trainee = Trainee(Adapted(), 0)
+    with joined(terms(preset), trainee, tmp_path) as peer:
+        trainee.model.get_parameter(name).requires_grad_(trained)
+        with pytest.raises(decentral.ConfigError, match=rf"{name} was .* when this peer joined and is"):
+            train(peer, trainee, 3)
+
+
+def test_a_buffer_that_is_not_finite_is_refused_before_anything_is_trained(tmp_path):
+    trainee = Trainee(Adapted(), 0)
+    trainee.model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    with pytest.raises(decentral.ConfigError, match="NaN or Inf in the buffer mask"):
+        joined(terms("sparseloco"), trainee, tmp_path).__enter__()
+
+
+def test_a_compiled_and_a_plain_model_are_one_run(tmp_path):
+    compiled = torch.compile(Normed(), backend="eager")
+    assert schema_of(compiled) == schema_of(Normed())
+    founder, newcomer = Trainee(compiled, 0), Trainee(Normed(), 1)
+    manifest = terms("sparseloco", run={"rounds": 1000})
+    with joined(manifest, founder, tmp_path / "0", checkpoint_every=1) as first:
+        train(first, founder, 1)
+        with joined(first.invite, newcomer, tmp_path / "1"):
+            assert_alike(founder.says(), newcomer.says())
+    assert_alike(founder.says(), exported(Normed, tmp_path / "0"))
