@@ -175,6 +175,8 @@ class Vault:
             if me in {ref.peer for ref in contributions(record)}:
                 named = True
                 replica.forget_sent(record, frames, me)
+            else:  # its results may be named all the same
+                replica.owe_after(record, me, {}, replica.owed(record.fragment))
             anchor = replica.digest if moves_anchor(record) else record.base
             head = replace(head.extended(record), anchor=anchor)
         return head, named

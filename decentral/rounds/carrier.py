@@ -136,6 +136,7 @@ class Carrier(ABC):
         self._slices: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
         self._slice_came = anyio.Event()
         self._results = Results()
+        self._left: dict[Digest, Tensor] = {}  # by the results made here in this round, what each leaves to owe
         self._lock = anyio.Lock(fast_acquire=True)
         self._start: tuple[Head, Acceptor | None, Past] = (head, acceptor, Past())
         self._group: anyio.abc.TaskGroup | None = None
@@ -236,7 +237,7 @@ class Carrier(ABC):
         self._make_room()
         self.inbox.forget_before(round_ + 1)
         self.spreading.forget_before(round_ + 1)
-        self._slices = {}
+        self._slices, self._left = {}, {}
         self._results.forget()
 
     def _make_room(self) -> None:
