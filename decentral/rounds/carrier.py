@@ -73,6 +73,7 @@ class Ledger:
     save_acceptor: Callable[[bytes], None]
     keep: Callable[[Record, Sequence[bytes]], None] = lambda record, frames: None  # frames of a record voted for
     adopt: Callable[[Head, Mapping[str, Tensor]], None] = lambda head, tensors: None  # a snapshot, before it is used
+    swap_begins: Callable[[], None] = lambda: None  # from now on a partner may hold what the last checkpoint owes
 
 
 class Carrier(ABC):
