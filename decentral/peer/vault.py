@@ -141,7 +141,8 @@ class Vault:
                 f"{self.checkpoints} holds another run ({head.run.hex()[:12]}); choose another --out for this one"
             )
         self._saved = [(head.round, 0)]
-        tensors = _without_feedback(found.tensors) if self.swapped.exists() else found.tensors
+        swapped = self.swapped.exists() or (found.passed_over and found.meta.get("gossip_step"))
+        tensors = _without_feedback(found.tensors) if swapped else found.tensors
         resumed = Resumed(head, tensors, found.meta, found.passed_over)
         return self._with_adopted(resumed)
 
