@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anyio
 import pytest
 import torch
 
 from decentral.rounds.gossip import Gossip
+from decentral.rounds.history import Branch
+from decentral.rounds.owing import OWED
+from decentral.wire.messages import FrameRef
 from tests.peer.conftest import Member, tiny_model
 from tests.peer.learners import Learner
-from tests.peer.test_healing import exact_terms, settle
+from tests.peer.test_healing import exact_terms, following, settle
 
 SPARSE = {"chain": "topk(k=3, chunk=64)", "feedback": "ef(beta=1.0)"}
 
@@ -48,6 +53,29 @@ def test_a_reduce_of_a_sparse_compressor_delivers_what_it_was_given_or_owes_it(r
         delivered, given = (after - old for after, old in zip(books(lab), before, strict=True))
         assert owed_by_owners(lab).any()
         assert torch.equal(delivered, given)
+
+    run_lab(exact_terms(terms, SPARSE, "reduce"), script, make_model=tiny_model)
+
+
+def test_a_snapshot_takes_of_what_an_owner_owes_what_its_records_took_and_a_rival_branch_all(run_lab, terms):
+    """Contributors owe again what went into rounds that are given up: what was left of it would be given twice."""
+
+    async def script(lab):
+        member, other = lab.add(), lab.add()
+        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.contributed > 1)
+        driver, replica, numel = member.node.driver, member.node.replica, lab.schema.fragments[0].numel
+        start = driver.machine.history.newest_of(reversed(driver.machine.history.locator()))
+        last = driver.machine.recent[driver.head.round].record
+        made, theirs = FrameRef(driver.me, b"m" * 32, 0, 1, 1), FrameRef(other.signer.peer, b"t" * 32, 0, 1, 1)
+        lists = {"frames": (made,), "contributors": (theirs,), "partition": ((driver.me, 0, numel),)}
+        reduced = replace(last, **following(driver.head), **lists)
+        head = replace(driver.head.extended(reduced), anchor=driver.head.anchor)
+        replica.feedback[0], driver._left = {OWED: torch.ones(numel)}, {made.frame: torch.full((numel,), 2.0)}
+        await driver.adopt(head, {}, Branch(driver.head, (head,), (reduced,)))
+        assert torch.equal(replica.owed(0), torch.full((numel,), 2.0))
+        rival = replace(head, round=head.round + 1, tokens=head.tokens + 1, hash=b"r" * 32)
+        await driver.adopt(rival, {}, Branch(start, (rival,)))
+        assert replica.owed(0) is None
 
     run_lab(exact_terms(terms, SPARSE, "reduce"), script, make_model=tiny_model)
 
