@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, Payload, accumulate
-from decentral.compressors.feedback import Feedback, NoFeedback, State
+from decentral.compressors import Compressor, Payload, Uncompressed, accumulate
+from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
 from decentral.compressors.finite import is_finite
 from decentral.compressors.fresh import fresh_zeros
 from decentral.errors import PayloadError
@@ -55,6 +55,34 @@ class Codec:
         """
         sending = self.feedback.send(self.compressor, gradient_N, state, shapes)
         return Encoded(body.encode(self.compressor, sending.payloads), sending.state)
+
+    def encode_beside(self, change_N: Tensor, state: State, value_N: Tensor, shapes: Shapes) -> Encoded:
+        """One body of a change, sent with feedback as by ``encode``, and of a value of the same shapes after it.
+
+        The value gets no feedback: what its compression loses is no progress that could be sent later, but how wrong
+        it is now, and next time it is sent whole again.
+        """
+        sending = self.feedback.send(self.compressor, change_N, state, shapes)
+        value = compress_flat(self.compressor, value_N, shapes)
+        return Encoded(body.encode(self.compressor, (*sending.payloads, *value)), sending.state)
+
+    def all_of(self, gradient_N: Tensor, state: State, shapes: Shapes) -> tuple[Tensor, dict[str, Tensor]]:
+        """What ``encode`` would send if compression lost nothing, and the feedback after it: for who applies it alone.
+
+        Raises NonFiniteError when the gradient holds NaN or Inf.
+        """
+        sending = self.feedback.send(Uncompressed(), gradient_N, state, shapes)
+        whole_N = torch.zeros_like(gradient_N)
+        add_sent(Uncompressed(), whole_N, sending.payloads)
+        return whole_N, sending.state
+
+    def for_results(self) -> Codec:
+        """What the owners of a reduce compress their results with: under feedback of any kind they owe what it loses.
+
+        Not by the senders' mechanism: the momentum of dgc would be applied twice, and a decay would forget what the
+        contributors have struck off their own books.
+        """
+        return replace(self, feedback=ErrorFeedback(beta=1.0) if self.feedback.sender else NoFeedback())
 
     def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
         """The flat float32 tensor that every receiver of ``data`` applies. Raises PayloadError."""

@@ -3,6 +3,9 @@
 Right for dense frames: sent per peer and round ``2 (N-1)/N * body``, whatever N. Everybody applies the owners'
 result frames, so all apply the same bits although sums were made in one place only.
 
+Compressing a result loses something as compressing a slice does. Under feedback the owner owes it, in units of the
+mean: it adds it to the next result that it makes of these elements (`decentral.rounds.owing`).
+
 Source: the bandwidth-optimal all-reduce of Patarasuk and Yuan, 2009; re-quantising once per owner instead of once
 per hop, as decentral training runs do since INTELLECT-1 (Jaghouar et al., 2024, arXiv:2412.01152).
 """
@@ -15,7 +18,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from decentral.exchange.codec import Codec, range_shapes
+from decentral.exchange.codec import Codec, Encoded, range_shapes
 from decentral.exchange.turns import shifted
 from decentral.optimizers.aggregate import mean_pseudo_gradient
 from decentral.wire.frames import Frame
@@ -47,12 +50,15 @@ class Reduction:
         peers = sorted(ref.peer for ref in self.plan.contributors)
         return [self.tails[peer] for peer in peers if peer in self.tails]
 
-    def result(self, codec: Codec, weights: Sequence[float]) -> bytes | memoryview:
-        """The mean over exactly the plan's contributors, each by its weight, compressed once."""
+    def result(self, codec: Codec, weights: Sequence[float], owed_N: Tensor | None = None) -> Encoded:
+        """The mean over exactly the plan's contributors, each by its weight, and what this owner owes of these
+        elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
+        """
         refs = zip(self.plan.contributors, weights, strict=True)
         weighted = [(ref.peer, self.slices[ref.peer], weight) for ref, weight in refs]
         mean_N = mean_pseudo_gradient(weighted)
-        return codec.encode(mean_N, {}, range_shapes(*self.range)).body
+        owed = {} if owed_N is None else {"debt": owed_N}
+        return codec.for_results().encode(mean_N, owed, range_shapes(*self.range))
 
 
 class Results:

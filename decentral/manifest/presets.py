@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decentral.errors import ConfigError, UsageError
 from decentral.manifest.reading import checked, nearest
 from decentral.manifest.terms import Manifest
+
+if TYPE_CHECKING:
+    from decentral.compressors import Compressor  # torch
+
+MOST_LOST_OF_A_STATE = 0.05  # of the norm; replicas of gossip stay about as far apart: see rounds/pairstep.py
 
 
 def fresh_salt() -> str:
@@ -50,10 +55,11 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
 def check_methods(manifest: Manifest) -> None:
     """Raise ConfigError unless outer optimizer, compressor and exchange exist and fit one another."""
     from decentral.compressors import parse_compressor, parse_feedback  # torch
+    from decentral.compressors.traits import needs_matrices
     from decentral.optimizers import NoLoCo, make_outer
 
     gossips = isinstance(make_outer(manifest.outer.method, manifest.outer.hyper), NoLoCo)
-    parse_compressor(manifest.compressor.chain)
+    compressor = parse_compressor(manifest.compressor.chain)
     feedback = parse_feedback(manifest.compressor.feedback)
     if feedback.receiver:
         raise ConfigError(
@@ -64,3 +70,34 @@ def check_methods(manifest: Manifest) -> None:
     if gossips != (kind == "pair"):
         fits = '"pair"' if gossips else '"gather" or "reduce"'
         raise ConfigError(f'exchange.kind = "{kind}" does not fit outer.method {manifest.outer.method}; use {fits}')
+    if kind == "pair":
+        _check_pair(manifest, compressor)
+    elif kind == "reduce" and needs_matrices(compressor):
+        raise ConfigError(
+            f'compressor.chain = "{compressor}" does not fit exchange.kind = "reduce": it shrinks matrices only, and a '
+            'reduce cuts them into flat ranges; use exchange.kind = "gather"'
+        )
+
+
+def _check_pair(manifest: Manifest, compressor: Compressor) -> None:
+    """ConfigError for what a pair of peers would not do, or could not do without drifting apart."""
+    from decentral.compressors.traits import relative_error  # torch
+
+    weighting, overlap = manifest.outer.weighting, manifest.outer.overlap
+    if weighting not in (None, "equal"):
+        raise ConfigError(
+            f'outer.weighting = "{weighting}" does not fit exchange.kind = "pair": both of a pair count the same, or '
+            'their mean would not be kept; leave it out or use "equal"'
+        )
+    if overlap:
+        raise ConfigError(
+            f'outer.overlap = {overlap} does not fit exchange.kind = "pair": a peer waits for its partner before it '
+            "goes on; set it to 0"
+        )
+    lost = relative_error(compressor)
+    if lost > MOST_LOST_OF_A_STATE:
+        raise ConfigError(
+            f'compressor.chain = "{compressor}" does not fit exchange.kind = "pair": it would lose {lost:.0%} of the '
+            f"slow weights, which no feedback makes up for, and replicas drift that far apart; use one that loses "
+            f'{MOST_LOST_OF_A_STATE:.0%} at most, as "fp16", "fp8(block=256)" or "int8(block=4096)"'
+        )

@@ -4,9 +4,12 @@ D = local - slow ;  m <- alpha*m + beta*mean(D) - gamma*(slow - mean(slow)) ;  s
 
 The paper prints minus beta, which with its own D climbs; its appendix and its code have plus. D is minus the
 pseudo-gradient, and `pair_step` takes D (local - slow), because that is what the equations say.
-In pairs the disagreement of replicas contracts exactly when 0 < gamma < 2*(1 - alpha**2); the paper's bound is far too
-wide for large alpha, and the mean loss hides the divergence, so anything outside is refused. The reference code's
-defaults (alpha 0.9, gamma 0.7) are outside.
+In pairs the expected square of the disagreement contracts when 0 < gamma < 2*(1 - alpha**2). That is exact for an odd
+number of replicas, one of which is left over at each step, and in the limit of many; an even number of them bears more:
+for alpha 0.5, where the bound is 1.5, two replicas contract up to 3, four up to 1.8, eight up to 1.61, 64 up to 1.51
+(the test computes it). Peers come and go, so the bound holds for all numbers. The paper's own is far too wide for large
+alpha, and the mean loss hides the divergence, so anything outside is refused. The reference code's defaults (alpha 0.9,
+gamma 0.7) are outside.
 
 Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
 arXiv:2506.10911: alpha 0.5, beta 0.7, gamma = beta as in its code.

@@ -118,7 +118,8 @@ class Boundary(ABC):
         anchor_N = node.replica.anchors[fragment]
         contribution = self._rhythm.take(self._model, fragment, anchor_N, head.hash, self._tokens_per_step)
         if contribution is None:
-            changed |= self._start_over(self._rhythm.away_too_long(fragment))
+            dropped = self._rhythm.away_too_long(fragment)
+            changed |= self._start_over(dropped, forget=dropped)
             return False
         contribution.tail = self._tail(fragment)
         node.replica.check_finite(fragment, contribution.gradient_N)  # here, where an error reaches the loop
@@ -129,9 +130,9 @@ class Boundary(ABC):
         offered.add_done_callback(self._withdraw_if_refused)
         return True
 
-    def _start_over(self, fragments: list[int]) -> set[int]:
-        """Put fragments to the anchor and forget what they owe; none when a commit comes in just now."""
-        standing = self.swarm.call(anchors_without_debt, self.swarm.node, self._rhythm.seen, fragments)
+    def _start_over(self, fragments: list[int], forget: list[int]) -> set[int]:
+        """Put fragments to the anchor, and forget what some owe; none when a commit comes in just now."""
+        standing = self.swarm.call(anchors_without_debt, self.swarm.node, self._rhythm.seen, forget)
         if standing is None:
             return set()
         anchors, buffers_B = standing
@@ -141,8 +142,11 @@ class Boundary(ABC):
         return set(fragments)
 
     def _restart_after_nan(self, error: NonFiniteError) -> set[int]:
-        """The user asked for it: all of the live model to the anchor, and on with fresh moments where they are NaN."""
-        written = self._start_over(list(range(len(self._model.schema.fragments))))
+        """The user asked for it: all of the live model to the anchor, and on with fresh moments where they are NaN.
+
+        What is owed is of contributions before, and finite: it stays.
+        """
+        written = self._start_over(list(range(len(self._model.schema.fragments))), forget=[])
         if written:
             self._restarts += 1
             self._forgets = True

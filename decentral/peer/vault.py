@@ -58,6 +58,7 @@ class Vault:
         self.frames = out / "frames"
         self.journal = Journal(out / "journal", disk)
         self.acceptor = AcceptorFile(out / "acceptor", disk)
+        self.swapped = out / "swapped"  # is there when a gossip step was begun after the newest checkpoint
         self._forgotten = 0  # commits dropped from the front of the journal since it was opened
         self._kept: set[Path] = set()  # frames that this process wrote; what an earlier one wrote may be torn
         self._has_frozen = False
@@ -66,7 +67,7 @@ class Vault:
 
     def ledger(self) -> Ledger:
         """What the driver writes through."""
-        return Ledger(self.append, self.acceptor.write, self.keep, self.adopt)
+        return Ledger(self.append, self.acceptor.write, self.keep, self.adopt, self.swap_begins)
 
     def keep(self, record: Record, frames: Sequence[bytes]) -> None:
         """Make the frames of a record durable. Those of a vote are not written again for its commit."""
@@ -109,9 +110,18 @@ class Vault:
         """Make a snapshot durable that is about to be used; the next checkpoint replaces it."""
         save(self.adopted, f"round-{head.round:06d}", tensors, {"head": head.to_dict()}, self._disk)
 
+    def swap_begins(self) -> None:
+        """Make it durable that a partner may soon hold what the newest checkpoint owes."""
+        if not self.swapped.exists():
+            with disk_errors(f"writing {self.swapped}"):
+                self._disk.replace_file(self.swapped, [])
+
     def save(self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a checkpoint and drop the commits and frames that every kept checkpoint has behind it."""
         save(self.checkpoints, f"round-{head.round:06d}", tensors, {**meta, "head": head.to_dict()}, self._disk)
+        if self.swapped.exists():
+            with contextlib.suppress(OSError):
+                self._disk.remove(self.swapped)
         self._saved = [*self._saved, (head.round, self._commits_before(head))][-KEPT_CHECKPOINTS:]
         if len(self._saved) == KEPT_CHECKPOINTS:
             self._forgotten += self.journal.forget(self._saved[0][1] - self._forgotten)
@@ -127,7 +137,10 @@ class Vault:
             self._has_frozen = True
 
     def load(self, run: bytes) -> Resumed | None:
-        """The newest valid checkpoint, or None. DiskError when all are damaged, ManifestMismatch for another run's."""
+        """The newest valid checkpoint, or None. DiskError when all are damaged, ManifestMismatch for another run's.
+
+        Without its debts where a gossip step was begun since: the partner may have been given them.
+        """
         found = load_newest(self.checkpoints)
         if found is None:
             return None
@@ -137,7 +150,9 @@ class Vault:
                 f"{self.checkpoints} holds another run ({head.run.hex()[:12]}); choose another --out for this one"
             )
         self._saved = [(head.round, 0)]
-        resumed = Resumed(head, found.tensors, found.meta, found.passed_over)
+        swapped = self.swapped.exists() or (found.passed_over and found.meta.get("gossip_step"))
+        tensors = _without_feedback(found.tensors) if swapped else found.tensors
+        resumed = Resumed(head, tensors, found.meta, found.passed_over)
         return self._with_adopted(resumed)
 
     def _with_adopted(self, resumed: Resumed) -> Resumed:
@@ -154,8 +169,9 @@ class Vault:
             return resumed
         if not newer.tensors:
             return replace(resumed, head=head)
-        kept = {name: tensor for name, tensor in resumed.tensors.items() if not is_feedback(name)}
-        return replace(resumed, head=head, tensors={**kept, **newer.tensors}, adopted=True)
+        return replace(
+            resumed, head=head, tensors={**_without_feedback(resumed.tensors), **newer.tensors}, adopted=True
+        )
 
     def last_vote(self, run: bytes) -> Acceptor | None:
         """What this peer promised and accepted last: it binds a peer that has no checkpoint yet as well.
@@ -184,6 +200,8 @@ class Vault:
             if me in {ref.peer for ref in contributions(record)}:
                 named = True
                 replica.forget_sent(record, frames, me)
+            else:  # its results may be named all the same
+                replica.owe_after(record, me, {}, replica.owed(record.fragment))
             anchor = replica.digest if moves_anchor(record) else record.base
             head = replace(head.extended(record), anchor=anchor)
         return head, named
@@ -221,6 +239,10 @@ class Vault:
                 self._kept.discard(path)
                 with contextlib.suppress(OSError):
                     self._disk.remove(path)
+
+
+def _without_feedback(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not is_feedback(name)}
 
 
 def _commit(body: bytes) -> Commit:

@@ -75,6 +75,7 @@ class Ledger:
     save_acceptor: Callable[[bytes], None]
     keep: Callable[[Record, Sequence[bytes]], None] = lambda record, frames: None  # frames of a record voted for
     adopt: Callable[[Head, Mapping[str, Tensor]], None] = lambda head, tensors: None  # a snapshot, before it is used
+    swap_begins: Callable[[], None] = lambda: None  # from now on a partner may hold what the last checkpoint owes
 
 
 class Carrier(ABC):
@@ -139,6 +140,7 @@ class Carrier(ABC):
         self._tails: dict[tuple[int, int], dict[PeerId, Tensor]] = {}  # the buffers that came with slices
         self._slice_came = anyio.Event()
         self._results = Results()
+        self._left: dict[Digest, Tensor] = {}  # by the results made here in this round, what each leaves to owe
         self._lock = anyio.Lock(fast_acquire=True)
         self._start: tuple[Head, Acceptor | None, Past] = (head, acceptor, Past())
         self._group: anyio.abc.TaskGroup | None = None
@@ -239,7 +241,7 @@ class Carrier(ABC):
         self._make_room()
         self.inbox.forget_before(round_ + 1)
         self.spreading.forget_before(round_ + 1)
-        self._slices, self._tails = {}, {}
+        self._slices, self._tails, self._left = {}, {}, {}
         self._results.forget()
 
     def _make_room(self) -> None:

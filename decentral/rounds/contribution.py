@@ -10,6 +10,7 @@ from torch import Tensor
 
 from decentral.exchange.codec import Encoded, range_shapes
 from decentral.rounds.chain import Head
+from decentral.rounds.owing import in_own_units
 from decentral.rounds.replica import Replica
 from decentral.wire.frames import Frame, Header, Kind, seal
 from decentral.wire.keys import PeerId, Signer
@@ -42,14 +43,16 @@ class Contribution:
         """What a reduce offer names instead of a frame."""
         return hashlib.blake2b(self.gradient_N.numpy().data, digest_size=32).digest()
 
-    def feedback_after(self, record: Record) -> dict[str, Tensor] | None:
-        """The feedback to book with ``record``, which names this contribution; None when that changes nothing."""
+    def feedback_after(self, record: Record) -> dict[str, Tensor]:
+        """The feedback to book with ``record``, which names this contribution. Nothing where slices are of an earlier
+        life, which may have sent all that was owed.
+        """
         if self.encoded is not None:
             return self.encoded.feedback
         slices = self.slices.get(record.plan, {})
         made = [slices[part].feedback for part in range(len(record.partition)) if part in slices]
         if len(made) != len(record.partition):
-            return None
+            return {}
         return {name: torch.cat([part[name] for part in made]) for name in made[0]}
 
     def frame(self, head: Head, signer: Signer) -> Frame:
@@ -69,8 +72,11 @@ class Contribution:
 
     def slice_frame(self, part: int, plan: Plan, head: Head, replica: Replica, signer: Signer) -> Frame:
         """The frame of one part of ``plan``; what it leaves to owe is remembered."""
-        _, start, stop = plan.partition[part]
-        made = replica.encode_range(self.fragment, self.gradient_N, start, stop)
+        owner, start, stop = plan.partition[part]
+        passed_on = 0.0
+        if owner != signer.peer and replica.owed(self.fragment) is not None:
+            passed_on = in_own_units(plan.contributors, replica.weights(plan.contributors), signer.peer)
+        made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on)
         parts = len(plan.partition)
         header = header_after(head, Kind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
         frame = seal(header, made.body, signer, self.tail if part == 0 else b"")

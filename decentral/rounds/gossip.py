@@ -2,7 +2,8 @@
 
 Two-phase: each pushes its frame (pseudo-gradient and slow weights); the peer with the smaller id asks the other
 to commit, and the answer is remembered, so that a lost answer is asked for again and says the same. A peer whose
-partner does not come takes its step alone. The mean of the two slow weights is conserved up to float rounding.
+partner does not come takes its step alone. The mean of the two slow weights is conserved up to float rounding, and
+what compression loses of the changes is owed: booked with the step, never before it (`decentral.rounds.pairstep`).
 Sent per step: two bodies to one peer, whatever the size of the swarm.
 
 Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
@@ -15,18 +16,17 @@ import struct
 from dataclasses import dataclass
 
 import anyio
-import torch
 from torch import Tensor
 
 from decentral.errors import PayloadError, TransportError
 from decentral.exchange import gather
-from decentral.exchange.codec import Encoded
 from decentral.optimizers import NoLoCo
 from decentral.rounds.allowance import allowance
 from decentral.rounds.chain import NOTHING, Head
 from decentral.rounds.deadline import Deadline
 from decentral.rounds.driver import Driver
 from decentral.rounds.pairing import partner_of
+from decentral.rounds.pairstep import GossipStep, half_of, step_alone, step_together
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.frames import Frame, Header, Kind, seal
 from decentral.wire.keys import PeerId
@@ -73,7 +73,6 @@ class Gossip:
     def __init__(self, driver: Driver, deadline: Deadline, step: int = 0) -> None:
         assert isinstance(driver.replica.outer, NoLoCo)
         self.driver, self.deadline, self.step = driver, deadline, step
-        self.outer: NoLoCo = driver.replica.outer
         self._current: _Swap | None = None
         self._outcomes: dict[int, tuple[bytes, bytes]] = {}  # step -> (partner's frame, YES or NO)
         self._frames: dict[tuple[PeerId, int], tuple[Frame, Tensor]] = {}
@@ -96,11 +95,7 @@ class Gossip:
         fragment 0 carries them.
         """
         driver, head, step = self.driver, self.driver.head, self.step
-        slow_N = driver.replica.anchors[fragment]
-        shapes = tuple(driver.replica.shapes(fragment)) * 2
-        both_N, nothing_owed = torch.cat([delta_N, slow_N]), dict[str, torch.Tensor]()
-        encoded: Encoded = await driver.offload(driver.replica.codec.encode, both_N, nothing_owed, shapes)
-        sent_N = driver.replica.codec.decode(encoded.body, shapes)
+        half = await driver.offload(half_of, driver.replica, fragment, delta_N)
         theirs = swap = None
         partner = partner_of(head.run, step, head.members, driver.me) if driver.is_member else None
         if partner is not None:
@@ -108,12 +103,17 @@ class Gossip:
                 partner
             )  # a send that failed in an earlier step: no message of rounds undoes it
         if partner is not None and driver.machine.presence.present(partner):
-            frame = seal(self._header(head, fragment, steps, tokens), encoded.body, driver.signer, tail)
+            if half.feedback:
+                await driver.offload(driver.ledger.swap_begins)
+            frame = seal(self._header(head, fragment, steps, tokens), half.body, driver.signer, tail)
             swap = _Swap(step, frame, partner)
             theirs = await self._swap(swap)
         if tail:
             self._merge_buffers(tail, None if swap is None else swap.theirs)
-        return self._apply(fragment, step, partner if theirs is not None else None, sent_N, theirs, delta_N)
+        if theirs is None:
+            return self._book(fragment, None, step_alone(driver.replica, fragment, delta_N))
+        self._settled = step + 1
+        return self._book(fragment, partner, step_together(driver.replica, fragment, half, theirs))
 
     # ---- the swap ----
 
@@ -270,30 +270,15 @@ class Gossip:
 
     # ---- the step ----
 
-    def _apply(
-        self,
-        fragment: int,
-        step: int,
-        partner: PeerId | None,
-        sent_N: Tensor,
-        theirs_N: Tensor | None,
-        delta_N: Tensor,
-    ) -> Swapped:
-        replica = self.driver.replica
-        slow_N, n = replica.anchors[fragment], delta_N.numel()
-        mine, mean, disagreement = sent_N, sent_N, None
-        if theirs_N is not None:
-            self._settled = step + 1
-            mean = (mine + theirs_N) * 0.5  # addition of two commutes bit for bit: both sides get the same mean
-            gap, size = (mine[n:] - theirs_N[n:]).norm(), mine[n:].norm()
-            disagreement = float(gap / size) if size > 0 else 0.0
-        mean_delta_N = mean[:n] if theirs_N is not None else delta_N
-        after_N, state = self.outer.pair_step(slow_N, mean_delta_N, mine[n:], mean[n:], replica.states[fragment])
-        replica.anchors[fragment], replica.states[fragment] = after_N, state
+    def _book(self, fragment: int, partner: PeerId | None, taken: GossipStep) -> Swapped:
+        replica, step = self.driver.replica, self.step
+        replica.anchors[fragment], replica.states[fragment] = taken.after_N, taken.state
+        replica.feedback[fragment] = taken.feedback
         replica.refresh(fragment)
         self.step += 1
         self._fall_in()  # here, not when the next step begins: who calls reads from ``step`` which fragment that is of
-        return Swapped(step, slow_N, after_N, partner, disagreement, replica.shared_buffers(fragment))
+        buffers_B = replica.shared_buffers(fragment)
+        return Swapped(step, taken.before_N, taken.after_N, partner, taken.disagreement, buffers_B)
 
     def _merge_buffers(self, tail: bytes, theirs: Frame | None) -> None:
         """What both told becomes the same on both sides; who steps alone has its own."""

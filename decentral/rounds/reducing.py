@@ -54,8 +54,10 @@ class Reducer(Carrier):
         if missing := reduction.missing():
             await self._blame(reduction.plan, missing, head)
             return
-        frame, decoded = await self.offload(self._result, reduction, head)
+        frame, decoded, feedback = await self.offload(self._result, reduction, head)
         if self.head.hash == head.hash:
+            if "debt" in feedback:
+                self._left[frame.hash] = feedback["debt"]
             self._results.add(frame, decoded)
             await self.hold(frame)
             await self._push(frame, head.members)
@@ -73,16 +75,17 @@ class Reducer(Carrier):
             with anyio.CancelScope(deadline=deadline if now < deadline <= now + PAUSE else now + PAUSE):
                 await came.wait()
 
-    def _result(self, reduction: Reduction, head: Head) -> tuple[Frame, Tensor]:
-        """The frame for everybody, and what it decodes to."""
-        plan, codec = reduction.plan, self.replica.codec
-        body = reduction.result(codec, self.replica.weights(plan.contributors))
-        fragment, parts = head.fragment(self.terms.num_fragments), len(plan.partition)
-        tail = self.replica.tail.packed_merge(reduction.told_buffers())
+    def _result(self, reduction: Reduction, head: Head) -> tuple[Frame, Tensor, dict[str, Tensor]]:
+        """The frame for everybody, what it decodes to, and what it leaves to owe."""
+        plan, fragment = reduction.plan, head.fragment(self.terms.num_fragments)
+        owed_N, (start, stop) = self.replica.owed(fragment), reduction.range
+        weights = self.replica.weights(plan.contributors)
+        made = reduction.result(self.replica.codec, weights, None if owed_N is None else owed_N[start:stop])
+        parts, tail = len(plan.partition), self.replica.tail.packed_merge(reduction.told_buffers())
         header = header_after(head, Kind.RESULT, fragment, self.me, reduction.part, parts, plan.number)
-        frame = seal(header, body, self.signer, tail)
+        frame = seal(header, made.body, self.signer, tail)
         _ = frame.hash  # see Inbox.check
-        return frame, self._decoded(frame, plan)
+        return frame, self._decoded(frame, plan), made.feedback
 
     def _decoded(self, frame: Frame, plan: Plan) -> Tensor:
         return self.replica.codec.decode(self.replica.tail.split(frame)[0], range_of(plan, frame.header.part))

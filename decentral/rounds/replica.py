@@ -24,6 +24,7 @@ from decentral.optimizers import NoLoCo, OuterOptimizer
 from decentral.optimizers.aggregate import contribution_weights, mean_of, mean_pseudo_gradient
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.rounds.chain import contributions
+from decentral.rounds.owing import OWED, owed_after
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.wire.frames import Frame, Kind
 from decentral.wire.keys import PeerId
@@ -66,7 +67,7 @@ class Replica:
         self.schema, self.outer, self.codec, self.merge_codec = schema, outer, codec, merge_codec
         self.anchors: list[Tensor] = list(anchors)
         self.states: list[dict[str, Tensor]] = [outer.init(anchor) for anchor in self.anchors]
-        self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as a sender
+        self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as sender and owner
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
         self.tail = tail
         self.buffers_B = torch.zeros(0) if buffers_B is None else buffers_B
@@ -104,12 +105,28 @@ class Replica:
         self.check_finite(fragment, gradient_N)
         return self.codec.encode(gradient_N, self.feedback[fragment], self.shapes(fragment))
 
-    def encode_range(self, fragment: int, gradient_N: Tensor, start: int, stop: int) -> Encoded:
-        """The body of one slice of a reduce and its share of the feedback."""
+    def encode_range(self, fragment: int, gradient_N: Tensor, start: int, stop: int, passed_on: float = 0.0) -> Encoded:
+        """The body of one slice of a reduce and its share of the feedback.
+
+        ``passed_on``: how often what this peer owes of the range as an owner goes into it; 0 where it owns it still.
+        """
         if not is_finite(gradient_N[start:stop]):
             self.check_finite(fragment, gradient_N)
         part = {name: tensor[start:stop] for name, tensor in self.feedback[fragment].items()}
-        return self.codec.encode(gradient_N[start:stop], part, range_shapes(start, stop))
+        owed_N, slice_N = part.pop(OWED, None), gradient_N[start:stop]
+        if passed_on and owed_N is not None:
+            slice_N = slice_N + owed_N * passed_on
+        return self.codec.encode(slice_N, part, range_shapes(start, stop))
+
+    def owed(self, fragment: int) -> Tensor | None:
+        """What this peer owes as an owner of a reduce, over the whole fragment."""
+        return self.feedback[fragment].get(OWED)
+
+    def owe_after(self, record: Record, me: PeerId, made: Mapping[bytes, Tensor], since: Tensor | None) -> None:
+        """Book as an owner what ``record`` leaves of what was owed ``since``: see `owed_after`."""
+        owed_N = owed_after(since, record, me, made, self.numel(record.fragment))
+        if owed_N is not None:
+            self.feedback[record.fragment] = {**self.feedback[record.fragment], OWED: owed_N}
 
     def outer_step(
         self, record: Record, frames: Mapping[bytes, Frame], decoded: Mapping[bytes, Tensor] | None = None
@@ -233,7 +250,7 @@ class Replica:
         return named
 
     def own_tensors(self) -> dict[str, Tensor]:
-        """The feedback, a debt for instance: this peer's alone."""
+        """The feedback, debts for instance: this peer's alone."""
         return {feedback_name(f, name): t for f, own in enumerate(self.feedback) for name, t in own.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -247,8 +264,9 @@ class Replica:
             for f, state in enumerate(self.states)
         ]
         buffers_B = self._wanted(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
+        names = (*self.codec.feedback.sender, OWED)
         feedback = [
-            {name: tensors[key] for name in self.codec.feedback.sender if (key := feedback_name(f, name)) in tensors}
+            {name: tensors[key] for name in names if (key := feedback_name(f, name)) in tensors}
             for f in range(len(anchors))
         ]
         self.anchors, self.states, self.feedback, self.buffers_B = anchors, states, feedback, buffers_B

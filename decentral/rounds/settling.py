@@ -19,6 +19,7 @@ from decentral.rounds.chain import Head, contributions, moves_anchor
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.history import Branch
 from decentral.rounds.outbox import Owed
+from decentral.rounds.owing import OWED
 from decentral.rounds.reducing import Reducer
 from decentral.wire.frames import Frame
 from decentral.wire.messages import Record
@@ -41,6 +42,7 @@ class Settler(Reducer):
             owed = await self.offload(self._owed, branch)
             taken = self._taken(branch)
             self._reclaimed = self._reclaimed or bool(owed)
+            self._settle_as_owner(branch)
             before = list(self.replica.anchors)
             await self.offload(self.ledger.adopt, head, tensors)
             if tensors:
@@ -76,7 +78,7 @@ class Settler(Reducer):
             before_N, self.replica.feedback[f] = before_N - mine.gradient_N, mine.encoded.feedback
             steps -= mine.trained
         elif f in taken:
-            taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), {}
+            taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), self._owed_as_owner(f)
         after_N, anchor = self.replica.anchors[f], self.replica.digest
         buffers_B = self.replica.shared_buffers(f)
         return Advance(None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, taken_N)
@@ -107,13 +109,37 @@ class Settler(Reducer):
         known = pending is not None and pending.encoded is not None and pending.offered == frame
         return pending if known else None
 
+    def _settle_as_owner(self, branch: Branch) -> None:
+        """Book what a branch that follows on our chain took. Of another, contributors owe again all that they gave to
+        the rounds given up: nothing is owed as their owner any more.
+        """
+        follows = branch.shared is not None and branch.shared.hash == self.head.hash
+        for record in branch.records if follows else ():
+            self.replica.owe_after(record, self.me, self._left, self.replica.owed(record.fragment))
+        if not follows:
+            kept = [{name: own[name] for name in own if name != OWED} for own in self.replica.feedback]
+            self.replica.feedback = kept
+
+    def _owed_as_owner(self, fragment: int) -> dict[str, Tensor]:
+        owed_N = self.replica.owed(fragment)
+        return {} if owed_N is None else {OWED: owed_N}
+
     def _settle(self, record: Record, frames: Mapping[bytes, Frame]) -> tuple[Contribution | None, Tensor | None]:
-        """Book the debt if the record names our contribution; else it stays whole in the local parameters.
+        """Book the debts if the record names our contribution or our results; else they stay as they are, and the
+        contribution whole in the local parameters.
 
         Returns the contribution if it is the one in flight; where it is one of an earlier life, what it took.
         """
         if not moves_anchor(record):
             return None, None
+        owed_N = self.replica.owed(record.fragment)
+        settled = self._settle_contribution(record, frames)
+        self.replica.owe_after(record, self.me, self._left, owed_N)
+        return settled
+
+    def _settle_contribution(
+        self, record: Record, frames: Mapping[bytes, Frame]
+    ) -> tuple[Contribution | None, Tensor | None]:
         pending, self.pending, self._inherits = self.pending, None, False
         mine = next((ref for ref in contributions(record) if ref.peer == self.me), None)
         if mine is None:
@@ -122,9 +148,7 @@ class Settler(Reducer):
             return None, self.replica.forget_sent(record, frames, self.me)
         self.contributed += 1
         self.outbox.add(record, pending)
-        feedback = pending.feedback_after(record)
-        if feedback is not None:
-            self.replica.feedback[record.fragment] = feedback
+        self.replica.feedback[record.fragment] = pending.feedback_after(record)
         return pending, None
 
     def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:

@@ -199,7 +199,7 @@ class Process:
             start,
             signer=host.signer,
             transport=self.transport,
-            ledger=Ledger(self._append, self._save_acceptor, self._keep, self._adopt),
+            ledger=Ledger(self._append, self._save_acceptor, self._keep, self._adopt, self._swap_begins),
             on_advance=self._on_advance,
             on_event=self._on_event,
             offload=_interleaved,
@@ -313,6 +313,11 @@ class Process:
         if self.dead:
             raise _Dead("this process has crashed")
         self.vault.adopt(head, tensors)
+
+    def _swap_begins(self) -> None:
+        if self.dead:
+            raise _Dead("this process has crashed")
+        self.vault.swap_begins()
 
     def _on_event(self, event: str, fields: dict[str, object]) -> None:
         self.note(f"node_{event}", None, **fields)

@@ -97,6 +97,50 @@ def test_a_pull_that_would_drive_replicas_apart_is_refused(alpha, gamma):
         NoLoCo(alpha=alpha, gamma=gamma)
 
 
+def growth(alpha: float, gamma: float, peers: int) -> float:
+    """Per step, of the mean square of the disagreement (x, m) over random pairs, without training; exact.
+
+    Replicas are alike and their sum is zero, so two different ones have -1/(peers - 1) of the covariance of one.
+    """
+    paired = torch.tensor([[1 - gamma / 2, alpha], [-gamma / 2, alpha]]).double()  # of a replica's own (x, m)
+    other = torch.tensor([[gamma / 2, 0.0], [gamma / 2, 0.0]]).double()  # of its partner's
+    alone = torch.tensor([[1.0, alpha], [0.0, alpha]]).double()
+    in_pair = torch.kron(paired, paired) + torch.kron(other, other)
+    in_pair -= (torch.kron(paired, other) + torch.kron(other, paired)) / (peers - 1)
+    share = 1.0 if peers % 2 == 0 else (peers - 1) / peers
+    step = share * in_pair + (1 - share) * torch.kron(alone, alone)
+    return float(torch.linalg.eigvals(step).abs().max())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("peers", [2, 3, 4, 5, 8, 17, 64, 1001])
+def test_the_bound_is_exact_for_an_odd_number_of_replicas_and_safe_for_an_even_one(alpha: float, peers: int):
+    bound = 2 * (1 - alpha**2)
+    assert growth(alpha, 0.999 * bound, peers) < 1
+    if peers % 2:
+        assert growth(alpha, 1.001 * bound, peers) > 1
+
+
+@pytest.mark.parametrize(("peers", "most"), [(2, 3.0), (4, 1.8), (8, 1.6154), (64, 1.512)])
+def test_few_replicas_in_even_number_bear_a_stronger_pull_than_the_bound(peers: int, most: float):
+    assert growth(0.5, 0.999 * most, peers) < 1 < growth(0.5, 1.001 * most, peers)
+
+
+def test_the_growth_is_that_of_simulated_pairs():
+    """Many coordinates at once: their mean square follows the expectation."""
+    generator, swarm = torch.Generator().manual_seed(0), (gaussian(4, 50_000), torch.zeros(4, 50_000).double())
+    swarm = swarm[0] - swarm[0].mean(dim=0), swarm[1]
+    sizes = []
+    for _ in range(40):  # a matching for each coordinate would be slow: pairs are drawn for a thousand at a time
+        parts = [
+            group_step(NoLoCo(gamma=1.2), (x, m), torch.zeros_like(x), pairs(4, generator))
+            for x, m in zip(swarm[0].split(1000, dim=1), swarm[1].split(1000, dim=1), strict=True)
+        ]
+        swarm = torch.cat([x for x, _ in parts], dim=1), torch.cat([m for _, m in parts], dim=1)
+        sizes.append(disagreement(swarm[0]) ** 2)
+    assert (sizes[-1] / sizes[9]) ** (1 / 30) == pytest.approx(growth(0.5, 1.2, 4), rel=0.1)
+
+
 def test_just_under_the_bound_is_taken():
     assert NoLoCo(alpha=0.9, gamma=0.379).gamma == 0.379
 

@@ -10,6 +10,8 @@ import torch
 from decentral.peer.live_model import LiveModel
 from decentral.peer.rhythm import Rhythm
 from decentral.peer.starting_over import anchors_without_debt
+from decentral.rounds.contribution import range_of
+from decentral.rounds.driver import Advance
 from tests.peer.conftest import Lab, Member
 
 UNIT = 60.0  # divisible by 1 to 6: the mean of so many contributions is exact in float32
@@ -94,11 +96,17 @@ class Learner(Member):
         while (advance := self.rhythm.mergeable()) is not None:
             self.rhythm.merge(advance, self.model)
             self.tell_given_up()
-            if (mine := advance.contribution) is not None:
-                replica = self.node.replica
-                body = None if mine.encoded is None else mine.encoded.body
-                sent = mine.gradient_N if body is None else replica.codec.decode(body, replica.shapes(0))
-                self.given[advance.head] = sent
+            if advance.contribution is not None:
+                self.given[advance.head] = self.sent(advance)
+
+    def sent(self, advance: Advance) -> torch.Tensor:
+        """What a commit took from this peer, as the others decoded it: a frame, or the slices of a reduce."""
+        replica, mine, record = self.node.replica, advance.contribution, advance.record
+        if mine.encoded is not None:
+            return replica.codec.decode(mine.encoded.body, replica.shapes(0))
+        made = mine.slices[record.plan]
+        slices = [(made[part].body, range_of(record, part)) for part in range(len(record.partition))]
+        return torch.cat([replica.codec.decode(body, shapes) for body, shapes in slices])
 
     def happened(self, event: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.events if name == event]

@@ -12,10 +12,11 @@ from decentral.errors import PayloadError
 from decentral.peer.vault import Vault
 from decentral.rounds.acceptor import Acceptor
 from decentral.rounds.contribution import header_after
+from decentral.rounds.owing import OWED
 from decentral.state.durable import Disk
 from decentral.wire.frames import Kind, seal
-from decentral.wire.messages import Commit
-from tests.faults.history import ME, RUN, History, make_history, make_record
+from decentral.wire.messages import Commit, FrameRef
+from tests.faults.history import ME, RUN, SIGNERS, History, make_history, make_record
 from tests.faults.life import Life, found_in
 from tests.rounds.conftest import ref, signer_of
 from tests.rounds.test_history import START, record
@@ -233,3 +234,39 @@ def test_a_damaged_snapshot_is_passed_over(history, tmp_path):
     damage(next(behind.vault.adopted.glob("*/tensors.safetensors")))
     found = Vault(tmp_path / "behind").load(RUN)
     assert (found.adopted, found.head) == (False, behind.head)
+
+
+def test_results_that_an_earlier_life_made_leave_nothing_to_owe(history, tmp_path):
+    """What they lost died with that life; what was owed before may be in them."""
+    start, (me, other) = history.heads[0], SIGNERS
+    headers = [header_after(start, Kind.RESULT, 0, signer.peer, part, 2) for part, signer in enumerate(SIGNERS)]
+    frames = [seal(header, history.replica().codec.encode(torch.ones(8), {}, ((8,),)).body, signer)
+              for header, signer in zip(headers, SIGNERS, strict=True)]  # fmt: skip
+    refs = tuple(FrameRef(frame.header.sender, frame.hash, part, 1, 1) for part, frame in enumerate(frames))
+    reduced = replace(
+        make_record(start, refs),
+        contributors=(FrameRef(other.peer, bytes(32), 0, 1, 1),),
+        partition=((me.peer, 0, 8), (other.peer, 8, 16)),
+    )
+    vault, replica = Vault(tmp_path), history.replica()
+    vault.append(replace(history.commits[0], record=reduced), [frame.data for frame in frames])
+    replica.feedback[0] = {OWED: torch.ones(16)}
+    head, named = vault.replay(start, replica, ME)
+    assert (head.round, named) == (1, False)
+    assert replica.owed(0).tolist() == [0.0] * 8 + [1.0] * 8
+    vault.close()
+
+
+def test_a_debt_that_a_partner_may_have_been_given_is_not_owed_again_after_a_crash(history, tmp_path):
+    owing = {**history.replica().shared_tensors(), "feedback/0/debt": torch.ones(16)}
+    vault = Vault(tmp_path)
+    vault.save(history.heads[0], owing, {"gossip_step": 3})
+    assert "feedback/0/debt" in vault.load(RUN).tensors
+    vault.ledger().swap_begins()
+    vault.ledger().swap_begins()
+    assert "feedback/0/debt" not in Vault(tmp_path).load(RUN).tensors
+    vault.save(history.heads[1], owing, {"gossip_step": 4})
+    assert "feedback/0/debt" in Vault(tmp_path).load(RUN).tensors
+    damage(sorted((tmp_path / "checkpoints").iterdir())[-1] / "tensors.safetensors")
+    assert "feedback/0/debt" not in Vault(tmp_path).load(RUN).tensors, "step 3 was swapped since"
+    vault.close()

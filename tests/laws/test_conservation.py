@@ -1,0 +1,112 @@
+"""Nothing that a run accepts loses progress without a word: in every round, of every method, whatever compresses it and
+whatever carries it, what was applied and what is owed afterwards is what was given and owed before.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.compressors import Compressor
+from decentral.errors import ConfigError
+from decentral.manifest import Manifest, check_methods, preset_manifest
+from decentral.rounds.pairing import matching
+from decentral.rounds.pairstep import half_of, step_alone, step_together
+from tests.laws.swarm import METHODS, NUMEL, SIGNERS, Swarm, changed_books, install, mean, peer_of
+
+# What a sender owes is only known under feedback: "none" says that what is dropped is gone.
+FEEDBACK = ["ef(beta=0.95)", "dgc(momentum=0.5)"]
+ALL = (0, 1, 2)
+EQUAL = ((0, 0, 320), (1, 320, 640), (2, 640, NUMEL))  # the plan of a reduce: owner, start, stop
+MOVED = ((0, 0, 100), (0, 100, 700), (2, 700, NUMEL))
+TURNED = ((1, 0, 333), (2, 333, NUMEL))
+# Who contributes in each round, and the plans of its reduce, of which the last one is committed.
+ROUNDS = [
+    (ALL, [EQUAL]),
+    (ALL, [EQUAL]),
+    (ALL, [MOVED]),
+    ((0, 2), [MOVED, TURNED]),  # made again; an owner that contributes nothing
+    ((1, 2), [EQUAL]),
+    (ALL, [TURNED, EQUAL]),
+    (ALL, [((2, 0, NUMEL),)]),
+]
+
+
+def terms(method: str, compressor: Compressor, feedback: str, exchange: str) -> Manifest:
+    return preset_manifest(
+        method,
+        compressor={"chain": str(compressor), "feedback": feedback},
+        exchange={"kind": exchange},
+        outer={"alpha": 0.0, "beta": 1.0, "gamma": 0.5} if exchange == "pair" else {"learning_rate": 0.5},
+    )
+
+
+def accepted(manifest: Manifest) -> bool:
+    try:
+        check_methods(manifest)
+    except ConfigError:
+        return False
+    return True
+
+
+def gradient(seed: int) -> Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+def check_equal(found: Tensor, wanted: Tensor, size: float, where: object) -> None:
+    lost = float((found.double() - wanted.double()).abs().max())
+    assert lost <= 1e-6 * size, f"{lost:.3g} of {size:.3g} was lost or made, {where}"
+
+
+@pytest.mark.parametrize("feedback", FEEDBACK)
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+def test_a_commit_delivers_what_was_given_or_leaves_it_owed(compressor: Compressor, feedback: str, exchange: str):
+    manifests = [terms(method, compressor, feedback, exchange) for method in METHODS]
+    taken = {accepted(manifest) for manifest in manifests}
+    assert len(taken) == 1, "what fits an exchange does not depend on the method"
+    if taken == {False}:
+        return
+    swarm = Swarm(manifests)
+    mechanism = swarm.peers[0].codec.feedback
+    for number, (contributors, cuts) in enumerate(ROUNDS if exchange == "reduce" else ROUNDS[:4]):
+        given = {n: gradient(10 * number + n) + 0.5 for n in contributors}
+        books, owed_N = swarm.books(), swarm.owed()
+        applied_N = swarm.gather(given) if exchange == "gather" else swarm.reduce(given, *cuts)
+        after = swarm.books()
+        sent = [changed_books(mechanism, given[n], books[n], after[n]) for n in contributors]
+        size = max(float(one.abs().max()) for one in [*sent, *(peer[name] for peer in after for name in peer)])
+        check_equal(applied_N + swarm.owed(), owed_N + mean(sent), size, f"round {number}")
+
+
+def test_a_pair_applies_what_both_gave_or_both_owe_it(compressor: Compressor):
+    manifests = [terms("noloco", compressor, feedback, "pair") for feedback in FEEDBACK]
+    for manifest in manifests if accepted(manifests[0]) else ():
+        _gossip(manifest)
+
+
+def _gossip(manifest: Manifest) -> None:
+    peers = [peer_of(manifest, gradient(n)) for n in range(3)]
+    for step in range(10):
+        for group in matching(b"run", step, [signer.peer for signer in SIGNERS[:3]]):
+            pair = [next(n for n in range(3) if SIGNERS[n].peer == peer) for peer in group]
+            _take(manifest, [peers[n] for n in pair], [0.1 * gradient(10 * step + n) for n in pair])
+
+
+def _take(manifest, replicas, changes) -> None:
+    """One step of a pair, or of who is left over; without momentum and at beta = 1 the sum moves by what is applied."""
+    mechanism, before = replicas[0].codec.feedback, [dict(replica.feedback[0]) for replica in replicas]
+    halves = [half_of(replica, 0, change_N) for replica, change_N in zip(replicas, changes, strict=True)]
+    if len(replicas) == 1:
+        steps = [step_alone(replicas[0], 0, changes[0])]
+    else:
+        steps = [
+            step_together(replica, 0, half, other.sent_2N)
+            for replica, half, other in zip(replicas, halves, reversed(halves), strict=True)
+        ]
+    moved = sum(step.after_N.double() - step.before_N.double() for step in steps)
+    given = [
+        changed_books(mechanism, change_N, old, step.feedback)
+        for change_N, old, step in zip(changes, before, steps, strict=True)
+    ]
+    check_equal(moved, sum(given), max(float(step.after_N.abs().max()) for step in steps), len(replicas))
+    for replica, step in zip(replicas, steps, strict=True):
+        install(replica, step)

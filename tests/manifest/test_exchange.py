@@ -1,0 +1,58 @@
+"""What a manifest may not ask of an exchange, as it would lose progress without a word."""
+
+import pytest
+
+from decentral.errors import ConfigError
+from decentral.manifest import check_methods, preset_manifest
+
+
+def compressed(chain: str, feedback: str = "ef(beta=0.95)") -> dict[str, dict[str, str]]:
+    return {"compressor": {"chain": chain, "feedback": feedback}}
+
+
+@pytest.mark.parametrize("chain", ["none", "fp16", "bf16", "int8", "fp8", "codebook8", "qsgd(levels=127, block=64)"])
+@pytest.mark.parametrize("feedback", ["none", "ef(beta=0.95)", "dgc(momentum=0.9)"])
+def test_a_pair_takes_what_keeps_the_slow_weights(chain: str, feedback: str) -> None:
+    check_methods(preset_manifest("noloco", **compressed(chain, feedback)))
+
+
+@pytest.mark.parametrize(
+    ("chain", "lost"),
+    [
+        ("topk(k=64, chunk=4096) >> signmag2", "94%"),
+        ("randk", "99%"),
+        ("sign", "60%"),
+        ("powersgd", "99%"),
+        ("e3m0", "19%"),
+        ("int4", "13%"),
+    ],
+)
+def test_a_pair_refuses_what_loses_the_slow_weights_and_names_what_does_not(chain: str, lost: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf'does not fit exchange.kind = "pair": it would lose {lost}.*use one.*"fp16"'
+    ):
+        check_methods(preset_manifest("noloco", **compressed(chain)))
+
+
+def test_a_pair_refuses_weights_as_it_has_none() -> None:
+    check_methods(preset_manifest("noloco", outer={"weighting": "equal"}))
+    with pytest.raises(ConfigError, match=r'outer.weighting = "tokens" does not fit.*"pair".*or use "equal"'):
+        check_methods(preset_manifest("noloco", outer={"weighting": "tokens"}))
+
+
+def test_a_pair_refuses_overlap_as_it_waits() -> None:
+    with pytest.raises(ConfigError, match=r'outer.overlap = 1 does not fit exchange.kind = "pair".*set it to 0'):
+        check_methods(preset_manifest("noloco", outer={"overlap": 1}))
+
+
+def test_a_reduce_refuses_low_rank_as_it_has_no_matrices() -> None:
+    check_methods(preset_manifest("diloco", exchange={"kind": "gather"}, **compressed("powersgd")))
+    with pytest.raises(ConfigError, match=r'"powersgd\(.*" does not fit exchange.kind = "reduce".*kind = "gather"'):
+        check_methods(preset_manifest("diloco", **compressed("powersgd")))
+
+
+@pytest.mark.parametrize(
+    "chain", ["topk(k=64, chunk=4096) >> signmag2", "sign", "dct(k=64, chunk=4096)", "int4", "randk"]
+)
+def test_a_reduce_takes_what_works_on_flat_values(chain: str) -> None:
+    check_methods(preset_manifest("diloco", **compressed(chain)))
