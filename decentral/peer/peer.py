@@ -89,7 +89,9 @@ class Peer(Beginning):
         """What this peer is doing now; what it did last, once its swarm side has ended."""
         if self._swarm is not None and self._swarm.alive:
             with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
-                self._last_status = self._swarm.call(self._ask_reporter)
+                found = self._swarm.call(self._ask_reporter)
+                if found.inner_steps >= self._last_status.inner_steps:  # two threads ask: the older answer may come last
+                    self._last_status = found
         return self._last_status
 
     async def _ask_reporter(self) -> Status:
@@ -161,6 +163,7 @@ class Peer(Beginning):
             if save:
                 self._save()
         finally:
+            self.status()  # no step is made any more: what it says now of this peer is its last state
             self.swarm.stop(politely=True)
             self._vault.close()
             self._events.close()
