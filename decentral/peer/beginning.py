@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from decentral.peer.boundary import Boundary
 from decentral.peer.checkpointing import Checkpointer
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import enter
+from decentral.peer.inner_terms import differences, warning
 from decentral.peer.links import throttled
 from decentral.peer.node import Node, Start
 from decentral.peer.reporting import Reporter
@@ -60,7 +62,7 @@ class Beginning(Boundary):
         self._events = EventLog(self.out)
         self._vault = Vault(self.out)
         self._reporter = Reporter(self._emit, identity.peer)
-        self._checkpointer = Checkpointer(self._vault, given.optimizer, given.scheduler)
+        self._checkpointer = Checkpointer(self._vault, given.optimizers, given.schedulers)
         start = self._resumed_or_fresh()
         self._start_swarm(identity.signer, start)
         self._stand_at_anchor(resumed=start.head is not None)
@@ -69,6 +71,15 @@ class Beginning(Boundary):
         head = self.swarm.node.driver.head
         where = {"at": head.round, "record": head.hash.hex(), "resumed": start.head is not None}
         self._emit("joined", {"invite": self.invite, "round": self.round, **where})
+        self._compare_inner()
+
+    def _compare_inner(self) -> None:
+        """Warn, once, of settings that are not the run's: after the checkpoint's were restored."""
+        found = differences(self.manifest.inner, self.settings.optimizers.parts)
+        if found:
+            logging.getLogger("decentral").warning(warning(found))
+            fields: dict[str, object] = {key: {"manifest": there, "loop": here} for key, there, here in found}
+            self._emit("inner_differs", fields)
 
     @property
     def _invited_by(self) -> tuple[str, ...]:

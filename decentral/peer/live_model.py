@@ -38,6 +38,12 @@ class LiveModel:
         return {"task": "causal-lm", "config": json.loads(config.to_json_string())}
 
     @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that fragments are made of, by name."""
+        specs = (spec for fragment in self.schema.fragments for spec in fragment.parameters)
+        return {spec.name: self._parameters[spec.name] for spec in specs}
+
+    @property
     def is_main(self) -> bool:
         """Whether this process talks to the swarm."""
         return self.accelerator is None or bool(self.accelerator.is_main_process)

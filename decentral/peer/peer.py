@@ -22,6 +22,7 @@ from decentral.observe.status import Status, check_free
 from decentral.peer.beginning import Beginning
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import check_relays
+from decentral.peer.inner_optimizers import InnerSteps
 from decentral.peer.node import Node
 from decentral.peer.resting import PAUSED
 from decentral.peer.settings import Settings
@@ -137,8 +138,8 @@ class Peer(Beginning):
                     stack.enter_context(Beacon(self.out, self._last_word, self._obey))
                 self._begin()
             self._model.share(range(len(self._model.schema.fragments)), False)
-            hook = self.settings.optimizer.register_step_post_hook(self._after_inner_step)
-            stack.callback(hook.remove)
+            steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step)
+            stack.enter_context(steps.hooked(self._model.trained))
             self._entered = stack.pop_all()
         return self
 
@@ -154,6 +155,7 @@ class Peer(Beginning):
             if save:
                 self._save()
         finally:
+            self.status()  # what is told once nobody can be asked any more
             self.swarm.stop(politely=True)
             self._vault.close()
             self._events.close()
@@ -165,8 +167,8 @@ class Peer(Beginning):
         assert self._swarm is not None
         return self._swarm
 
-    def _after_inner_step(self, *_: object) -> None:
-        """Runs inside ``optimizer.step`` on every process of the peer."""
+    def _after_inner_step(self) -> None:
+        """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
         self.inner_steps += 1
         changed: set[int] = set()
         if self._model.is_main:
