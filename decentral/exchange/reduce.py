@@ -41,11 +41,13 @@ class Reduction:
         """Contributors whose slice has not come."""
         return tuple(ref.peer for ref in self.plan.contributors if ref.peer not in self.slices)
 
-    def result(self, codec: Codec, weights: Sequence[float]) -> bytes | memoryview:
-        """The mean over exactly the plan's contributors, each by its weight, compressed once."""
+    def result(
+        self, codec: Codec, weights: Sequence[float], scales: Sequence[float] | None = None
+    ) -> bytes | memoryview:
+        """The mean over exactly the plan's contributors, each by its weight and scale, compressed once."""
         refs = zip(self.plan.contributors, weights, strict=True)
         weighted = [(ref.peer, self.slices[ref.peer], weight) for ref, weight in refs]
-        mean_N = mean_pseudo_gradient(weighted)
+        mean_N = mean_pseudo_gradient(weighted, scales)
         return codec.encode(mean_N, {}, range_shapes(*self.range)).body
 
 

@@ -64,3 +64,8 @@ def check_methods(manifest: Manifest) -> None:
     if gossips != (kind == "pair"):
         fits = '"pair"' if gossips else '"gather" or "reduce"'
         raise ConfigError(f'exchange.kind = "{kind}" does not fit outer.method {manifest.outer.method}; use {fits}')
+    if gossips and manifest.outer.norm_clip == "median":
+        raise ConfigError(
+            'outer.norm_clip = "median": of two contributions nobody can tell which one is typical; '
+            'leave it unset, or use exchange.kind = "gather" or "reduce"'
+        )

@@ -27,7 +27,7 @@ from decentral.rounds.chain import Head
 from decentral.rounds.driver import Advance
 from decentral.swarm.identity import Identity
 from decentral.swarm.lan import Lan
-from decentral.wire.keys import Signer
+from decentral.wire.keys import Signer, peer_name
 
 
 class Beginning(Boundary):
@@ -39,6 +39,7 @@ class Beginning(Boundary):
     _lan: Lan | None
     _daily_upload: DailyUpload | None
     _swarm: SwarmThread | None
+    _name: str  # this peer's, as events tell it
 
     @property
     @abstractmethod
@@ -58,6 +59,7 @@ class Beginning(Boundary):
         """Resume or start, find the swarm, and stand at a verified anchor."""
         given = self.settings
         identity = Identity.load_or_create(given.identity_path)
+        self._name = peer_name(identity.peer)
         self.entrance = enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
         self._events = EventLog(self.out)
         self._vault = Vault(self.out)

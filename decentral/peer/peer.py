@@ -6,6 +6,7 @@ Its hook runs inside every ``optimizer.step``. What happens at a boundary is in 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from concurrent.futures import CancelledError
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from decentral.errors import DecentralError
 from decentral.observe.beacon import Beacon
+from decentral.observe.notices import Notices
 from decentral.observe.status import Status, check_free
 from decentral.peer.beginning import Beginning
 from decentral.peer.daily_upload import DailyUpload
@@ -50,6 +52,7 @@ class Peer(Beginning):
         self._must_save = False
         self._left_at = time.monotonic()
         self._swarm: SwarmThread | None = None
+        self.notices, self._name = Notices(), ""
         self._parting = ""  # what the status says once all is over
         self._gossips = self.manifest.exchange.kind == "pair"
         self._last_status = Status(run=self.manifest.run.name, run_id=self.manifest.digest.hex())
@@ -193,6 +196,8 @@ class Peer(Beginning):
 
     def _emit(self, event: str, fields: dict[str, object]) -> None:
         self._events(event, **fields)
+        if (sentence := self.notices.hear(event, fields, self._name)) is not None:
+            logging.getLogger("decentral").warning(sentence)
         if (observer := self.settings.observer) is not None:
             observer({"event": event, **fields})
 

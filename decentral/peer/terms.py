@@ -36,6 +36,7 @@ def make_replica(manifest: Manifest, schema: Schema, anchors: Sequence[Tensor]) 
         Codec(parse_compressor("none")),
         _lr_by_peers if by_peers else None,
         outer.weighting or "equal",
+        outer.norm_clip or "none",
     )
 
 

@@ -16,6 +16,7 @@ from decentral.exchange.codec import Codec, Shapes, range_shapes
 from decentral.exchange.offload import Offload, in_thread
 from decentral.parameters import Schema
 from decentral.rounds.chain import Head
+from decentral.rounds.measures import Measures
 from decentral.wire.frames import Frame, Header, Kind, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Plan, Record
@@ -30,8 +31,16 @@ class PlanUnknown(PayloadError):
 class Inbox:
     """Frames in, checked; knows the plans of the round in progress."""
 
-    def __init__(self, schema: Schema, codec: Codec, merge_codec: Codec, offload: Offload = in_thread) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        codec: Codec,
+        merge_codec: Codec,
+        offload: Offload = in_thread,
+        measures: Measures | None = None,
+    ) -> None:
         self._offload = offload
+        self._measures = measures or Measures()  # of contributions: nothing else of what they decode to is kept
         self.schema, self.codec, self.merge_codec = schema, codec, merge_codec
         self.plans: dict[tuple[int, int], tuple[tuple[PeerId, int, int], ...]] = {}  # (round, plan) -> partition
         self._plan_came = anyio.Event()
@@ -70,7 +79,10 @@ class Inbox:
         codec = self.codec_of(frame.header)
         if frame.header.kind != Kind.SLICE:  # nobody asks for a slice by its hash
             _ = frame.hash  # kept in the frame: the event loop need not stop to hash megabytes
-        return frame, codec.decode(frame.body, self.shapes_of(frame.header))
+        decoded_N = codec.decode(frame.body, self.shapes_of(frame.header))
+        if frame.header.kind == Kind.CONTRIBUTION:
+            self._measures.add(frame.hash, decoded_N)
+        return frame, decoded_N
 
     def shapes_of(self, header: Header) -> Shapes:
         """The shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""
