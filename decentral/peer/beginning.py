@@ -27,6 +27,7 @@ from decentral.rounds.chain import Head
 from decentral.rounds.driver import Advance
 from decentral.swarm.identity import Identity
 from decentral.swarm.lan import Lan
+from decentral.tasks.shards import seed_of
 from decentral.wire.keys import Signer, peer_name
 
 
@@ -40,6 +41,7 @@ class Beginning(Boundary):
     _daily_upload: DailyUpload | None
     _swarm: SwarmThread | None
     _name: str  # this peer's, as events tell it
+    _seed: int
 
     @property
     @abstractmethod
@@ -59,7 +61,7 @@ class Beginning(Boundary):
         """Resume or start, find the swarm, and stand at a verified anchor."""
         given = self.settings
         identity = Identity.load_or_create(given.identity_path)
-        self._name = peer_name(identity.peer)
+        self._name, self._seed = peer_name(identity.peer), seed_of(self.manifest.digest, identity.peer)
         self.entrance = enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
         self._events = EventLog(self.out)
         self._vault = Vault(self.out)

@@ -17,6 +17,8 @@ from decentral.parameters import Schema, gather, scatter, schema_of
 
 # Shape suffix: N = elements of one fragment, flat float32, on the CPU.
 
+Told = tuple[int, ...]  # whole numbers below 2**63 that all ranks must know alike
+
 
 class LiveModel:
     """Reads and writes fragments of a model; knows the other ranks through accelerate."""
@@ -65,25 +67,26 @@ class LiveModel:
         """Overwrite one fragment in place; optimizer state and gradients are not touched."""
         scatter(flat_N, self.schema.fragments[fragment], self._parameters)
 
-    def share(self, changed: Iterable[int], done: bool) -> bool:
-        """Bring every rank in step: broadcast the changed fragments and whether the run is done.
+    def share(self, changed: Iterable[int], done: bool, told: Told) -> tuple[bool, Told]:
+        """Bring every rank in step: broadcast the changed fragments, whether the run is done, and ``told``.
 
-        Every rank calls it at every step boundary; returns whether the run is done.
+        Every rank calls it at every step boundary; returns what the main process knows.
         """
         if self.world_size == 1:
-            return done
+            return done, told
         from accelerate.utils import broadcast
 
         assert self.accelerator is not None
         device = self.accelerator.device
-        flags = torch.zeros(1 + len(self.schema.fragments), dtype=torch.int64, device=device)
+        flags = torch.zeros(1 + len(told) + len(self.schema.fragments), dtype=torch.int64, device=device)
         if self.is_main:
             flags[0] = int(done)
+            flags[1 : 1 + len(told)] = torch.tensor(told)
             for fragment in changed:
-                flags[1 + fragment] = 1
+                flags[1 + len(told) + fragment] = 1
         flags = broadcast(flags, from_process=0).cpu()
-        for fragment in torch.nonzero(flags[1:]).flatten().tolist():
+        for fragment in torch.nonzero(flags[1 + len(told) :]).flatten().tolist():
             flat_N = broadcast(self.read(fragment).to(device), from_process=0)
             if not self.is_main:
                 self.write(fragment, flat_N.cpu())
-        return bool(flags[0])
+        return bool(flags[0]), tuple(flags[1 : 1 + len(told)].tolist())

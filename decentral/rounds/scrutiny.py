@@ -18,9 +18,9 @@ from decentral.rounds.measures import Measure
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Record
 
-# Honest peers of one run stay within 1.6 times the median, and 2.4 with half the batch; a learning rate three times too
-# large makes 3 to 8 (experiments/clip). The spread guards swarms whose peers differ more than that.
-OUTLIER_TIMES = 4.0  # the median norm
+# Peers of a clean run stayed within 1.1 times the median; three times their learning rate made 2.3 to 2.7, and 0.5 made
+# 70 to 280 (experiments/clip). The spread guards swarms whose peers differ more than that.
+OUTLIER_TIMES = 2.0  # the median norm
 OUTLIER_SPREAD = 6.0  # median absolute deviations above it
 TWIN_COSINE = 0.95
 TWIN_ROUNDS = 3  # in a row
@@ -40,25 +40,12 @@ class Scrutiny:
         """What is to be told of the contributors of ``record`` as far as they were measured."""
         refs = [ref for ref in contributions(record) if ref.peer in measures]
         norms = [measures[ref.peer].norm for ref in refs]
-        found = self._outliers(record.round, [ref.peer for ref in refs], norms, [ref.steps for ref in refs])
-        return found + self._twins(record.round, sorted(ref.peer for ref in refs), measures)
-
-    def _outliers(
-        self, round_: int, peers: Sequence[PeerId], norms: Sequence[float], steps: Sequence[int]
-    ) -> list[Event]:
-        typical = typical_norm(norms)
-        if typical is None:
-            return []
-        spread = statistics.median(abs(norm - typical) for norm in norms)
-        usual = max(1, statistics.median_low(steps))
-        found: list[Event] = []
-        for peer, norm, count in zip(peers, norms, steps, strict=True):
-            longer = max(1.0, count / usual)  # who was away brings the steps of several rounds at once
-            far = norm > OUTLIER_TIMES * longer * typical and norm - typical > OUTLIER_SPREAD * spread
-            if far and self._is_news((peer,), round_):
-                times = {"norm": norm, "median": typical, "times": norm / typical}
-                found.append(("outlier", {"round": round_, "peer": peer_name(peer), **times}))
-        return found
+        far = outliers(norms, [ref.steps for ref in refs])
+        if far:  # an anchor that was thrown off pulls all honest peers the same way: cosines of 0.94 to 0.99
+            self._alike.clear()
+            named = [(refs[i].peer, norms[i]) for i in far if self._is_news((refs[i].peer,), record.round)]
+            return [("outlier", _outlier(record.round, peer, norm, norms)) for peer, norm in named]
+        return self._twins(record.round, sorted(ref.peer for ref in refs), measures)
 
     def _twins(self, round_: int, peers: Sequence[PeerId], measures: Mapping[PeerId, Measure]) -> list[Event]:
         if len(peers) < 2:
@@ -80,3 +67,19 @@ class Scrutiny:
             return False
         self._told[who] = round_
         return True
+
+
+def outliers(norms: Sequence[float], steps: Sequence[int]) -> list[int]:
+    """Places of those far above the lower median, given their inner steps: who was away brings several rounds'."""
+    typical = typical_norm(norms)
+    if typical is None:
+        return []
+    least = typical + OUTLIER_SPREAD * statistics.median(abs(norm - typical) for norm in norms)
+    usual = max(1, statistics.median_low(steps))
+    allowed = [OUTLIER_TIMES * typical * max(1.0, count / usual) for count in steps]
+    return [i for i, norm in enumerate(norms) if norm > max(least, allowed[i])]
+
+
+def _outlier(round_: int, peer: PeerId, norm: float, norms: Sequence[float]) -> dict[str, object]:
+    typical = statistics.median_low(norms)
+    return {"round": round_, "peer": peer_name(peer), "norm": norm, "median": typical, "times": norm / typical}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.utils.data import DataLoader
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, preset_manifest
@@ -145,6 +146,39 @@ def test_the_state_of_a_checkpoint_with_one_optimizer_is_still_read_and_another_
     assert together.parts[0].param_groups[0]["lr"] == 0.25
     with pytest.raises(ConfigError, match="holds 1 optimizers or schedulers, join was given 2"):
         Together.of(pair_of(model), "optimizer").load_state_dict(old)
+
+
+def test_a_peers_seed_is_its_own_the_same_after_a_restart_and_known_in_the_block_only(tmp_path):
+    manifest, seeds = terms(run={"rounds": 1000}), []
+    for folder in ("a", "a", "b"):
+        model = small()
+        (tmp_path / folder).mkdir(exist_ok=True)
+        peer = joined(tmp_path / folder, model, torch.optim.SGD(model.parameters(), lr=0.01), manifest)
+        with pytest.raises(ConfigError, match="ask inside the with block"):
+            print(peer.seed)
+        with peer:
+            seeds.append(peer.seed)
+    assert seeds[0] == seeds[1]
+    assert seeds[0] != seeds[2]
+
+
+def test_a_loop_over_a_shard_trains_until_the_run_is_done_and_goes_on_where_it_was(tmp_path):
+    manifest, drawn = terms(run={"rounds": 4}), []
+    data = torch.utils.data.TensorDataset(torch.arange(40))
+    for until in (2, 4):
+        model = small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with joined(tmp_path, model, optimizer, manifest) as peer:
+            loader = DataLoader(data, batch_size=2, sampler=peer.shard(data, batch_size=2))
+            while peer.round < until:
+                for (batch,) in loader:
+                    drawn += batch.tolist()
+                    backward(model)
+                    optimizer.step()
+                    if peer.round >= until:
+                        break
+    assert len(drawn) == 2 * 4 * 4
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_settings_that_are_not_the_manifests_are_told_once_with_both_values(tmp_path, caplog):

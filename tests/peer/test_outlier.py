@@ -88,3 +88,22 @@ def test_a_wrong_learning_rate_is_named_by_every_peer_and_clipped_costs_less_tha
         assert all(later - earlier >= 20 for earlier, later in pairwise(rounds))
     assert clipped[0].loss() < 1.1 * clean.loss()
     assert ruined.loss() > 1.5 * clean.loss()
+
+
+class Twin(Student):
+    """Draws what every other one of its kind draws."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        self.generator = torch.Generator().manual_seed(7)
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+def test_two_peers_with_the_same_data_order_are_named_by_every_peer(run_lab, terms, preset):
+    students = run(run_lab, terms, preset, [Student, Twin, Twin], None)
+    names = sorted(peer_name(student.signer.peer) for student in students[1:])
+    for student in students:
+        told = student.happened("twins")
+        assert [sorted(event["peers"]) for event in told] == [names] * len(told)
+        assert told[0]["cosine"] > 0.99
+        assert told[0]["round"] <= 12
