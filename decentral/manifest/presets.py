@@ -38,6 +38,7 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
             **hyper,
             "fragments": chosen.fragments,
             "overlap": chosen.overlap,
+            "norm_clip": chosen.norm_clip,
         },
         "compressor": {"chain": chosen.compressor, "feedback": chosen.feedback},
         "exchange": {"kind": chosen.exchange},

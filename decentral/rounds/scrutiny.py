@@ -18,10 +18,13 @@ from decentral.rounds.measures import Measure
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Record
 
-# Peers of a clean run stayed within 1.1 times the median; three times their learning rate made 2.3 to 2.7, and 0.5 made
-# 70 to 280 (experiments/clip). The spread guards swarms whose peers differ more than that.
+# Peers of a clean run stayed within 1.11 times the median; three times their learning rate made 2.3 to 2.7, a rate of
+# 0.5 made 70 to 280 (experiments/clip). The spread guards swarms whose peers differ more than that.
 OUTLIER_TIMES = 2.0  # the median norm
 OUTLIER_SPREAD = 6.0  # median absolute deviations above it
+# Honest dense updates had cosines up to 0.85, 0.77 and 0.61 in the first three rounds, 0.94, 0.89 and 0.83 with eight
+# times the batch, and falling; sparse ones up to 0.34. Twins had 1.0; where their gradients differed by 1 %, 0.996 and
+# more dense, 0.97 to 0.90 sparse (experiments/clip).
 TWIN_COSINE = 0.95
 TWIN_ROUNDS = 3  # in a row
 TOLD_AGAIN = 20  # rounds until the same is said again

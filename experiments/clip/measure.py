@@ -117,9 +117,12 @@ def main() -> None:
     parser.add_argument("--clip", action="store_true")
     parser.add_argument("--wrong", type=float)
     parser.add_argument("--twin", type=float)
+    parser.add_argument("--batch", type=int)
     args = parser.parse_args()
     torch.set_num_threads(1)
     manifest = preset_manifest(args.method, **demo_tables(args.method))
+    if args.batch:
+        manifest = manifest.changed(data={"batch_size": args.batch})
     corpus, outer = load_corpus(), make_outer(manifest.outer.method, manifest.outer.hyper)
     codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
     trainers = [Trainer(manifest, number, args) for number in range(PEERS)]

@@ -88,6 +88,11 @@ def test_rounds_with_an_outlier_are_no_evidence_of_twins_as_all_pull_back_the_sa
         *pair, noise = twins(0.99, seed=round_)[1:] + updates(1.0, seed=round_)
         events += looked_at(scrutiny, round_, [*pair, *pair[:1], 100 * noise])
     assert {event for event, _ in events} == {"outlier"}
+    for round_ in (10, 11):
+        assert looked_at(scrutiny, round_, twins(0.999, seed=round_)) == []
+    looked_at(scrutiny, 12, updates(1.0, 1.0, 100.0))
+    for round_ in (13, 14):
+        assert looked_at(scrutiny, round_, twins(0.999, seed=round_)) == []
 
 
 def test_peers_as_alike_as_honest_ones_get_are_no_twins():
