@@ -50,13 +50,19 @@ class Reduction:
         peers = sorted(ref.peer for ref in self.plan.contributors)
         return [self.tails[peer] for peer in peers if peer in self.tails]
 
-    def result(self, codec: Codec, weights: Sequence[float], owed_N: Tensor | None = None) -> Encoded:
-        """The mean over exactly the plan's contributors, each by its weight, and what this owner owes of these
-        elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
+    def result(
+        self,
+        codec: Codec,
+        weights: Sequence[float],
+        owed_N: Tensor | None = None,
+        scales: Sequence[float] | None = None,
+    ) -> Encoded:
+        """The mean over exactly the plan's contributors, each by its weight and scale, and what this owner owes of
+        these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
         """
         refs = zip(self.plan.contributors, weights, strict=True)
         weighted = [(ref.peer, self.slices[ref.peer], weight) for ref, weight in refs]
-        mean_N = mean_pseudo_gradient(weighted)
+        mean_N = mean_pseudo_gradient(weighted, scales)
         owed = {} if owed_N is None else {"debt": owed_N}
         return codec.for_results().encode(mean_N, owed, range_shapes(*self.range))
 

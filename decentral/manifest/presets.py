@@ -43,6 +43,7 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
             **hyper,
             "fragments": chosen.fragments,
             "overlap": chosen.overlap,
+            "norm_clip": chosen.norm_clip,
         },
         "compressor": {"chain": chosen.compressor, "feedback": chosen.feedback},
         "exchange": {"kind": chosen.exchange},
@@ -93,6 +94,11 @@ def _check_pair(manifest: Manifest, compressor: Compressor) -> None:
         raise ConfigError(
             f'outer.overlap = {overlap} does not fit exchange.kind = "pair": a peer waits for its partner before it '
             "goes on; set it to 0"
+        )
+    if manifest.outer.norm_clip == "median":
+        raise ConfigError(
+            'outer.norm_clip = "median": of two contributions nobody can tell which one is typical; '
+            'leave it unset, or use exchange.kind = "gather" or "reduce"'
         )
     lost = relative_error(compressor)
     if lost > MOST_LOST_OF_A_STATE:

@@ -139,6 +139,11 @@ class Outer(Table):
         description="what contributions count by: equal, or tokens (1/16 to 16 times the typical); unset: equal",
         examples=["tokens"],
     )
+    norm_clip: Literal["none", "median"] | None = Field(
+        default=None,
+        description="median: contributions longer than the typical one are shortened to it; unset: none",
+        examples=["median"],
+    )
 
     @property
     def hyper(self) -> dict[str, float]:

@@ -64,6 +64,8 @@ def _training(status: Status) -> str:
     word = "healthy"
     if status.rounds_seen >= 4 and status.rounds_contributed < _LATE_SHARE * status.rounds_seen:
         word = "late"
+    if status.notices:
+        word = f"attention: {status.notices[0]}; you train on"
     parts = [f"{word}: round {status.round}", _useful(status)]
     if status.rounds_contributed:
         parts.append(f"{in_units(status.bytes_per_round)} sent per round")

@@ -57,6 +57,7 @@ class Status:
     addresses: tuple[str, ...] = ()
     reachability: str = ""  # public, nat, symmetric nat, firewall, local, unknown; empty before it was looked at
     relays: tuple[str, ...] = ()  # where others may reach this peer through
+    notices: tuple[str, ...] = ()  # sentences on peers whose updates stand out, the newest first
     problem: str = ""  # one sentence when something is wrong, empty when nothing is
     health: str = ""  # the sentence of health.py
     pid: int = 0
@@ -68,7 +69,7 @@ class Status:
         """Take the fields that are known and leave the others at their defaults."""
         known = {f.name for f in fields(cls)}
         taken = {key: value for key, value in values.items() if key in known}
-        for key in ("members", "given_up", "waiting_for", "addresses", "relays"):
+        for key in ("members", "given_up", "waiting_for", "addresses", "relays", "notices"):
             if key in taken:
                 taken[key] = tuple(taken[key] or ())
         return cls(**taken)

@@ -10,7 +10,6 @@ Weights are equal, or go by the tokens that contributors say they trained on. Sa
 
 import math
 import statistics
-import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,8 +18,9 @@ from torch import Tensor
 
 from decentral.compressors.finite import is_finite
 from decentral.errors import ConfigError, NonFiniteError
+from decentral.optimizers.rounding import float32
 
-__all__ = ["OUTLIER", "contribution_weights", "mean_of", "mean_pseudo_gradient"]
+__all__ = ["OUTLIER", "contribution_weights", "mean_of", "mean_pseudo_gradient", "scaled"]
 
 OUTLIER = 16.0  # times, up or down, that a weight may differ from the typical: one GPU beside a machine of eight
 
@@ -37,11 +37,13 @@ def contribution_weights(weighting: str, tokens: Sequence[int]) -> list[float]:
     typical = statistics.median_low(tokens) if tokens else 0
     if weighting == "equal" or typical == 0:
         return [1.0] * len(tokens)
-    return [_float32(min(max(count / typical, 1 / OUTLIER), OUTLIER)) for count in tokens]
+    return [float32(min(max(count / typical, 1 / OUTLIER), OUTLIER)) for count in tokens]
 
 
-def mean_pseudo_gradient(contributions: Sequence[Contribution]) -> Tensor:
+def mean_pseudo_gradient(contributions: Sequence[Contribution], scales: Sequence[float] | None = None) -> Tensor:
     """The weighted mean of pseudo-gradients, (N,) float32, the same bits for any order of arrival.
+
+    ``scales``: what each is multiplied by, see ``scaled``; None: 1.
 
     ConfigError when there is nothing to average; NonFiniteError when finite contributions sum beyond float32.
     """
@@ -50,7 +52,8 @@ def mean_pseudo_gradient(contributions: Sequence[Contribution]) -> Tensor:
     if not contributions:
         raise ConfigError("mean_pseudo_gradient: there is nothing to average; pass one tensor per peer")
     total = torch.zeros_like(contributions[0][1], dtype=torch.float32)
-    return mean_of(total, [(peer, partial(_add, gradient), weight) for peer, gradient, weight in contributions])
+    adders: list[Adder] = [(peer, partial(_add, gradient), weight) for peer, gradient, weight in contributions]
+    return mean_of(total, scaled(adders, scales))
 
 
 def mean_of(total: Tensor, adders: Sequence[Adder]) -> Tensor:
@@ -72,8 +75,20 @@ def mean_of(total: Tensor, adders: Sequence[Adder]) -> Tensor:
     return total
 
 
-def _float32(value: float) -> float:
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+def scaled(adders: Sequence[Adder], scales: Sequence[float] | None) -> list[Adder]:
+    """The same contributors, each adding ``scale`` times as much; the divisor counts them in full, as it does absent
+    coordinates: a shortened contribution moves the anchor less, and lengthens nobody else's.
+    """
+    if scales is None:
+        return list(adders)
+    return [
+        (peer, add if scale == 1.0 else partial(_add_scaled, add, scale), weight)
+        for (peer, add, weight), scale in zip(adders, scales, strict=True)
+    ]
+
+
+def _add_scaled(add: Callable[..., None], scale: float, total: Tensor, weight: float) -> None:
+    add(total, weight=float32(weight * scale))  # two float32 make an exact float64: rounded once
 
 
 def _add(gradient: Tensor, total: Tensor, weight: float) -> None:

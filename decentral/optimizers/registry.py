@@ -35,6 +35,7 @@ class Preset:
     overlap: int  # tau: inner steps between contribution and merge
     alpha: float | None  # the live copy's weight in merge; None carries
     lr_by_peers: bool = False
+    norm_clip: Literal["median"] | None = None  # contributions far longer than the typical one are shortened to it
 
     def hyper_for(self, num_peers: int) -> dict[str, float]:
         """The hyper-parameters for an expected number of peers."""
@@ -55,6 +56,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             fragments=1,
             overlap=0,
             alpha=None,
+            norm_clip="median",
             lr_by_peers=True,
         ),
         "streaming": Preset(
@@ -76,6 +78,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             fragments=1,
             overlap=0,
             alpha=None,
+            norm_clip="median",
         ),
         "noloco": Preset(
             method="noloco",

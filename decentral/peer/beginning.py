@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from decentral.peer.boundary import Boundary
 from decentral.peer.checkpointing import Checkpointer
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import enter
+from decentral.peer.inner_terms import differences, warning
 from decentral.peer.links import throttled
 from decentral.peer.node import Node, Start
 from decentral.peer.reporting import Reporter
@@ -27,7 +29,8 @@ from decentral.rounds.driver import Advance
 from decentral.state.snapshot import BUFFERS
 from decentral.swarm.identity import Identity
 from decentral.swarm.lan import Lan
-from decentral.wire.keys import Signer
+from decentral.tasks.shards import seed_of
+from decentral.wire.keys import Signer, peer_name
 
 
 class Beginning(Boundary):
@@ -39,6 +42,8 @@ class Beginning(Boundary):
     _lan: Lan | None
     _daily_upload: DailyUpload | None
     _swarm: SwarmThread | None
+    _name: str  # this peer's, as events tell it
+    _seed: int
 
     @property
     @abstractmethod
@@ -58,11 +63,12 @@ class Beginning(Boundary):
         """Resume or start, find the swarm, and stand at a verified anchor."""
         given = self.settings
         identity = Identity.load_or_create(given.identity_path)
+        self._name, self._seed = peer_name(identity.peer), seed_of(self.manifest.digest, identity.peer)
         self.entrance = enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
         self._events = EventLog(self.out)
         self._vault = Vault(self.out)
         self._reporter = Reporter(self._emit, identity.peer)
-        self._checkpointer = Checkpointer(self._vault, given.optimizer, given.scheduler)
+        self._checkpointer = Checkpointer(self._vault, given.optimizers, given.schedulers)
         start = self._resumed_or_fresh()
         self._start_swarm(identity.signer, start)
         self._stand_at_anchor(resumed=start.head is not None)
@@ -71,6 +77,15 @@ class Beginning(Boundary):
         head = self.swarm.node.driver.head
         where = {"at": head.round, "record": head.hash.hex(), "resumed": start.head is not None}
         self._emit("joined", {"invite": self.invite, "round": self.round, **where})
+        self._compare_inner()
+
+    def _compare_inner(self) -> None:
+        """Warn, once, of settings that are not the run's: after the checkpoint's were restored."""
+        found = differences(self.manifest.inner, self.settings.optimizers.parts)
+        if found:
+            logging.getLogger("decentral").warning(warning(found))
+            fields: dict[str, object] = {key: {"manifest": there, "loop": here} for key, there, here in found}
+            self._emit("inner_differs", fields)
 
     @property
     def _invited_by(self) -> tuple[str, ...]:

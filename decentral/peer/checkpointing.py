@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from decentral.errors import ManifestMismatch
 from decentral.parameters import Schema
 from decentral.peer.hello import model_difference
+from decentral.peer.inner_optimizers import Together
 from decentral.peer.live_model import LiveModel
 from decentral.peer.vault import Resumed, Vault
 from decentral.rounds.chain import Head
@@ -24,14 +24,14 @@ from decentral.state.optimizer_state import flatten, random_state, set_random_st
 class Checkpointer:
     """Writes and restores the training side together with the replica."""
 
-    def __init__(self, vault: Vault, optimizer: torch.optim.Optimizer, scheduler: Any | None) -> None:  # Any: see join
-        self._vault, self._optimizer, self._scheduler = vault, optimizer, scheduler
+    def __init__(self, vault: Vault, optimizers: Together, schedulers: Together | None) -> None:
+        self._vault, self._optimizers, self._schedulers = vault, optimizers, schedulers
 
     def save(self, head: Head, replica: Mapping[str, Tensor], model: LiveModel, memory: Mapping[str, Any]) -> None:
         """Write one checkpoint. Raises DiskError; earlier checkpoints are as before."""
         tree = {
-            "optimizer": self._optimizer.state_dict(),
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "optimizer": self._optimizers.state_dict(),
+            "scheduler": None if self._schedulers is None else self._schedulers.state_dict(),
             "random": random_state(),
         }
         tensors, document = flatten(tree, "training")
@@ -53,9 +53,9 @@ class Checkpointer:
             model.write(fragment, found.tensors[live_name(fragment)])
         model.restore_buffers(found.tensors)
         tree = unflatten(found.meta["training"], found.tensors)
-        self._optimizer.load_state_dict(tree["optimizer"])
-        if self._scheduler is not None and tree["scheduler"] is not None:
-            self._scheduler.load_state_dict(tree["scheduler"])
+        self._optimizers.load_state_dict(tree["optimizer"])
+        if self._schedulers is not None and tree["scheduler"] is not None:
+            self._schedulers.load_state_dict(tree["scheduler"])
         set_random_state(tree["random"])
         return dict(found.meta)
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
+from decentral.peer.inner_optimizers import Together, check_covers
 from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.live_model import LiveModel
 from decentral.peer.peer import Peer
@@ -31,12 +32,12 @@ from decentral.transport.throttle import Caps
 def join(
     run: str | Path | Manifest,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     accelerator: Any | None = None,  # Any: accelerate is untyped
     out: str | Path | None = None,
     listen: Sequence[str] | None = None,
-    scheduler: Any | None = None,  # Any: torch's schedulers share no public base with state_dict
+    scheduler: Any | None = None,  # one or a list. Any: torch's schedulers share no public base with state_dict
     require_peers: int = 0,
     join_timeout: float | None = None,
     observer: Observer | None = None,
@@ -57,11 +58,12 @@ def join(
     Args:
         run: path of a ``run.toml``, a loaded Manifest, or an invite line.
         model: as it is trained; wrapped by accelerate or not.
-        optimizer: the inner optimizer; its ``step`` is hooked, its state never touched.
+        optimizer: the inner optimizer, or a list of all that the loop steps: an inner step is one more step of each.
+            ``step`` is hooked, the state never touched.
         out: run directory; ``decentral-NAME`` when not given, for an invite ``decentral-`` and eight digits of the run.
             A checkpoint of this run found there is resumed.
         listen: multiaddrs; all interfaces, any port, when not given.
-        scheduler: saved and resumed with the checkpoint.
+        scheduler: one or a list; saved and resumed with the checkpoint.
         require_peers: wait until this many members are there; NoPeersError after ``join_timeout`` seconds.
         observer: called with every event, on whatever thread it happens.
         checkpoint_every: commits between two checkpoints.
@@ -75,19 +77,23 @@ def join(
             ``restart`` puts the live model back to the anchor, drops inner moments that are not finite, and goes on.
         transport: ``daemon``, ``native``, or one of your own; the daemon where this system has it when not given.
 
-    Raises ConfigError and its kin when the terms cannot work; nothing is started then.
+    Raises ConfigError and its kin when the terms cannot work, or trained parameters are in no optimizer; nothing is
+    started then. Settings of the optimizer that differ from ``[inner]`` of the manifest are told as a warning.
 
     """
     if on_nan not in ("stop", "restart"):
         raise ConfigError(f'join(on_nan={on_nan!r}): "stop" and "restart" are known')
     manifest, invite, out_path = terms_of(run, out, transport if isinstance(transport, str) else None, lan=lan)
     check_tokens(manifest, tokens_per_step)
+    live = LiveModel(model, manifest.outer.fragments, accelerator)
+    optimizers = Together.of(optimizer, "optimizer")
+    check_covers(optimizers.parts, live.trained)
     settings = Settings(
         manifest=manifest,
         invite=invite,
-        model=LiveModel(model, manifest.outer.fragments, accelerator),
-        optimizer=getattr(optimizer, "optimizer", optimizer),  # accelerate's wrapper has no step hooks
-        scheduler=getattr(scheduler, "scheduler", scheduler),
+        model=live,
+        optimizers=optimizers,
+        schedulers=None if scheduler is None else Together.of(scheduler, "scheduler"),
         out=out_path,
         listen=listen,
         require_peers=require_peers,

@@ -28,6 +28,8 @@ from decentral.state.snapshot import live_buffer_name
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU.
 
+Told = tuple[int, ...]  # whole numbers below 2**63 that all ranks must know alike
+
 
 class LiveModel:
     """Reads and writes fragments of a model; knows the other ranks through accelerate."""
@@ -48,6 +50,12 @@ class LiveModel:
         if config is None or not hasattr(config, "to_json_string"):
             return None
         return {"task": "causal-lm", "config": json.loads(config.to_json_string())}
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The parameters that fragments are made of, by name."""
+        specs = (spec for fragment in self.schema.fragments for spec in fragment.parameters)
+        return {spec.name: self._parameters[spec.name] for spec in specs}
 
     @property
     def is_main(self) -> bool:
@@ -111,30 +119,30 @@ class LiveModel:
     def _buffers(self) -> dict[str, Tensor]:
         return buffers_of(self._bare) if self.schema.buffers else {}
 
-    def share(self, changed: Iterable[int], done: bool, forgets: bool) -> tuple[bool, bool]:
-        """Bring every rank in step: broadcast the changed fragments, buffers, and what rank 0 says of two things.
+    def share(self, changed: Iterable[int], done: bool, told: Told) -> tuple[bool, Told]:
+        """Bring every rank in step: broadcast the changed fragments, whether the run is done, and ``told``.
 
-        Every rank calls it at every step boundary; returns whether the run is done, and whether inner moments that are
-        not finite are to be dropped.
+        Every rank calls it at every step boundary; returns what the main process knows.
         """
         if self.world_size == 1:
-            return done, forgets
+            return done, told
         from accelerate.utils import broadcast
 
         assert self.accelerator is not None
         device = self.accelerator.device
-        flags = torch.zeros(1 + len(self.schema.fragments), dtype=torch.int64, device=device)
+        flags = torch.zeros(1 + len(told) + len(self.schema.fragments), dtype=torch.int64, device=device)
         if self.is_main:
-            flags[0] = int(done) + 2 * int(forgets)
+            flags[0] = int(done)
+            flags[1 : 1 + len(told)] = torch.tensor(told)
             for fragment in changed:
-                flags[1 + fragment] = 1
+                flags[1 + len(told) + fragment] = 1
         flags = broadcast(flags, from_process=0).cpu()
-        for fragment in torch.nonzero(flags[1:]).flatten().tolist():
+        for fragment in torch.nonzero(flags[1 + len(told) :]).flatten().tolist():
             flat_N = broadcast(self.read(fragment).to(device), from_process=0)
             if not self.is_main:
                 self.write(fragment, flat_N.cpu())
-        if self.schema.buffers and flags[1]:
+        if self.schema.buffers and flags[1 + len(told)]:
             flat_B = broadcast(self.read_buffers().to(device), from_process=0)
             if not self.is_main:
                 self.write_buffers(flat_B.cpu())
-        return bool(flags[0] & 1), bool(flags[0] & 2)
+        return bool(flags[0]), tuple(flags[1 : 1 + len(told)].tolist())

@@ -91,7 +91,8 @@ class Node:
         self.directory = Directory(transport, signer, manifest.digest, ttl=manifest.swarm.lease)
         self.directory.update(state=PRIVATE if private else 0)
         self.replica = make_replica(manifest, start.schema, start.anchors, start.buffers_B)
-        inbox = Inbox(start.schema, self.replica.codec, self.replica.merge_codec, offload, self.replica.tail)
+        replica = self.replica
+        inbox = Inbox(start.schema, replica.codec, replica.merge_codec, offload, replica.tail, replica.measures)
         uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
         head = start.head or Head.genesis(manifest.digest, start.schema.digest, self.replica.digest, signer.peer)
         self.driver = Driver(

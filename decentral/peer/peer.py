@@ -6,29 +6,35 @@ Its hook runs inside every ``optimizer.step``. What happens at a boundary is in 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Iterable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
 
-from decentral.errors import DecentralError
+from decentral.errors import ConfigError, DecentralError
 from decentral.observe.beacon import Beacon
+from decentral.observe.notices import Notices
 from decentral.observe.status import Status, check_free
 from decentral.peer.beginning import Beginning
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import check_relays
+from decentral.peer.inner_optimizers import InnerSteps
 from decentral.peer.node import Node
 from decentral.peer.resting import PAUSED
 from decentral.peer.settings import Settings
+from decentral.peer.standing import Standing
 from decentral.peer.starting_over import forget_non_finite
 from decentral.peer.swarm_thread import SwarmThread
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan import Lan
+from decentral.tasks.shards import Place, shard
 
 
 class Peer(Beginning):
@@ -51,6 +57,8 @@ class Peer(Beginning):
         self._on_nan, self._restarts, self._forgets = settings.on_nan, 0, False
         self._left_at = time.monotonic()
         self._swarm: SwarmThread | None = None
+        self.notices, self._name = Notices(), ""
+        self._seed, self._place, self._standing = 0, Place(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
         self._gossips = self.manifest.exchange.kind == "pair"
         self._last_status = Status(run=self.manifest.run.name, run_id=self.manifest.digest.hex())
@@ -79,6 +87,31 @@ class Peer(Beginning):
     def anchor(self) -> list[Tensor]:
         """The newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
         return list(self._swarm.node.replica.anchors) if self._swarm is not None else self._model.read_all()
+
+    @property
+    def seed(self) -> int:
+        """63 bits that follow from the run and this peer's key: for this peer's dropout and data order.
+
+        The same after a restart and on every process of the peer, another one for every peer. Known inside the
+        ``with`` block; ConfigError before.
+        """
+        if not self._seed:
+            raise ConfigError("peer.seed is known once the peer has entered the run; ask inside the with block")
+        return self._seed
+
+    def shard(self, dataset: Any, batch_size: int = 1) -> Any:  # Any: see tasks.shards.shard
+        """This peer's part of a data set, disjoint from the other members', for the loop inside the ``with`` block.
+
+        Args:
+            dataset: with ``len`` and indices: returns a Sampler for ``DataLoader(dataset, sampler=...)``, one shuffled
+                pass after another. To be walked through only: returns an IterableDataset of every n-th item.
+            batch_size: items behind one inner step of this peer, all its processes together. It tells a newcomer, or a
+                peer that starts again, how far the others are in the pass.
+
+        While the members stay the same, no index is drawn twice in a pass; `decentral.tasks.shards` says what holds
+        when they change. A loader that accelerate prepares shares the part among the processes of the peer.
+        """
+        return shard(dataset, batch_size, self.manifest.digest, lambda: self._place)
 
     def log(self, **metrics: float | Tensor) -> None:
         """Remember a training metric, such as ``loss``, for the status and the observer."""
@@ -145,9 +178,9 @@ class Peer(Beginning):
                     check_free(self.out, own=os.getpid())
                     stack.enter_context(Beacon(self.out, self._last_word, self._obey))
                 self._begin()
-            self._model.share(range(len(self._model.schema.fragments)), False, False)
-            hook = self.settings.optimizer.register_step_post_hook(self._after_inner_step)
-            stack.callback(hook.remove)
+            self._share(range(len(self._model.schema.fragments)), False)
+            steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step)
+            stack.enter_context(steps.hooked(self._model.trained))
             self._entered = stack.pop_all()
         return self
 
@@ -175,8 +208,8 @@ class Peer(Beginning):
         assert self._swarm is not None
         return self._swarm
 
-    def _after_inner_step(self, *_: object) -> None:
-        """Runs inside ``optimizer.step`` on every process of the peer."""
+    def _after_inner_step(self) -> None:
+        """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
         self.inner_steps += 1
         changed: set[int] = set()
         if self._model.is_main:
@@ -185,10 +218,19 @@ class Peer(Beginning):
             changed = self._step_boundary()
             if not self.swarm.alive and not self.done:
                 raise self.swarm.error or DecentralError("the swarm's thread ended; see events.jsonl, then restart")
-        ended, forgets = self._model.share(changed, self.done or self._leaving, self._forgets)
-        self.done, self._forgets = ended, False
+        self.done = self._share(changed, self.done or self._leaving)
+
+    def _share(self, changed: Iterable[int], ended: bool) -> bool:
+        """Bring the peer's processes in step, and note its place among the members for all of them alike."""
+        if self._model.is_main:
+            self._place = self._standing.place(self.swarm.node)
+        told = (int(self._forgets), self._seed, *astuple(self._place))
+        done, (forgets, self._seed, *place) = self._model.share(changed, ended, told)
+        self._place, self._forgets = Place(*place), False
         if forgets:
-            forget_non_finite(self.settings.optimizer)
+            for optimizer in self.settings.optimizers.parts:
+                forget_non_finite(optimizer)
+        return done
 
     def _save(self) -> bool:
         """Write a checkpoint if live model and chain are in step; while a commit arrives, leave it to the next."""
@@ -206,6 +248,8 @@ class Peer(Beginning):
 
     def _emit(self, event: str, fields: dict[str, object]) -> None:
         self._events(event, **fields)
+        if (sentence := self.notices.hear(event, fields, self._name)) is not None:
+            logging.getLogger("decentral").warning(sentence)
         if (observer := self.settings.observer) is not None:
             observer({"event": event, **fields})
 

@@ -149,6 +149,7 @@ class Reporter:
             uplink_bits=lease_bits(node.uplink()),
             next_sync_seconds=self._next_sync(),
             loss=self._loss,
+            notices=peer.notices.now(head.round),
             anchor_digest=peer.anchor_digest,
             invite=peer.invite,
             addresses=swarm.transport.addresses(),

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from decentral.manifest import Manifest
+from decentral.peer.inner_optimizers import Together
 from decentral.peer.live_model import LiveModel
 from decentral.swarm.invite import Invite
 from decentral.transport import Transport
@@ -25,8 +24,8 @@ class Settings:
     manifest: Manifest
     invite: Invite | None  # None: it founds the run, or resumes what is in ``out``
     model: LiveModel
-    optimizer: torch.optim.Optimizer  # whose ``step`` is hooked
-    scheduler: Any | None  # Any: torch's schedulers share no public base with state_dict
+    optimizers: Together  # whose ``step`` is hooked
+    schedulers: Together | None
     out: Path
     listen: Sequence[str] | None
     require_peers: int  # members to wait for

@@ -40,6 +40,7 @@ def make_replica(
         outer.weighting or "equal",
         buffers_B,
         Tail.of(schema, manifest.model.buffers or "average"),
+        outer.norm_clip or "none",
     )
 
 

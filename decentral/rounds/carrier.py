@@ -28,8 +28,10 @@ from decentral.rounds.effects import Effect
 from decentral.rounds.history import Past
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.machine import RoundMachine, Terms
+from decentral.rounds.measures import Measure
 from decentral.rounds.outbox import Outbox
 from decentral.rounds.replica import Replica
+from decentral.rounds.scrutiny import Scrutiny
 from decentral.rounds.spreading import LinesOf, Spreading, all_equal
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
@@ -141,6 +143,8 @@ class Carrier(ABC):
         self._slice_came = anyio.Event()
         self._results = Results()
         self._left: dict[Digest, Tensor] = {}  # by the results made here in this round, what each leaves to owe
+        self.scrutiny = Scrutiny()
+        self._measured: dict[tuple[int, int], dict[PeerId, Measure]] = {}  # (round, plan) -> slices of a part of ours
         self._lock = anyio.Lock(fast_acquire=True)
         self._start: tuple[Head, Acceptor | None, Past] = (head, acceptor, Past())
         self._group: anyio.abc.TaskGroup | None = None
@@ -243,6 +247,7 @@ class Carrier(ABC):
         self.spreading.forget_before(round_ + 1)
         self._slices, self._tails, self._left = {}, {}, {}
         self._results.forget()
+        self._measured = {}
 
     def _make_room(self) -> None:
         """A new round is open: two frames per member are what it can need, a contribution and a result."""

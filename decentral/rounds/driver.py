@@ -6,6 +6,8 @@ takes), driver (contributions, commits, time).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import anyio
 import anyio.abc
 
@@ -15,7 +17,9 @@ from decentral.rounds.chain import Head, moves_anchor
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.effects import CatchUp, Decide, Effect, Fetch, Persist, Send, SendSlices
 from decentral.rounds.machine import TICK, RoundMachine
+from decentral.rounds.measures import Measure
 from decentral.rounds.settling import Settler
+from decentral.wire.frames import Frame, Kind
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import (
     Behind,
@@ -126,6 +130,7 @@ class Driver(Settler):
             before_N, after_N = step.before_N, step.after_N
             self.replica.install(step)
             buffers_B = self.replica.shared_buffers(record.fragment)
+        self._spawn(self._look_at, record, frames, self._measured.get((record.round, record.plan)))
         named, taken_N = self._settle(record, frames)
         self._end_pushes(record)
         self._tell_shrunk(record)
@@ -138,6 +143,19 @@ class Driver(Settler):
             self._tell_the_end(record)
         if self.pending is not None and self._takes_again(record):
             await self._offer()
+
+    async def _look_at(
+        self, record: Record, frames: Mapping[bytes, Frame], slices: Mapping[PeerId, Measure] | None
+    ) -> None:
+        """Tell of outliers and twins: in a gather every peer sees all, in a reduce an owner its part of all."""
+        if record.contributors:
+            measured = slices or {}
+        else:
+            named = [(ref.peer, frames[ref.frame]) for ref in record.frames]
+            gathered = [(peer, frame) for peer, frame in named if frame.header.kind == Kind.CONTRIBUTION]
+            measured = {peer: await self.offload(self.replica.measure, frame) for peer, frame in gathered}
+        for event, fields in self.scrutiny.events(record, measured):
+            self.on_event(event, fields)
 
     def _tell_the_end(self, record: Record) -> None:
         """Nothing follows that would show who has it: say so, for those who stay until everybody has."""
@@ -184,6 +202,8 @@ class Driver(Settler):
         effects = self.machine.hold(frame.hash, frame.header, now)
         effects += self.machine.offer(pending.offer(head, frame.hash, len(frame.body)), now)
         self._spawn(self._push, frame, head.members)
+        if pending.kind == Kind.CONTRIBUTION:
+            self._spawn(self.offload, self.replica.measure, frame)  # meanwhile: the outer step may need it
         await self._carry_out(effects)
         self.allowed = self.machine.allowed()
 

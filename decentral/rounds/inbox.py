@@ -17,6 +17,7 @@ from decentral.exchange.offload import Offload, in_thread
 from decentral.exchange.tail import NO_TAIL, Tail
 from decentral.parameters import Schema
 from decentral.rounds.chain import Head
+from decentral.rounds.measures import Measures
 from decentral.wire.frames import Frame, Header, Kind, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Plan, Record
@@ -38,8 +39,10 @@ class Inbox:
         merge_codec: Codec,
         offload: Offload = in_thread,
         tail: Tail = NO_TAIL,
+        measures: Measures | None = None,
     ) -> None:
         self._offload, self.tail = offload, tail
+        self._measures = measures or Measures()  # of contributions: nothing else of what they decode to is kept
         self.schema, self.codec, self.merge_codec = schema, codec, merge_codec
         self.plans: dict[tuple[int, int], tuple[tuple[PeerId, int, int], ...]] = {}  # (round, plan) -> partition
         self._plan_came = anyio.Event()
@@ -79,7 +82,10 @@ class Inbox:
         if frame.header.kind != Kind.SLICE:  # nobody asks for a slice by its hash
             _ = frame.hash  # kept in the frame: the event loop need not stop to hash megabytes
         body, _ = self.tail.split(frame)  # raises, too
-        return frame, codec.decode(body, self.shapes_of(frame.header))
+        decoded_N = codec.decode(body, self.shapes_of(frame.header))
+        if frame.header.kind == Kind.CONTRIBUTION:
+            self._measures.add(frame.hash, decoded_N)
+        return frame, decoded_N
 
     def shapes_of(self, header: Header) -> Shapes:
         """The shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""

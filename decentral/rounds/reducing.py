@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import anyio
 import anyio.abc
 from torch import Tensor
 
 from decentral.exchange.arrivals import PAUSE
 from decentral.exchange.reduce import Reduction, in_order, owned_parts
+from decentral.optimizers.norms import clip_scales
 from decentral.rounds.carrier import Carrier
 from decentral.rounds.chain import Head
 from decentral.rounds.contribution import Contribution, header_after, range_of
+from decentral.rounds.measures import Measure
 from decentral.wire.frames import Frame, Kind, seal
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import (
@@ -79,13 +83,21 @@ class Reducer(Carrier):
         """The frame for everybody, what it decodes to, and what it leaves to owe."""
         plan, fragment = reduction.plan, head.fragment(self.terms.num_fragments)
         owed_N, (start, stop) = self.replica.owed(fragment), reduction.range
-        weights = self.replica.weights(plan.contributors)
-        made = reduction.result(self.replica.codec, weights, None if owed_N is None else owed_N[start:stop])
+        measured = {peer: Measure.of(slice_N) for peer, slice_N in reduction.slices.items()}
+        self._measured[(plan.round, plan.number)] = measured
+        weights, scales = self.replica.weights(plan.contributors), self._slice_scales(plan, measured)
+        made = reduction.result(self.replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales)
         parts, tail = len(plan.partition), self.replica.tail.packed_merge(reduction.told_buffers())
         header = header_after(head, Kind.RESULT, fragment, self.me, reduction.part, parts, plan.number)
         frame = seal(header, made.body, self.signer, tail)
         _ = frame.hash  # see Inbox.check
         return frame, self._decoded(frame, plan), made.feedback
+
+    def _slice_scales(self, plan: Plan, measured: Mapping[PeerId, Measure]) -> list[float] | None:
+        """An owner clips its part alone, by the slices' norms; everybody applies its result."""
+        if self.replica.norm_clip == "none":
+            return None
+        return clip_scales([measured[ref.peer].norm for ref in plan.contributors])
 
     def _decoded(self, frame: Frame, plan: Plan) -> Tensor:
         return self.replica.codec.decode(self.replica.tail.split(frame)[0], range_of(plan, frame.header.part))

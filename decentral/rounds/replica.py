@@ -21,9 +21,11 @@ from decentral.exchange.codec import Codec, Encoded, Shapes, range_shapes
 from decentral.exchange.reduce import assembled
 from decentral.exchange.tail import NO_TAIL, Tail
 from decentral.optimizers import NoLoCo, OuterOptimizer
-from decentral.optimizers.aggregate import contribution_weights, mean_of, mean_pseudo_gradient
+from decentral.optimizers.aggregate import Adder, contribution_weights, mean_of, mean_pseudo_gradient, scaled
+from decentral.optimizers.norms import clip_scales
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.rounds.chain import contributions
+from decentral.rounds.measures import Measure, Measures
 from decentral.rounds.owing import OWED, owed_after
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.wire.frames import Frame, Kind
@@ -59,8 +61,12 @@ class Replica:
         weighting: str = "equal",
         buffers_B: Tensor | None = None,
         tail: Tail = NO_TAIL,
+        norm_clip: str = "none",
     ) -> None:
-        """``buffers_B``: the model's, in the schema's order; ``tail`` says what of them crosses."""
+        """``buffers_B``: the model's, in the schema's order; ``tail`` says what of them crosses; ``norm_clip``: whether
+        contributions far longer than the typical one are shortened: none, or median.
+        """
+        self.norm_clip, self.measures = norm_clip, Measures()
         self.weighting = weighting  # what contributors count by: equal, or tokens
         self.tuned = tuned  # the outer optimizer for a number of contributors, when the manifest leaves it open
 
@@ -141,7 +147,8 @@ class Replica:
         if any(frames[ref.frame].header.kind == Kind.MERGE for ref in record.frames):
             return self._merge(record, frames)
         bodies, buffers_B = self.tail.opened(record, frames)
-        mean_N = self._mean(record, bodies, decoded or {})
+        scales = None if record.contributors else self.scales([frames[ref.frame] for ref in record.frames])
+        mean_N = self._mean(record, bodies, decoded or {}, scales)
         assert not isinstance(self.outer, NoLoCo), "a gossip run commits merges only"
         if mean_N is None:
             return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
@@ -153,6 +160,20 @@ class Replica:
     def weights(self, contributors: Sequence[FrameRef]) -> list[float]:
         """What each of a record's contributors counts."""
         return contribution_weights(self.weighting, [ref.tokens for ref in contributors])
+
+    def scales(self, frames: Sequence[Frame]) -> list[float] | None:
+        """What a gather's contributions are multiplied by; None: nothing is clipped."""
+        if self.norm_clip == "none":
+            return None
+        return clip_scales([self.measure(frame).norm for frame in frames])
+
+    def measure(self, frame: Frame) -> Measure:
+        """A contribution's norm and sketch, decoded again when they are not known. Raises PayloadError."""
+        known = self.measures.get(frame.hash)
+        if known is not None:
+            return known
+        body, _ = self.tail.split(frame)
+        return self.measures.add(frame.hash, self.codec.decode(body, self.shapes(frame.header.fragment)))
 
     def install(self, step: OuterStep) -> None:
         """Make an outer step this replica's state."""
@@ -189,14 +210,20 @@ class Replica:
                 "lower the learning rate or clip the gradients, then start again from the last commit"
             )
 
-    def _mean(self, record: Record, bodies: Sequence[memoryview], decoded: Mapping[bytes, Tensor]) -> Tensor | None:
+    def _mean(
+        self,
+        record: Record,
+        bodies: Sequence[memoryview],
+        decoded: Mapping[bytes, Tensor],
+        scales: Sequence[float] | None,
+    ) -> Tensor | None:
         """The mean pseudo-gradient; None when finite contributions sum beyond float32: alike on every peer, such a
         record moves nothing.
         """
         try:
             if record.contributors:
                 return self._reduced(record, bodies, decoded)
-            return self._gathered(record, bodies)
+            return self._gathered(record, bodies, scales)
         except NonFiniteError:
             return None
 
@@ -218,13 +245,13 @@ class Replica:
         after_N = mean_pseudo_gradient(decoded)
         return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
 
-    def _gathered(self, record: Record, bodies: Sequence[memoryview]) -> Tensor:
+    def _gathered(self, record: Record, bodies: Sequence[memoryview], scales: Sequence[float] | None) -> Tensor:
         shapes = self.shapes(record.fragment)
-        adders = [
+        adders: list[Adder] = [
             (ref.peer, partial(self.codec.add_to, data=data, shapes=shapes), weight)
             for ref, data, weight in zip(record.frames, bodies, self.weights(record.frames), strict=True)
         ]
-        return mean_of(fresh_zeros(self.numel(record.fragment)), adders)
+        return mean_of(fresh_zeros(self.numel(record.fragment)), scaled(adders, scales))
 
     def _reduced(self, record: Record, bodies: Sequence[memoryview], decoded: Mapping[bytes, Tensor]) -> Tensor:
         parts = {}

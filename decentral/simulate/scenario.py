@@ -34,6 +34,7 @@ class Scenario:
 
 KINDS = ("gather", "reduce", "streaming", "pair", "float")  # float: gather, with values that an order of sums shows in
 _EXACT = {"chain": "topk(k=128, chunk=4096)", "feedback": "ef(beta=1)"}  # 3 of 96: most of it is debt for a while
+_UNCLIPPED = {"norm_clip": None}  # what is given is counted to the last bit, and a clip takes some of it
 CLAIMS = (0.0, 300.0, 3_000.0, 30_000.0)  # with frames of a few kB: who sends by way of others, and who owns how much
 LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}
 
@@ -66,7 +67,7 @@ def toy_manifest(kind: str, seed: int, limits: Mapping[str, float] = LIMITS) -> 
     run = {"rounds": 1_000_000, "salt": f"s{seed}", "seed": seed}
     inner = {"steps": 4}
     if kind == "reduce":
-        outer = {"method": "diloco", "learning_rate": 1.0, "momentum": 0.0}
+        outer = {"method": "diloco", "learning_rate": 1.0, "momentum": 0.0, **_UNCLIPPED}
         plain = {"chain": "none", "feedback": "none"}
         return preset_manifest("diloco", run=run, inner=inner, swarm=limits, outer=outer, compressor=plain)
     if kind == "streaming":
@@ -77,4 +78,4 @@ def toy_manifest(kind: str, seed: int, limits: Mapping[str, float] = LIMITS) -> 
         return preset_manifest("noloco", run=run, inner=inner, swarm=limits)
     if kind == "float":
         return preset_manifest("sparseloco", run=run, inner=inner, swarm=limits)
-    return preset_manifest("sparseloco", run=run, inner=inner, swarm=limits, compressor=_EXACT)
+    return preset_manifest("sparseloco", run=run, inner=inner, swarm=limits, outer=_UNCLIPPED, compressor=_EXACT)

@@ -102,6 +102,10 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     assert "the same command goes on from there" in (first.directory / "stderr.txt").read_text()
     assert "start it again with the same --out to resume" in run("status", "--out", first.directory).stdout
     assert family.count_strays() == 0
+    for child in (first, second):  # the shipped loop trains as the manifest says, each peer on windows of its own
+        told = (child.directory / "events.jsonl").read_text()
+        assert '"joined"' in told
+        assert not {word for word in ("inner_differs", "outlier", "twins") if f'"{word}"' in told}
 
     exported = run("export", first.directory, "--to", "model")
     assert exported.exit_code == 0, exported.stderr

@@ -4,6 +4,7 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, fresh_salt, parse_manifest, preset_manifest
+from decentral.manifest.terms import canonical
 from decentral.optimizers import PRESETS
 
 every_preset = pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -51,3 +52,12 @@ def test_an_unknown_preset_or_key_names_the_nearest() -> None:
         preset_manifest("diloco", swrm={"lease": 3})
     with pytest.raises(ConfigError, match=r"outer\.overlap = 30 must be below"):
         preset_manifest("diloco", outer={"overlap": 30})
+
+
+def test_the_median_clip_is_refused_for_pairs_and_unset_it_changes_no_digest() -> None:
+    pairs = preset_manifest("noloco", outer={"norm_clip": "median"})
+    with pytest.raises(ConfigError, match=r'outer\.norm_clip = "median": of two contributions nobody can tell'):
+        check_methods(pairs)
+    check_methods(preset_manifest("noloco", outer={"norm_clip": "none"}))
+    check_methods(preset_manifest("streaming", outer={"norm_clip": "median"}))
+    assert b"norm_clip" not in canonical(preset_manifest("streaming", outer={"norm_clip": None}))

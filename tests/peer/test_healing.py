@@ -21,7 +21,10 @@ def exact_terms(terms, compressor, exchange: str = "gather"):
     """Terms under which every number of a run is a whole one, so that equality is exact."""
     manifest = terms("sparseloco", lease=2.0, shrink_after=4.0)
     return manifest.changed(
-        compressor=compressor, outer={"learning_rate": 1.0}, exchange={"kind": exchange}, inner={"steps": 4}
+        compressor=compressor,
+        outer={"learning_rate": 1.0, "norm_clip": None},
+        exchange={"kind": exchange},
+        inner={"steps": 4},
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import decentral
 from decentral.parameters import digest
@@ -31,8 +32,13 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
     with decentral.join(
         manifest, model, optimizer, accelerator=accelerator, out=out, listen=("/ip4/127.0.0.1/tcp/0",)
     ) as peer:
-        steps = 0
-        while not peer.done:
+        steps, drawn = 0, []
+        items = TensorDataset(torch.arange(200))
+        loader = accelerator.prepare(DataLoader(items, batch_size=4, sampler=peer.shard(items, batch_size=8)))
+        for (batch,) in loader:
+            if peer.done:
+                break
+            drawn += batch.tolist()
             inputs = torch.randn(8, 32, generator=data)
             accelerator.backward(model(inputs).square().mean())
             optimizer.step()
@@ -41,10 +47,13 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
         bare = accelerator.unwrap_model(model)
         flat = whole(bare)
         ranks = gather_object([(digest(flat).hex(), steps)])
+        parts, seeds = gather_object([drawn]), gather_object([peer.seed])
         anchor = peer.anchor_digest
     if accelerator.is_main_process:
         same = digest(whole(bare)).hex()
-        Path(out, "ranks.json").write_text(json.dumps({"ranks": ranks, "anchor": anchor, "live": same}))
+        Path(out, "ranks.json").write_text(
+            json.dumps({"ranks": ranks, "anchor": anchor, "live": same, "parts": parts, "seeds": seeds})
+        )
     accelerator.wait_for_everyone()  # a rank that leaves first takes the store of the other with it
 
 

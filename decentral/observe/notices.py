@@ -1,0 +1,51 @@
+"""Sentences about what peers do to the run, from the events that name them; the status repeats them for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from decentral.observe.health import short_name
+
+LASTS = 30  # rounds: events are told again after 20, so what goes on is always there
+
+
+class Notices:
+    """What was said of outliers and twins, the newest for each."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, ...], tuple[int, str]] = {}  # who -> round, sentence
+
+    def hear(self, event: str, fields: Mapping[str, Any], me: str) -> str | None:
+        """The sentence of an event that is worth one, also remembered. ``me``: the peer that speaks."""
+        if event not in _SENTENCES:
+            return None
+        who, sentence = _SENTENCES[event](fields, me)
+        self._said[who] = (int(fields["round"]), sentence)
+        return sentence
+
+    def now(self, round_: int) -> tuple[str, ...]:
+        """What still holds in ``round_``, the newest first."""
+        self._said = {who: said for who, said in self._said.items() if round_ - said[0] < LASTS}
+        return tuple(sentence for _, sentence in sorted(self._said.values(), reverse=True))
+
+
+def _outlier(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
+    peer, much = str(fields["peer"]), f"{fields['times']:.3g} times as large as the others' (round {fields['round']})"
+    if peer == me:
+        return (peer,), f"your update is {much}: compare learning rate and data with theirs, or decentral leave"
+    return (peer,), (
+        f"the update of {short_name(peer)} is {much} and can ruin the run: its learning rate or data differ; "
+        'a run with norm_clip = "median" under [outer] shortens such updates'
+    )
+
+
+def _twins(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
+    peers: Sequence[str] = fields["peers"]
+    one, other = ("you" if peer == me else short_name(peer) for peer in sorted(peers, key=lambda peer: peer != me))
+    return tuple(peers), (
+        f"{one} and {other} send nearly the same update: do both use the same seed and data? see peer.seed, peer.shard"
+    )
+
+
+_SENTENCES = {"outlier": _outlier, "twins": _twins}

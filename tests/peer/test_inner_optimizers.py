@@ -1,0 +1,211 @@
+"""join() with optimizers that a loop steps, with some that it does not, and with settings that are not the run's."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+from decentral.errors import ConfigError
+from decentral.manifest import Manifest, preset_manifest
+from decentral.peer import Peer, join
+from decentral.peer.inner_optimizers import Together
+from decentral.peer.inner_terms import differences
+from decentral.swarm.identity import Identity
+from decentral.tasks.schedule import warm_up
+from decentral.transport.memory import MemoryNetwork
+
+
+def terms(**tables: dict[str, Any]) -> Manifest:
+    run = {"rounds": 3, "salt": "test", **tables.pop("run", {})}
+    return preset_manifest("sparseloco", run=run, inner={"steps": 4, **tables.pop("inner", {})}, **tables)
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
+
+
+def joined(folder: Path, model: nn.Module, optimizer: Any, manifest: Manifest | None = None, **given: Any) -> Peer:
+    identity = Identity.load_or_create(folder / "identity.key")
+    transport = MemoryNetwork().transport(identity.signer)
+    return join(manifest or terms(), model, optimizer, out=folder, transport=transport, lan=False, **given)
+
+
+def backward(model: nn.Module) -> None:
+    model(torch.ones(3, 6)).square().mean().backward()
+
+
+def pair_of(model: nn.Sequential) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(model[0].parameters(), lr=0.01), torch.optim.AdamW(model[1].parameters(), lr=0.01)]
+
+
+def test_an_optimizer_of_another_model_is_refused(tmp_path):
+    optimizer = torch.optim.SGD(small().parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="holds none of the model's 4 trained parameters"):
+        joined(tmp_path, small(), optimizer)
+
+
+def test_parameters_that_are_trained_by_no_optimizer_are_refused_with_their_number_and_the_way_out(tmp_path):
+    model = small()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"2 of 4 trained parameters are in none .* 1\.weight first; give all"):
+        joined(tmp_path, model, optimizer)
+    model[1].requires_grad_(False)
+    joined(tmp_path, model, optimizer)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_optimizer_that_the_loop_does_not_step_is_found_out_within_three_backward_passes(tmp_path, wrapped):
+    model = small()
+    given, stepped = (torch.optim.AdamW(model.parameters(), lr=0.01) for _ in range(2))
+    accelerator = Accelerator(cpu=True) if wrapped else None
+    if accelerator is not None:
+        model, given, stepped = accelerator.prepare(model, given, stepped)
+    with joined(tmp_path, model, given, accelerator=accelerator) as peer:
+        for _ in range(2):
+            backward(model)
+            stepped.step()
+        with pytest.raises(ConfigError, match="does not step: give join the one that the loop steps"):
+            backward(model)
+        assert peer.inner_steps == 0
+
+
+def test_accumulated_gradients_and_a_perturbation_in_every_step_are_no_foreign_optimizer(tmp_path):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with joined(tmp_path, model, optimizer) as peer:
+        while not peer.done:
+            for _ in range(3):
+                backward(model)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1e-3)  # as sharpness-aware methods do
+            backward(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert peer.inner_steps == 12
+
+
+def test_an_inner_step_is_one_more_step_of_every_optimizer_and_the_last_one_ends_it(tmp_path):
+    model = small()
+    first, second = optimizers = pair_of(model)
+    with joined(tmp_path, model, optimizers) as peer:
+        for step in range(3):
+            backward(model)
+            first.step()
+            assert peer.inner_steps == step
+            second.step()
+            assert peer.inner_steps == step + 1
+        while not peer.done:
+            backward(model)
+            first.step()
+            second.step()
+        assert (peer.inner_steps, peer.round) == (12, 3)
+
+
+def test_one_optimizer_of_a_list_that_never_steps_is_an_error_and_no_standstill(tmp_path):
+    model = small()
+    optimizers = pair_of(model)
+    with joined(tmp_path, model, optimizers):
+        for _ in range(99):
+            optimizers[0].step()
+        with pytest.raises(ConfigError, match="made 100 steps and the AdamW none"):
+            optimizers[0].step()
+
+
+def test_all_optimizers_and_schedulers_come_back_from_a_checkpoint(tmp_path):
+    manifest, states = terms(run={"rounds": 1000}), []
+    for rounds in (2, 0):
+        model = small()
+        optimizers = pair_of(model)
+        schedulers = [warm_up(optimizer, 20) for optimizer in optimizers]
+        with joined(tmp_path, model, optimizers, manifest, scheduler=schedulers) as peer:
+            while peer.round < rounds:
+                backward(model)
+                for part in (*optimizers, *schedulers):
+                    part.step()
+            exp_avg = optimizers[1].state[model[1].weight]["exp_avg"].clone()
+            states.append((peer.inner_steps, exp_avg, *(scheduler.state_dict() for scheduler in schedulers)))
+    assert states[0][0] == states[1][0] == 8
+    assert torch.equal(states[0][1], states[1][1])
+    assert states[0][2:] == states[1][2:]
+
+
+def test_the_state_of_a_checkpoint_with_one_optimizer_is_still_read_and_another_number_refused():
+    model = small()
+    old = torch.optim.SGD(model.parameters(), lr=0.25).state_dict()
+    together = Together.of(torch.optim.SGD(model.parameters(), lr=0.5), "optimizer")
+    together.load_state_dict(old)
+    assert together.parts[0].param_groups[0]["lr"] == 0.25
+    with pytest.raises(ConfigError, match="holds 1 optimizers or schedulers, join was given 2"):
+        Together.of(pair_of(model), "optimizer").load_state_dict(old)
+
+
+def test_a_peers_seed_is_its_own_the_same_after_a_restart_and_known_in_the_block_only(tmp_path):
+    manifest, seeds = terms(run={"rounds": 1000}), []
+    for folder in ("a", "a", "b"):
+        model = small()
+        (tmp_path / folder).mkdir(exist_ok=True)
+        peer = joined(tmp_path / folder, model, torch.optim.SGD(model.parameters(), lr=0.01), manifest)
+        with pytest.raises(ConfigError, match="ask inside the with block"):
+            print(peer.seed)
+        with peer:
+            seeds.append(peer.seed)
+    assert seeds[0] == seeds[1]
+    assert seeds[0] != seeds[2]
+
+
+def test_a_loop_over_a_shard_trains_until_the_run_is_done_and_goes_on_where_it_was(tmp_path):
+    manifest, drawn = terms(run={"rounds": 4}), []
+    data = torch.utils.data.TensorDataset(torch.arange(40))
+    for until in (2, 4):
+        model = small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with joined(tmp_path, model, optimizer, manifest) as peer:
+            loader = DataLoader(data, batch_size=2, sampler=peer.shard(data, batch_size=2))
+            while peer.round < until:
+                for (batch,) in loader:
+                    drawn += batch.tolist()
+                    backward(model)
+                    optimizer.step()
+                    if peer.round >= until:
+                        break
+    assert len(drawn) == 2 * 4 * 4
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_settings_that_are_not_the_manifests_are_told_once_with_both_values(tmp_path, caplog):
+    model, events = small(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with caplog.at_level(logging.WARNING, "decentral"), joined(tmp_path, model, optimizer, observer=events.append):
+        backward(model)
+        optimizer.step()
+    told = [event for event in events if event["event"] == "inner_differs"]
+    assert told == [
+        {
+            "event": "inner_differs",
+            "learning_rate": {"manifest": "0.001", "loop": "0.5"},
+            "weight_decay": {"manifest": "0.1", "loop": "0"},
+            "optimizer": {"manifest": "AdamW", "loop": "SGD"},
+        }
+    ]
+    lines = [record.getMessage() for record in caplog.records if "inner optimizer" in record.getMessage()]
+    assert len(lines) == 1
+    assert "learning_rate is 0.5 in the manifest" not in lines[0]
+    assert "learning_rate is 0.001 in the manifest and 0.5 in this loop" in lines[0]
+
+
+def test_settings_that_any_group_agrees_with_are_no_difference():
+    model, inner = small(), terms(inner={"warmup": 10}).inner
+    groups = [{"params": model[0].parameters(), "weight_decay": 0.0}, {"params": model[1].parameters()}]
+    optimizer = torch.optim.AdamW(groups, lr=inner.learning_rate, weight_decay=inner.weight_decay)
+    warm_up(optimizer, inner.warmup)  # the rate is a tenth of it now
+    assert differences(inner, [optimizer]) == []
+    assert differences(inner, [torch.optim.SGD(model.parameters(), lr=1.0), optimizer]) == []
