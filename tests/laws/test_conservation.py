@@ -36,7 +36,9 @@ def terms(method: str, compressor: Compressor, feedback: str, exchange: str) -> 
         method,
         compressor={"chain": str(compressor), "feedback": feedback},
         exchange={"kind": exchange},
-        outer={"alpha": 0.0, "beta": 1.0, "gamma": 0.5} if exchange == "pair" else {"learning_rate": 0.5},
+        outer={"alpha": 0.0, "beta": 1.0, "gamma": 0.5}
+        if exchange == "pair"
+        else {"learning_rate": 0.5, "norm_clip": None},  # which takes mass, and is meant to
     )
 
 

@@ -81,5 +81,5 @@ def test_an_owner_of_a_reduce_clips_its_part_by_the_slices():
     slices = sent((1.0, 1e5, 2.0))
     reduction = Reduction(plan, 0, dict(zip(PEERS, slices, strict=False)))
     scales = clip_scales([norm(one) for one in slices])
-    mean = codec.decode(reduction.result(codec, [1.0] * 3, scales), ((NUMEL,),))
+    mean = codec.decode(reduction.result(codec, [1.0] * 3, scales=scales).body, ((NUMEL,),))
     assert norm(mean) < 3.0 * norm(slices[0])

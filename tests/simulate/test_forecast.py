@@ -10,7 +10,7 @@ def test_peers_on_home_links_take_part_though_frames_take_long():
     """Watchdogs counted the bytes of the small tensors, and took every link for dead."""
     manifest = preset_manifest(
         "diloco",
-        run={"rounds": 20, "salt": "forecast"},
+        run={"rounds": 20, "salt": "forecasts"},
         compressor={"chain": "int8", "feedback": "none"},
         outer={"norm_clip": None},
     )

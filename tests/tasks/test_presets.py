@@ -20,7 +20,7 @@ def test_the_demo_of_every_method_is_a_valid_manifest(method):
     check_methods(manifest)
     assert manifest.model.hidden == DEMO_MODEL["hidden"]
     assert manifest.inner.clip == DEMO_INNER["clip"]
-    assert manifest.inner.steps == 25
+    assert manifest.inner.steps == (24 if method == "streaming" else 25), "a multiple of its fragments"
 
 
 def test_the_tables_are_copies_that_a_caller_may_change():
