@@ -5,7 +5,10 @@ move that anchor, in the same direction as a rule, so its own progress is applie
 the new one. Three DiLoCo peers on a quadratic, one of them away (largest ratio of the anchor's loss to its loss had the
 peer stayed away, over conditions and noise): after 1, 2, 3, 6, 10 missed rounds 3.0, 2.4, 1.3, 6.2, 89 when all is
 carried; 1.2, 1.2, 1.2, 4.4, 1.2 when it counts as one contribution of H steps; 1.0 when it is dropped. Hence both
-bounds: up to ``ROUNDS`` missed rounds it is scaled to H steps, beyond them it is dropped with its debt.
+bounds: up to ``ROUNDS`` missed rounds it is scaled to H steps, beyond them it is dropped with its debt. So is what took
+more than as many rounds of inner steps, by a peer that trained on while one slow round passed: scaled to H steps of a
+thousand it would only dilute the others' mean (a ratio of 2.4 through real peers). Where no round passed a peer by, its
+progress is of the present anchor, and is shortened to its usual norm.
 
 Scaling by steps is the normalisation of Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous
 Federated Optimization" (FedNova), 2020, arXiv:2007.07481, for peers that made more steps than the others.
@@ -87,7 +90,10 @@ def share_of(progress: Progress, norm: float, *, whole: int, held: int) -> float
     if progress.missed == 0 and held < whole:
         return 1.0
     usual = progress.usual_norm
-    if progress.missed > ROUNDS or (progress.missed and usual is not None and norm > NORM * usual):
-        return 0.0
     by_steps = min(1.0, whole / max(1, progress.steps))
+    if not progress.missed:
+        return by_steps if usual is None else min(1.0, usual / max(norm, usual))
+    too_old = progress.missed > ROUNDS or progress.steps > (ROUNDS + 1) * whole
+    if too_old or (usual is not None and norm > NORM * usual):
+        return 0.0
     return by_steps if usual is None or norm * by_steps <= usual else usual / norm

@@ -18,8 +18,8 @@ DEMO_BATCH_SIZE: Final[int] = 4
 _H = 25  # inner steps per round, 4 to 6 s with all peers on two cores
 DEMO_METHODS: Final[dict[str, Tables]] = {
     "diloco": {"inner": {"steps": _H}, "outer": {"learning_rate": 0.6}},
-    # 24, a multiple of its three fragments; 4 of the 8 steps between two of them: a round on a busy machine takes about a
-    # second
+    # 24, a multiple of its three fragments. 4 of the 8 steps between two of them: a round on a busy machine takes about
+    # a second
     "streaming": {"inner": {"steps": _H - _H % 3}, "outer": {"learning_rate": 0.4, "overlap": 4}},
     # Twenty rounds are too few for 64 of 4096 entries at rate 1: a coordinate would be sent every 64 rounds, and the
     # average divides by four what one peer sent. Five times the bytes per peer still leave a reduction above 500.

@@ -265,3 +265,22 @@ def test_an_outlying_norm_after_an_absence_is_dropped_where_the_usual_one_is_kno
     pace.restart(model, [zeros], pace.away_too_long(0))
     assert torch.equal(model.read(0), zeros)
     assert [away.counted for away in pace.given_up] == [0]
+
+
+def test_a_peer_that_trained_on_through_one_long_round_brings_nothing_rather_than_a_thin_share(model):
+    pace, zeros = rhythm(), torch.zeros(8)
+    step(pace, 4 * 4)
+    pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, None), model)
+    assert pace.take(model, 0, zeros, bytes(32), 1) is None
+
+
+def test_a_peer_that_was_held_back_is_shortened_to_its_usual_norm_where_that_is_known(model):
+    pace, zeros = rhythm(), torch.zeros(8)
+    step(pace, 4)
+    usual = float(send(pace, model).gradient_N.norm())
+    pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, contribution(model.read(0))), model)
+    model.write(0, torch.full((8,), 50.0))
+    step(pace, 400)
+    made = pace.take(model, 0, zeros, bytes(32), 1)
+    assert made is not None
+    assert float(made.gradient_N.norm()) == pytest.approx(usual, rel=1e-5)
