@@ -73,6 +73,11 @@ def check_methods(manifest: Manifest) -> None:
         raise ConfigError(f'exchange.kind = "{kind}" does not fit outer.method {manifest.outer.method}; use {fits}')
     if kind == "pair":
         _check_pair(manifest, compressor)
+    elif kind == "reduce" and manifest.outer.norm_clip == "median" and feedback.sender:
+        raise ConfigError(
+            'outer.norm_clip = "median" does not fit compressor.feedback in a reduce: an owner whose range moved sends '
+            "what it owes with its own slice, and a clip would take that from everybody; leave one of the two out"
+        )
     elif kind == "reduce" and needs_matrices(compressor):
         raise ConfigError(
             f'compressor.chain = "{compressor}" does not fit exchange.kind = "reduce": it shrinks matrices only, and a '

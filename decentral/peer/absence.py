@@ -42,7 +42,7 @@ class Progress:
 
     @property
     def usual_norm(self) -> float | None:
-        """Median norm of this peer's contributions in time; None while there was none."""
+        """Median norm of this peer's contributions in time; None while none of them moved anything."""
         return statistics.median_low(self.norms) if self.norms else None
 
     def memory(self) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import queue
 import time
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Literal
 
 from torch import Tensor
 
-from decentral.errors import NonFiniteError
+from decentral.errors import DecentralError, NonFiniteError
 from decentral.manifest import Manifest
 from decentral.peer.live_model import LiveModel
 from decentral.peer.node import Node
@@ -22,10 +23,13 @@ from decentral.peer.reporting import Reporter
 from decentral.peer.rhythm import Rhythm
 from decentral.peer.starting_over import RESTARTS, anchors_without_debt
 from decentral.peer.swarm_thread import SwarmThread
+from decentral.rounds.chain import Head
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.driver import Advance
+from decentral.rounds.gossip import UNDECIDED, Swapped
 from decentral.wire.frames import Kind
 
+SWAP_SLACK = 1.0  # s beyond the time in which a pair decides
 ADVANCE_WITHIN = 0.2  # s to wait for the next commit at a time
 
 
@@ -45,6 +49,7 @@ class Boundary(ABC):
     _must_save: bool
     _left_at: float  # monotonic seconds, when the last boundary ended
     _on_nan: Literal["stop", "restart"]
+    _swap: tuple[int, Future[Swapped]] | None  # fragment and outcome of the gossip step in progress
     _restarts: int  # after NaN, since a commit named this peer last
     _forgets: bool  # whether all ranks are to drop inner moments that are NaN
 
@@ -137,7 +142,8 @@ class Boundary(ABC):
             return set()
         anchors, buffers_B = standing
         self._rhythm.restart(self._model, anchors, fragments)
-        self._take_buffers(buffers_B)
+        if 0 in fragments:  # which carries them
+            self._take_buffers(buffers_B)
         self._must_save = True  # the last checkpoint still has what was given up
         return set(fragments)
 
@@ -211,33 +217,52 @@ class Boundary(ABC):
     def _gossip_boundary(self) -> set[int]:
         """Every H steps one gossip step; after the last one, the merge of all replicas."""
         changed = self._merge_all(block_until=None)
-        if not self._rhythm.due or self._rests or self.done:
-            return changed
-        if self._rhythm.was_away and self.swarm.call(self.swarm.node.follow_others):
-            return changed | self._stand_where_others_stand()
         node = self.swarm.node
         assert node.gossip is not None
+        if _is_over(node.driver.head) and not self.done:  # the others merged while this peer was away
+            return self._merge_replicas()
+        if not self._rhythm.due or self._rests or self.done:
+            return changed
+        if self._rhythm.was_away and self.swarm.call(node.follow_others):
+            return changed | self._stand_at_replica()
         self._model.check_trained()
         fragment = node.gossip.step % self.manifest.outer.fragments
         slow_N = node.replica.anchors[fragment]
         mine = self._rhythm.take(self._model, fragment, slow_N, node.driver.head.hash, self._tokens_per_step)
-        assert mine is not None, "only rounds that pass by drop progress, and gossip has none"
+        if mine is None:  # merges at the run's end passed it by
+            return changed | self._stand_at_replica()
         node.replica.check_finite(fragment, mine.gradient_N)
         self._reporter.waits(True)
-        tail = self._tail(fragment)
-        swapped = self.swarm.call(node.gossip.exchange, fragment, -mine.gradient_N, mine.steps, mine.tokens, tail)
+        told = (-mine.gradient_N, mine.steps, mine.tokens, self._tail(fragment))
+        self._swap = (fragment, self.swarm.begin(node.gossip.exchange, fragment, *told))
+        self._end_swap()
         self._reporter.waits(False)
-        self._rhythm.swapped(self._model, fragment, swapped.after_N)
-        self._take_buffers(swapped.buffers_B)
-        self._reporter.swapped(swapped)
         if node.gossip.step >= self.manifest.run.rounds or node.driver.machine.time_is_up:
-            self._merge_replicas()
-            return set(range(len(self._model.schema.fragments)))
+            return self._merge_replicas()
         self._checkpoint_if_due({fragment})
         return changed | {fragment}
 
-    def _stand_where_others_stand(self) -> set[int]:
-        """In gossip, after an absence: this peer's replica is a copy of another's now, and so is the live model."""
+    def _end_swap(self, within: float | None = None) -> None:
+        """Wait for the outcome of the swap in progress, ``within`` seconds, and bring it into the live model.
+
+        Ctrl-C ends the waiting and not the swap: the partner may take its half, so whoever saves asks here first.
+        """
+        if self._swap is None:
+            return
+        fragment, outcome = self._swap
+        swapped = outcome.result(within)
+        self._swap = None
+        self._rhythm.swapped(self._model, fragment, swapped.after_N)
+        self._take_buffers(swapped.buffers_B)
+        self._reporter.swapped(swapped)
+
+    def _end_swap_if_any(self) -> None:
+        """Before the last checkpoint: a swap that Ctrl-C left is decided within seconds; else the one before stays."""
+        with suppress(DecentralError, TimeoutError, CancelledError):
+            self._end_swap(UNDECIDED + SWAP_SLACK)
+
+    def _stand_at_replica(self) -> set[int]:
+        """In gossip, after an absence: the live model becomes this peer's replica, often a copy of another's by now."""
         everything = list(range(len(self._model.schema.fragments)))
         replica = self.swarm.node.replica
         self._rhythm.restart(self._model, replica.anchors, everything)
@@ -245,17 +270,19 @@ class Boundary(ABC):
         self._must_save = True
         return set(everything)
 
-    def _merge_replicas(self) -> None:
+    def _merge_replicas(self) -> set[int]:
         """The end of a gossip run: one full average, agreed on like any other round."""
         node = self.swarm.node
-        while not node.driver.head.final and not self._leaving:
+        while not _is_over(node.driver.head) and not self._leaving:
             self.swarm.call(self._offer_merge, node)
             self._take_advances(time.monotonic() + 1.0)
             while (advance := self._rhythm.mergeable()) is not None:
                 self._reporter.round_ended(advance) if advance.record is not None else None
         for fragment, anchor_N in enumerate(node.replica.anchors):
             self._rhythm.put(self._model, fragment, anchor_N)
+        self._take_buffers(node.replica.shared_buffers(0))
         self.done = True
+        return set(range(len(node.replica.anchors)))
 
     async def _offer_merge(self, node: Node) -> None:
         head = node.driver.head
@@ -272,3 +299,8 @@ class Boundary(ABC):
     def _checkpoint_if_due(self, changed: set[int]) -> None:
         if self._must_save or (changed and self._rhythm.num_merged % self._checkpoint_every == 0):
             self._save()
+
+
+def _is_over(head: Head) -> bool:
+    """Whether the last commit is applied: while it is, the head has no anchor, and the replica is still the old one."""
+    return head.final and head.anchor is not None

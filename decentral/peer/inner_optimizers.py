@@ -77,12 +77,18 @@ class _Watch:
     stepped: bool = True  # a step of the optimizer began since the last backward pass
     version: int = -1  # of the parameter then: in-place steps of any optimizer raise it
     changes: int = 0  # passes in a row that found a change
+    inside: bool = False  # the step: LBFGS evaluates its closure there, at one trial point after the other
 
     def step_begins(self, *_: object) -> None:
-        self.stepped, self.changes = True, 0
+        self.stepped, self.changes, self.inside = True, 0, True
+
+    def step_ends(self, *_: object) -> None:
+        self.inside = False
 
     def backward(self, parameter: Tensor) -> None:
         """ConfigError once the loop is seen to step something else. What this peer writes falls into its step."""
+        if self.inside:
+            return
         if not self.stepped:  # accumulated gradients change nothing in between
             self.changes = self.changes + 1 if parameter._version != self.version else 0
         self.stepped, self.version = False, parameter._version
@@ -110,6 +116,7 @@ class InnerSteps:
             for number, optimizer in enumerate(self.optimizers):
                 watch, mine = _Watch(), _first_of(optimizer, wanted)
                 stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
+                stack.callback(optimizer.register_step_post_hook(watch.step_ends).remove)
                 stack.callback(optimizer.register_step_post_hook(lambda *_, n=number: self._stepped(n)).remove)
                 added = mine.register_post_accumulate_grad_hook(watch.backward)  # type: ignore[no-untyped-call]
                 stack.callback(added.remove)

@@ -54,7 +54,7 @@ class Peer(Beginning):
         self._paused = False
         self._leaving = False
         self._must_save = False
-        self._on_nan, self._restarts, self._forgets = settings.on_nan, 0, False
+        self._on_nan, self._restarts, self._forgets, self._swap = settings.on_nan, 0, False, None
         self._left_at = time.monotonic()
         self._swarm: SwarmThread | None = None
         self.notices, self._name = Notices(), ""
@@ -194,6 +194,7 @@ class Peer(Beginning):
     def _end(self, *, save: bool) -> None:
         try:
             if save:
+                self._end_swap_if_any()
                 self._save()
         finally:
             self.status()  # no step is made any more: what it says now of this peer is its last state
@@ -235,6 +236,8 @@ class Peer(Beginning):
     def _save(self) -> bool:
         """Write a checkpoint if live model and chain are in step; while a commit arrives, leave it to the next."""
         node = self.swarm.node
+        if node.gossip is not None and node.gossip.is_swapping:
+            return False  # the partner may have stepped already
         head, shared, own, step, age = self.swarm.call(_consistent_state, node)
         if head.anchor is None or (head.hash != self._rhythm.seen and not self._gossips):
             return False

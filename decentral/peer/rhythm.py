@@ -113,14 +113,16 @@ class Rhythm:
         progress, local_N = self.progress[fragment], model.read(fragment)
         gradient_N = self.gradient(fragment, anchor_N, local_N)
         norm = float(gradient_N.norm())
-        share = share_of(progress, norm, whole=self.interval * self.num_fragments, held=self.held)
+        share = 1.0  # of NaN and Inf, too: whoever checks what is sent names the parameter
+        if math.isfinite(norm):
+            share = share_of(progress, norm, whole=self.interval * self.num_fragments, held=self.held)
         if share == 0.0:
             return None
         steps, counted, self._away = progress.steps, max(1, round(progress.steps * share)), None
         if share < 1.0:
             whole_N, gradient_N = gradient_N, gradient_N * share
             self._away = Away(fragment, progress.missed, steps, counted, whole_N - gradient_N)
-        elif math.isfinite(norm):
+        elif math.isfinite(norm) and norm > 0:
             progress.norms.append(norm)
         self.sent_at = self.since
         return Contribution(fragment, based_on, local_N, gradient_N, self.since, counted * per_step, trained=steps)
@@ -180,8 +182,11 @@ class Rhythm:
                 live_N = torch.where(advance.taken_N, before_N, live_N)
             return merge(live_N, before_N, after_N, None)
         self.since -= self.sent_at if self.sent_at is not None else 0
+        local_N = mine.local_N
+        if self._away is not None:  # a blend would keep a part of it
+            live_N, local_N = live_N + self._away.dropped_N, local_N + self._away.dropped_N
         self._named(progress, mine.trained)
-        return merge(live_N, mine.local_N, after_N, self.alpha)
+        return merge(live_N, local_N, after_N, self.alpha)
 
     def _named(self, progress: Progress, trained: int) -> None:
         """The contribution in flight was taken, with the ``trained`` inner steps behind it."""

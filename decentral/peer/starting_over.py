@@ -10,6 +10,7 @@ from torch import Tensor
 from decentral.compressors.finite import is_finite
 from decentral.peer.node import Node
 from decentral.rounds.chain import Digest
+from decentral.rounds.owing import OWED
 
 RESTARTS = 3  # after NaN, without a commit that names this peer in between: then the settings are wrong, not a batch
 
@@ -17,16 +18,17 @@ RESTARTS = 3  # after NaN, without a commit that names this peer in between: the
 async def anchors_without_debt(
     node: Node, seen: Digest, fragments: Sequence[int]
 ) -> tuple[list[Tensor], Tensor | None] | None:
-    """Drop what ``fragments`` owe; return all anchors and the shared buffers as they are after the record ``seen``.
+    """Drop what ``fragments`` owe of this peer's progress, and return all anchors and the shared buffers.
 
-    None: the chain moved. No buffers: each peer has its own, or there are none.
+    As they are after the record ``seen``. None: the chain moved. No buffers: each peer has its own, or there are none.
 
     To be run on the swarm's loop, where no commit can come in between, with nothing of this peer's in flight.
     """
     if node.driver.head.hash != seen or node.driver.pending is not None:
         return None
     for fragment in fragments:
-        node.replica.feedback[fragment] = {}
+        owed_N = node.replica.owed(fragment)  # as an owner of a reduce: the progress of others, which nobody else has
+        node.replica.feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
     return list(node.replica.anchors), node.replica.shared_buffers(0)
 
 

@@ -120,7 +120,9 @@ class Replica:
             self.check_finite(fragment, gradient_N)
         part = {name: tensor[start:stop] for name, tensor in self.feedback[fragment].items()}
         owed_N, slice_N = part.pop(OWED, None), gradient_N[start:stop]
-        if passed_on and owed_N is not None:
+        if passed_on and owed_N is not None and "velocity" in self.codec.feedback.sender:  # momentum would repeat it
+            part["debt"] = part.get("debt", torch.zeros_like(slice_N)) + owed_N * passed_on
+        elif passed_on and owed_N is not None:
             slice_N = slice_N + owed_N * passed_on
         return self.codec.encode(slice_N, part, range_shapes(start, stop))
 

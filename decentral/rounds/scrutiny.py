@@ -9,7 +9,9 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+
+import torch
+from torch import Tensor
 
 from decentral.optimizers.norms import typical_norm
 from decentral.optimizers.sketches import cosines
@@ -53,15 +55,16 @@ class Scrutiny:
     def _twins(self, round_: int, peers: Sequence[PeerId], measures: Mapping[PeerId, Measure]) -> list[Event]:
         if len(peers) < 2:
             return []
-        cosine = cosines([measures[peer].sketch_S for peer in peers]).tolist()
-        found: list[Event] = []
-        for (i, one), (j, other) in combinations(enumerate(peers), 2):
-            alike = cosine[i][j] > TWIN_COSINE
-            self._alike[one, other] = self._alike[one, other] + 1 if alike else 0
+        cosine = cosines([measures[peer].sketch_S for peer in peers])
+        alike = {(peers[i], peers[j]): float(cosine[i, j]) for i, j in _above(cosine, TWIN_COSINE)}
+        here, found = set(peers), list[Event]()
+        for pair in [pair for pair in self._alike if here.issuperset(pair) and pair not in alike]:
+            del self._alike[pair]
+        for (one, other), how_much in alike.items():
+            self._alike[one, other] += 1
             if self._alike[one, other] >= TWIN_ROUNDS and self._is_news((one, other), round_):
                 names = [peer_name(one), peer_name(other)]
-                found.append(("twins", {"round": round_, "peers": names, "cosine": cosine[i][j]}))
-        self._alike = +self._alike  # who is not alike takes no memory
+                found.append(("twins", {"round": round_, "peers": names, "cosine": how_much}))
         return found
 
     def _is_news(self, who: tuple[PeerId, ...], round_: int) -> bool:
@@ -81,6 +84,12 @@ def outliers(norms: Sequence[float], steps: Sequence[int]) -> list[int]:
     usual = max(1, statistics.median_low(steps))
     allowed = [OUTLIER_TIMES * typical * max(1.0, count / usual) for count in steps]
     return [i for i, norm in enumerate(norms) if norm > max(least, allowed[i])]
+
+
+def _above(cosine: Tensor, bound: float) -> list[list[int]]:
+    """Places of pairs, each once: most swarms have none, and a loop over all pairs of 1,024 took a second."""
+    pairs: list[list[int]] = torch.triu(cosine > bound, diagonal=1).nonzero().tolist()
+    return pairs
 
 
 def _outlier(round_: int, peer: PeerId, norm: float, norms: Sequence[float]) -> dict[str, object]:

@@ -14,6 +14,7 @@ import anyio
 import torch
 from torch import Tensor
 
+from decentral.optimizers import NoLoCo
 from decentral.rounds.carrier import Advance
 from decentral.rounds.chain import Head, contributions, moves_anchor
 from decentral.rounds.contribution import Contribution
@@ -53,6 +54,9 @@ class Settler(Reducer):
             self._tidy(head.round)
             if not self.machine.forgetful:
                 await self.offload(self.ledger.save_acceptor, self.machine.acceptor.to_bytes())
+            if isinstance(self.replica.outer, NoLoCo):  # a swap may have moved replica and live model meanwhile
+                self.on_advance(Advance(None, head.hash, 0, None, None, None, self.replica.digest))
+                return
             rounds = _rounds_of_each(head, branch, len(before))
             for f, old_N in enumerate(before):
                 self.on_advance(self._move(head, f, old_N, owed.get(f), taken, rounds))

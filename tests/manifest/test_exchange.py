@@ -48,11 +48,18 @@ def test_a_pair_refuses_overlap_as_it_waits() -> None:
 def test_a_reduce_refuses_low_rank_as_it_has_no_matrices() -> None:
     check_methods(preset_manifest("diloco", exchange={"kind": "gather"}, **compressed("powersgd")))
     with pytest.raises(ConfigError, match=r'"powersgd\(.*" does not fit exchange.kind = "reduce".*kind = "gather"'):
-        check_methods(preset_manifest("diloco", **compressed("powersgd")))
+        check_methods(preset_manifest("diloco", outer={"norm_clip": None}, **compressed("powersgd")))
 
 
 @pytest.mark.parametrize(
     "chain", ["topk(k=64, chunk=4096) >> signmag2", "sign", "dct(k=64, chunk=4096)", "int4", "randk"]
 )
 def test_a_reduce_takes_what_works_on_flat_values(chain: str) -> None:
-    check_methods(preset_manifest("diloco", **compressed(chain)))
+    check_methods(preset_manifest("diloco", outer={"norm_clip": None}, **compressed(chain)))
+
+
+def test_a_reduce_with_feedback_refuses_a_clip_which_would_take_what_owners_hand_on() -> None:
+    clipped = {"outer": {"norm_clip": "median"}, "exchange": {"kind": "reduce"}}
+    check_methods(preset_manifest("diloco", **clipped))
+    with pytest.raises(ConfigError, match=r"norm_clip = .median. does not fit compressor.feedback in a reduce"):
+        check_methods(preset_manifest("sparseloco", **clipped))

@@ -13,6 +13,7 @@ import torch
 import decentral
 from decentral.errors import NonFiniteError
 from decentral.peer import Peer, join
+from decentral.state.checkpoint import load_newest
 from decentral.swarm.identity import Identity
 from decentral.transport.memory import MemoryNetwork
 from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
@@ -171,3 +172,39 @@ def until(holds: Any, problem: Problem, dtype: torch.dtype = torch.float32) -> N
         (problem.model(inputs) - inputs @ problem.goal.T.to(dtype)).square().mean().backward()
         problem.optimizer.step()
         problem.optimizer.zero_grad()
+
+
+def test_ctrl_c_during_a_swap_saves_what_came_of_it(tmp_path):
+    """The pair was made after the checkpoint, which held the same progress again."""
+    problem = Problem(0)
+    manifest = run_terms("noloco", run={"rounds": 1000}, inner={"steps": 2})
+    peer = alone(tmp_path, manifest, problem)
+
+    def train() -> None:
+        with peer:
+            until(lambda: peer.round >= 2, problem)
+            begin = peer.swarm.begin
+
+            class Interrupted:
+                """Ctrl-C while the outcome is waited for."""
+
+                def __init__(self, outcome: Any) -> None:
+                    self.outcome, self.waits = outcome, 0
+
+                def result(self, within: float | None = None) -> Any:
+                    self.waits += 1
+                    if self.waits == 1:
+                        raise KeyboardInterrupt
+                    return self.outcome.result(within)
+
+            peer.swarm.begin = lambda *args: Interrupted(begin(*args))  # type: ignore[method-assign]
+            until(lambda: False, problem)
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    saved = load_newest(tmp_path / "checkpoints")
+    assert saved is not None
+    assert saved.meta["gossip_step"] == peer.round == 3
+    for fragment in range(manifest.outer.fragments):
+        assert torch.equal(saved.tensors[f"live/{fragment}"], saved.tensors[f"anchor/{fragment}"])
+    assert saved.meta["progress"]["fragments"][0]["steps"] == 0

@@ -209,3 +209,18 @@ def test_settings_that_any_group_agrees_with_are_no_difference():
     warm_up(optimizer, inner.warmup)  # the rate is a tenth of it now
     assert differences(inner, [optimizer]) == []
     assert differences(inner, [torch.optim.SGD(model.parameters(), lr=1.0), optimizer]) == []
+
+
+def test_an_optimizer_that_evaluates_its_closure_many_times_in_a_step_is_no_foreign_one(tmp_path):
+    model = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        backward(model)
+        return torch.stack([parameter.square().sum() for parameter in model.parameters()]).sum()
+
+    with joined(tmp_path, model, optimizer) as peer:
+        for _ in range(3):
+            optimizer.step(closure)
+        assert peer.inner_steps == 3

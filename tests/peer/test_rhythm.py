@@ -284,3 +284,45 @@ def test_a_peer_that_was_held_back_is_shortened_to_its_usual_norm_where_that_is_
     made = pace.take(model, 0, zeros, bytes(32), 1)
     assert made is not None
     assert float(made.gradient_N.norm()) == pytest.approx(usual, rel=1e-5)
+
+
+def missed_round(pace: Rhythm, model: LiveModel) -> None:
+    """One contribution in time, then a round that passes by."""
+    zeros = torch.zeros(8)
+    step(pace, 4)
+    pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, send(pace, model)), model)
+    model.write(0, torch.ones(8))
+    step(pace, 4)
+    pace.merge(Advance(record(), b"2" * 32, 0, zeros, zeros, None), model)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_taken_whole_after_an_absence_so_that_whoever_checks_it_names_it(model, bad: float):
+    pace = rhythm()
+    missed_round(pace, model)
+    model.write(0, torch.full((8,), bad))
+    made = pace.take(model, 0, torch.zeros(8), bytes(32), 1)
+    assert made is not None
+    assert not bool(torch.isfinite(made.gradient_N).all())
+
+
+def test_rounds_in_which_nothing_moved_tell_no_usual_norm(model):
+    pace, zeros = rhythm(), torch.zeros(8)
+    for _ in range(3):
+        model.write(0, zeros)
+        step(pace, 4)
+        pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, send(pace, model)), model)
+    step(pace, 12)
+    made = pace.take(model, 0, zeros, bytes(32), 1)
+    assert made is not None
+    assert pace.progress[0].usual_norm is None
+
+
+def test_a_blend_keeps_nothing_of_what_an_absence_gave_up(model):
+    pace, zeros, after = rhythm(alpha=0.5), torch.zeros(8), torch.full((8,), 0.25)
+    missed_round(pace, model)
+    made = send(pace, model)
+    assert pace.progress[0].missed == 1
+    pace.merge(Advance(record(), b"3" * 32, 0, zeros, after, made), model)
+    assert pace.given_up
+    torch.testing.assert_close(model.read(0), 0.5 * (zeros - made.gradient_N) + 0.5 * after)
