@@ -7,6 +7,7 @@ Its hook runs inside every ``optimizer.step``. What happens at a boundary is in 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
@@ -19,6 +20,7 @@ from torch import Tensor
 from decentral.errors import DecentralError
 from decentral.observe.beacon import Beacon
 from decentral.observe.status import Status, check_free
+from decentral.observe.terminal import PlainDisplay
 from decentral.peer.beginning import Beginning
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import check_relays
@@ -53,7 +55,10 @@ class Peer(Beginning):
         self._swarm: SwarmThread | None = None
         self._parting = ""  # what the status says once all is over
         self._gossips = self.manifest.exchange.kind == "pair"
-        self._last_status = Status(run=self.manifest.run.name, run_id=self.manifest.digest.hex())
+        terms = self.manifest
+        self._last_status = Status(
+            run=terms.run.name, run_id=terms.digest.hex(), algorithm=terms.outer.method, trains_while_paused=True
+        )
 
     @property
     def round(self) -> int:
@@ -81,7 +86,7 @@ class Peer(Beginning):
         return list(self._swarm.node.replica.anchors) if self._swarm is not None else self._model.read_all()
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Remember a training metric, such as ``loss``, for the status and the observer."""
+        """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``."""
         if self._swarm is not None:
             self._reporter.metrics({name: _plain(value) for name, value in metrics.items()})
 
@@ -90,7 +95,7 @@ class Peer(Beginning):
         if self._swarm is not None and self._swarm.alive:
             with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
                 found = self._swarm.call(self._ask_reporter)
-                if found.inner_steps >= self._last_status.inner_steps:  # two threads ask: the older answer may come last
+                if found.inner_steps >= self._last_status.inner_steps:  # two threads ask: the older may come last
                     self._last_status = found
         return self._last_status
 
@@ -101,6 +106,14 @@ class Peer(Beginning):
         """The status, and at the end how it ended."""
         status = self.status()
         return replace(status, state=self._parting) if self._parting else status
+
+    def _beacon(self) -> Beacon:
+        """Tells the folder and the screen how this peer is, as far as either is wanted."""
+        given, display = self.settings, None
+        if not given.quiet:
+            by_command = f"decentral leave --out {self.out}, or " if given.commands else ""
+            display = PlainDisplay(sys.stderr, stop=f"{by_command}peer.leave()", prefix="decentral: ")
+        return Beacon(self.out if given.commands else None, self._last_word, self._obey, display=display)
 
     def _obey(self, request: str) -> None:
         """What somebody asked for in another terminal."""
@@ -143,7 +156,8 @@ class Peer(Beginning):
                 self.out.mkdir(parents=True, exist_ok=True)
                 if self.settings.commands:
                     check_free(self.out, own=os.getpid())
-                    stack.enter_context(Beacon(self.out, self._last_word, self._obey))
+                if self.settings.commands or not self.settings.quiet:
+                    stack.enter_context(self._beacon())
                 self._begin()
             self._model.share(range(len(self._model.schema.fragments)), False, False)
             hook = self.settings.optimizer.register_step_post_hook(self._after_inner_step)
@@ -167,7 +181,8 @@ class Peer(Beginning):
             self.swarm.stop(politely=True)
             self._vault.close()
             self._events.close()
-            self._parting = "done" if self.done and not self._leaving else "leaving"
+            if save:  # else an error ended it, and its last state is the one it had then
+                self._parting = "done" if self.done and not self._leaving else "left"
 
     @property
     def swarm(self) -> SwarmThread:
