@@ -35,6 +35,8 @@ class Bench:
     watch: Stopwatch
     metrics: MetricsLog
     num_parameters: int
+    loss: float | None = None  # of the last inner step that was read, nats per token
+    held_out_loss: float | None = None  # of the last anchor that was evaluated, nats per token
     num_steps: int = 0  # inner steps done, those of an earlier process included
     running: Event = field(default_factory=Event)  # cleared while paused
 

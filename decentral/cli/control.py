@@ -10,8 +10,8 @@ from decentral.cli.options import as_json, directory_of_a_peer, remember
 from decentral.errors import RoundFailed, UsageError
 
 _ANSWERS = {
-    "pause": "will pause after this inner step",
-    "resume": "trains on",
+    "pause": "will pause after this inner step: no training, no contributions until decentral resume",
+    "resume": "trains on and contributes again",
     "leave": "finishes its round and leaves",
 }
 _POLL_SECONDS = 0.2
@@ -22,7 +22,10 @@ _POLL_SECONDS = 0.2
 @as_json
 @click.pass_context
 def pause_command(context: click.Context, directory: Path, as_json: bool) -> None:
-    """Stop training, stay in the swarm. Nothing is lost.
+    """Stay in the swarm without contributing, until decentral resume. Nothing is lost.
+
+    A peer of decentral start or join stops training meanwhile. A script with a loop of its own, and a peer of several
+    processes, train on: only what they would contribute is held back. The answer says which it is.
 
     \b
     $ decentral pause --out decentral-run
@@ -35,7 +38,7 @@ def pause_command(context: click.Context, directory: Path, as_json: bool) -> Non
 @as_json
 @click.pass_context
 def resume_command(context: click.Context, directory: Path, as_json: bool) -> None:
-    """Train on after a pause.
+    """Contribute again after a pause, and train on if training had stopped.
 
     \b
     $ decentral resume --out decentral-run
@@ -68,7 +71,10 @@ def _ask(request: str, directory: Path, as_json: bool, *, wait: float = 0.0) -> 
     if wait:
         _wait_for_the_end(directory, wait)
     if as_json:
-        click.echo(json.dumps({"asked": request, "pid": status.pid, "peer": status.peer}))
+        asked: dict[str, object] = {"asked": request, "pid": status.pid, "peer": status.peer}
+        click.echo(json.dumps(asked | {"trains_while_paused": status.trains_while_paused}))
+    elif request == "pause" and status.trains_while_paused:
+        click.echo("asked: the peer will contribute nothing until decentral resume; its own loop trains on meanwhile")
     else:
         click.echo(f"asked: the peer {_ANSWERS[request]}")
 

@@ -1,7 +1,9 @@
 """``export``: a model folder out of a run directory."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,21 +18,42 @@ from decentral.cli.options import as_json, remember
 @as_json
 @click.pass_context
 def export_command(context: click.Context, directory: Path, to: Path, as_json: bool) -> None:
-    """Write the newest checkpoint's model as safetensors with its config, as transformers opens it.
+    """Write the newest checkpoint's model as safetensors, as transformers opens it where it is one of theirs.
 
     \b
     $ decentral export decentral-run --to model
     """
     from decentral.errors import UsageError
-    from decentral.state.export import export
+    from decentral.state.export import config_of, export
+    from decentral.tasks.byte_tokenizer import tokenizer_files
 
     checkpoints = remember(context, directory) / "checkpoints"
     if not checkpoints.is_dir():
         raise UsageError(f"{directory}: not a run directory with checkpoints; name what was given to --out")
-    checkpoint = export(checkpoints, to)
+    checkpoint = export(checkpoints, to, tokenizer_files if _reads_bytes(directory) else lambda config: {})
     for name, why in checkpoint.passed_over:
         click.echo(f"warning: checkpoint {name} is damaged ({why}); an older one was used", err=True)
     if as_json:
         click.echo(json.dumps({"checkpoint": str(checkpoint.path), "to": str(to)}))
     else:
-        click.echo(f"{to}: the model of {checkpoint.path.name}; open it with AutoModelForCausalLM.from_pretrained")
+        click.echo(f"{to}: the model of {checkpoint.path.name}; {_how_to_open(to, config_of(checkpoint))}")
+
+
+def _reads_bytes(directory: Path) -> bool:
+    """Whether the run trains our own language model, whose tokens are bytes."""
+    from decentral.manifest import load_manifest
+
+    manifest = directory / "run.toml"
+    return manifest.exists() and load_manifest(manifest).model.task == "causal-lm"
+
+
+def _how_to_open(to: Path, config: Mapping[str, Any] | None) -> str:
+    """What fits the model that was trained."""
+    if config is None:
+        load = f'model.load_state_dict(safetensors.torch.load_file("{to / "model.safetensors"}"))'
+        return f"build the model as your script does, then {load}"
+    (kind, *_) = config.get("architectures") or ["AutoModelForCausalLM"]
+    names = ["AutoModelForCausalLM" if kind.endswith("ForCausalLM") else kind]
+    if (to / "tokenizer.json").exists():
+        names.append("AutoTokenizer")
+    return "open it with transformers: " + " and ".join(f'{name}.from_pretrained("{to}")' for name in names)

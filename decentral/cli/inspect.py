@@ -3,7 +3,9 @@ this machine can.
 """
 
 import json
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,8 @@ from decentral.cli.options import as_json, directory_of_a_peer, remember
 if TYPE_CHECKING:
     from decentral.observe.status import Status
 
+_LOOK_SECONDS = 0.25  # between two looks at what is new
+
 
 @click.command("status")
 @directory_of_a_peer
@@ -23,14 +27,24 @@ if TYPE_CHECKING:
 def status_command(context: click.Context, directory: Path, as_json: bool) -> None:
     """Say in one sentence how the peer is, and what it cost so far.
 
+    Ends with code 1 when the peer is gone without a word, killed or crashed; in JSON, "alive" tells whether it runs.
+
     \b
     $ decentral status --out decentral-run
     """
-    status, running = _read(remember(context, directory))
+    from decentral.observe.status import is_lost
+
+    status, alive = _read(remember(context, directory))
     if as_json:
-        click.echo(json.dumps({**asdict(status), "running": running}))
-        return
-    from decentral.observe.health import in_units
+        click.echo(json.dumps({**asdict(status), "alive": alive}))
+    else:
+        _print_status(status, alive=alive)
+    if is_lost(status):
+        context.exit(1)
+
+
+def _print_status(status: "Status", *, alive: bool) -> None:
+    from decentral.observe.health import in_time, in_units
 
     click.echo(status.health)
     rounds = "" if status.rounds is None else f" of {status.rounds}"
@@ -38,14 +52,26 @@ def status_command(context: click.Context, directory: Path, as_json: bool) -> No
         f"run       {status.run or '?'} ({status.algorithm or '?'}), round {status.round}{rounds}, epoch {status.epoch}"
     )
     click.echo(f"peer      {status.peer or '?'}, {status.inner_steps} inner steps")
+    if losses := _losses(status):
+        click.echo(f"loss      {losses}, nats per token")
+    if alive and status.seconds_left:
+        click.echo(f"left      {in_time(status.seconds_left)}, as it goes now")
     click.echo(f"traffic   {in_units(status.bytes_sent)} sent, {in_units(status.bytes_received)} received")
+    if status.bytes_measuring:
+        click.echo(f"besides   {in_units(status.bytes_measuring)} sent to who measured this line (decentral doctor)")
     if limits := _limits(status):
         click.echo(f"limits    {limits}")
     if status.uplink_bits:
         click.echo(f"uplink    {status.uplink_bits / 1e6:g} Mbit/s, from the transfers made")
-    click.echo(f"members   {len(status.members)}{'' if running else ', when it was last here'}")
+    click.echo(f"members   {len(status.members)}{'' if alive else ', when it was last here'}")
     if status.invite:
         click.echo(f"invite    {status.invite}")
+
+
+def _losses(status: "Status") -> str:
+    """Those of training and of held-out text, as far as they are known."""
+    known = (("", status.loss), ("held-out ", status.held_out_loss))
+    return ", ".join(f"{name}{loss:.4f}" for name, loss in known if loss is not None)
 
 
 def _limits(status: "Status") -> str:
@@ -69,13 +95,13 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
     \b
     $ decentral peers --out decentral-run --json
     """
-    status, running = _read(remember(context, directory))
+    status, alive = _read(remember(context, directory))
     if as_json:
         click.echo(json.dumps({"epoch": status.epoch, "members": list(status.members)}))
         return
     from decentral.observe.health import in_units
 
-    if not running:
+    if not alive:
         click.echo("the peer has ended; this is what it saw last:", err=True)
     for member in status.members:
         you = "  (you)" if member.get("peer") == status.peer else ""
@@ -102,9 +128,12 @@ def _way(member: Mapping[str, Any]) -> str:
 @directory_of_a_peer
 @click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="How many events.")
 @click.option("--event", help="Only events of this name, such as commit.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
 @as_json
 @click.pass_context
-def logs_command(context: click.Context, directory: Path, last: int, event: str | None, as_json: bool) -> None:
+def logs_command(
+    context: click.Context, directory: Path, last: int, event: str | None, follow: bool, as_json: bool
+) -> None:
     """Show the last events of the peer.
 
     \b
@@ -115,11 +144,32 @@ def logs_command(context: click.Context, directory: Path, last: int, event: str 
 
     if not (remember(context, directory) / EVENTS_FILE).exists():
         raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
+    shape = json.dumps if as_json else event_line
+    if follow:
+        context.exit(_follow(directory, last, event, shape))
     rows = list(read_events(directory, last=last, event=event))
     for row in rows:
-        click.echo(json.dumps(row) if as_json else event_line(row))
+        click.echo(shape(row))
     if not rows:
         click.echo(f"no event {'yet' if event is None else f'called {event!r} yet'}", err=True)
+
+
+def _follow(directory: Path, last: int, event: str | None, shape: Callable[[dict[str, Any]], str]) -> int:
+    """Print events as they come; returns the exit code of who ends that, which is no error."""
+    from decentral.cli.failure import INTERRUPTED
+    from decentral.observe.follow import follow_events
+
+    nobody = threading.Event()
+    try:
+        for row in follow_events(directory, last=last, event=event, idle=lambda: _idle(nobody)):
+            click.echo(shape(row))
+    except KeyboardInterrupt:
+        pass
+    return INTERRUPTED
+
+
+def _idle(nobody: threading.Event) -> None:
+    nobody.wait(_LOOK_SECONDS)
 
 
 @click.command("doctor")
@@ -166,12 +216,11 @@ def doctor_command(
 
 
 def _read(directory: Path) -> "tuple[Status, bool]":
-    """The last status, its state corrected when the process has ended without saying so."""
-    from decentral.observe.status import is_running, read_status
+    """The last status and whether its process runs; the sentence is another when it is gone without a word."""
+    from decentral.observe.health import lost_sentence
+    from decentral.observe.status import is_lost, is_running, read_status
 
     status = read_status(directory)
-    running = is_running(status)
-    if not running and status.state != "done":
-        again = "start it again with the same --out to resume"
-        status = replace(status, health=f"ended: the peer stopped in round {status.round} ({status.state}); {again}")
-    return status, running
+    if is_lost(status):
+        status = replace(status, health=lost_sentence(status, time.time()))
+    return status, is_running(status)

@@ -18,7 +18,8 @@ def record_round(bench: Bench, anchor: list[Tensor], progress: dict[str, object]
     """One row of the state after a round; its quality when that was asked for or takes little of the time."""
     quality: dict[str, object] = {}
     if evaluate or bench.judge.affordable(bench.watch.seconds):
-        quality["bits_per_byte"] = bench.judge.bits_per_byte(anchor, num_windows=ROUND_WINDOWS)
+        bits = bench.judge.bits_per_byte(anchor, num_windows=ROUND_WINDOWS)
+        quality["bits_per_byte"], bench.held_out_loss = bits, bits * math.log(2)
     tokens = bench.num_steps * bench.tokens_per_step
     bench.metrics.outer(bench.num_steps, tokens=tokens, **quality, **progress)
 

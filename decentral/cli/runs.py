@@ -4,6 +4,7 @@ machine.
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -136,6 +137,7 @@ def _train(
     from decentral.cli.stopping import stop_signals
     from decentral.cli.train_job import JobOptions, train_alone, train_with_swarm
     from decentral.manifest import summary as describe
+    from decentral.observe.log_lines import log_shown_on
     from decentral.observe.status import check_free
     from decentral.observe.terminal import open_display
 
@@ -157,16 +159,15 @@ def _train(
         invite=invite,
         pace=pace,
     )
-    click.echo(describe(manifest), err=True)
-    if data is not None:
-        click.echo(f"this peer's text is {data}", err=True)
+    click.echo(describe(manifest, None if data is None else str(data)), err=True)
     display = open_display(sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
-    with stop_signals() as stop:
+    show_invite = partial(_show_invite, display.say if as_json else display.result)
+    with stop_signals() as stop, log_shown_on(display):
         try:
             if solo:
                 summary = train_alone(manifest, options, display, stop)
             else:
-                summary = train_with_swarm(manifest, options, display, stop, partial(_print_invite, err=as_json))
+                summary = train_with_swarm(manifest, options, display, stop, show_invite)
         finally:
             display.close()
     if as_json:
@@ -176,9 +177,8 @@ def _train(
         context.exit(stop.code)
 
 
-def _print_invite(invite: str, *, err: bool) -> None:
-    click.echo(f"decentral join {invite}", err=err)
-    sys.stdout.flush()
+def _show_invite(show: Callable[[str], None], invite: str) -> None:
+    show(f"decentral join {invite}")
 
 
 @click.command("demo")

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from decentral.cli.bench import Bench
-from decentral.manifest import Manifest
 from decentral.observe.status import Status
 
 if TYPE_CHECKING:
@@ -29,10 +28,15 @@ class Steering:
         self._peer.leave()
         self._bench.running.set()
 
+    @property
+    def trains_while_paused(self) -> bool:
+        """With several processes only contributing stops: the others would wait in a collective."""
+        return bool(self._bench.accelerator.num_processes > 1)
+
     def pause(self) -> None:
-        """Stop training. With several processes only contributing stops: the others would wait in a collective."""
+        """Stop training, as far as that can be."""
         self._peer.pause()
-        if self._bench.accelerator.num_processes == 1:
+        if not self.trains_while_paused:
             self._bench.running.clear()
 
     def resume(self) -> None:
@@ -42,25 +46,25 @@ class Steering:
 
 
 class Teller:
-    """Tells the beacon how the peer is; hands its invite on once; keeps the last word when the peer has gone."""
+    """Tells the beacon how the peer is; hands its invite on once; has the last word when the peer has gone."""
 
-    def __init__(self, peer: "Peer", manifest: Manifest, on_invite: Callable[[str], None]) -> None:
+    def __init__(self, peer: "Peer", on_invite: Callable[[str], None], *, trains_while_paused: bool) -> None:
         self._peer, self._on_invite = peer, on_invite
-        self._last = Status(run=manifest.run.name, run_id=manifest.digest.hex(), algorithm=manifest.outer.method)
+        self._trains_while_paused = trains_while_paused
         self._ended = ""
 
     def __call__(self) -> Status:
-        """The status now."""
+        """The status now; the last one that there was, once the peer's swarm side has ended."""
+        status = replace(self._peer.status(), trains_while_paused=self._trains_while_paused)
         if self._ended:
-            return replace(self._last, state=self._ended)
-        self._last = self._peer.status()
-        if self._last.invite and self._on_invite is not _keep_quiet:
-            self._on_invite(self._last.invite)
+            return replace(status, state=self._ended)
+        if status.invite and self._on_invite is not _keep_quiet:
+            self._on_invite(status.invite)
             self._on_invite = _keep_quiet
-        return self._last
+        return status
 
     def end(self, state: str) -> None:
-        """From now on the peer is not asked any more."""
+        """From now on this is its state, whatever else is new."""
         self._ended = state
 
 

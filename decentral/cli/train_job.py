@@ -81,8 +81,10 @@ def train_with_swarm(
         max_download=options.max_download,
         daily_upload=options.daily_upload,
         commands=False,  # the job answers them: it pauses the training, too
+        quiet=True,  # its display shows the same
     )
-    steering, teller = Steering(bench, peer), Teller(peer, manifest, on_invite)
+    steering = Steering(bench, peer)
+    teller = Teller(peer, on_invite, trains_while_paused=steering.trains_while_paused)
     with ExitStack() as stack:
         stack.enter_context(closing(bench.metrics))
         if bench.is_main:
@@ -92,7 +94,7 @@ def train_with_swarm(
         _train_until_done(bench, peer)
         stop.gently(None)
         summary = conclude(bench, peer, evaluate=not steering.left) if bench.is_main else {}
-        teller.end("leaving" if steering.left else "done")
+        teller.end("left" if steering.left else "done")
         return summary
 
 
@@ -105,13 +107,15 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
     halted, over = Event(), Event()
 
     def halt(request: str = "leave") -> None:
+        {"leave": halted.set, "pause": bench.running.clear, "resume": bench.running.set}[request]()
         if request == "leave":
-            halted.set()
+            bench.running.set()
 
     def read() -> Status:
         return _alone(bench, halted.is_set(), done=over.is_set())
 
     def goes_on() -> bool:
+        bench.running.wait()
         wanted = bench.num_steps < num_steps if pace is None else pace.may_step(bench.num_steps, halted)
         return wanted and not halted.is_set()
 
@@ -141,6 +145,8 @@ def _train_until_done(bench: Bench, peer: "Peer") -> None:
         if bench.is_main and peer.round != last_round:
             last_round = peer.round
             record_round(bench, peer.anchor(), progress_of(peer))
+            if bench.held_out_loss is not None:
+                peer.log(held_out_loss=bench.held_out_loss)
 
 
 def _batches(bench: Bench, identity: bytes, first_step: int) -> Iterator[dict[str, Tensor]]:
@@ -167,15 +173,20 @@ def _inner_step(bench: Bench, batch: dict[str, Tensor]) -> Tensor:
     bench.scheduler.step()
     bench.optimizer.zero_grad()
     if bench.is_main and bench.num_steps % LOG_EVERY == 0:
-        bench.metrics.inner(bench.num_steps, loss=loss.item(), tokens=bench.num_steps * bench.tokens_per_step)
+        bench.loss = loss.item()
+        bench.metrics.inner(bench.num_steps, loss=bench.loss, tokens=bench.num_steps * bench.tokens_per_step)
     return loss.detach()
 
 
 def _alone(bench: Bench, halted: bool, *, done: bool) -> Status:
+    last, now = ("left", "leaving") if halted else ("done", "training" if bench.running.is_set() else "paused")
     return Status(
-        state="done" if done else "leaving" if halted else "training",
+        state=last if done else now,
         run=bench.manifest.run.name,
         run_id=bench.manifest.digest.hex(),
         algorithm="solo",
+        round=bench.num_steps // (bench.manifest.inner.steps // bench.manifest.outer.fragments),
         inner_steps=bench.num_steps,
+        loss=bench.loss,
+        held_out_loss=bench.held_out_loss,
     )

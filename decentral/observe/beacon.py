@@ -20,11 +20,14 @@ from decentral.observe.terminal import Display
 
 
 class Beacon:
-    """Publish ``read()`` every ``period`` seconds until closed; give each request to ``on_request``."""
+    """Publish ``read()`` every ``period`` seconds until closed; give each request to ``on_request``.
+
+    Without a directory it only shows, and hears nothing.
+    """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | None,
         read: Callable[[], Status],
         on_request: Callable[[str], None],
         *,
@@ -42,7 +45,8 @@ class Beacon:
         self._disk_problem = ""
 
     def __enter__(self) -> Self:
-        drop_requests(self._directory)  # they were meant for an earlier process
+        if self._directory is not None:
+            drop_requests(self._directory)  # they were meant for an earlier process
         self.publish()
         self._thread.start()
         return self
@@ -54,7 +58,7 @@ class Beacon:
 
     def _run(self) -> None:
         while not self._stop.wait(self._period):
-            for request in take_requests(self._directory):
+            for request in take_requests(self._directory) if self._directory is not None else ():
                 self._on_request(request)
             self.publish()
 
@@ -67,10 +71,14 @@ class Beacon:
         if self._disk_problem and not status.problem:
             status = replace(status, problem=self._disk_problem)
         status = replace(status, health=health_sentence(status))
+        if self._directory is not None:
+            self._keep(self._directory, status)
+        if self._display is not None:
+            self._display.show(status)
+
+    def _keep(self, directory: Path, status: Status) -> None:
         try:
-            write_status(self._directory, status, self._process)
+            write_status(directory, status, self._process)
             self._disk_problem = ""
         except DiskError as error:
             self._disk_problem = str(error)
-        if self._display is not None:
-            self._display.show(status)

@@ -1,8 +1,13 @@
-"""The one sentence that says whether a peer is healthy and useful. A pure function of its status."""
+"""The one sentence that says whether a peer is healthy and useful. A pure function of its status, as is the short
+line of a round.
+"""
+
+import time
 
 from decentral.observe.status import Status
 
 _HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
+_AGAIN = "start it again with the same --out to resume"
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
 
 
@@ -16,9 +21,46 @@ def health_sentence(status: Status) -> str:
         return _SENTENCES[status.state](status)
     if status.state == "leaving":
         return f"leaving: finishing round {status.round}, then saying goodbye"
+    if status.state == "left":
+        return f"left: round {status.round} was its last, everything is kept; {_AGAIN}"
     if status.state == "done":
-        return f"done: {status.round} rounds, {in_units(status.bytes_sent)} sent, {_useful(status)}"
+        return f"done: {_rounds_made(status)}, {in_units(status.bytes_sent)} sent, {_useful(status)}"
     return _training(status)
+
+
+def lost_sentence(status: Status, now: float) -> str:
+    """What is to be said when the process that wrote ``status`` is gone, ``now`` in seconds since the epoch."""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.updated))
+    return (
+        f"gone: the peer that wrote this is gone (killed or crashed); its last sign was at {stamp}, "
+        f"{in_time(max(0.0, now - status.updated))} ago, in round {status.round} ({status.state}); {_AGAIN}"
+    )
+
+
+def round_line(status: Status) -> str:
+    """One short line: where the run is, how good, at what cost, for how long."""
+    parts = [f"round {status.round}" + ("" if status.rounds is None else f" of {status.rounds}")]
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.4f}")
+    if status.held_out_loss is not None:
+        parts.append(f"held-out {status.held_out_loss:.4f}")
+    if num := len(status.members):  # a baseline has none
+        parts += [f"{num} peer{'s' if num > 1 else ''}", f"{in_units(status.bytes_sent)} sent"]
+    if status.seconds_left is not None:
+        parts.append(f"{in_time(status.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def health_word(status: Status) -> str:
+    """How the peer is, in one word: the first of its sentence."""
+    return health_sentence(status).partition(":")[0]
+
+
+def _rounds_made(status: Status) -> str:
+    """A run may also end by its time."""
+    if status.rounds is None or status.round >= status.rounds:
+        return f"{status.round} rounds"
+    return f"{status.round} of {status.rounds} rounds, its time was up"
 
 
 def _starting(status: Status) -> str:
@@ -49,7 +91,8 @@ def _waiting(status: Status) -> str:
 
 
 def _paused(status: Status) -> str:
-    return f"paused: round {status.round} goes on without you; decentral resume continues from there"
+    meanwhile = "; your loop trains on, and contributes nothing" if status.trains_while_paused else ""
+    return f"paused: round {status.round} goes on without you{meanwhile}; decentral resume continues from there"
 
 
 def _resting(status: Status) -> str:
@@ -106,6 +149,14 @@ def in_units(nbytes: float) -> str:
         if nbytes >= 0.1 * size:
             return f"{nbytes / size:.1f} {unit}"
     return f"{nbytes / 1e3:.1f} kB"
+
+
+def in_time(seconds: float) -> str:
+    """A span for people: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    for unit, size, digits in (("days", 86_400, 1), ("h", 3600, 1), ("min", 60, 0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def short_name(peer: str) -> str:

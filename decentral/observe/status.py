@@ -14,12 +14,13 @@ from typing import Any
 
 import psutil
 
-from decentral.errors import DiskError, UsageError
+from decentral.errors import DiskError, UsageError, VersionError
 from decentral.observe.jsonlines import plain
 
 STATUS_FILE = "status.json"
 STATUS_VERSION = 1
-STATES = ("starting", "looking", "syncing", "training", "waiting", "paused", "resting", "leaving", "done")
+STATES = ("starting", "looking", "syncing", "training", "waiting", "paused", "resting", "leaving", "left", "done")
+ENDED = ("left", "done")  # last words: a peer that is gone in any other state was killed or crashed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class Status:
     rounds_contributed: int = 0  # those of them that carry this peer's update
     bytes_sent: int = 0
     bytes_received: int = 0
+    bytes_measuring: int = 0  # sent because others measured how fast this peer is; in none of the other counts
     bytes_per_round: float = 0.0  # sent, mean of the recent rounds
     sent_per_second: float = 0.0
     received_per_second: float = 0.0
@@ -51,7 +53,10 @@ class Status:
     sent_today: int = 0  # counted when there is a limit, over restarts
     uplink_bits: int = 0  # bit/s, from the transfers made; 0: none has filled the link yet
     next_sync_seconds: float | None = None  # None: not known yet
-    loss: float | None = None
+    seconds_left: float | None = None  # until the run is over, as it goes now; None: not known yet
+    loss: float | None = None  # of an inner step, nats per token
+    held_out_loss: float | None = None  # of the anchor, nats per token; None: never evaluated
+    trains_while_paused: bool = False  # a loop of one's own trains on, and holds back contributions only
     anchor_digest: str = ""
     invite: str = ""
     addresses: tuple[str, ...] = ()
@@ -105,14 +110,27 @@ def write_status(directory: Path, status: Status, process: Process) -> None:
 
 
 def read_status(directory: Path) -> Status:
-    """Read what the peer in ``directory`` last said of itself; ``UsageError`` when none ever ran there."""
-    path = directory / STATUS_FILE
+    """Read what the peer in ``directory`` last said of itself.
+
+    Raises UsageError when none ever ran there, VersionError when another version of this library wrote it.
+    """
+    version, status = _read(directory / STATUS_FILE)
+    if version != STATUS_VERSION:
+        raise VersionError(
+            f"{directory / STATUS_FILE}: another version of decentral wrote it (format {version!r}, this one reads "
+            f"{STATUS_VERSION}); ask with the version that runs there"
+        )
+    return status
+
+
+def _read(path: Path) -> tuple[object, Status]:
+    """The format's version, and what is known of it."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return Status.from_mapping(values)
+        return values.get("version"), Status.from_mapping(values)
     except FileNotFoundError:
         raise UsageError(
-            f"{directory}: no peer has run here; name the directory it was started with by --out"
+            f"{path.parent}: no peer has run here; name the directory it was started with by --out"
         ) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not readable ({error}); the peer replaces it while it runs, ask again") from error
@@ -123,6 +141,11 @@ def is_running(status: Status) -> bool:
     return Process(status.pid, status.process_created).is_alive()
 
 
+def is_lost(status: Status) -> bool:
+    """Tell whether the process that wrote this status is gone without having said so: killed, or crashed."""
+    return status.state not in ENDED and not is_running(status)
+
+
 def check_free(directory: Path, own: int | None = None) -> None:
     """UsageError when a peer lives in ``directory``: two writers would spoil one another's checkpoints.
 
@@ -130,6 +153,6 @@ def check_free(directory: Path, own: int | None = None) -> None:
     """
     if not (directory / STATUS_FILE).exists():
         return
-    status = read_status(directory)
+    _, status = _read(directory / STATUS_FILE)  # of whatever version: after an update a run goes on in its folder
     if status.pid != own and is_running(status):
         raise UsageError(f"{directory}: a peer runs here already (process {status.pid}); choose another --out")

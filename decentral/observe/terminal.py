@@ -4,6 +4,7 @@ Both write to stderr, because stdout belongs to results. Both end with how to st
 ``NO_COLOR``.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from typing import IO, Protocol
@@ -13,11 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from decentral.observe.health import health_sentence, in_units, short_name
+from decentral.observe.health import health_sentence, health_word, in_time, in_units, round_line, short_name
 from decentral.observe.status import Status
 
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
 _MAX_MEMBERS_SHOWN = 12
+_OTHER_ROWS = 12  # of the live view at 60 columns: sentence 4, numbers 4, head, "and n more", how to stop, the cursor
 _STYLES = {"healthy": "green", "done": "green", "attention": "bold red", "late": "yellow"}
 
 
@@ -29,6 +31,9 @@ class Display(Protocol):
 
     def say(self, text: str) -> None:
         """Show one line that stays."""
+
+    def result(self, text: str) -> None:
+        """Put one line on stdout, and where people see it."""
 
     def close(self) -> None:
         """Leave the last state readable."""
@@ -43,61 +48,97 @@ def open_display(stream: IO[str], *, stop: str) -> Display:
 
 
 class PlainDisplay:
-    """One line per round or change of state, and one when nothing changed for half a minute."""
+    """A sentence when the peer's state changes, a short line per round, one when nothing changed for half a minute.
 
-    def __init__(self, stream: IO[str], *, stop: str, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
+    Each line begins with ``prefix``: beside what a script writes, a reader must know who speaks.
+    """
+
+    def __init__(
+        self, stream: IO[str], *, stop: str, prefix: str = "", monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream, self._prefix = stream, prefix
         self._monotonic = monotonic
-        self._shown: tuple[str, int, str] | None = None
+        self._state: tuple[str, str] | None = None
+        self._round = 0
         self._shown_at = 0.0
         self.say(f"to stop: {stop}")
 
     def show(self, status: Status) -> None:
-        """Print the health sentence when it tells something new."""
-        now, what = self._monotonic(), (status.state, status.round, status.problem)
-        if what == self._shown and now - self._shown_at < _SILENCE_SECONDS:
-            return
-        self._shown, self._shown_at = what, now
-        self.say(health_sentence(status))
+        """Print what is new, if anything is."""
+        word = health_word(status)
+        before, state = self._state, (word, status.problem)
+        self._state = state
+        usual = before is not None and before[0] == "waiting" and word == "healthy"  # so it is in every slow round
+        if state != before and not (usual and status.round != self._round):
+            self._print(health_sentence(status), status)
+        elif status.round != self._round:
+            self._print(round_line(status), status)
+        elif self._monotonic() - self._shown_at >= _SILENCE_SECONDS:
+            self._print(f"still {word}: {round_line(status)}, inner step {status.inner_steps}", status)
+
+    def _print(self, text: str, status: Status) -> None:
+        self._round, self._shown_at = status.round, self._monotonic()
+        self.say(text)
 
     def say(self, text: str) -> None:
         """Print one line at once."""
-        print(text, file=self._stream, flush=True)
+        print(f"{self._prefix}{text}", file=self._stream, flush=True)
+
+    def result(self, text: str) -> None:
+        """Print on stdout."""
+        _write_out(text)
 
     def close(self) -> None:
         """Nothing to restore."""
 
 
 class LiveDisplay:
-    """A small table that is redrawn in place; the last line says how to stop."""
+    """A small table that is redrawn in place; the last line says how to stop.
+
+    Whatever else goes to this terminal must go through ``say`` or ``result``: what is written past them is wiped off by
+    the next redraw, which goes up as many lines as the table had.
+    """
 
     def __init__(self, console: Console, *, stop: str) -> None:
         self._console = console
         self._stop = stop
-        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._live = Live(console=console, auto_refresh=False, transient=False, redirect_stdout=_is_terminal_out())
         self._live.start()
 
     def show(self, status: Status) -> None:
         """Redraw."""
-        self._live.update(render(status, self._stop), refresh=True)
+        self._live.update(render(status, self._stop, rows=self._console.height), refresh=True)
 
     def say(self, text: str) -> None:
-        """Print above the table."""
-        self._console.print(Text(text))
+        """Print above the table, without a line break of ours: an invite is selected and copied whole."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def result(self, text: str) -> None:
+        """Print above the table, and on stdout when that is not this terminal."""
+        self.say(text)
+        if not _is_terminal_out():
+            _write_out(text)
 
     def close(self) -> None:
         """Leave the last picture and give the cursor back."""
         self._live.stop()
 
 
-def render(status: Status, stop: str) -> Group:
-    """The live view of one status."""
-    sentence = health_sentence(status)
-    word = sentence.split(":", 1)[0]
+def _is_terminal_out() -> bool:
+    return sys.stdout.isatty()
+
+
+def _write_out(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def render(status: Status, stop: str, *, rows: int) -> Group:
+    """The live view of one status, on a screen of so many rows."""
     return Group(
-        Text(sentence, style=_STYLES.get(word, "cyan")),
+        Text(health_sentence(status), style=_STYLES.get(health_word(status), "cyan")),
         _numbers(status),
-        _members(status),
+        _members(status, max(1, min(_MAX_MEMBERS_SHOWN, rows - _OTHER_ROWS))),
         Text(f"to stop: {stop}", style="dim"),
     )
 
@@ -106,8 +147,9 @@ def _numbers(status: Status) -> Table:
     table = Table.grid(padding=(0, 2))
     rounds = "" if status.rounds is None else f" of {status.rounds}"
     table.add_row("run", status.run or status.run_id[:12], "round", f"{status.round}{rounds}, epoch {status.epoch}")
-    loss = "-" if status.loss is None else f"{status.loss:.4f}"
-    table.add_row("loss", loss, "inner steps", str(status.inner_steps))
+    table.add_row("loss", _loss(status.loss), "held-out loss", _loss(status.held_out_loss))
+    left = "-" if status.seconds_left is None else in_time(status.seconds_left)
+    table.add_row("inner steps", str(status.inner_steps), "left", left)
     table.add_row(
         "sent",
         f"{in_units(status.bytes_sent)}, {in_units(status.sent_per_second)}/s",
@@ -117,16 +159,21 @@ def _numbers(status: Status) -> Table:
     return table
 
 
-def _members(status: Status) -> Table:
+def _loss(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.4f}"
+
+
+def _members(status: Status, num_shown: int) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in ("peer", "state", "round", "path"):
         table.add_column(column)
-    for member in status.members[:_MAX_MEMBERS_SHOWN]:
+    for member in status.members[:num_shown]:
         name = str(member.get("peer", "?"))
         you = " (you)" if name == status.peer else ""
-        cells = (str(member.get(key, "-")) for key in ("state", "round", "path"))
-        table.add_row(short_name(name) + you, *cells)
-    hidden = len(status.members) - _MAX_MEMBERS_SHOWN
+        state = status.state if you else "live" if member.get("live", True) else "gone"
+        round_, path = ("-" if member.get(key) is None else str(member[key]) for key in ("round", "path"))
+        table.add_row(short_name(name) + you, state, round_, path)
+    hidden = len(status.members) - num_shown
     if hidden > 0:
         table.add_row(f"and {hidden} more", "", "", "")
     return table

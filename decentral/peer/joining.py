@@ -52,6 +52,7 @@ def join(
     lan: bool = True,
     commands: bool = True,
     on_nan: Literal["stop", "restart"] = "stop",
+    quiet: bool = False,
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -75,6 +76,9 @@ def join(
         lan: announce this peer on its local networks by multicast DNS, and look for others of the run there.
         on_nan: what NaN or Inf in this peer's progress does: ``stop`` raises NonFiniteError, which names the parameter;
             ``restart`` puts the live model back to the anchor, drops inner moments that are not finite, and goes on.
+        quiet: print nothing. Else the main process says a change of state and a round on stderr, at most one line a
+            second, each beginning with ``decentral:``; printed and not logged, so that no configuration of logging
+            doubles or hides them. What goes wrong is logged besides, by ``logging.getLogger("decentral")``.
         transport: ``daemon``, ``native``, or one of your own; the daemon where this system has it when not given.
 
     Raises ConfigError and its kin when the terms cannot work, or trained parameters are in no optimizer; nothing is
@@ -109,6 +113,7 @@ def join(
         lan=lan,
         commands=commands,
         on_nan=on_nan,
+        quiet=quiet,
     )
     return Peer(settings)
 

@@ -49,7 +49,11 @@ class LiveModel:
         config = getattr(self._bare, "config", None)
         if config is None or not hasattr(config, "to_json_string"):
             return None
-        return {"task": "causal-lm", "config": json.loads(config.to_json_string())}
+        document = json.loads(config.to_json_string())
+        is_theirs = type(self._bare).__module__.startswith("transformers.")
+        if is_theirs and not document.get("architectures"):  # they write it when they save a model, as nobody did here
+            document["architectures"] = [type(self._bare).__name__]
+        return {"task": "causal-lm", "config": document}
 
     @property
     def trained(self) -> dict[str, Tensor]:

@@ -128,7 +128,7 @@ class Node:
         transport.budget.is_member = lambda peer: peer in self.driver.head.members
         serve_requests(transport, HELLO, self._on_hello, limit=64)
         serve_dialback(transport)
-        serve_speed(transport)
+        self.speed = serve_speed(transport)
 
     @property
     def age(self) -> float:

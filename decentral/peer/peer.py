@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import CancelledError
@@ -22,6 +23,7 @@ from decentral.errors import ConfigError, DecentralError
 from decentral.observe.beacon import Beacon
 from decentral.observe.notices import Notices
 from decentral.observe.status import Status, check_free
+from decentral.observe.terminal import PlainDisplay
 from decentral.peer.beginning import Beginning
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import check_relays
@@ -61,7 +63,10 @@ class Peer(Beginning):
         self._seed, self._place, self._standing = 0, Place(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
         self._gossips = self.manifest.exchange.kind == "pair"
-        self._last_status = Status(run=self.manifest.run.name, run_id=self.manifest.digest.hex())
+        terms = self.manifest
+        self._last_status = Status(
+            run=terms.run.name, run_id=terms.digest.hex(), algorithm=terms.outer.method, trains_while_paused=True
+        )
 
     @property
     def round(self) -> int:
@@ -114,7 +119,7 @@ class Peer(Beginning):
         return shard(dataset, batch_size, self.manifest.digest, lambda: self._place)
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Remember a training metric, such as ``loss``, for the status and the observer."""
+        """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``."""
         if self._swarm is not None:
             self._reporter.metrics({name: _plain(value) for name, value in metrics.items()})
 
@@ -134,6 +139,14 @@ class Peer(Beginning):
         """The status, and at the end how it ended."""
         status = self.status()
         return replace(status, state=self._parting) if self._parting else status
+
+    def _beacon(self) -> Beacon:
+        """Tells the folder and the screen how this peer is, as far as either is wanted."""
+        given, display = self.settings, None
+        if not given.quiet:
+            by_command = f"decentral leave --out {self.out}, or " if given.commands else ""
+            display = PlainDisplay(sys.stderr, stop=f"{by_command}peer.leave()", prefix="decentral: ")
+        return Beacon(self.out if given.commands else None, self._last_word, self._obey, display=display)
 
     def _obey(self, request: str) -> None:
         """What somebody asked for in another terminal."""
@@ -176,7 +189,8 @@ class Peer(Beginning):
                 self.out.mkdir(parents=True, exist_ok=True)
                 if self.settings.commands:
                     check_free(self.out, own=os.getpid())
-                    stack.enter_context(Beacon(self.out, self._last_word, self._obey))
+                if self.settings.commands or not self.settings.quiet:
+                    stack.enter_context(self._beacon())
                 self._begin()
             self._share(range(len(self._model.schema.fragments)), False)
             steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step)
@@ -201,7 +215,8 @@ class Peer(Beginning):
             self.swarm.stop(politely=True)
             self._vault.close()
             self._events.close()
-            self._parting = "done" if self.done and not self._leaving else "leaving"
+            if save:  # else an error ended it, and its last state is the one it had then
+                self._parting = "done" if self.done and not self._leaving else "left"
 
     @property
     def swarm(self) -> SwarmThread:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("decentral.peer")
 
 SEEN = 100  # rounds over which "you contributed to 40 of the last 41" is counted
+USUAL = 9  # rounds whose median says how long one takes: a stall or two do not move it
 RATE_WINDOW = 10.0  # s over which bytes per second are measured
 NOTABLE_WAIT = 2.0  # s; every round without overlap waits for its commit, and only a longer wait is worth a word
 
@@ -43,8 +45,9 @@ class Reporter:
         self._sent_at_round: deque[int] = deque(maxlen=SEEN)
         self._waiting = False
         self._loss: float | None = None
+        self._held_out_loss: float | None = None
         self._round_began = self._clock()
-        self._round_seconds: float | None = None
+        self._round_seconds: deque[float] = deque(maxlen=USUAL)
         self.waited = 0.0  # s the training thread stood still for the swarm
         self._wait_began = 0.0
         self.num_steps = 0
@@ -56,6 +59,7 @@ class Reporter:
     def metrics(self, values: dict[str, float]) -> None:
         """Values the training loop logged."""
         self._loss = values.get("loss", self._loss)
+        self._held_out_loss = values.get("held_out_loss", self._held_out_loss)
         self._emit("metrics", dict(values))
 
     def waits(self, waiting: bool) -> None:
@@ -111,14 +115,15 @@ class Reporter:
     def _ended(self, contributed: bool) -> None:
         now = self._clock()
         self._outcomes.append(contributed)
-        self._round_seconds = now - self._round_began
+        self._round_seconds.append(now - self._round_began)
         self._round_began = now
 
     def status(self, peer: Peer) -> Status:
         """The status of a peer that talks to the swarm."""
         swarm = peer.swarm
         node, traffic = swarm.node, swarm.transport.traffic
-        sent, received = traffic.total.sent, traffic.total.received
+        measuring = node.speed.count
+        sent, received = traffic.total.sent - measuring.sent, traffic.total.received - measuring.received
         up, down = self._rates(sent, received)
         rounds = max(1, len(self._outcomes))
         head = node.driver.head
@@ -139,6 +144,7 @@ class Reporter:
             rounds_contributed=sum(self._outcomes),
             bytes_sent=sent,
             bytes_received=received,
+            bytes_measuring=measuring.sent,
             bytes_per_round=sent / rounds,
             sent_per_second=up,
             received_per_second=down,
@@ -148,8 +154,11 @@ class Reporter:
             sent_today=0 if node.daily_upload is None else node.daily_upload.sent,
             uplink_bits=lease_bits(node.uplink()),
             next_sync_seconds=self._next_sync(),
+            seconds_left=self._left(peer),
             loss=self._loss,
             notices=peer.notices.now(head.round),
+            held_out_loss=self._held_out_loss,
+            trains_while_paused=True,
             anchor_digest=peer.anchor_digest,
             invite=peer.invite,
             addresses=swarm.transport.addresses(),
@@ -218,6 +227,15 @@ class Reporter:
         return (sent - sent_then) / elapsed, (received - received_then) / elapsed
 
     def _next_sync(self) -> float | None:
-        if self._round_seconds is None:
+        if not self._round_seconds:
             return None
-        return max(0.0, self._round_began + self._round_seconds - self._clock())
+        return max(0.0, self._round_began + self._round_seconds[-1] - self._clock())
+
+    def _left(self, peer: Peer) -> float | None:
+        """Seconds until the last round, or until the run's time is up; None: neither is known."""
+        run, known = peer.manifest.run, []
+        if self._round_seconds:
+            known.append(max(0, run.rounds - peer.round) * statistics.median(self._round_seconds))
+        if run.minutes is not None:
+            known.append(max(0.0, 60 * run.minutes - peer.swarm.node.age))
+        return min(known, default=None)

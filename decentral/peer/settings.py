@@ -41,3 +41,4 @@ class Settings:
     lan: bool
     on_nan: Literal["stop", "restart"]  # raise, or put the live model back to the anchor
     commands: bool  # tell and hear the commands of other terminals through ``out``
+    quiet: bool  # no lines on stderr

@@ -11,6 +11,7 @@ adds the config, ``buffers`` = "own" says that each peer keeps its own.
 import contextlib
 import json
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,13 @@ from decentral.state.frozen import read_frozen
 from decentral.state.snapshot import BUFFERS, anchor_name, live_buffer_name
 from decentral.state.tensor_file import write_tensor_file
 
+Beside = Callable[[Mapping[str, Any]], Mapping[str, str]]
 
-def export(checkpoints: Path, to: Path) -> Checkpoint:
+
+def export(checkpoints: Path, to: Path, beside: Beside = lambda config: {}) -> Checkpoint:
     """Write the newest valid checkpoint's anchor as a model folder ``to``; returns the checkpoint used.
+
+    ``beside`` names texts to write beside a causal-lm's ``config.json``, such as its tokenizer.
 
     Raises:
         UsageError: ``to`` exists already and is not an empty folder.
@@ -43,8 +48,14 @@ def export(checkpoints: Path, to: Path) -> Checkpoint:
         raise DiskError(f"no checkpoint in {checkpoints}; train until one is written, or check the folder")
     model = whole_model(checkpoint, checkpoints.parent)
     with disk_errors(f"writing the model to {to}"):
-        _write(to, model, checkpoint.meta.get("model") or {})
+        _write(to, model, config_of(checkpoint), beside)
     return checkpoint
+
+
+def config_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The transformers configuration of the checkpoint's model; None for any other model."""
+    model = checkpoint.meta.get("model") or {}
+    return dict(model["config"]) if model.get("task") == "causal-lm" else None
 
 
 def whole_model(checkpoint: Checkpoint, folder: Path) -> dict[str, Tensor]:
@@ -78,16 +89,17 @@ def anchor_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return parameters
 
 
-def _write(to: Path, parameters: dict[str, Tensor], model: dict[str, Any]) -> None:
+def _write(to: Path, parameters: dict[str, Tensor], config: dict[str, Any] | None, beside: Beside) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     temporary = to.with_name(f"{TEMPORARY}{to.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         DISK.make_folder(temporary)
         write_tensor_file(temporary / "model.safetensors", parameters, {"format": "pt"})
-        if model.get("task") == "causal-lm":
-            config = json.dumps(model["config"], indent=2, sort_keys=True) + "\n"
-            DISK.write(temporary / "config.json", [config.encode()])
+        if config is not None:
+            document = json.dumps(config, indent=2, sort_keys=True) + "\n"
+            for name, text in {"config.json": document, **beside(config)}.items():
+                DISK.write(temporary / name, [text.encode()])
         DISK.sync_folder(temporary)
         with contextlib.suppress(FileNotFoundError):
             to.rmdir()  # an empty folder, checked above

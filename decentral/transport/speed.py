@@ -1,7 +1,7 @@
 """How fast is the path to a peer: a body there, the same body back. For people who ask, never for rounds.
 
-Crosses the wire: at most 1 MiB each way, from one peer at a time. What training knows of links it measures on its
-own frames (transport/uplink.py).
+Crosses the wire: at most 1 MiB each way, from one peer at a time, 64 times a day. What training knows of links it
+measures on its own frames (transport/uplink.py).
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from dataclasses import dataclass
 import anyio
 
 from decentral.errors import TransportError
-from decentral.transport.base import Stream, Transport
+from decentral.transport.base import Count, Stream, Transport
 
 SPEED = "/decentral/speed/1"
 NBYTES = 1 << 20
+AT_MOST = 64  # tests a day: 67 MB each way, and every peer of a large swarm may ask a few times
+_DAY = 86_400.0  # s
+_PIECE = 1 << 16  # bytes after which a test that goes on is booked
 _PATIENCE = 30.0  # s for all of it: 0.6 Mbit/s
 
 
@@ -27,27 +30,72 @@ class Speed:
     down: float
 
 
-def serve_speed(transport: Transport) -> None:
-    """Send back what comes, to one peer at a time. Before the transport is entered."""
-    busy = anyio.Semaphore(1)
+class SpeedTest:
+    """The answering side: sends back what comes, to one peer at a time and ``AT_MOST`` times a day.
 
-    async def echo(stream: Stream) -> None:
+    Anybody may ask, and what is sent for that is paid by this peer's line: so it is bounded. It is none of the run's
+    cost: so ``count`` has it apart, for who tells what a run has sent. A day's upload has it in, as the line has.
+    """
+
+    def __init__(self) -> None:
+        self.count = Count()
+        self._busy = anyio.Semaphore(1)
+        self._tests, self._day_began = 0, float("-inf")
+
+    async def echo(self, stream: Stream) -> None:
+        """Answer one stream. TransportError, before anything is sent, when it is one too many."""
         try:
-            busy.acquire_nowait()
+            self._busy.acquire_nowait()
         except anyio.WouldBlock:
             raise TransportError("a speed is being measured already; the next one is refused") from None
         try:
+            self._one_more(anyio.current_time())
             with anyio.move_on_after(_PATIENCE):
-                await stream.send(b"!")  # who is refused learns it before it has sent anything
-                body = await stream.receive_exactly(NBYTES)
-                await stream.send(b"!")
-                await stream.receive_exactly(1)
-                await stream.send(body)
-                await stream.receive_exactly(1)
+                await self._send_back(_Counted(stream, self.count))
         finally:
-            busy.release()
+            self._busy.release()
 
-    transport.serve(SPEED, echo)
+    def _one_more(self, now: float) -> None:
+        if now - self._day_began >= _DAY:
+            self._tests, self._day_began = 0, now
+        if self._tests >= AT_MOST:
+            raise TransportError(f"{AT_MOST} speeds were measured here today; the next one is refused")
+        self._tests += 1
+
+    async def _send_back(self, stream: _Counted) -> None:
+        await stream.send(b"!")  # who is refused learns it before it has sent anything
+        body = await stream.receive_exactly(NBYTES)
+        await stream.send(b"!")
+        await stream.receive_exactly(1)
+        await stream.send(body)
+        await stream.receive_exactly(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """A stream, and where its bytes are booked as they cross: of a test that breaks off, what did."""
+
+    stream: Stream
+    count: Count
+
+    async def send(self, data: bytes) -> None:
+        for start in range(0, len(data), _PIECE):
+            await self.stream.send(data[start : start + _PIECE])
+            self.count.sent += len(data[start : start + _PIECE])
+
+    async def receive_exactly(self, nbytes: int) -> bytes:
+        pieces = []
+        for start in range(0, nbytes, _PIECE):
+            pieces.append(await self.stream.receive_exactly(min(_PIECE, nbytes - start)))
+            self.count.received += len(pieces[-1])
+        return b"".join(pieces)
+
+
+def serve_speed(transport: Transport) -> SpeedTest:
+    """Answer who measures the path to this peer. Before the transport is entered."""
+    test = SpeedTest()
+    transport.serve(SPEED, test.echo)
+    return test
 
 
 async def measure_speed(transport: Transport, peer: bytes) -> Speed:

@@ -132,17 +132,53 @@ def test_the_status_shows_the_limits_and_the_measured_uplink_of_a_peer_that_has_
     assert "uplink    4.9 Mbit/s, from the transfers made\n" in shown
 
 
-def test_status_in_json_has_every_field_and_whether_the_peer_runs(run: Run, running_peer: Path) -> None:
+def test_the_status_shows_the_losses_the_time_left_and_what_speed_tests_cost(run: Run, running_peer: Path) -> None:
+    assert "loss" not in run("status").stdout
+    status = replace(read_status(running_peer), loss=2.5, held_out_loss=2.75, seconds_left=1800.0)
+    write_status(running_peer, replace(status, bytes_measuring=1_048_578), Process())
+    shown = run("status").stdout
+    assert "loss      2.5000, held-out 2.7500, nats per token\n" in shown
+    assert "left      30 min, as it goes now\n" in shown
+    assert "besides   1.0 MB sent to who measured this line" in shown
+
+
+def test_status_in_json_has_every_field_and_whether_the_peer_is_alive(run: Run, running_peer: Path) -> None:
     told = json.loads(run("status", "--json").stdout)
-    assert told["running"] is True
+    assert told["alive"] is True
     assert (told["round"], told["rounds_contributed"], told["state"]) == (41, 40, "training")
 
 
 def test_the_status_of_a_peer_that_died_says_so_and_how_to_go_on(run: Run, running_peer: Path) -> None:
     write_status(running_peer, read_status(running_peer), Process(pid=1, created=0.0))
     result = run("status")
-    assert "ended: the peer stopped in round 41 (training); start it again with the same --out" in result.stdout
-    assert json.loads(run("status", "--json").stdout)["running"] is False
+    assert result.exit_code == 1
+    assert "gone: the peer that wrote this is gone (killed or crashed); its last sign was at " in result.stdout
+    assert "in round 41 (training); start it again with the same --out to resume" in result.stdout
+    told = run("status", "--json")
+    assert told.exit_code == 1
+    assert json.loads(told.stdout)["alive"] is False
+
+
+@pytest.mark.parametrize("state", ["left", "done"])
+def test_the_status_of_a_peer_that_ended_well_is_no_failure(run: Run, running_peer: Path, state: str) -> None:
+    write_status(running_peer, replace(read_status(running_peer), state=state), Process(pid=1, created=0.0))
+    told = run("status", "--json")
+    assert (told.exit_code, json.loads(told.stdout)["alive"]) == (0, False)
+
+
+def test_a_status_of_another_version_ends_with_code_21(run: Run, running_peer: Path) -> None:
+    (running_peer / "status.json").write_text('{"version": 99}')
+    result = run("status")
+    assert result.exit_code == 21
+    assert "another version of decentral wrote it" in result.stderr
+
+
+def test_pausing_a_loop_that_trains_on_says_so(run: Run, running_peer: Path) -> None:
+    write_status(running_peer, replace(read_status(running_peer), trains_while_paused=True), Process())
+    assert run("pause").stdout == (
+        "asked: the peer will contribute nothing until decentral resume; its own loop trains on meanwhile\n"
+    )
+    assert json.loads(run("pause", "--json").stdout)["trains_while_paused"] is True
 
 
 def test_leave_pause_and_resume_reach_the_peer(run: Run, running_peer: Path) -> None:

@@ -3,6 +3,8 @@
 import io
 import json
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from decentral.cli.stopping import Stop
 from decentral.cli.train_job import JobOptions, train_alone
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.metrics import read_metrics
-from decentral.observe.status import read_status
+from decentral.observe.requests import ask
+from decentral.observe.status import Status, read_status
 from decentral.observe.terminal import PlainDisplay
 
 
@@ -91,3 +94,26 @@ def test_the_command_prints_its_summary_as_json_only_on_stdout(
     assert json.loads(result.stdout)["solo"] is True
     assert "to stop: Ctrl-C, or decentral leave --out out" in result.stderr
     assert (tmp_path / "out/run.toml").exists()
+
+
+def test_a_baseline_can_be_paused_goes_on_and_tells_its_losses(tmp_path: Path, text: Path) -> None:
+    out, trained = tmp_path / "out", threading.Thread(target=lambda: train(small(run={"rounds": 10**6}), out, text))
+    trained.start()
+
+    def until(condition: Callable[[Status], bool]) -> Status:
+        deadline, nobody = time.monotonic() + 60, threading.Event()
+        while not ((out / "status.json").exists() and condition(read_status(out))):
+            assert time.monotonic() < deadline
+            nobody.wait(0.05)
+        return read_status(out)
+
+    until(lambda status: status.loss is not None and status.held_out_loss is not None)
+    ask(out, "pause")
+    paused = until(lambda status: status.state == "paused")
+    again = until(lambda status: status.updated > paused.updated + 1.0)
+    assert again.inner_steps <= paused.inner_steps + 1
+    ask(out, "resume")
+    until(lambda status: status.state == "training" and status.inner_steps > again.inner_steps)
+    ask(out, "leave")
+    trained.join(60)
+    assert read_status(out).state == "left"

@@ -78,7 +78,7 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
 
     until(lambda: "you contributed to" in status_of(second).health)
     told: dict[str, Any] = json.loads(run("status", "--out", second.directory, "--json").stdout)
-    assert told["running"] is True
+    assert told["alive"] is True
     assert len(told["members"]) == 2
     until(lambda: len(status_of(first).members) == 2)  # each peer writes its status now and then
     members = json.loads(run("peers", "--out", first.directory, "--json").stdout)["members"]

@@ -1,6 +1,9 @@
+import time
+from dataclasses import replace
+
 import pytest
 
-from decentral.observe.health import health_sentence, in_units, short_name
+from decentral.observe.health import health_sentence, in_time, in_units, lost_sentence, round_line, short_name
 from decentral.observe.status import STATES, Status
 
 A, B, C, D = (f"12D3KooW{letter * 6}" for letter in "ABCD")
@@ -38,6 +41,13 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
         (Status(state="waiting", waiting_for=(A, B, C, D)), "needs …AAAAAA, …BBBBBB, …CCCCCC and 1 more;"),
         (Status(state="waiting"), "needs the other peers;"),
         (Status(state="paused", round=5), "paused: round 5 goes on without you; decentral resume continues from there"),
+        (
+            Status(state="paused", round=5, trains_while_paused=True),
+            "paused: round 5 goes on without you; your loop trains on, and contributes nothing; decentral resume",
+        ),
+        (Status(state="left", round=5), "left: round 5 was its last, everything is kept; start it again with the same"),
+        (Status(state="done", round=8, rounds=8), "done: 8 rounds,"),
+        (Status(state="done", round=3, rounds=8), "done: 3 of 8 rounds, its time was up,"),
         (Status(state="leaving", round=5), "leaving: finishing round 5"),
         (Status(state="done", round=5, bytes_sent=1_500_000), "done: 5 rounds, 1.5 MB sent"),
         (
@@ -56,6 +66,33 @@ def test_the_sentence_is_always_one_line(state: str) -> None:
     sentence = health_sentence(Status(state=state))
     assert sentence
     assert "\n" not in sentence
+
+
+def test_who_is_gone_is_told_with_the_time_of_its_last_sign_and_how_to_go_on() -> None:
+    said = lost_sentence(Status(state="training", round=41, updated=1_000_000.0), now=1_000_400.0)
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1_000_000.0))
+    assert said == (
+        f"gone: the peer that wrote this is gone (killed or crashed); its last sign was at {stamp}, 7 min ago, "
+        "in round 41 (training); start it again with the same --out to resume"
+    )
+
+
+def test_a_round_is_one_short_line() -> None:
+    status = Status(round=41, rounds=60, loss=2.34567, held_out_loss=2.4, members=({},) * 3, bytes_sent=1_200_000)
+    line = round_line(replace(status, seconds_left=4000.0))
+    assert line == "round 41 of 60, loss 2.3457, held-out 2.4000, 3 peers, 1.2 MB sent, 67 min left"
+    assert round_line(Status(round=2, loss=1.0)) == "round 2, loss 1.0000"  # a baseline: nobody, nothing sent
+
+
+def test_a_span_is_told_in_the_unit_that_reads_best() -> None:
+    assert [in_time(s) for s in (0, 90, 150, 7100, 9000, 250_000)] == [
+        "0 s",
+        "90 s",
+        "2 min",
+        "118 min",
+        "2.5 h",
+        "2.9 days",
+    ]
 
 
 def test_bytes_are_told_in_the_unit_that_reads_best() -> None:

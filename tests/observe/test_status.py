@@ -6,9 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from decentral.errors import DiskError, UsageError
+from decentral.errors import DiskError, UsageError, VersionError
 from decentral.observe.requests import REQUESTS, ask, drop_requests, take_requests
-from decentral.observe.status import STATUS_FILE, Process, Status, is_running, read_status, write_status
+from decentral.observe.status import (
+    STATUS_FILE,
+    STATUS_VERSION,
+    Process,
+    Status,
+    check_free,
+    is_lost,
+    is_running,
+    read_status,
+    write_status,
+)
 
 
 def test_a_status_is_read_back_as_it_was_written(tmp_path: Path) -> None:
@@ -51,8 +61,35 @@ def test_a_process_that_ended_is_not_running_even_when_its_number_is_used_again(
 
 
 def test_unknown_fields_of_a_newer_writer_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / STATUS_FILE).write_text(json.dumps({"version": 2, "round": 3, "colour": "green"}))
+    (tmp_path / STATUS_FILE).write_text(json.dumps({"version": STATUS_VERSION, "round": 3, "colour": "green"}))
     assert read_status(tmp_path).round == 3
+
+
+@pytest.mark.parametrize("version", [STATUS_VERSION + 1, None, "1"])
+def test_a_status_of_another_version_says_so_and_is_not_read_as_starting(tmp_path: Path, version: object) -> None:
+    (tmp_path / STATUS_FILE).write_text(json.dumps({"version": version, "phase": "training"}))
+    with pytest.raises(
+        VersionError, match=r"another version of decentral wrote it \(format .*, this one reads 1\); ask"
+    ):
+        read_status(tmp_path)
+
+
+def test_a_folder_of_another_version_is_free_once_its_peer_has_ended(tmp_path: Path) -> None:
+    mine = Process()
+    told = {"version": 2, "pid": mine.pid, "process_created": mine.created}
+    (tmp_path / STATUS_FILE).write_text(json.dumps(told))
+    with pytest.raises(UsageError, match="a peer runs here already"):
+        check_free(tmp_path)
+    (tmp_path / STATUS_FILE).write_text(json.dumps(told | {"process_created": 0.0}))
+    check_free(tmp_path)
+
+
+@pytest.mark.parametrize(("state", "lost"), [("training", True), ("leaving", True), ("left", False), ("done", False)])
+def test_who_is_gone_without_a_last_word_is_lost(tmp_path: Path, state: str, lost: bool) -> None:
+    write_status(tmp_path, Status(state=state), Process(pid=1, created=0.0))
+    assert is_lost(read_status(tmp_path)) is lost
+    write_status(tmp_path, Status(state=state), Process())
+    assert not is_lost(read_status(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{", '{"members": 3}'])

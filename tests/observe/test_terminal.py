@@ -21,23 +21,53 @@ class Clock:
         return self.now
 
 
-def test_a_plain_display_writes_one_line_per_round_and_first_how_to_stop() -> None:
+def plain_lines(*statuses: Status, prefix: str = "") -> list[str]:
+    """What a plain display says of them, a second apart."""
     stream, clock = io.StringIO(), Clock()
-    display = PlainDisplay(stream, stop=STOP, monotonic=clock)
-    for round_ in (0, 0, 0, 1, 1, 2):
-        display.show(Status(state="training", round=round_))
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == f"to stop: {STOP}"
-    assert [line.split(",")[0] for line in lines[1:]] == [f"healthy: round {i}" for i in range(3)]
+    display = PlainDisplay(stream, stop=STOP, prefix=prefix, monotonic=clock)
+    for status in statuses:
+        display.show(status)
+        clock.now += 1
+    return stream.getvalue().splitlines()
 
 
-def test_a_plain_display_is_never_silent_for_long() -> None:
-    stream, clock = io.StringIO(), Clock()
-    display = PlainDisplay(stream, stop=STOP, monotonic=clock)
-    display.show(Status(state="looking"))
-    clock.now = 31.0
-    display.show(Status(state="looking"))
-    assert stream.getvalue().count("looking: nobody reachable") == 2
+def test_a_plain_display_says_how_to_stop_the_state_and_then_a_short_line_per_round() -> None:
+    members = ({"peer": "a"}, {"peer": "b"})
+    rounds = [Status(state="training", round=i, rounds=9, members=members, loss=2.5) for i in (0, 0, 1, 1, 2)]
+    assert plain_lines(*rounds) == [
+        f"to stop: {STOP}",
+        "healthy: round 0, no round has ended yet",
+        "round 1 of 9, loss 2.5000, 2 peers, 0.0 kB sent",
+        "round 2 of 9, loss 2.5000, 2 peers, 0.0 kB sent",
+    ]
+
+
+def test_a_state_is_said_when_it_changes_and_not_in_every_round() -> None:
+    states = ["looking", "looking", "looking", "training", "training", "looking"]
+    words = [
+        line.split(":")[0].split(",")[0]
+        for line in plain_lines(*(Status(state=s, round=i) for i, s in enumerate(states)))
+    ]
+    assert words == ["to stop", "looking", "round 1", "round 2", "healthy", "round 4", "looking"]
+
+
+def test_waiting_in_every_round_does_not_say_healthy_in_every_round() -> None:
+    told = [("training", 0), ("waiting", 0), ("training", 1), ("waiting", 1), ("training", 2)]
+    words = [line.split(":")[0].split(",")[0] for line in plain_lines(*(Status(state=s, round=r) for s, r in told))]
+    assert words == ["to stop", "healthy", "waiting", "round 1", "waiting", "round 2"]
+
+
+def test_beside_a_script_each_line_says_who_speaks() -> None:
+    lines = plain_lines(Status(state="training"), Status(state="training", round=1), prefix="decentral: ")
+    assert len(lines) == 3
+    assert all(line.startswith("decentral: ") for line in lines)
+
+
+def test_a_plain_display_is_never_silent_for_long_and_repeats_no_advice() -> None:
+    looking = [Status(state="looking", inner_steps=i) for i in range(62)]
+    lines = plain_lines(*looking)
+    assert lines[1].startswith("looking: nobody reachable")
+    assert lines[2:] == [f"still looking: round 0, inner step {step}" for step in (30, 60)]
 
 
 def test_a_file_gets_plain_lines_and_no_escape_codes() -> None:
@@ -51,8 +81,9 @@ def test_a_file_gets_plain_lines_and_no_escape_codes() -> None:
 
 def live_text(console: Console) -> str:
     display = LiveDisplay(console, stop=STOP)
-    members = tuple({"peer": f"12D3KooW{i:06}", "state": "training", "round": 3} for i in range(20))
-    display.show(Status(state="training", round=3, members=members, peer="12D3KooW000001", loss=2.5))
+    members = tuple({"peer": f"12D3KooW{i:06}", "live": i != 2, "round": None if i == 2 else 3} for i in range(20))
+    known = {"loss": 2.5, "held_out_loss": 2.75, "seconds_left": 600.0}
+    display.show(Status(state="training", round=3, members=members, peer="12D3KooW000001", **known))
     display.close()
     stream = console.file
     assert isinstance(stream, io.StringIO)
@@ -60,9 +91,19 @@ def live_text(console: Console) -> str:
 
 
 def test_a_terminal_gets_the_sentence_the_numbers_the_members_and_how_to_stop() -> None:
-    text = live_text(Console(file=io.StringIO(), force_terminal=True, width=120))
-    for part in ("healthy: round 3", "2.5000", "…000001 (you)", "and 8 more", f"to stop: {STOP}"):
+    text = live_text(Console(file=io.StringIO(), force_terminal=True, width=120, height=50))
+    for part in ("healthy: round 3", "2.5000", "2.7500", "10 min", "and 8 more", f"to stop: {STOP}"):
         assert part in text
+
+
+def test_the_state_of_every_member_is_told() -> None:
+    text = live_text(Console(file=io.StringIO(), force_terminal=True, width=120, height=50))
+    rows = [line.split() for line in text.splitlines() if "…0000" in line]
+    assert rows[:3] == [
+        ["…000000", "live", "3", "-"],
+        ["…000001", "(you)", "training", "3", "-"],
+        ["…000002", "gone", "-", "-"],
+    ]
 
 
 def test_no_color_leaves_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +116,7 @@ def test_no_color_leaves_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_how_to_stop_is_the_last_line_of_the_live_view() -> None:
     console = Console(file=io.StringIO(), width=100)
-    console.print(render(Status(state="paused"), STOP))
+    console.print(render(Status(state="paused"), STOP, rows=24))
     assert console.file.getvalue().rstrip().splitlines()[-1] == f"to stop: {STOP}"  # type: ignore[attr-defined]
 
 

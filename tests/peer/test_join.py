@@ -259,7 +259,7 @@ def test_a_peer_of_a_training_loop_is_seen_and_steered_through_its_folder(tmp_pa
         while not peer.done and time.monotonic() < deadline:
             problem.step()
         assert peer.done
-    assert read_status(tmp_path).state == "leaving"
+    assert read_status(tmp_path).state == "left"
     assert read_status(tmp_path).inner_steps == peer.inner_steps
 
 

@@ -17,4 +17,4 @@ def test_peers_on_home_links_take_part_though_frames_take_long():
     told = forecast(manifest, peers=4, profile="home", seed=1, rounds=6, step_seconds=1.0, parameters=20_000_000)
     assert told["problems"] == []
     assert told["rounds"] >= 6
-    assert told["contributors"] > 3.0
+    assert told["contributors"] >= 2.5  # 2.9 to 3.7 with other salts; 1 when every link was taken for dead

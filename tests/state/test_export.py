@@ -49,6 +49,14 @@ def test_an_exported_language_model_opens_with_transformers_and_says_the_same(tm
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != FROZEN) == ["checkpoints", "model"]
 
 
+def test_texts_that_belong_to_a_language_model_are_written_beside_its_config(tmp_path):
+    model = make_model(tie=True)
+    config = json.loads(model.config.to_json_string())
+    store(tmp_path / "c", model, {"task": "causal-lm", "config": config})
+    export(tmp_path / "c", tmp_path / "to", lambda config: {"tokens.txt": str(config["vocab_size"])})
+    assert (tmp_path / "to/tokens.txt").read_text() == "64"
+
+
 def test_any_other_model_is_a_safetensors_file_with_its_names(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     store(tmp_path / "c", model, None, num_fragments=1)

@@ -11,7 +11,7 @@ from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native import NativeTransport
 from decentral.transport.reachability import Reachability, View, probe, relays_among, verdict
 from decentral.transport.requests import request
-from decentral.transport.speed import SPEED, measure_speed, serve_speed
+from decentral.transport.speed import NBYTES, SPEED, measure_speed, serve_speed
 from decentral.wire.keys import Signer, peer_name
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -170,5 +170,27 @@ def test_the_speed_of_a_path_is_measured_for_one_peer_at_a_time(other):
                     except TransportError:
                         await anyio.sleep(0.05)
             assert min(found.up, found.down) > 1e6
+
+    run(script)
+
+
+def test_what_a_speed_test_costs_is_counted_apart_and_is_bounded(other, monkeypatch):
+    monkeypatch.setattr("decentral.transport.speed.AT_MOST", 2)
+    test = serve_speed(other)
+    asking = NativeTransport(Signer.generate(), listen=LOOPBACK)
+
+    async def script():
+        async with other, asking:
+            await asking.connect(other.peer, other.addresses())
+            for asked in (1, 2):
+                await measure_speed(asking, other.peer)
+                assert test.count.sent == asked * (NBYTES + 2)
+            with anyio.fail_after(20):
+                while test.count.received < 2 * (NBYTES + 2):  # its last byte may still be on its way
+                    await anyio.sleep(0.01)
+            assert other.traffic.total.sent >= test.count.sent
+            with pytest.raises(TransportError):
+                await measure_speed(asking, other.peer)
+            assert test.count.sent == 2 * (NBYTES + 2)
 
     run(script)

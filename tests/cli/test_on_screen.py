@@ -1,0 +1,117 @@
+"""What `decentral start` leaves on a real terminal and in pipes, as people start it."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import Result
+
+from decentral.manifest import preset_manifest
+from decentral.observe.events import EventLog
+from decentral.observe.status import Process, Status, read_status, write_status
+from tests.observe.screen import Screen
+from tests.observe.terminals import OnTerminal
+
+Run = Callable[..., Result]
+PATIENCE = 90.0  # s; a peer alone imports torch in 5, on a machine with a queue of ten in 50
+COMMAND = (sys.executable, "-m", "decentral")
+START = ["start", "run.toml", "--data", "text", "--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native", "--no-lan"]
+
+
+@pytest.fixture
+def terms(tmp_path: Path) -> Path:
+    """A folder with a manifest that trains for hours on a model of a few thousand parameters, and its text."""
+    manifest = preset_manifest(
+        "sparseloco",
+        run={"rounds": 10**6},
+        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
+        data={"corpus": "stdlib", "batch_size": 2},
+    )
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
+    return tmp_path
+
+
+def rounds_seen(screen: Screen) -> int:
+    return max(map(int, re.findall(r"round +(\d+) of", "\n".join(screen.lines))), default=0)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (60, 20), (200, 50)])
+def test_the_invite_is_whole_in_the_scrollback_while_the_view_is_live_and_after_it(
+    terms: Path, columns: int, rows: int
+) -> None:
+    with OnTerminal([*COMMAND, *START], columns, rows, cwd=terms) as terminal:
+        terminal.until(lambda screen: rounds_seen(screen) >= 2, PATIENCE)
+        seen = rounds_seen(terminal.screen)
+        screen = terminal.until(lambda screen: rounds_seen(screen) >= seen + 2, PATIENCE)
+        line = f"decentral join {read_status(terms / 'decentral-run').invite}"
+        assert screen.lines.count(line) == 1, "\n".join(screen.lines)
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.finish(PATIENCE) == 130
+    lines = [row.rstrip() for row in terminal.screen.lines]
+    assert lines.count(line) == 1, "\n".join(lines)
+    assert "\n".join(lines).count("to stop: ") == 1
+
+
+@pytest.mark.timeout(240)
+def test_in_a_pipe_a_state_is_said_once_and_a_round_in_one_short_line(terms: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, *START], cwd=terms, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        lines = list(until_rounds(process.stderr, 3))
+        process.send_signal(signal.SIGINT)
+        lines += process.stderr.read().splitlines()
+        assert process.stdout.read() == f"decentral join {read_status(terms / 'decentral-run').invite}\n"
+    assert sum(line.startswith("looking: ") for line in lines) <= 1
+    assert all(len(line) < 120 for line in lines if line.startswith("round "))
+    assert any(line.startswith("data    text here (the run calls it stdlib), ") for line in lines)
+
+
+def until_rounds(lines: Iterator[str], number: int) -> Iterator[str]:
+    """The lines up to the ``number``-th of a round."""
+    for line in lines:
+        number -= line.startswith("round ")
+        yield line.rstrip("\n")
+        if not number:
+            return
+
+
+def test_logs_are_followed_until_ctrl_c(run: Run, running_peer: Path) -> None:
+    log = EventLog(running_peer)
+    log("commit", round=1)
+    command = [*COMMAND, "logs", "-f", "--out", str(running_peer)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "round=1" in process.stdout.readline()
+        log("commit", round=2)
+        assert "round=2" in process.stdout.readline()
+        (running_peer / "events.jsonl").rename(running_peer / "events.1.jsonl")
+        log.close()
+        log = EventLog(running_peer)
+        log("commit", round=3)
+        assert "round=3" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        assert process.stderr.read() == ""
+    log.close()
+
+
+def test_a_killed_peer_is_told_from_one_that_ended(run: Run, running_peer: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = Process(child.pid, psutil.Process(child.pid).create_time())
+    write_status(running_peer, Status(state="training", round=3, health="healthy: round 3"), process)
+    assert run("status").exit_code == 0
+    child.kill()
+    child.communicate()
+    result = run("status")
+    assert result.exit_code == 1
+    assert "killed or crashed" in result.stdout

@@ -1,0 +1,42 @@
+import io
+import logging
+
+from decentral.observe.log_lines import log_shown_on
+from decentral.observe.terminal import PlainDisplay
+
+LOG = logging.getLogger("decentral.peer")
+
+
+def said(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()[1:]  # without how to stop
+
+
+def test_what_the_library_warns_of_is_a_line_of_the_display_while_it_is_there() -> None:
+    stream = io.StringIO()
+    with log_shown_on(PlainDisplay(stream, stop="Ctrl-C")):
+        logging.addLevelName(logging.WARNING, "WARN")  # as hivemind does
+        LOG.warning("%d rounds passed by", 3)
+        logging.addLevelName(logging.WARNING, "WARNING")
+        LOG.info("not this")
+        logging.getLogger("another").warning("nor this")
+    LOG.warning("nor what comes after")
+    assert said(stream) == ["warning: 3 rounds passed by"]
+
+
+def test_a_word_of_a_peer_cannot_steer_the_terminal() -> None:
+    stream = io.StringIO()
+    with log_shown_on(PlainDisplay(stream, stop="Ctrl-C")):
+        LOG.warning("it says %s", "\x1b[2Jhello\rthere\u202e")
+    assert "\x1b" not in stream.getvalue()
+    assert "".join(said(stream)).endswith("there?")
+
+
+def test_a_traceback_is_told_line_by_line() -> None:
+    stream = io.StringIO()
+    with log_shown_on(PlainDisplay(stream, stop="Ctrl-C")):
+        try:
+            raise ValueError("a bug")
+        except ValueError:
+            LOG.exception("handler failed")
+    assert said(stream)[0] == "error: handler failed"
+    assert said(stream)[-1] == "ValueError: a bug"

@@ -1,0 +1,120 @@
+"""What a script with `decentral.join` shows of itself: on stderr, and to the commands of another terminal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from decentral.observe.requests import ask
+from decentral.observe.status import ENDED, read_status
+from decentral.peer import join
+from decentral.transport.native import NativeTransport
+from decentral.transport.speed import NBYTES, measure_speed
+from decentral.wire.keys import Signer, peer_from_name
+from tests.peer.test_absence import alone
+from tests.peer.test_join import LOOPBACK, Problem, run_terms
+
+LONG = 60.0  # s
+SCRIPT = """
+import logging, sys
+from decentral.peer import join
+from tests.peer.test_join import LOOPBACK, Problem, run_terms
+
+logging.basicConfig(level=logging.INFO, format="user: %(message)s")
+problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 3}, inner={"steps": 2})
+quiet, commands = sys.argv[1] == "quiet", sys.argv[2] == "commands"
+settings = dict(out="run", listen=LOOPBACK, transport="native", lan=False, quiet=quiet, commands=commands)
+with join(manifest, problem.model, problem.optimizer, **settings) as peer:
+    while not peer.done:
+        peer.log(loss=problem.step())
+"""
+
+
+def stderr_of(folder: Path, *arguments: str) -> list[str]:
+    command = [sys.executable, "-c", SCRIPT, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stderr.splitlines()
+
+
+@pytest.mark.parametrize("commands", ["commands", "none"])
+def test_a_script_says_how_it_is_on_stderr_in_lines_that_say_who_speaks(tmp_path: Path, commands: str) -> None:
+    lines = stderr_of(tmp_path, "loud", commands)
+    assert lines[0].startswith("decentral: to stop: ")
+    assert ("decentral leave --out run" in lines[0]) is (commands == "commands")
+    assert lines[-1].startswith("decentral: done: 3 rounds, ")
+    assert all(line.startswith("decentral: ") for line in lines)
+    assert len(lines) == len(set(lines))
+
+
+def test_a_script_that_asks_for_quiet_gets_it(tmp_path: Path) -> None:
+    assert stderr_of(tmp_path, "quiet", "commands") == []
+
+
+def test_a_script_that_is_paused_trains_on_and_its_status_says_so(tmp_path: Path) -> None:
+    problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 10**6}, inner={"steps": 2})
+    with join(
+        manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native", lan=False
+    ) as peer:
+        assert read_status(tmp_path).trains_while_paused
+        ask(tmp_path, "pause")
+        deadline = time.monotonic() + LONG
+        while read_status(tmp_path).state != "paused":
+            problem.step()
+            assert time.monotonic() < deadline
+        assert "your loop trains on, and contributes nothing" in read_status(tmp_path).health
+        steps, at = peer.inner_steps, peer.round
+        for _ in range(6):
+            problem.step()
+        assert (peer.inner_steps, peer.round) == (steps + 6, at)
+
+
+def test_the_status_has_both_losses_and_how_long_the_run_still_takes(tmp_path: Path) -> None:
+    problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 100}, inner={"steps": 2})
+    with alone(tmp_path, manifest, problem) as peer:
+        assert peer.status().seconds_left is None
+        while peer.round < 3:
+            problem.step()
+        peer.log(loss=2.5, held_out_loss=2.75)
+        status = peer.status()
+    assert (status.loss, status.held_out_loss) == (2.5, 2.75)
+    assert status.seconds_left is not None
+    assert 0 < status.seconds_left < 97 * LONG
+
+
+def test_a_run_that_ends_by_time_has_no_more_left_than_that(tmp_path: Path) -> None:
+    problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 10**6, "minutes": 2.0})
+    with alone(tmp_path, manifest, problem) as peer:
+        left = peer.status().seconds_left
+    assert left is not None
+    assert 0 < left <= 120
+
+
+def test_a_script_that_failed_has_no_last_word(tmp_path: Path) -> None:
+    problem, manifest = Problem(0), run_terms("sparseloco")
+    with pytest.raises(ZeroDivisionError), alone(tmp_path, manifest, problem):
+        raise ZeroDivisionError
+    assert read_status(tmp_path).state not in ENDED
+
+
+def test_bytes_that_strangers_cause_by_measuring_are_not_the_runs_cost(tmp_path: Path) -> None:
+    problem, manifest = Problem(0), run_terms("sparseloco")
+    with join(
+        manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native", lan=False
+    ) as peer:
+        before = peer.status()
+
+        async def measure() -> None:
+            async with NativeTransport(Signer.generate(), listen=LOOPBACK) as stranger:
+                other = peer_from_name(before.peer)
+                await stranger.connect(other, before.addresses)
+                await measure_speed(stranger, other)
+
+        anyio.run(measure)
+        after = peer.status()
+    assert after.bytes_measuring == NBYTES + 2
+    assert after.bytes_sent - before.bytes_sent < 10_000
+    assert after.bytes_received - before.bytes_received < 10_000
