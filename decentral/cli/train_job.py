@@ -98,7 +98,10 @@ def train_with_swarm(
 
 def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop: Stop) -> dict[str, Any]:
     """The same loop without a swarm, for as many inner steps as the run has or as the peer to pace has done."""
+    from decentral.peer.folder import keep_terms
+
     bench = set_up(manifest, options.out, options.data)
+    keep_terms(options.out, manifest)
     interval = manifest.inner.steps // manifest.outer.fragments
     num_steps = manifest.run.rounds * interval
     pace = Pace(options.pace) if options.pace is not None else None

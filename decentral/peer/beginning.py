@@ -15,6 +15,7 @@ from decentral.peer.boundary import Boundary
 from decentral.peer.checkpointing import Checkpointer
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import enter
+from decentral.peer.folder import keep_terms
 from decentral.peer.links import throttled
 from decentral.peer.node import Node, Start
 from decentral.peer.reporting import Reporter
@@ -68,6 +69,7 @@ class Beginning(Boundary):
         self._stand_at_anchor(resumed=start.head is not None)
         if start.head is None:
             self._save()  # its votes count from now on, so it must be able to come back to where it stands
+        keep_terms(self.out, self.manifest)
         head = self.swarm.node.driver.head
         where = {"at": head.round, "record": head.hash.hex(), "resumed": start.head is not None}
         self._emit("joined", {"invite": self.invite, "round": self.round, **where})

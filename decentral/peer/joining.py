@@ -129,7 +129,7 @@ def fetch_manifest(
     transport: str | None = None,
     lan: bool = True,
 ) -> Manifest:
-    """The manifest of the run that ``invite`` names, from any of its peers; kept as ``run.toml`` in ``out``.
+    """The manifest of the run that ``invite`` names: the one in ``out``, else from any of its peers. Writes nothing.
 
     Looks until a peer answers, or ``join_timeout`` seconds; with ``lan`` on the local network, too. ``transport`` is
     ``daemon`` or ``native``; None: the daemon where this system has it. Raises NoPeersError, InviteError,

@@ -22,6 +22,7 @@ from decentral.observe.status import Status, check_free
 from decentral.peer.beginning import Beginning
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import check_relays
+from decentral.peer.folder import kept_terms
 from decentral.peer.node import Node
 from decentral.peer.resting import PAUSED
 from decentral.peer.settings import Settings
@@ -140,6 +141,7 @@ class Peer(Beginning):
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             if self._model.is_main:
+                kept_terms(self.out, self.manifest.digest)
                 self.out.mkdir(parents=True, exist_ok=True)
                 if self.settings.commands:
                     check_free(self.out, own=os.getpid())
