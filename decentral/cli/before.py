@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from decentral.tasks.survey import Survey
 
 # What a run directory holds before a peer has learnt, voted or fetched anything: worth nothing yet.
-_WORTHLESS = ("events.jsonl", "identity.key", "journal", "metrics.jsonl", "requests", "run.toml", "status.json")
+_WORTHLESS = (
+    *("admission.token", "events.jsonl", "identity.key", "journal", "metrics.jsonl", "requests", "run.toml"),
+    "status.json",
+)
 # And what it holds from then on: votes bind, progress is somebody's work.
 _WORTH = ("acceptor", "adopted", "checkpoints", "download", "frames", "journal", "metrics.jsonl")
 

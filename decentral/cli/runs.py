@@ -66,6 +66,7 @@ def init_command(
 @click.command("start")
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @options_of_a_peer
+@click.option("--admit", metavar="TOKEN", help="Let in only who has this token: it is in the invites of all peers.")
 @click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
 @click.option(
     "--pace",
@@ -83,7 +84,10 @@ def start_command(context: click.Context, /, file: Path, solo: bool, pace: Path 
     """
     from decentral.cli.before import look_over
     from decentral.manifest import load_manifest
+    from decentral.swarm.admission import check_token
 
+    if options["admit"] is not None:
+        check_token(options["admit"])
     if pace is not None and not solo:
         raise UsageError("--pace is for a baseline; add --solo")
     if not file.exists():
@@ -122,7 +126,7 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
             transport=options["transport"],
             lan=options["lan"],
         )
-    _train(context, manifest, text, invite=invite, solo=False, pace=None, **options)
+    _train(context, manifest, text, invite=invite, admit=None, solo=False, pace=None, **options)
 
 
 def _train(
@@ -131,6 +135,7 @@ def _train(
     text: "Survey | None",
     *,
     invite: str | None,
+    admit: str | None,
     solo: bool,
     pace: Path | None,
     directory: Path,
@@ -170,6 +175,7 @@ def _train(
         max_upload=max_upload,
         max_download=max_download,
         daily_upload=daily_upload,
+        admit=admit,
         invite=invite,
         pace=pace,
     )

@@ -48,6 +48,7 @@ class JobOptions:
     max_upload: float | None = None  # bytes/s
     max_download: float | None = None  # bytes/s
     daily_upload: int | None = None  # bytes
+    admit: str | None = None  # admission token; None: the invite's, or the folder's
     invite: str | None = None  # None: this is the first peer
     pace: Path | None = None  # a baseline keeps in step with the peer that runs there
 
@@ -80,6 +81,7 @@ def train_with_swarm(
         max_upload=options.max_upload,
         max_download=options.max_download,
         daily_upload=options.daily_upload,
+        admit=options.admit,
         commands=False,  # the job answers them: it pauses the training, too
     )
     steering, teller = Steering(bench, peer), Teller(peer, manifest, on_invite)

@@ -15,7 +15,7 @@ from decentral.peer.boundary import Boundary
 from decentral.peer.checkpointing import Checkpointer
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import enter
-from decentral.peer.folder import keep_terms
+from decentral.peer.folder import keep_terms, keep_token
 from decentral.peer.links import throttled
 from decentral.peer.node import Node, Start
 from decentral.peer.reporting import Reporter
@@ -26,6 +26,7 @@ from decentral.peer.vault import Vault
 from decentral.rounds.chain import Head
 from decentral.rounds.driver import Advance
 from decentral.state.snapshot import BUFFERS
+from decentral.swarm.admission import Admission
 from decentral.swarm.identity import Identity
 from decentral.swarm.lan import Lan
 from decentral.wire.keys import Signer
@@ -40,6 +41,7 @@ class Beginning(Boundary):
     _lan: Lan | None
     _daily_upload: DailyUpload | None
     _swarm: SwarmThread | None
+    _token: str | None
 
     @property
     @abstractmethod
@@ -59,6 +61,8 @@ class Beginning(Boundary):
         """Resume or start, find the swarm, and stand at a verified anchor."""
         given = self.settings
         identity = Identity.load_or_create(given.identity_path)
+        if self._token is not None:
+            keep_token(self.out, self._token)
         self.entrance = enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
         self._events = EventLog(self.out)
         self._vault = Vault(self.out)
@@ -111,7 +115,9 @@ class Beginning(Boundary):
 
     def _start_swarm(self, signer: Signer, start: Start) -> None:
         """Returns once the chain has a head here. Raises what the swarm's side cannot get over; all is closed then."""
-        transport = throttled(self.entrance.transport, self.settings.caps, self._daily_upload)
+        token, run = self._token, self.manifest.digest
+        admission = Admission(token, run, signer.peer) if token is not None else None
+        transport = throttled(self.entrance.transport, self.settings.caps, self._daily_upload, admission)
 
         def make_node(on_advance: Callable[[Advance], None]) -> Node:
             node = Node(
@@ -124,6 +130,7 @@ class Beginning(Boundary):
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
                 private=self.entrance.is_private,
+                admission=admission,
             )
             self._take_up(start, node)
             return node

@@ -9,12 +9,13 @@ from tempfile import TemporaryDirectory
 
 import anyio
 
-from decentral.errors import InviteError, NoPeersError, PayloadError, TransportError
+from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadError, TransportError
 from decentral.manifest import Manifest, check_methods, load_manifest
 from decentral.peer.folder import kept_terms
 from decentral.peer.hello import ask_hello
 from decentral.peer.node import RETRY
 from decentral.peer.notebooks import run_apart
+from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
@@ -74,17 +75,23 @@ async def _fetch(
 ) -> Manifest:
     identity = Identity.load_or_create(folder / "identity.key")
     transport = make_transport(asked, identity, listen)
+    admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
     directory = Directory(transport, identity.signer, invite.run, ttl=15.0)
     async with transport, anyio.create_task_group() as group:
         group.start_soon(directory.run)
         directory.add_bootstrap(invite.addresses)
         if lan:
             group.start_soon(Lan(_log, announce=False).run, directory)
-        manifest = None
-        with anyio.move_on_after(join_timeout):
-            manifest = await _first_answer(invite, transport, directory)
+        manifest, refused = None, None
+        try:
+            with anyio.move_on_after(join_timeout):
+                manifest = await _first_answer(invite, transport, directory, admission)
+        except ConfigError as error:
+            refused = error
         await directory.goodbye()  # or its address, which only asked, would stand in the others' invites
         group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
+    if refused is not None:
+        raise refused
     if manifest is not None:
         return manifest
     raise NoPeersError(
@@ -97,11 +104,13 @@ def _log(event: str, fields: dict[str, object]) -> None:
     logger.debug("%s: %s", event, fields)
 
 
-async def _first_answer(invite: Invite, transport: Transport, directory: Directory) -> Manifest:
+async def _first_answer(
+    invite: Invite, transport: Transport, directory: Directory, admission: Admission | None
+) -> Manifest:
     while True:
         for peer in list(directory.live()):
             try:
-                hello = await ask_hello(transport, peer)
+                hello = await ask_hello(transport, peer, admission)
             except (TransportError, PayloadError):
                 continue
             if hello.manifest.digest == invite.run:

@@ -24,6 +24,7 @@ from decentral.peer.live_model import LiveModel
 from decentral.peer.peer import Peer
 from decentral.peer.settings import Observer, Settings
 from decentral.quantities import rate_of, size_of
+from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
@@ -51,6 +52,7 @@ def join(
     relays: Sequence[str] = (),
     lan: bool = True,
     commands: bool = True,
+    admit: str | None = None,
     on_nan: Literal["stop", "restart"] = "stop",
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
@@ -71,6 +73,8 @@ def join(
             ``max_download`` what it receives.
         daily_upload: what it sends at most per day (UTC), ``"20GB"`` or bytes; then it trains on without contributing.
         relays: multiaddrs of relays, as ``decentral relay`` prints them: who is behind a NAT is reached through them.
+        admit: a token that others need, too: it is in this peer's invites, and who has none is refused. For the first
+            peer of a run; others have it from their invite, and a restart from its folder.
         commands: let ``decentral status``, ``peers``, ``pause`` and ``leave`` with ``--out`` see and steer this peer.
         lan: announce this peer on its local networks by multicast DNS, and look for others of the run there.
         on_nan: what NaN or Inf in this peer's progress does: ``stop`` raises NonFiniteError, which names the parameter;
@@ -106,6 +110,7 @@ def join(
         relays=tuple(relays),
         lan=lan,
         commands=commands,
+        admit=invite.token if invite is not None else admit if admit is None else check_token(admit),
         on_nan=on_nan,
     )
     return Peer(settings)
