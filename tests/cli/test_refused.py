@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from decentral.manifest import preset_manifest
+from decentral.manifest import load_manifest, preset_manifest
 from decentral.observe.status import Process, Status, write_status
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
@@ -67,6 +67,8 @@ COMMANDS = {
     "join": [
         ("garbage", 2),
         (f"{DEAD} --out other", 11),
+        ("KNOWN --out known", 30),
+        ("KNOWN --out known --data wolves", 30),
         (f"{DEAD} --join-timeout 0.2 --no-lan --transport native --listen LOCAL --out new", 20),
         *((f"{DEAD} {options}", code) for options, code in OPTIONS_OF_A_PEER),
     ],
@@ -144,7 +146,9 @@ def write_manifests(world: Path) -> None:
     (world / "foxes.toml").write_text(foxes.to_toml())
     (world / "custom.toml").write_text(terms.changed(model={"task": "custom"}).to_toml())
     (world / "bad.toml").write_text("[run]\nname = 3\n")
-    (world / "other").mkdir()
+    for name in ("other", "known"):
+        (world / name).mkdir()
+    (world / "known/run.toml").write_text(foxes.to_toml())
     (world / "other/run.toml").write_text(terms.changed(run={"seed": 9}).to_toml())
 
 
@@ -184,7 +188,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def type_in(world: Path, run: Run, monkeypatch: pytest.MonkeyPatch, name: str, typed: str, busy: int) -> Result:
     monkeypatch.chdir(world)
-    given = typed.replace("BUSY", str(busy)).replace("LOCAL", "/ip4/127.0.0.1/tcp/0")
+    known = load_manifest(world / "known/run.toml").digest
+    given = (
+        typed.replace("KNOWN", str(Invite(known, ())))
+        .replace("BUSY", str(busy))
+        .replace("LOCAL", "/ip4/127.0.0.1/tcp/0")
+    )
     return run(*name.split(), *given.split())
 
 
