@@ -101,7 +101,7 @@ def test_a_text_s_digest_is_part_of_the_terms_and_needs_a_label(manifest: Manife
     assert named.digest != labelled.digest
     assert f"poems {'ab' * 4}, batch" in summary(named)
     assert parse_manifest(named.to_toml()).data.digest == "ab" * 32
-    with pytest.raises(ConfigError, match=r'data\.digest is of text that a label names'):
+    with pytest.raises(ConfigError, match=r"data\.digest is of text that a label names"):
         manifest.changed(data={"digest": "ab" * 32})
 
 
