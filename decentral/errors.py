@@ -5,10 +5,10 @@ DecentralError                          exit code
 │   ├── UsageError                         2   a command line that cannot be meant
 │   │   └── InviteError                    2   an invite that is cut short or not ours
 │   ├── ManifestMismatch                  11   peers that do not agree on the run or on the model
-│   ├── NotAdmitted                       12   the swarm refused this peer
+│   ├── NotAdmitted                       12   the run admits by token
 │   ├── NoPeersError                      20   nobody there, and the caller asked to require peers
 │   ├── VersionError                      21   this library or a peer's is too old
-│   ├── DataError                         30   no corpus, or one too small
+│   ├── DataError                         30   no corpus, one too small, or another than the run's
 │   ├── DeviceError                       40   no such device, or out of its memory
 │   ├── DiskError                         50   full, read-only, or every checkpoint damaged
 │   └── NonFiniteError                    40   NaN or Inf where a tensor goes to the swarm
@@ -75,7 +75,7 @@ class ManifestMismatch(ConfigError):
 
 
 class NotAdmitted(ConfigError):
-    """The swarm refused this peer."""
+    """The run admits by token, and this peer has none or another."""
 
     exit_code = 12
 
@@ -93,7 +93,7 @@ class VersionError(ConfigError):
 
 
 class DataError(ConfigError):
-    """The corpus is missing, unreadable or too small."""
+    """The corpus is missing, unreadable, too small, no text, or another than the run's."""
 
     exit_code = 30
 

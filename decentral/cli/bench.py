@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from decentral.cli.files import make_directory
 from decentral.cli.measuring import AnchorJudge, Stopwatch
-from decentral.errors import ConfigError, DataError
+from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.observe.metrics import MetricsLog
 from decentral.parameters import schema_of
@@ -55,7 +55,7 @@ class Bench:
 def set_up(manifest: Manifest, out: Path, data: Path | None) -> Bench:
     """Build everything. Raises DataError, ConfigError, DeviceError, DiskError; nothing is trained then."""
     config, inner, seed = model_config(manifest), manifest.inner, manifest.run.seed
-    corpus = _corpus(manifest, data)
+    corpus = load_corpus(data, held_out=manifest.data.held_out)
     accelerator = Accelerator()
     bare = build_language_model(config, seed=seed)
     raw = torch.optim.AdamW(
@@ -91,10 +91,3 @@ def model_config(manifest: Manifest) -> LanguageModelConfig:
             f'model.task = "{model.task}": this command trains causal-lm only; call decentral.join in your own script'
         )
     return LanguageModelConfig(hidden=model.hidden, layers=model.layers, heads=model.heads, context=model.context)
-
-
-def _corpus(manifest: Manifest, data: Path | None) -> Corpus:
-    label = manifest.data.corpus
-    if data is None and label != "stdlib":
-        raise DataError(f"the run trains on {label}; name your copy of it with --data PATH")
-    return load_corpus(data, held_out=manifest.data.held_out)

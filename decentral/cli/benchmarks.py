@@ -8,7 +8,7 @@ import click
 
 from decentral.cli.options import as_json
 from decentral.cli.quantities import Rate
-from decentral.errors import UsageError
+from decentral.errors import DataError, UsageError
 
 AT_LEAST_ONE = click.IntRange(min=1)
 TILE = 64  # rows and columns of what top-k chooses from
@@ -81,9 +81,13 @@ def _data(data: Path | None, rows: int) -> list[tuple[str, Any, tuple[tuple[int,
     gaussian = torch.randn(shape, generator=torch.Generator().manual_seed(0)).flatten()
     if data is None:
         return [("gaussian", gaussian, (shape,))]
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    tensors = list(load_file(data).values())
+    try:
+        tensors = list(load_file(data).values())
+    except SafetensorError as error:
+        raise DataError(f"--data {data}: not tensors ({error}); name a file in safetensors' format") from error
     flat = torch.cat([tensor.float().flatten() for tensor in tensors])
     return [("gaussian", gaussian, (shape,)), (data.stem, flat, tuple(tuple(t.shape) for t in tensors))]
 

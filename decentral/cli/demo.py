@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from decentral.cli.before import check_place
 from decentral.cli.children import Child, Family
 from decentral.cli.demo_result import Result, collect
 from decentral.cli.demo_terms import Plan, make_plan
@@ -22,6 +23,7 @@ from decentral.cli.files import make_directory, write_text
 from decentral.cli.stopping import Stop, stop_signals
 from decentral.errors import RoundFailed, UsageError
 from decentral.observe.report import FIGURE_FILE, draw_figure, print_table, write_summary
+from decentral.observe.status import check_free
 
 MARKER = ".decentral-demo"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -49,8 +51,9 @@ class DemoOptions:
 def run_demo(options: DemoOptions, *, as_json: bool) -> int:
     """Run the demo and report; returns the exit code: 0 only when all anchors are equal and nothing is left running."""
     began = time.monotonic()
-    clear(options.out)
+    check_replaceable(options.out)
     plan = make_plan(options.algorithm, num_peers=options.peers, minutes=options.minutes, seed=options.seed)
+    clear(options.out)
     write_text(options.out / "run.toml", plan.manifest.to_toml())
     click.echo(plan.sentence, err=True)
     with stop_signals() as stop, Family() as family:
@@ -64,10 +67,20 @@ def run_demo(options: DemoOptions, *, as_json: bool) -> int:
     return _verdict(result)
 
 
-def clear(out: Path) -> None:
-    """Make an empty directory for a demo; only what an earlier demo left is removed."""
-    if out.exists() and not (out / MARKER).exists() and any(out.iterdir()):
+def check_replaceable(out: Path) -> None:
+    """UsageError for a directory with somebody else's files or with a demo that runs, DiskError where none can be."""
+    check_place(out)
+    if not out.exists():
+        return
+    if not (out / MARKER).exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty and no earlier demo made it; name another directory with --out")
+    for peer in out.iterdir():
+        check_free(peer)
+
+
+def clear(out: Path) -> None:
+    """Make an empty directory for a demo; what an earlier demo left is removed."""
+    check_replaceable(out)
     if (out / MARKER).exists():
         shutil.rmtree(out)
     make_directory(out)

@@ -1,5 +1,6 @@
 """Directories and small files that commands make, with errors a person can act on."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from decentral.errors import DiskError
@@ -21,4 +22,6 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise DiskError(f"{path}: cannot be written ({error.strerror}); choose another place") from error

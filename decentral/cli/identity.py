@@ -61,11 +61,12 @@ def import_(context: click.Context, file: Path, directory: Path) -> None:
     \b
     $ decentral identity import my-peer.key --out decentral-run
     """
-    from decentral.cli.files import make_directory
+    from decentral.cli.before import check_place, taken_back
     from decentral.swarm.identity import Identity
 
-    text = _text(file)
-    identity = Identity.import_text(text, make_directory(remember(context, directory)) / KEY_FILE)
+    check_place(remember(context, directory))
+    with taken_back(directory):
+        identity = Identity.import_text(_text(file), directory / KEY_FILE)
     click.echo(f"{directory}: the peer is {identity.name} from its first start on")
 
 

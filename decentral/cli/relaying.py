@@ -17,6 +17,7 @@ from decentral.errors import ListenError, UsageError
 from decentral.observe.prometheus import Metric, exposition, serve_metrics
 from decentral.swarm.identity import Identity
 from decentral.transport.dialback import serve_dialback
+from decentral.transport.listen import check_listen
 from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.transport.relay import Relay
 from decentral.transport.relay_limits import RelayLimits
@@ -42,6 +43,7 @@ def run_relay(plan: Plan) -> int:
     for address in plan.announce:
         if endpoint(address) is None or "/p2p/" in address:
             raise UsageError(f"--announce {address!r}: want /ip4/HOST/tcp/PORT or /dns4/NAME/tcp/PORT, and no more")
+    check_listen(plan.listen)  # before its key is made
     with stop_signals() as stop:
         anyio.run(_run, plan, where, stop, backend="asyncio")
         return stop.code or 0
@@ -54,12 +56,12 @@ async def _run(plan: Plan, where: tuple[str, int] | None, stop: Stop) -> None:
         loop.call_soon_threadsafe(asked.set)  # from a signal's handler: the loop may be asleep
 
     stop.gently(leave)
-    identity = Identity.load_or_create(plan.identity)
     options = NativeOptions(announce=plan.announce, relay=plan.limits)
     async with AsyncExitStack() as stack:
+        metrics = await _metrics_socket(where, stack)
+        identity = Identity.load_or_create(plan.identity)
         transport = NativeTransport(identity.signer, listen=plan.listen, options=options, limits=plan.limits.streams)
         serve_dialback(transport)
-        metrics = await _metrics_socket(where, stack)
         await stack.enter_async_context(transport)
         relay = transport.relay
         assert relay is not None, "asked for"

@@ -17,6 +17,7 @@ from decentral.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
+    from decentral.tasks.survey import Survey
 
 PATIENCE = 15.0  # s until somebody who waits is told what may be wrong
 NOBODY = (
@@ -34,29 +35,39 @@ ALGORITHMS = ("sparseloco", "diloco", "streaming", "noloco")
 @click.option("--rounds", type=click.IntRange(min=1), help="Outer steps after which the run is over.")
 @click.option("--inner-steps", type=click.IntRange(min=1), metavar="H", help="Inner steps between two rounds.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time after which the run is over.")
-@click.option("--corpus", help="What is trained on: a label for your --data; stdlib needs none.")
+@click.option("--corpus", help="What is trained on: a label for --data, or for what each peer brings.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Text that all peers train on, a file or a folder: the terms name it and its digest.",
+)
 @click.option("--overlap", type=click.IntRange(min=0), metavar="TAU", help="Inner steps that hide a round.")
 @click.option("--min-peers", type=click.IntRange(min=1), help="Members below which nothing is committed.")
 @click.option("--compressor", help="What is sent, such as 'topk(k=64, chunk=4096) >> signmag2'.")
 @click.option("--force", is_flag=True, help="Write over an existing file.")
 @click.pass_context
-def init_command(context: click.Context, /, file: Path, preset: str, force: bool, **overrides: Any) -> None:
+def init_command(
+    context: click.Context, /, file: Path, preset: str, force: bool, data: Path | None, **overrides: Any
+) -> None:
     """Write a manifest: the terms all peers of a run agree on, with a comment at every key.
 
     \b
     $ decentral init run.toml --preset sparseloco
     """
-    from decentral.cli.terms import write_terms
+    from decentral.cli.terms import with_text, write_terms
 
     if file.exists() and not force:
         raise UsageError(f"{file} exists; --force writes over it, or name another file")
-    manifest = write_terms(file, preset, overrides)
-    click.echo(f"{file}: run {manifest.run.name}, {preset}; start it with: decentral start {file}")
+    manifest = write_terms(file, preset, overrides if data is None else with_text(overrides, data))
+    needs = "" if data is None else f" --data {data}"
+    click.echo(f"{file}: run {manifest.run.name}, {preset}; start it with: decentral start {file}{needs}")
 
 
 @click.command("start")
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @options_of_a_peer
+@click.option("--admit", metavar="TOKEN", help="Let in only who has this token: it is in the invites of all peers.")
 @click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
 @click.option(
     "--pace",
@@ -72,13 +83,19 @@ def start_command(context: click.Context, /, file: Path, solo: bool, pace: Path 
     $ decentral start run.toml --out decentral-run
     decentral join INVITE
     """
+    from decentral.cli.before import look_over
     from decentral.manifest import load_manifest
+    from decentral.swarm.admission import check_token
 
+    if options["admit"] is not None:
+        check_token(options["admit"])
     if pace is not None and not solo:
         raise UsageError("--pace is for a baseline; add --solo")
     if not file.exists():
         raise ConfigError(f"{file}: no such manifest; write one with: decentral init {file}")
-    _train(context, load_manifest(file), invite=None, solo=solo, pace=pace, **options)
+    manifest = load_manifest(file)
+    text = look_over(options["directory"], options["listen"], options["relays"], options["data"])
+    _train(context, manifest, text, invite=None, solo=solo, pace=pace, **options)
 
 
 @click.command("join")
@@ -91,14 +108,15 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
     \b
     $ decentral join INVITE --out decentral-run
     """
-    from decentral.cli.files import make_directory
+    from decentral.cli.before import look_over
     from decentral.cli.hints import hint_after
     from decentral.swarm.invite import Invite
 
     Invite.parse(invite)  # before anything is made or started
     from decentral.peer import fetch_manifest
 
-    directory = make_directory(remember(context, options["directory"]))
+    directory = remember(context, options["directory"])
+    text = look_over(directory, options["listen"], options["relays"], options["data"])
     click.echo("looking for the run's peers ...", err=True)
     with hint_after(PATIENCE, NOBODY):
         manifest = fetch_manifest(
@@ -109,14 +127,16 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
             transport=options["transport"],
             lan=options["lan"],
         )
-    _train(context, manifest, invite=invite, solo=False, pace=None, **options)
+    _train(context, manifest, text, invite=invite, admit=None, solo=False, pace=None, **options)
 
 
 def _train(
     context: click.Context,
     manifest: "Manifest",
+    text: "Survey | None",
     *,
     invite: str | None,
+    admit: str | None,
     solo: bool,
     pace: Path | None,
     directory: Path,
@@ -133,16 +153,17 @@ def _train(
     daily_upload: int | None,
     as_json: bool,
 ) -> None:
-    from decentral.cli.files import make_directory, write_text
+    from decentral.cli.before import taken_back
     from decentral.cli.stopping import stop_signals
     from decentral.cli.train_job import JobOptions, train_alone, train_with_swarm
     from decentral.manifest import summary as describe
     from decentral.observe.log_lines import log_shown_on
-    from decentral.observe.status import check_free
     from decentral.observe.terminal import open_display
+    from decentral.peer.folder import kept_terms
+    from decentral.tasks.survey import check_agreed
 
-    check_free(make_directory(remember(context, directory)))
-    write_text(directory / "run.toml", manifest.to_toml())
+    kept_terms(remember(context, directory), manifest.digest)
+    this_text = check_agreed(manifest.data, text)
     options = JobOptions(
         out=directory,
         data=data,
@@ -156,13 +177,15 @@ def _train(
         max_upload=max_upload,
         max_download=max_download,
         daily_upload=daily_upload,
+        admit=admit,
         invite=invite,
         pace=pace,
     )
-    click.echo(describe(manifest, None if data is None else str(data)), err=True)
+    click.echo(describe(manifest), err=True)
+    click.echo(this_text, err=True)
     display = open_display(sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
-    show_invite = partial(_show_invite, display.say if as_json else display.result)
-    with stop_signals() as stop, log_shown_on(display):
+    show_invite = partial(_show_invite, display.say if as_json else display.result, manifest.data.corpus)
+    with stop_signals() as stop, log_shown_on(display), taken_back(directory):
         try:
             if solo:
                 summary = train_alone(manifest, options, display, stop)
@@ -177,8 +200,9 @@ def _train(
         context.exit(stop.code)
 
 
-def _show_invite(show: Callable[[str], None], invite: str) -> None:
-    show(f"decentral join {invite}")
+def _show_invite(show: Callable[[str], None], corpus: str, invite: str) -> None:
+    brings = "" if corpus == "stdlib" else f" --data <your copy of '{corpus}'>"
+    show(f"decentral join {invite}{brings}")
 
 
 @click.command("demo")

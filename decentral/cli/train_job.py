@@ -48,6 +48,7 @@ class JobOptions:
     max_upload: float | None = None  # bytes/s
     max_download: float | None = None  # bytes/s
     daily_upload: int | None = None  # bytes
+    admit: str | None = None  # admission token; None: the invite's, or the folder's
     invite: str | None = None  # None: this is the first peer
     pace: Path | None = None  # a baseline keeps in step with the peer that runs there
 
@@ -80,6 +81,7 @@ def train_with_swarm(
         max_upload=options.max_upload,
         max_download=options.max_download,
         daily_upload=options.daily_upload,
+        admit=options.admit,
         commands=False,  # the job answers them: it pauses the training, too
         quiet=True,  # its display shows the same
     )
@@ -100,7 +102,10 @@ def train_with_swarm(
 
 def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop: Stop) -> dict[str, Any]:
     """The same loop without a swarm, for as many inner steps as the run has or as the peer to pace has done."""
+    from decentral.peer.folder import keep_terms
+
     bench = set_up(manifest, options.out, options.data)
+    keep_terms(options.out, manifest)
     interval = manifest.inner.steps // manifest.outer.fragments
     num_steps = manifest.run.rounds * interval
     pace = Pace(options.pace) if options.pace is not None else None

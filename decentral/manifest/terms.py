@@ -26,6 +26,7 @@ def _canonical_spaces(spelling: str) -> str:
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # safe as a folder's name
 Salt = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{0,64}$")]
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/-]{0,127}$")]
+TextDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Spelling = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9_(),.=>+ -]{1,256}$"),
@@ -94,8 +95,19 @@ class Data(Table):
     corpus: Label = Field(
         default="stdlib", description="stdlib: the standard library's source; else a label for your --data"
     )
+    digest: TextDigest | None = Field(
+        default=None,
+        description="of that text, the same for all: decentral init --data PATH; unset: each peer brings its own",
+        examples=["0" * 64],
+    )
     batch_size: Size = Field(default=4, description="sequences per inner step and peer")
     held_out: Annotated[float, Field(gt=0, le=0.5)] = Field(default=0.05, description="fraction kept for evaluation")
+
+    @model_validator(mode="after")
+    def _names_a_text(self) -> Data:
+        if self.digest is not None and self.corpus == "stdlib":
+            raise ValueError('data.digest is of text that a label names; with corpus = "stdlib" leave it out')
+        return self
 
 
 class Inner(Table):

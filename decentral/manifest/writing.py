@@ -15,20 +15,20 @@ def to_toml(manifest: Manifest) -> str:
     return head + "".join(_table(name, getattr(manifest, name)) for name in Manifest.model_fields)
 
 
-def summary(manifest: Manifest, text: str | None = None) -> str:
-    """A few lines that say what joining means; ``text`` is where this peer's own copy of the data is."""
+def summary(manifest: Manifest) -> str:
+    """A few lines that say what joining means."""
+    digest = f" {manifest.data.digest[:8]}" if manifest.data.digest is not None else ""
     run, model, data, inner, outer = manifest.run, manifest.model, manifest.data, manifest.inner, manifest.outer
     limit = f" or {run.minutes:g} minutes" if run.minutes is not None else ""
     whole = "the whole model at once" if outer.fragments == 1 else f"{outer.fragments} fragments in turn"
     meanwhile = f"training goes on for {outer.overlap} steps meanwhile" if outer.overlap else "training waits for it"
     feedback = manifest.compressor.feedback
-    corpus = data.corpus if text is None else f"{text} here (the run calls it {data.corpus})"
     rows = {
         "run": f"{run.name} ({manifest.run_id}), {run.rounds} outer steps{limit}",
         "model": f"{model.task}, {model.layers} layers of {model.hidden}, {model.heads} heads, context {model.context}"
         if model.task == "causal-lm"
         else "your own script's",
-        "data": f"{corpus}, batch {data.batch_size} per peer, {data.held_out:.0%} held out",
+        "data": f"{data.corpus}{digest}, batch {data.batch_size} per peer, {data.held_out:.0%} held out",
         "inner": f"{inner.steps} steps of AdamW at {inner.learning_rate:g}, weight decay {inner.weight_decay:g}",
         "outer": ", ".join([outer.method, *(f"{k} {v:g}" for k, v in outer.hyper.items()), whole, meanwhile]),
         "sends": f"{manifest.compressor.chain}, {manifest.exchange.kind}"

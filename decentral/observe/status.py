@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,8 @@ def write_status(directory: Path, status: Status, process: Process) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
         temporary.replace(directory / STATUS_FILE)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise DiskError(f"{directory}: status cannot be written ({error.strerror}); free some space") from error
 
 

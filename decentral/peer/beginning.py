@@ -16,6 +16,7 @@ from decentral.peer.boundary import Boundary
 from decentral.peer.checkpointing import Checkpointer
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import enter
+from decentral.peer.folder import keep_terms, keep_token
 from decentral.peer.inner_terms import differences, warning
 from decentral.peer.links import throttled
 from decentral.peer.node import Node, Start
@@ -27,6 +28,7 @@ from decentral.peer.vault import Vault
 from decentral.rounds.chain import Head
 from decentral.rounds.driver import Advance
 from decentral.state.snapshot import BUFFERS
+from decentral.swarm.admission import Admission
 from decentral.swarm.identity import Identity
 from decentral.swarm.lan import Lan
 from decentral.tasks.shards import seed_of
@@ -44,6 +46,7 @@ class Beginning(Boundary):
     _swarm: SwarmThread | None
     _name: str  # this peer's, as events tell it
     _seed: int
+    _token: str | None
 
     @property
     @abstractmethod
@@ -64,6 +67,8 @@ class Beginning(Boundary):
         given = self.settings
         identity = Identity.load_or_create(given.identity_path)
         self._name, self._seed = peer_name(identity.peer), seed_of(self.manifest.digest, identity.peer)
+        if self._token is not None:
+            keep_token(self.out, self._token)
         self.entrance = enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
         self._events = EventLog(self.out)
         self._vault = Vault(self.out)
@@ -74,6 +79,7 @@ class Beginning(Boundary):
         self._stand_at_anchor(resumed=start.head is not None)
         if start.head is None:
             self._save()  # its votes count from now on, so it must be able to come back to where it stands
+        keep_terms(self.out, self.manifest)
         head = self.swarm.node.driver.head
         where = {"at": head.round, "record": head.hash.hex(), "resumed": start.head is not None}
         self._emit("joined", {"invite": self.invite, "round": self.round, **where})
@@ -124,7 +130,9 @@ class Beginning(Boundary):
 
     def _start_swarm(self, signer: Signer, start: Start) -> None:
         """Returns once the chain has a head here. Raises what the swarm's side cannot get over; all is closed then."""
-        transport = throttled(self.entrance.transport, self.settings.caps, self._daily_upload)
+        token, run = self._token, self.manifest.digest
+        admission = Admission(token, run, signer.peer) if token is not None else None
+        transport = throttled(self.entrance.transport, self.settings.caps, self._daily_upload, admission)
 
         def make_node(on_advance: Callable[[Advance], None]) -> Node:
             node = Node(
@@ -137,6 +145,7 @@ class Beginning(Boundary):
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
                 private=self.entrance.is_private,
+                admission=admission,
             )
             self._take_up(start, node)
             return node

@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from decentral.errors import ConfigError, ManifestMismatch, PayloadError, VersionError
+from decentral.errors import ConfigError, ManifestMismatch, NotAdmitted, PayloadError, VersionError
 from decentral.manifest import Manifest, differences, parse_manifest
 from decentral.parameters import Schema
+from decentral.swarm.admission import Admission
 from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId
@@ -17,6 +18,12 @@ HELLO = "/decentral/hello/1"
 HELLO_LIMIT = 1 << 24  # bytes: manifest plus the schema of a model with 100,000 parameters
 HELLO_TIMEOUT = 15.0  # s
 WIRE_VERSION = 1
+_NOT_ADMITTED = "the run admits by token, and this invite has none or another; ask a member for its invite of today"
+
+
+def refusal() -> bytes:
+    """What a stranger is answered by a run that admits by token: nothing of the run."""
+    return json.dumps({"wire": WIRE_VERSION, "version": version("decentral"), "refused": True}).encode()
 
 
 def greeting(manifest: Manifest, schema: Schema, age: float) -> bytes:
@@ -42,12 +49,14 @@ class Hello:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Hello:
-        """Read a peer's answer. Raises VersionError, PayloadError."""
+        """Read a peer's answer. Raises VersionError, NotAdmitted, PayloadError."""
         try:
             found = json.loads(data)
+            if found.get("refused") is True and int(found["wire"]) == WIRE_VERSION:
+                raise NotAdmitted(_NOT_ADMITTED)
             wire, theirs = int(found["wire"]), _visible(str(found["version"])[:32])
             text, schema, age = str(found["manifest"]), str(found["schema"]), float(found["age"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             reason = type(error).__name__
             raise PayloadError(f"greeting that does not parse ({reason}); use another peer") from None
         if wire != WIRE_VERSION:
@@ -62,9 +71,10 @@ class Hello:
         return cls(theirs, manifest, Schema.from_json(schema), age if 0 <= age < 1e9 else 0.0)
 
 
-async def ask_hello(transport: Transport, peer: PeerId) -> Hello:
-    """Ask a peer for the terms of its run. Raises VersionError, PayloadError, TransportError."""
-    return Hello.from_bytes(await request(transport, peer, HELLO, b"", limit=HELLO_LIMIT, timeout=HELLO_TIMEOUT))
+async def ask_hello(transport: Transport, peer: PeerId, admission: Admission | None) -> Hello:
+    """Ask a peer for the terms of its run. Raises VersionError, NotAdmitted, PayloadError, TransportError."""
+    proof = b"" if admission is None else admission.proof(peer)
+    return Hello.from_bytes(await request(transport, peer, HELLO, proof, limit=HELLO_LIMIT, timeout=HELLO_TIMEOUT))
 
 
 def _visible(text: str) -> str:

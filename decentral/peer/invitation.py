@@ -5,22 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
 
-from decentral.errors import DiskError, InviteError, ManifestMismatch, NoPeersError, PayloadError, TransportError
+from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadError, TransportError
 from decentral.manifest import Manifest, check_methods, load_manifest
+from decentral.peer.folder import kept_terms
 from decentral.peer.hello import ask_hello
 from decentral.peer.node import RETRY
 from decentral.peer.notebooks import run_apart
+from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan import Lan
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
-
-MANIFEST_FILE = "run.toml"
 
 logger = logging.getLogger("decentral.peer")
 
@@ -52,51 +53,45 @@ def fetch(
     *,
     lan: bool = True,
 ) -> Manifest:
-    """The manifest, from ``out`` when it was fetched before, else from any peer the invite leads to."""
-    kept = out / MANIFEST_FILE
-    if kept.exists():
-        manifest = load_manifest(kept)
-        if manifest.digest != invite.run:
-            raise ManifestMismatch(
-                f"{kept} is of run {manifest.run_id}, the invite of {invite.run.hex()[:12]}; choose another --out"
-            )
-        return manifest
+    """The manifest, from ``out`` when a peer of the run was there before, else from any peer the invite leads to."""
+    kept = kept_terms(out, invite.run, "those of the invite")
+    if kept is not None:
+        return kept
     if not invite.addresses:
         raise InviteError("invite: it names the run and nobody who is in it; ask for a fresh one: decentral status")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DiskError(f"{out}: cannot be made ({error.strerror}); choose another --out") from error
-    manifest = run_apart(_fetch, invite, out, listen, join_timeout, transport, lan)
+    with TemporaryDirectory(prefix="decentral-") as folder:  # who only asks has a name for that
+        manifest = run_apart(_fetch, invite, Path(folder), listen, join_timeout, transport, lan)
     check_methods(manifest)
-    try:
-        kept.write_text(manifest.to_toml(), encoding="utf-8")
-    except OSError as error:
-        raise DiskError(f"{kept}: cannot be written ({error.strerror}); free some space") from error
     return manifest
 
 
 async def _fetch(
     invite: Invite,
-    out: Path,
+    folder: Path,
     listen: Sequence[str] | None,
     join_timeout: float | None,
     asked: str | None,
     lan: bool,
 ) -> Manifest:
-    identity = Identity.load_or_create(out / "identity.key")
+    identity = Identity.load_or_create(folder / "identity.key")
     transport = make_transport(asked, identity, listen)
+    admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
     directory = Directory(transport, identity.signer, invite.run, ttl=15.0)
     async with transport, anyio.create_task_group() as group:
         group.start_soon(directory.run)
         directory.add_bootstrap(invite.addresses)
         if lan:
             group.start_soon(Lan(_log, announce=False).run, directory)
-        manifest = None
-        with anyio.move_on_after(join_timeout):
-            manifest = await _first_answer(invite, transport, directory)
+        manifest, refused = None, None
+        try:
+            with anyio.move_on_after(join_timeout):
+                manifest = await _first_answer(invite, transport, directory, admission)
+        except ConfigError as error:
+            refused = error
         await directory.goodbye()  # or its address, which only asked, would stand in the others' invites
         group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
+    if refused is not None:
+        raise refused
     if manifest is not None:
         return manifest
     raise NoPeersError(
@@ -109,11 +104,13 @@ def _log(event: str, fields: dict[str, object]) -> None:
     logger.debug("%s: %s", event, fields)
 
 
-async def _first_answer(invite: Invite, transport: Transport, directory: Directory) -> Manifest:
+async def _first_answer(
+    invite: Invite, transport: Transport, directory: Directory, admission: Admission | None
+) -> Manifest:
     while True:
         for peer in list(directory.live()):
             try:
-                hello = await ask_hello(transport, peer)
+                hello = await ask_hello(transport, peer, admission)
             except (TransportError, PayloadError):
                 continue
             if hello.manifest.digest == invite.run:

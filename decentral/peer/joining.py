@@ -24,6 +24,8 @@ from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.live_model import LiveModel
 from decentral.peer.peer import Peer
 from decentral.peer.settings import Observer, Settings
+from decentral.quantities import rate_of, size_of
+from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
@@ -44,13 +46,14 @@ def join(
     identity_path: str | Path | None = None,
     checkpoint_every: int = 10,
     tokens_per_step: int = 0,
-    max_upload: float | None = None,
-    max_download: float | None = None,
-    daily_upload: int | None = None,
+    max_upload: float | str | None = None,
+    max_download: float | str | None = None,
+    daily_upload: int | str | None = None,
     transport: Transport | str | None = None,
     relays: Sequence[str] = (),
     lan: bool = True,
     commands: bool = True,
+    admit: str | None = None,
     on_nan: Literal["stop", "restart"] = "stop",
     quiet: bool = False,
 ) -> Peer:
@@ -69,9 +72,12 @@ def join(
         observer: called with every event, on whatever thread it happens.
         checkpoint_every: commits between two checkpoints.
         tokens_per_step: training tokens behind one inner step, told to the swarm.
-        max_upload: bytes per second that this peer sends at most, over everything; ``max_download`` that it receives.
-        daily_upload: bytes that it sends at most per day (UTC); then it trains on without contributing.
+        max_upload: what this peer sends at most, over everything: ``"5mbit"``, ``"600kB/s"``, or bytes per second;
+            ``max_download`` what it receives.
+        daily_upload: what it sends at most per day (UTC), ``"20GB"`` or bytes; then it trains on without contributing.
         relays: multiaddrs of relays, as ``decentral relay`` prints them: who is behind a NAT is reached through them.
+        admit: a token that others need, too: it is in this peer's invites, and who has none is refused. For the first
+            peer of a run; others have it from their invite, and a restart from its folder.
         commands: let ``decentral status``, ``peers``, ``pause`` and ``leave`` with ``--out`` see and steer this peer.
         lan: announce this peer on its local networks by multicast DNS, and look for others of the run there.
         on_nan: what NaN or Inf in this peer's progress does: ``stop`` raises NonFiniteError, which names the parameter;
@@ -87,6 +93,8 @@ def join(
     """
     if on_nan not in ("stop", "restart"):
         raise ConfigError(f'join(on_nan={on_nan!r}): "stop" and "restart" are known')
+    caps = Caps(up=rate_of(max_upload, "max_upload"), down=rate_of(max_download, "max_download"))
+    limit = size_of(daily_upload, "daily_upload")
     manifest, invite, out_path = terms_of(run, out, transport if isinstance(transport, str) else None, lan=lan)
     check_tokens(manifest, tokens_per_step)
     live = LiveModel(model, manifest.outer.fragments, accelerator)
@@ -106,12 +114,13 @@ def join(
         identity_path=Path(identity_path) if identity_path is not None else out_path / "identity.key",
         checkpoint_every=checkpoint_every,
         tokens_per_step=tokens_per_step,
-        caps=Caps(up=max_upload, down=max_download),
-        daily_upload=daily_upload,
+        caps=caps,
+        daily_upload=limit,
         transport=transport,
         relays=tuple(relays),
         lan=lan,
         commands=commands,
+        admit=invite.token if invite is not None else admit if admit is None else check_token(admit),
         on_nan=on_nan,
         quiet=quiet,
     )
@@ -136,7 +145,7 @@ def fetch_manifest(
     transport: str | None = None,
     lan: bool = True,
 ) -> Manifest:
-    """The manifest of the run that ``invite`` names, from any of its peers; kept as ``run.toml`` in ``out``.
+    """The manifest of the run that ``invite`` names: the one in ``out``, else from any of its peers. Writes nothing.
 
     Looks until a peer answers, or ``join_timeout`` seconds; with ``lan`` on the local network, too. ``transport`` is
     ``daemon`` or ``native``; None: the daemon where this system has it. Raises NoPeersError, InviteError,

@@ -20,7 +20,7 @@ from decentral.manifest import Manifest
 from decentral.optimizers import NoLoCo
 from decentral.parameters import Schema
 from decentral.peer.daily_upload import DailyUpload
-from decentral.peer.hello import HELLO, ask_hello, check_terms, greeting
+from decentral.peer.hello import HELLO, ask_hello, check_terms, greeting, refusal
 from decentral.peer.resting import Resting
 from decentral.peer.terms import make_replica, make_terms
 from decentral.peer.uplinks import Uplinks
@@ -31,6 +31,7 @@ from decentral.rounds.deadline import Deadline
 from decentral.rounds.driver import Advance, Driver, Ledger
 from decentral.rounds.gossip import Gossip
 from decentral.rounds.inbox import Inbox
+from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
 from decentral.swarm.paths import Paths
 from decentral.transport import Transport
@@ -80,14 +81,16 @@ class Node:
         uplink: Callable[[], float | None] = lambda: None,
         daily_upload: DailyUpload | None = None,
         private: bool = False,
+        admission: Admission | None = None,
         grain: Grain = USUAL,
     ) -> None:
         """``uplink`` tells the bytes per second that this peer was seen to send, for its lease; ``private`` that others
-        reach it through relays only; ``grain`` how finely a reduce is cut.
+        reach it through relays only; ``admission`` who may ask for the terms, where the run admits by token; ``grain``
+        how finely a reduce is cut.
         """
         manifest = start.manifest
         self.start, self.manifest, self.transport, self.signer = start, manifest, transport, signer
-        self.on_event = on_event
+        self.on_event, self.admission = on_event, admission
         self.directory = Directory(transport, signer, manifest.digest, ttl=manifest.swarm.lease)
         self.directory.update(state=PRIVATE if private else 0)
         self.replica = make_replica(manifest, start.schema, start.anchors, start.buffers_B)
@@ -195,7 +198,7 @@ class Node:
             await anyio.sleep(RETRY)
 
     async def _sync_with(self, peer: PeerId) -> None:
-        hello = await ask_hello(self.transport, peer)
+        hello = await ask_hello(self.transport, peer, self.admission)
         check_terms(self.manifest, self.start.schema, hello)
         self.state = "syncing"
         self._began = anyio.current_time() - hello.age
@@ -257,4 +260,6 @@ class Node:
             await anyio.sleep(0.25)
 
     async def _on_hello(self, peer: PeerId, data: bytes) -> bytes:
+        if self.admission is not None and not self.admission.take(peer, data):
+            return refusal()
         return greeting(self.manifest, self.start.schema, self.age)

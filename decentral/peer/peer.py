@@ -27,6 +27,7 @@ from decentral.observe.terminal import PlainDisplay
 from decentral.peer.beginning import Beginning
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.entrance import check_relays
+from decentral.peer.folder import kept_terms, kept_token
 from decentral.peer.inner_optimizers import InnerSteps
 from decentral.peer.node import Node
 from decentral.peer.resting import PAUSED
@@ -53,6 +54,7 @@ class Peer(Beginning):
         self._daily_upload = None
         if settings.daily_upload is not None:
             self._daily_upload = DailyUpload(settings.out, settings.daily_upload)
+        self._token: str | None = None
         self._paused = False
         self._leaving = False
         self._must_save = False
@@ -82,7 +84,7 @@ class Peer(Beginning):
         this one: before its transport listens, and on processes that do not talk to the swarm.
         """
         addresses = self._swarm.node.directory.ways_in() if self._swarm is not None else ()
-        return str(Invite(self.manifest.digest, addresses, None)) if addresses else ""
+        return str(Invite(self.manifest.digest, addresses, self._token)) if addresses else ""
 
     @property
     def anchor_digest(self) -> str:
@@ -186,6 +188,8 @@ class Peer(Beginning):
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             if self._model.is_main:
+                kept_terms(self.out, self.manifest.digest)
+                self._token = kept_token(self.out, self.settings.admit)
                 self.out.mkdir(parents=True, exist_ok=True)
                 if self.settings.commands:
                     check_free(self.out, own=os.getpid())

@@ -40,5 +40,6 @@ class Settings:
     relays: tuple[str, ...]
     lan: bool
     on_nan: Literal["stop", "restart"]  # raise, or put the live model back to the anchor
+    admit: str | None  # the admission token, as given; what the folder keeps is not in it
     commands: bool  # tell and hear the commands of other terminals through ``out``
     quiet: bool  # no lines on stderr

@@ -65,6 +65,8 @@ class Identity:
         """Write the identity that ``export_text`` gave to ``path``, which must not exist yet. Raises ConfigError."""
         path, signer = Path(path), _from_text(text)
         try:
+            if os.path.lexists(path):  # before anything is written beside it
+                raise FileExistsError(path)
             _create(path, signer)
         except FileExistsError:
             raise ConfigError(f"{path}: there is an identity already, never replaced; move it away first") from None

@@ -55,7 +55,8 @@ class Invite:
         """The invite of a line; spaces and line breaks in it do not matter. Raises InviteError, in one line."""
         if len(text) > 2 * _MAX_CHARACTERS:
             raise InviteError(f"invite: {len(text)} characters are too many; copy the one line only")
-        text = "".join(text.removeprefix("decentral join ").split())  # the whole line that a peer prints will do
+        text = text.removeprefix("decentral join ").partition(" --data ")[0]  # the whole line of a peer will do
+        text = "".join(text.split())
         if not text.startswith(PREFIX):
             raise InviteError(f"invite: {_kind(text)}; an invite begins with {PREFIX}")
         body = _unpacked(text.removeprefix(PREFIX))

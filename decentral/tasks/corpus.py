@@ -20,6 +20,7 @@ STDLIB_WANTED_NBYTES = 8 * 10**6  # below this the test folders are read too
 DATA_MAX_NBYTES = 2**30  # the corpus lives in memory
 MIN_NBYTES = 64 * 2**10  # less than this is no corpus: windows would repeat within one round
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+_CHUNK_NBYTES = 2**20
 FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
@@ -50,41 +51,63 @@ def load_corpus(data: Path | str | None = None, *, held_out: float = 0.05) -> Co
     """
     if not 0 < held_out <= 0.5:
         raise DataError(f"held_out={held_out}: must be in (0, 0.5], for example 0.05")
-    text, source = _standard_library() if data is None else _from_path(Path(data))
-    if len(text) < MIN_NBYTES:
-        raise DataError(
-            f"{source} holds {len(text)} bytes of text, at least {MIN_NBYTES} are needed; "
-            "name a larger file or folder with --data"
-        )
-    row = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    text, source = _standard_library() if data is None else (bytearray(), f"--data {data}")
+    if data is not None:
+        for _, chunk in chunks(Path(data)):
+            text += chunk
+    check_size(len(text), source)
+    row = torch.frombuffer(text, dtype=torch.uint8)
     cut = row.numel() - int(row.numel() * held_out)
     return Corpus(row[:cut], row[cut:], source)
 
 
-def _standard_library() -> tuple[bytes, str]:
-    root = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in _sorted_files(root) if file.suffix == ".py"]
-    without_tests = [file for file in files if not TEST_FOLDERS & set(file.relative_to(root).parts[:-1])]
-    nbytes = sum(file.stat().st_size for file in without_tests)
-    chosen = without_tests if nbytes >= STDLIB_WANTED_NBYTES else files
-    text = b"".join(_read_until(STDLIB_MAX_NBYTES, chosen))[:STDLIB_MAX_NBYTES]
-    if len(text) < MIN_NBYTES:  # a Python shipped as a zip or as byte code
-        raise DataError(f"this Python keeps no source in {root}; name a text file or folder with --data")
-    return text, f"the Python {sysconfig.get_python_version()} standard library"
+def check_size(nbytes: int, source: str) -> None:
+    """DataError for too little to train on."""
+    if nbytes < MIN_NBYTES:
+        raise DataError(
+            f"{source} holds {nbytes} bytes of text, at least {MIN_NBYTES} are needed; "
+            "name a larger file or folder with --data"
+        )
 
 
-def _from_path(path: Path) -> tuple[bytes, str]:
+def chunks(path: Path) -> Iterator[tuple[Path, bytes]]:
+    """What ``--data`` names, a MiB at a time in the order in which it is trained on, each with its file.
+
+    Of a folder, files with a zero byte near their beginning are left out; a file that was named itself is taken as it
+    is. Raises DataError.
+    """
     try:
         files = _sorted_files(path) if path.is_dir() else [path]
         nbytes = sum(file.stat().st_size for file in files)
         if nbytes > DATA_MAX_NBYTES:
             raise DataError(f"--data {path} holds {nbytes} bytes, at most {DATA_MAX_NBYTES} fit; name a part")
-        texts = [file.read_bytes() for file in files]
+        for file in files:
+            for chunk in _chunks_of(file, text_only=path.is_dir()):
+                yield file, chunk
     except OSError as error:
         raise DataError(f"--data {path} cannot be read ({error.strerror}); name one that this user can read") from error
-    if path.is_dir():  # a file that was named itself is taken as it is
-        texts = [text for text in texts if b"\0" not in text[:8192]]
-    return b"".join(texts), f"--data {path}"
+
+
+def _chunks_of(path: Path, *, text_only: bool) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        chunk = file.read(_CHUNK_NBYTES)
+        if text_only and b"\0" in chunk[:8192]:
+            return
+        while chunk:
+            yield chunk
+            chunk = file.read(_CHUNK_NBYTES)
+
+
+def _standard_library() -> tuple[bytearray, str]:
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [file for file in _sorted_files(root) if file.suffix == ".py"]
+    without_tests = [file for file in files if not TEST_FOLDERS & set(file.relative_to(root).parts[:-1])]
+    nbytes = sum(file.stat().st_size for file in without_tests)
+    chosen = without_tests if nbytes >= STDLIB_WANTED_NBYTES else files
+    text = bytearray(b"".join(_read_until(STDLIB_MAX_NBYTES, chosen))[:STDLIB_MAX_NBYTES])
+    if len(text) < MIN_NBYTES:  # a Python shipped as a zip or as byte code
+        raise DataError(f"this Python keeps no source in {root}; name a text file or folder with --data")
+    return text, f"the Python {sysconfig.get_python_version()} standard library"
 
 
 def _sorted_files(root: Path) -> list[Path]:

@@ -116,7 +116,7 @@ def test_a_run_on_other_data_asks_for_it(run: Run, tmp_path: Path) -> None:
 def test_data_that_is_missing_or_too_small_is_exit_code_30(
     run: Run, tmp_path: Path, size: int | None, fragment: str
 ) -> None:
-    (tmp_path / "run.toml").write_text(MANIFEST)
+    (tmp_path / "run.toml").write_text(manifest("[outer]", '[data]\ncorpus = "mine"\n[outer]'))
     if size is not None:
         (tmp_path / "text").write_text("x" * size)
     result = run("start", "run.toml", "--solo", "--data", "text")

@@ -1,4 +1,6 @@
 import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -6,6 +8,7 @@ import pytest
 
 from decentral import errors
 from decentral.cli.failure import TRACEBACK_FILE, describe, end
+from decentral.manifest import preset_manifest
 
 
 class OutOfMemoryError(RuntimeError):
@@ -48,6 +51,9 @@ def test_every_error_of_ours_is_its_message_and_its_exit_code(name: str) -> None
         (click.Abort(), "interrupted", 130),
         (MemoryError(), "out of memory; use a smaller batch", 40),
         (OutOfMemoryError("CUDA out of memory"), "out of memory; use a smaller batch", 40),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory; use a smaller", 40),
+        (RuntimeError("MPS backend out of memory"), "out of memory; use a smaller batch", 40),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory; use a smaller batch", 40),
         (OSError(errno.ENOSPC, "No space", "a/b"), "a/b: the disk is full; free some space", 50),
         (OSError(errno.EROFS, "Read-only", "a/b"), "a/b: the file system is read-only", 50),
         (PermissionError(errno.EACCES, "denied", "a/b"), "a/b: no permission; choose a place you may write to", 50),
@@ -94,3 +100,22 @@ def test_a_full_disk_under_stderr_takes_the_line_and_leaves_the_exit_code(monkey
 
     monkeypatch.setattr(click, "echo", full)
     assert end(errors.DiskError("full"), directory=None, traceback=False) == 50
+
+
+TOO_LARGE = """
+import resource, sys
+import decentral.cli.bench, decentral.cli.train_job, psutil  # torch and all that: what is limited is the model
+room = psutil.Process().memory_info().vms + 300 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+from decentral.cli import main
+main(["start", "run.toml", "--solo", "--out", "run"])
+"""
+
+
+def test_a_model_that_does_not_fit_the_machines_memory_is_exit_code_40(tmp_path: Path) -> None:
+    manifest = preset_manifest("diloco", model={"hidden": 8192, "layers": 4, "heads": 4, "context": 16})
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    done = subprocess.run([sys.executable, "-c", TOO_LARGE], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 40, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: out of memory; use a smaller batch or context")
+    assert not (tmp_path / "run").exists()

@@ -95,6 +95,16 @@ def test_every_changed_key_is_another_run_and_is_named_in_the_difference(
     assert line.endswith(" there")
 
 
+def test_a_text_s_digest_is_part_of_the_terms_and_needs_a_label(manifest: Manifest) -> None:
+    labelled = manifest.changed(data={"corpus": "poems"})
+    named = labelled.changed(data={"digest": "ab" * 32})
+    assert named.digest != labelled.digest
+    assert f"poems {'ab' * 4}, batch" in summary(named)
+    assert parse_manifest(named.to_toml()).data.digest == "ab" * 32
+    with pytest.raises(ConfigError, match=r"data\.digest is of text that a label names"):
+        manifest.changed(data={"digest": "ab" * 32})
+
+
 def test_equal_manifests_do_not_differ(manifest: Manifest) -> None:
     assert differences(manifest, parse_manifest(SHORTEST)) == []
 

@@ -13,7 +13,7 @@ import decentral.rounds
 from decentral.exchange import gather, passing
 from decentral.peer import hello
 from decentral.rounds import carrier, donor, gossip
-from decentral.swarm import directory
+from decentral.swarm import admission, directory
 from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES
 
@@ -56,7 +56,7 @@ def test_every_stream_is_there() -> None:
         gossip.PAIR,
         hello.HELLO,
     }
-    streams |= {directory.LEASE, directory.LEASES}
+    streams |= {directory.LEASE, directory.LEASES, admission.ADMISSION}
     assert set(re.findall(r"`(/decentral/[a-z]+/\d+)`", PAGE)) == streams
     assert f"{HEADER_NBYTES} bytes of signed header" in PAGE
 
