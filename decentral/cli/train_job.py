@@ -17,13 +17,16 @@ from torch import Tensor
 from decentral.cli.bench import Bench, set_up
 from decentral.cli.pacing import Pace
 from decentral.cli.recording import conclude, live_fragments, progress_alone, progress_of, record_round
+from decentral.cli.saying import peer_speaks_on
 from decentral.cli.steering import Steering, Teller
 from decentral.cli.stopping import Stop
 from decentral.manifest import Manifest
 from decentral.observe.beacon import Beacon
+from decentral.observe.report import read_summary
 from decentral.observe.status import Status
 from decentral.observe.terminal import Display
 from decentral.swarm.identity import Identity
+from decentral.swarm.patience import time_left
 from decentral.tasks.batches import batch_loader
 
 if TYPE_CHECKING:
@@ -43,7 +46,9 @@ class JobOptions:
     relays: tuple[str, ...] = ()  # multiaddrs
     lan: bool = True  # announced and looked for on the local networks
     require_peers: int = 0
-    join_timeout: float | None = None  # seconds
+    waits_for_company: bool = False  # before it trains, until the run has, or had, a second member
+    give_up_at: float | None = None  # monotonic seconds, when it looks for others no longer
+    keep_serving: bool = False  # after the run's end, see join
     on_nan: Literal["stop", "restart"] = "stop"  # see join
     max_upload: float | None = None  # bytes/s
     max_download: float | None = None  # bytes/s
@@ -74,9 +79,10 @@ def train_with_swarm(
         lan=options.lan,
         scheduler=bench.scheduler,
         require_peers=options.require_peers,
-        join_timeout=options.join_timeout,
+        join_timeout=time_left(options.give_up_at),
         tokens_per_step=bench.tokens_per_step,
         on_nan=options.on_nan,
+        keep_serving=options.keep_serving,
         max_upload=options.max_upload,
         max_download=options.max_download,
         daily_upload=options.daily_upload,
@@ -85,15 +91,25 @@ def train_with_swarm(
     steering, teller = Steering(bench, peer), Teller(peer, manifest, on_invite)
     with ExitStack() as stack:
         stack.enter_context(closing(bench.metrics))
+        stack.enter_context(peer_speaks_on(display))
         if bench.is_main:
             stack.enter_context(Beacon(options.out, teller, steering.obey, display=display))
         stack.enter_context(peer)
         stop.gently(steering.leave)
+        if options.waits_for_company:
+            peer.wait_for_company()
         _train_until_done(bench, peer)
         stop.gently(None)
-        summary = conclude(bench, peer, evaluate=not steering.left) if bench.is_main else {}
+        summary = _summary(bench, peer, left=steering.left) if bench.is_main else {}
         teller.end("leaving" if steering.left else "done")
+        stop.gently(steering.leave if options.keep_serving else None)
         return summary
+
+
+def _summary(bench: Bench, peer: "Peer", *, left: bool) -> dict[str, Any]:
+    """The one that is kept already where the run was over before: this process has done nothing that it could tell."""
+    kept = read_summary(bench.out) if peer.was_over else None
+    return kept or conclude(bench, peer, evaluate=not left)
 
 
 def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop: Stop) -> dict[str, Any]:

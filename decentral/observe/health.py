@@ -1,5 +1,7 @@
 """The one sentence that says whether a peer is healthy and useful. A pure function of its status."""
 
+from collections.abc import Sequence
+
 from decentral.observe.status import Status
 
 _HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
@@ -15,7 +17,7 @@ def health_sentence(status: Status) -> str:
     if status.state in _SENTENCES:
         return _SENTENCES[status.state](status)
     if status.state == "leaving":
-        return f"leaving: finishing round {status.round}, then saying goodbye"
+        return f"leaving: after round {status.round}, saying goodbye"
     if status.state == "done":
         return f"done: {status.round} rounds, {in_units(status.bytes_sent)} sent, {_useful(status)}"
     return _training(status)
@@ -25,7 +27,18 @@ def _starting(status: Status) -> str:
     return "starting: getting in touch with the run's peers; training has not begun"
 
 
+def alone_sentence(names: Sequence[str], *, left: bool) -> str:
+    """What a peer says when the last of the others has gone."""
+    whom = _listed(names)
+    if left:
+        return f"alone: {whom} left; the invite still lets others in"
+    return f"alone: {whom} fell silent; whoever is heard of again is let in"
+
+
 def _looking(status: Status) -> str:
+    if status.gone:
+        sentence = alone_sentence(status.gone, left=status.gone_left)
+        return f"{sentence}; training on alone (inner step {status.inner_steps})"
     if status.reachability in _HIDDEN and not status.relays:
         return (
             f"looking: nobody reachable yet, training on alone (inner step {status.inner_steps}); when all of you are "
@@ -43,13 +56,24 @@ def _syncing(status: Status) -> str:
 
 
 def _waiting(status: Status) -> str:
-    names = [short_name(name) for name in status.waiting_for]
-    whom = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"waiting: round {status.round} needs {whom or 'the other peers'}; training goes on after it"
+    if status.wanted_members:
+        return _waiting_for_members(status)
+    whom = _listed(status.waiting_for) or "the other peers"
+    return f"waiting: round {status.round + 1} needs {whom}; training goes on after it"
+
+
+def _waiting_for_members(status: Status) -> str:
+    if status.wanted_members == 2:
+        return "waiting: for a second peer, who joins with the invite; --alone goes on without"
+    return f"waiting: {len(status.members)} of {status.wanted_members} peers are here; training begins with the last"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(short_name, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _paused(status: Status) -> str:
-    return f"paused: round {status.round} goes on without you; decentral resume continues from there"
+    return f"paused: after round {status.round}; the others go on without you, decentral resume continues from there"
 
 
 def _resting(status: Status) -> str:

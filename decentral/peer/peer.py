@@ -6,18 +6,22 @@ Its hook runs inside every ``optimizer.step``. What happens at a boundary is in 
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
-from decentral.errors import DecentralError
+from decentral.errors import DecentralError, NoPeersError
 from decentral.observe.beacon import Beacon
+from decentral.observe.health import alone_sentence
 from decentral.observe.status import Status, check_free
 from decentral.peer.beginning import Beginning
 from decentral.peer.daily_upload import DailyUpload
@@ -27,8 +31,14 @@ from decentral.peer.resting import PAUSED
 from decentral.peer.settings import Settings
 from decentral.peer.starting_over import forget_non_finite
 from decentral.peer.swarm_thread import SwarmThread
+from decentral.rounds.chain import Head
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan import Lan
+from decentral.swarm.patience import time_left
+
+LOOK_EVERY = 0.2  # s between looks at what is waited for
+
+logger = logging.getLogger("decentral.peer")
 
 
 class Peer(Beginning):
@@ -46,12 +56,13 @@ class Peer(Beginning):
         if settings.daily_upload is not None:
             self._daily_upload = DailyUpload(settings.out, settings.daily_upload)
         self._paused = False
-        self._leaving = False
+        self._leaving, self._asked_to_leave = False, threading.Event()
         self._must_save = False
         self._on_nan, self._restarts, self._forgets = settings.on_nan, 0, False
         self._left_at = time.monotonic()
         self._swarm: SwarmThread | None = None
         self._parting = ""  # what the status says once all is over
+        self.was_over = self._kept_whole = False
         self._gossips = self.manifest.exchange.kind == "pair"
         self._last_status = Status(run=self.manifest.run.name, run_id=self.manifest.digest.hex())
 
@@ -68,7 +79,8 @@ class Peer(Beginning):
         """The line that lets others join, by way of this peer or of up to three more; empty while nobody could reach
         this one: before its transport listens, and on processes that do not talk to the swarm.
         """
-        addresses = self._swarm.node.directory.ways_in() if self._swarm is not None else ()
+        reachable = self._swarm is not None and not self.is_offline
+        addresses = self.swarm.node.directory.ways_in() if reachable else ()
         return str(Invite(self.manifest.digest, addresses, None)) if addresses else ""
 
     @property
@@ -90,7 +102,9 @@ class Peer(Beginning):
         if self._swarm is not None and self._swarm.alive:
             with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
                 found = self._swarm.call(self._ask_reporter)
-                if found.inner_steps >= self._last_status.inner_steps:  # two threads ask: the older answer may come last
+                if (
+                    found.inner_steps >= self._last_status.inner_steps
+                ):  # two threads ask: the older answer may come last
                     self._last_status = found
         return self._last_status
 
@@ -109,6 +123,35 @@ class Peer(Beginning):
     def leave(self) -> None:
         """End at the next step boundary: ``done`` becomes true."""
         self._leaving = True
+        self._asked_to_leave.set()
+
+    def wait_for_company(self) -> None:
+        """Wait, for as long as it takes, until the run has a second member; not at all if it ever had one.
+
+        ``leave()`` ends the wait, and so does the end of the run: ``done`` is true then. Call it before the first step,
+        on every process of the peer.
+        """
+        self._wait_for_members(2, lambda head: head.epoch > 0, None)
+
+    def _wait_for_members(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
+        while not self._model.share((), self._may_begin(count, enough), False)[0]:
+            if self._model.is_main and time_left(give_up_at) == 0.0:
+                here = len(self.swarm.node.driver.head.members)
+                raise NoPeersError(
+                    f"{here} of {count} required peers within the time given to join_timeout; start the others, or ask "
+                    "for fewer with --require-peers"
+                )
+            self._asked_to_leave.wait(LOOK_EVERY)
+        self.done, _ = self._model.share((), self.done or self._leaving, False)
+
+    def _may_begin(self, count: int, enough: Callable[[Head], bool]) -> bool:
+        """On the main process: whether the wait is over, for whatever reason."""
+        if not self._model.is_main:
+            return False
+        self._end_if_over()
+        begins = enough(self.swarm.node.driver.head) or self.done or self._leaving or not self.swarm.alive
+        self._reporter.wanted_members = 0 if begins else count
+        return begins
 
     def pause(self) -> None:
         """Train on without contributing until ``resume``; the others do not wait for this peer meanwhile."""
@@ -145,29 +188,64 @@ class Peer(Beginning):
                     check_free(self.out, own=os.getpid())
                     stack.enter_context(Beacon(self.out, self._last_word, self._obey))
                 self._begin()
-            self._model.share(range(len(self._model.schema.fragments)), False, False)
+            self.done, _ = self._model.share(range(len(self._model.schema.fragments)), self.done, False)
             hook = self.settings.optimizer.register_step_post_hook(self._after_inner_step)
             stack.callback(hook.remove)
+            if self.settings.require_peers and not self.done:
+                self._require_peers()
             self._entered = stack.pop_all()
         return self
+
+    def _require_peers(self) -> None:
+        count, me = self.settings.require_peers, self.swarm.node.driver.me if self._swarm is not None else b""
+        try:
+            self._wait_for_members(
+                count, lambda h: len(h.members) >= count and me in h.members, self.settings.give_up_at
+            )
+        except BaseException:
+            if self._swarm is not None:
+                self._swarm.stop(politely=False)
+                self._vault.close()
+                self._events.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._entered:
             if self._swarm is not None:
-                self._end(save=kind is None or kind is KeyboardInterrupt)
+                self._end(save=kind is None or kind is KeyboardInterrupt, whole=kind is None)
 
-    def _end(self, *, save: bool) -> None:
+    def _end(self, *, save: bool, whole: bool) -> None:
+        """``whole``: the loop came to its own end."""
+        over = self.done and not self._leaving
         try:
-            if save:
+            if save and not self.was_over:
                 self._save()
+            if whole:
+                self._say_how_it_ended(over)
         finally:
             self.status()  # no step is made any more: what it says now of this peer is its last state
             self.swarm.stop(politely=True)
             self._vault.close()
             self._events.close()
-            self._parting = "done" if self.done and not self._leaving else "leaving"
+            self._parting = "done" if over else "leaving"
+
+    def _say_how_it_ended(self, over: bool) -> None:
+        if over:
+            logger.warning("This run is over: decentral export %s --to model/", self.out)
+            if self.settings.keep_serving:
+                self._serve_those_who_come_late()
+        elif not self._leaving:
+            made = f"{self.round} of {self.manifest.run.rounds} rounds"
+            logger.warning("left after %s; the run goes on without this peer; loop until peer.done", made)
+
+    def _serve_those_who_come_late(self) -> None:
+        """Until somebody asks this peer to leave, or Ctrl-C."""
+        logger.warning("its last state can be had here until Ctrl-C, or decentral leave --out %s", self.out)
+        with suppress(KeyboardInterrupt):
+            while not self._asked_to_leave.wait(LOOK_EVERY) and self.swarm.alive:
+                pass
 
     @property
     def swarm(self) -> SwarmThread:
@@ -193,19 +271,21 @@ class Peer(Beginning):
     def _save(self) -> bool:
         """Write a checkpoint if live model and chain are in step; while a commit arrives, leave it to the next."""
         node = self.swarm.node
-        head, shared, own, step, age = self.swarm.call(_consistent_state, node)
+        head, shared, own, step, age, over = self.swarm.call(_consistent_state, node)
         if head.anchor is None or (head.hash != self._rhythm.seen and not self._gossips):
             return False
         buffers = self.manifest.model.buffers or "average"  # for the export
         progress = self._rhythm.memory()
         memory = {"inner_steps": self.inner_steps, "gossip_step": step, "age": age, "progress": progress}
-        memory["buffers"] = buffers
+        memory |= {"buffers": buffers, "over": over}
         self._checkpointer.save(head, {**shared, **own, **self._rhythm.roundings()}, self._model, memory)
         self._must_save = False
         return True
 
     def _emit(self, event: str, fields: dict[str, object]) -> None:
         self._events(event, **fields)
+        if event == "alone" and isinstance(names := fields["peers"], list):
+            logger.warning("%s", alone_sentence(names, left=bool(fields["left"])))
         if (observer := self.settings.observer) is not None:
             observer({"event": event, **fields})
 
@@ -214,8 +294,12 @@ def _plain(value: float | Tensor) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
-async def _consistent_state(node: Node) -> tuple[Any, dict[str, Tensor], dict[str, Tensor], int, float]:
-    """Head and tensors of one moment: read on the loop, where nothing else can change them meanwhile."""
+async def _consistent_state(node: Node) -> tuple[Head, dict[str, Tensor], dict[str, Tensor], int, float, bool]:
+    """Head and tensors of one moment, and whether they are the run's last: read on the loop, where nothing else can
+    change them meanwhile.
+    """
     step = node.gossip.step if node.gossip is not None else 0
     replica = node.replica
-    return node.driver.head, replica.shared_tensors(), replica.own_tensors(), step, node.age
+    head = node.driver.head
+    over = head.final and head.anchor == replica.digest
+    return head, replica.shared_tensors(), replica.own_tensors(), step, node.age, over

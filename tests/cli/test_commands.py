@@ -141,7 +141,7 @@ def test_status_in_json_has_every_field_and_whether_the_peer_runs(run: Run, runn
 def test_the_status_of_a_peer_that_died_says_so_and_how_to_go_on(run: Run, running_peer: Path) -> None:
     write_status(running_peer, read_status(running_peer), Process(pid=1, created=0.0))
     result = run("status")
-    assert "ended: the peer stopped in round 41 (training); start it again with the same --out" in result.stdout
+    assert "ended: the peer stopped after round 41 (training); start it again with the same --out" in result.stdout
     assert json.loads(run("status", "--json").stdout)["running"] is False
 
 
