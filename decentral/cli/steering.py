@@ -60,7 +60,8 @@ class Teller:
         return self._last
 
     def end(self, state: str) -> None:
-        """From now on the peer is not asked any more."""
+        """From now on the peer is not asked any more: this is its last word."""
+        self()
         self._ended = state
 
 

@@ -53,7 +53,10 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
         (Status(state="waiting", round=3, waiting_for=(A, B)), "waiting: round 4 needs …AAAAAA, …BBBBBB;"),
         (Status(state="waiting", waiting_for=(A, B, C, D)), "needs …AAAAAA, …BBBBBB, …CCCCCC and 1 more;"),
         (Status(state="waiting"), "needs the other peers;"),
-        (Status(state="paused", round=5), "paused: after round 5; the others go on without you, decentral resume continues"),
+        (
+            Status(state="paused", round=5),
+            "paused: after round 5; the others go on without you, decentral resume continues",
+        ),
         (Status(state="leaving", round=5), "leaving: after round 5, saying goodbye"),
         (Status(state="done", round=5, bytes_sent=1_500_000), "done: 5 rounds, 1.5 MB sent"),
         (
