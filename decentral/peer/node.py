@@ -124,6 +124,7 @@ class Node:
         self.uplink, self.daily_upload = uplink, daily_upload
         self.resting = Resting(self.driver, on_event, offload)
         self.company = Company()
+        self.waits = False  # training has not begun here, for want of others
         self._began = 0.0
         transport.budget.is_member = lambda peer: peer in self.driver.head.members
         serve_requests(transport, HELLO, self._on_hello, limit=64)
@@ -131,8 +132,15 @@ class Node:
         serve_speed(transport)
 
     @property
+    def outer_steps(self) -> int:
+        """Made so far; in gossip by this peer."""
+        return self.gossip.step if self.gossip is not None else self.driver.head.outer_step
+
+    @property
     def age(self) -> float:
-        """Seconds since the run began, wherever that was."""
+        """Seconds since the run began, wherever that was; it has not, while its first peers wait for others."""
+        if self.waits and not self.outer_steps:
+            self._began = anyio.current_time()
         return anyio.current_time() - self._began
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:

@@ -69,10 +69,7 @@ class Peer(Beginning):
     @property
     def round(self) -> int:
         """Outer steps that this peer's anchor has behind it."""
-        if self._swarm is None:
-            return 0
-        node = self._swarm.node
-        return node.gossip.step if node.gossip is not None else node.driver.head.outer_step
+        return self._swarm.node.outer_steps if self._swarm is not None else 0
 
     @property
     def invite(self) -> str:
@@ -151,6 +148,7 @@ class Peer(Beginning):
         self._end_if_over()
         begins = enough(self.swarm.node.driver.head) or self.done or self._leaving or not self.swarm.alive
         self._reporter.wanted_members = 0 if begins else count
+        self.swarm.node.waits = not begins
         return begins
 
     def pause(self) -> None:

@@ -25,6 +25,7 @@ from tests.peer.test_join import LOOPBACK, Problem, run_terms
 PATIENCE = 60.0  # s
 OVER = "This run is over: decentral export {} --to model/"
 NET: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False}
+NOWHERE: dict[str, Any] = {**NET, "listen": ("/ip4/192.0.2.1/tcp/1",)}  # not of this machine: to listen would fail
 
 
 def until(holds: Callable[[], bool], meanwhile: Callable[[], object] = lambda: threading.Event().wait(0.05)) -> None:
@@ -92,8 +93,7 @@ def test_a_folder_that_holds_the_last_commit_is_done_at_once_and_asks_nobody(tmp
     kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     caplog.clear()
     again = Problem(1)
-    busy = {**NET, "listen": ("/ip4/192.0.2.1/tcp/1",)}  # no address of this machine: to listen would fail
-    with join(manifest, again.model, again.optimizer, out=tmp_path, **busy) as peer:
+    with join(manifest, again.model, again.optimizer, out=tmp_path, **NOWHERE) as peer:
         assert peer.done
         assert (peer.anchor_digest, peer.round, peer.inner_steps) == ended
         assert torch.equal(again.flat(), torch.cat(peer.anchor()))
@@ -108,7 +108,7 @@ def test_a_last_commit_that_only_the_journal_holds_is_made_a_checkpoint_without_
     ended = finished(manifest, tmp_path, checkpoint_every=1000)
     shutil.rmtree(max((tmp_path / "checkpoints").iterdir()))  # as a kill right after the commit leaves it
     again = Problem(0)
-    with join(manifest, again.model, again.optimizer, out=tmp_path, **NET) as peer:
+    with join(manifest, again.model, again.optimizer, out=tmp_path, **NOWHERE) as peer:
         assert peer.done
         assert (peer.anchor_digest, peer.round) == ended[:2]
         anchors = peer.anchor()
@@ -188,12 +188,17 @@ def test_who_is_left_alone_says_so_and_by_whom(tmp_path, caplog):
     assert f"alone: …{name[-6:]} left; the invite still lets others in" in caplog.messages
 
 
-def test_the_wait_for_a_second_peer_hears_pause_and_leave(tmp_path):
+async def age_of(peer: Peer) -> float:
+    return peer.swarm.node.age
+
+
+def test_the_wait_for_a_second_peer_takes_none_of_the_runs_time_and_hears_pause_and_leave(tmp_path):
     problem, heard = Problem(0), []
 
     def steer() -> None:
         until(lambda: peer.status().state == "waiting")
-        heard.append(read_status(tmp_path).round)
+        threading.Event().wait(0.5)
+        heard.append(peer.swarm.call(age_of, peer) < 0.5)
         for request, state in (("pause", "paused"), ("resume", "waiting")):
             ask(tmp_path, request)
             until(lambda wanted=state: peer.status().state == wanted)
@@ -206,7 +211,7 @@ def test_the_wait_for_a_second_peer_hears_pause_and_leave(tmp_path):
         peer.wait_for_company()
         assert peer.done
         thread.join(PATIENCE)
-    assert heard == [0, "paused", "waiting"]
+    assert heard == [True, "paused", "waiting"]
 
 
 def test_the_wait_for_a_second_peer_ends_when_one_comes_and_is_none_for_a_run_that_had_one(tmp_path):
