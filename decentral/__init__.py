@@ -1,7 +1,8 @@
 """Train one model together over ordinary internet links.
 
     with decentral.join("run.toml", model, optimizer, accelerator=accelerator) as peer:
-        ...  # your loop, unchanged
+        while not peer.done:
+            ...  # your loop, unchanged
 
 Every public name is listed in ``__all__``; each is imported when it is first asked for, so that
 ``import decentral`` costs nothing and loads no torch.

@@ -88,6 +88,7 @@ def model_config(manifest: Manifest) -> LanguageModelConfig:
     model = manifest.model
     if model.task != "causal-lm":
         raise ConfigError(
-            f'model.task = "{model.task}": this command trains causal-lm only; call decentral.join in your own script'
+            f'model.task = "{model.task}": this command trains causal-lm only; the run has a script of its own, which '
+            "python starts, and decentral join INVITE --script TRAIN.py joins with"
         )
     return LanguageModelConfig(hidden=model.hidden, layers=model.layers, heads=model.heads, context=model.context)

@@ -107,9 +107,15 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
         you = "  (you)" if member.get("peer") == status.peer else ""
         live = "live" if member.get("live", True) else "gone"
         traffic = f"{in_units(member.get('bytes_sent', 0))} to, {in_units(member.get('bytes_received', 0))} from"
-        click.echo(f"{member.get('peer', '?')}  {live}  round {member.get('round')}  {traffic}{_way(member)}{you}")
+        click.echo(f"{member.get('peer', '?')}  {live}  {_after(member)}  {traffic}{_way(member)}{you}")
     if not status.members:
         click.echo("nobody yet: this peer looks for others and trains on alone", err=True)
+
+
+def _after(member: Mapping[str, Any]) -> str:
+    """How many outer steps a member has made; in gossip the others do not tell."""
+    made = member.get("round")
+    return "round ?" if made is None else f"round {made}"
 
 
 def _way(member: Mapping[str, Any]) -> str:

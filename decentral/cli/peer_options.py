@@ -8,6 +8,7 @@ import click
 
 from decentral.cli.options import DEFAULT_DIRECTORY, Decorator
 from decentral.cli.quantities import Rate, Size
+from decentral.swarm.patience import moment_in
 
 
 def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,9 +63,16 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--join-timeout",
+            "give_up_at",
             type=click.FloatRange(min=0, min_open=True),
+            callback=lambda context, parameter, seconds: moment_in(seconds),
             metavar="S",
-            help="Give up with exit code 20 when nobody, or fewer than N, came within S seconds.",
+            help="Give up with exit code 20 when nobody, or fewer than N, came within S s of the command's start.",
+        ),
+        click.option(
+            "--keep-serving",
+            is_flag=True,
+            help="After the run's end stay, also when started again, and give its last state to those who come late.",
         ),
         click.option(
             "--max-upload",

@@ -14,6 +14,7 @@ import click
 from decentral.cli.options import as_json, remember
 from decentral.cli.peer_options import options_of_a_peer
 from decentral.errors import ConfigError, UsageError
+from decentral.swarm.patience import time_left
 
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
@@ -68,6 +69,7 @@ def init_command(
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @options_of_a_peer
 @click.option("--admit", metavar="TOKEN", help="Let in only who has this token: it is in the invites of all peers.")
+@click.option("--alone", is_flag=True, help="Train at once; the first peer waits for a second one else.")
 @click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
 @click.option(
     "--pace",
@@ -76,7 +78,9 @@ def init_command(
     help="With --solo: keep in step with the peer that runs in DIR, and end where it ends.",
 )
 @click.pass_context
-def start_command(context: click.Context, /, file: Path, solo: bool, pace: Path | None, **options: Any) -> None:
+def start_command(
+    context: click.Context, /, file: Path, alone: bool, solo: bool, pace: Path | None, **options: Any
+) -> None:
     """Be the first peer of a run; prints the line with which others join.
 
     \b
@@ -91,18 +95,30 @@ def start_command(context: click.Context, /, file: Path, solo: bool, pace: Path 
         check_token(options["admit"])
     if pace is not None and not solo:
         raise UsageError("--pace is for a baseline; add --solo")
+    if alone and options["require_peers"] > 1:
+        raise UsageError("--alone waits for nobody and --require-peers for others; give one of them")
     if not file.exists():
         raise ConfigError(f"{file}: no such manifest; write one with: decentral init {file}")
+    waits = not (alone or options["require_peers"])
     manifest = load_manifest(file)
     text = look_over(options["directory"], options["listen"], options["relays"], options["data"])
-    _train(context, manifest, text, invite=None, solo=solo, pace=pace, **options)
+    _train(context, manifest, text, invite=None, waits=waits, solo=solo, pace=pace, **options)
 
 
 @click.command("join")
 @click.argument("invite")
+@click.argument("arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @options_of_a_peer
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="TRAIN.py",
+    help="Run this training script: its decentral.join() takes the invite and these options; ARGS are its own.",
+)
 @click.pass_context
-def join_command(context: click.Context, /, invite: str, **options: Any) -> None:
+def join_command(
+    context: click.Context, /, invite: str, script: Path | None, arguments: tuple[str, ...], **options: Any
+) -> None:
     """Be another peer of a run: all that is needed is its invite.
 
     \b
@@ -113,6 +129,13 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
     from decentral.swarm.invite import Invite
 
     Invite.parse(invite)  # before anything is made or started
+    if script is not None:
+        from decentral.cli.scripts import run_script
+
+        run_script(context, script, arguments, invite, options)
+        return
+    if arguments:
+        raise UsageError(f"{arguments[0]!r}: arguments after the invite are a script's; name it with --script")
     from decentral.peer import fetch_manifest
 
     directory = remember(context, options["directory"])
@@ -123,11 +146,11 @@ def join_command(context: click.Context, /, invite: str, **options: Any) -> None
             invite,
             directory,
             listen=options["listen"] or None,
-            join_timeout=options["join_timeout"],
+            join_timeout=time_left(options["give_up_at"]),
             transport=options["transport"],
             lan=options["lan"],
         )
-    _train(context, manifest, text, invite=invite, admit=None, solo=False, pace=None, **options)
+    _train(context, manifest, text, invite=invite, admit=None, waits=False, solo=False, pace=None, **options)
 
 
 def _train(
@@ -137,6 +160,7 @@ def _train(
     *,
     invite: str | None,
     admit: str | None,
+    waits: bool,
     solo: bool,
     pace: Path | None,
     directory: Path,
@@ -146,7 +170,8 @@ def _train(
     relays: tuple[str, ...],
     lan: bool,
     require_peers: int,
-    join_timeout: float | None,
+    give_up_at: float | None,
+    keep_serving: bool,
     on_nan: Literal["stop", "restart"],
     max_upload: float | None,
     max_download: float | None,
@@ -172,7 +197,9 @@ def _train(
         relays=relays,
         lan=lan,
         require_peers=require_peers,
-        join_timeout=join_timeout,
+        waits_for_company=waits,
+        give_up_at=give_up_at,
+        keep_serving=keep_serving,
         on_nan=on_nan,
         max_upload=max_upload,
         max_download=max_download,

@@ -65,6 +65,7 @@ class Teller:
 
     def end(self, state: str) -> None:
         """From now on this is its state, whatever else is new."""
+        self()  # a run that took less than a second has an invite, too
         self._ended = state
 
 

@@ -21,9 +21,11 @@ from decentral.cli.steering import Steering, Teller
 from decentral.cli.stopping import Stop
 from decentral.manifest import Manifest
 from decentral.observe.beacon import Beacon
+from decentral.observe.report import read_summary
 from decentral.observe.status import Status
 from decentral.observe.terminal import Display
 from decentral.swarm.identity import Identity
+from decentral.swarm.patience import time_left
 from decentral.tasks.batches import batch_loader
 
 if TYPE_CHECKING:
@@ -43,7 +45,9 @@ class JobOptions:
     relays: tuple[str, ...] = ()  # multiaddrs
     lan: bool = True  # announced and looked for on the local networks
     require_peers: int = 0
-    join_timeout: float | None = None  # seconds
+    waits_for_company: bool = False  # before it trains, until the run has, or had, a second member
+    give_up_at: float | None = None  # monotonic seconds, when it looks for others no longer
+    keep_serving: bool = False  # after the run's end, see join
     on_nan: Literal["stop", "restart"] = "stop"  # see join
     max_upload: float | None = None  # bytes/s
     max_download: float | None = None  # bytes/s
@@ -75,9 +79,10 @@ def train_with_swarm(
         lan=options.lan,
         scheduler=bench.scheduler,
         require_peers=options.require_peers,
-        join_timeout=options.join_timeout,
+        join_timeout=time_left(options.give_up_at),
         tokens_per_step=bench.tokens_per_step,
         on_nan=options.on_nan,
+        keep_serving=options.keep_serving,
         max_upload=options.max_upload,
         max_download=options.max_download,
         daily_upload=options.daily_upload,
@@ -93,11 +98,20 @@ def train_with_swarm(
             stack.enter_context(Beacon(options.out, teller, steering.obey, display=display))
         stack.enter_context(peer)
         stop.gently(steering.leave)
+        if options.waits_for_company:
+            peer.wait_for_company()
         _train_until_done(bench, peer)
         stop.gently(None)
-        summary = conclude(bench, peer, evaluate=not steering.left) if bench.is_main else {}
+        summary = _summary(bench, peer, left=steering.left) if bench.is_main else {}
         teller.end("left" if steering.left else "done")
+        stop.gently(steering.leave if options.keep_serving else None)
         return summary
+
+
+def _summary(bench: Bench, peer: "Peer", *, left: bool) -> dict[str, Any]:
+    """The one that is kept already where the run was over before: this process has done nothing that it could tell."""
+    kept = read_summary(bench.out) if peer.was_over else None
+    return kept or conclude(bench, peer, evaluate=not left)
 
 
 def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop: Stop) -> dict[str, Any]:

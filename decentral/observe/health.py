@@ -3,10 +3,12 @@ line of a round.
 """
 
 import time
+from collections.abc import Sequence
 
 from decentral.observe.status import Status
 
 _HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
+_RESUME = "decentral resume continues from there"
 _AGAIN = "start it again with the same --out to resume"
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
 
@@ -20,7 +22,7 @@ def health_sentence(status: Status) -> str:
     if status.state in _SENTENCES:
         return _SENTENCES[status.state](status)
     if status.state == "leaving":
-        return f"leaving: finishing round {status.round}, then saying goodbye"
+        return f"leaving: after round {status.round}, saying goodbye"
     if status.state == "left":
         return f"left: round {status.round} was its last, everything is kept; {_AGAIN}"
     if status.state == "done":
@@ -67,7 +69,18 @@ def _starting(status: Status) -> str:
     return "starting: getting in touch with the run's peers; training has not begun"
 
 
+def alone_sentence(names: Sequence[str], *, left: bool) -> str:
+    """What a peer says when the last of the others has gone."""
+    whom = _listed(names)
+    if left:
+        return f"alone: {whom} left; the invite still lets others in"
+    return f"alone: {whom} fell silent; whoever is heard of again is let in"
+
+
 def _looking(status: Status) -> str:
+    if status.gone:
+        sentence = alone_sentence(status.gone, left=status.gone_left)
+        return f"{sentence}; training on alone (inner step {status.inner_steps})"
     if status.reachability in _HIDDEN and not status.relays:
         return (
             f"looking: nobody reachable yet, training on alone (inner step {status.inner_steps}); when all of you are "
@@ -85,14 +98,25 @@ def _syncing(status: Status) -> str:
 
 
 def _waiting(status: Status) -> str:
-    names = [short_name(name) for name in status.waiting_for]
-    whom = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"waiting: round {status.round} needs {whom or 'the other peers'}; training goes on after it"
+    if status.wanted_members:
+        return _waiting_for_members(status)
+    whom = _listed(status.waiting_for) or "the other peers"
+    return f"waiting: round {status.round + 1} needs {whom}; training goes on after it"
+
+
+def _waiting_for_members(status: Status) -> str:
+    if status.wanted_members == 2:
+        return "waiting: for a second peer, who joins with the invite; --alone goes on without"
+    return f"waiting: {len(status.members)} of {status.wanted_members} peers are here; training begins with the last"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(short_name, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _paused(status: Status) -> str:
     meanwhile = "; your loop trains on, and contributes nothing" if status.trains_while_paused else ""
-    return f"paused: round {status.round} goes on without you{meanwhile}; decentral resume continues from there"
+    return f"paused: after round {status.round}; the others go on without you{meanwhile}; {_RESUME}"
 
 
 def _resting(status: Status) -> str:

@@ -12,14 +12,17 @@ from decentral.observe.terminal import Display
 
 @contextmanager
 def log_shown_on(display: Display) -> Iterator[None]:
-    """Inside the block warnings and errors that are logged are said on ``display``, too."""
+    """Inside the block warnings and errors that are logged are said on ``display``, too, and what is logged for it."""
     log, handler = logging.getLogger("decentral"), _Lines(display)
-    handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or _is_plain(record))
+    level = log.level
+    log.setLevel(logging.INFO)
     log.addHandler(handler)
     try:
         yield
     finally:
         log.removeHandler(handler)
+        log.setLevel(level)
 
 
 class _Lines(logging.Handler):
@@ -30,11 +33,21 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Say it; a message that cannot be formatted is logging's own business."""
         try:
-            word = "error" if record.levelno >= logging.ERROR else "warning"  # hivemind gives the levels other names
-            for line in f"{word}: {self.format(record)}".splitlines():
+            for line in f"{_word(record)}{self.format(record)}".splitlines():
                 self._display.say(_printable(line))
         except Exception:  # noqa: BLE001  as every handler does: what is logged must never end what logs it
             self.handleError(record)
+
+
+def _word(record: logging.LogRecord) -> str:
+    """What stands before a line; nothing before what is no complaint (``extra={"plain": True}``)."""
+    if _is_plain(record):
+        return ""
+    return "error: " if record.levelno >= logging.ERROR else "warning: "  # hivemind gives the levels other names
+
+
+def _is_plain(record: logging.LogRecord) -> bool:
+    return bool(getattr(record, "plain", False))
 
 
 def _printable(line: str) -> str:

@@ -73,6 +73,15 @@ def write_summary(directory: Path, summary: DemoSummary | Mapping[str, Any]) -> 
         raise DiskError(f"{directory}: summary cannot be written ({error.strerror}); free some space") from error
 
 
+def read_summary(directory: Path) -> dict[str, Any] | None:
+    """What ``write_summary`` wrote; None where there is none that can be read."""
+    try:
+        found = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def print_table(summary: DemoSummary, console: Console, *, utilisation: float, solo_bits_per_byte: float) -> None:
     """Print what the demo found, swarm beside solo."""
     table = Table(title=f"{summary.algorithm}: {summary.peers} peers against one alone", title_justify="left")

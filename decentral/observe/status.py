@@ -33,13 +33,16 @@ class Status:
     run: str = ""  # name of the run
     run_id: str = ""  # hex digest of the manifest
     algorithm: str = ""
-    round: int = 0  # next round to take part in
+    round: int = 0  # outer steps made: the model is the one after so many
     rounds: int | None = None  # rounds the run has; None: no end
     epoch: int = 0
     inner_steps: int = 0
     members: tuple[Mapping[str, Any], ...] = ()  # peer, state, round, path... of everyone in the epoch
     given_up: tuple[str, ...] = ()  # names of peers without whom the run went on although they were half of it or more
     waiting_for: tuple[str, ...] = ()  # names of the peers a blocked training loop waits for
+    wanted_members: int = 0  # members, this one included, for whom training waits before it begins; 0: it does not
+    gone: tuple[str, ...] = ()  # names of the other members that were here last, while nobody is
+    gone_left: bool = False  # whether those said goodbye, rather than fell silent
     rounds_seen: int = 0  # rounds that ended since this peer is a member, at most the last 100
     rounds_contributed: int = 0  # those of them that carry this peer's update
     bytes_sent: int = 0
@@ -75,7 +78,7 @@ class Status:
         """Take the fields that are known and leave the others at their defaults."""
         known = {f.name for f in fields(cls)}
         taken = {key: value for key, value in values.items() if key in known}
-        for key in ("members", "given_up", "waiting_for", "addresses", "relays", "notices"):
+        for key in ("members", "given_up", "waiting_for", "gone", "addresses", "relays", "notices"):
             if key in taken:
                 taken[key] = tuple(taken[key] or ())
         return cls(**taken)

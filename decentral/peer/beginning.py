@@ -15,7 +15,7 @@ from decentral.observe.events import EventLog
 from decentral.peer.boundary import Boundary
 from decentral.peer.checkpointing import Checkpointer
 from decentral.peer.daily_upload import DailyUpload
-from decentral.peer.entrance import enter
+from decentral.peer.entrance import Entrance, enter
 from decentral.peer.folder import keep_terms, keep_token
 from decentral.peer.inner_terms import differences, warning
 from decentral.peer.links import throttled
@@ -31,7 +31,9 @@ from decentral.state.snapshot import BUFFERS
 from decentral.swarm.admission import Admission
 from decentral.swarm.identity import Identity
 from decentral.swarm.lan import Lan
+from decentral.swarm.patience import time_left
 from decentral.tasks.shards import seed_of
+from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer, peer_name
 
 
@@ -47,6 +49,13 @@ class Beginning(Boundary):
     _name: str  # this peer's, as events tell it
     _seed: int
     _token: str | None
+    was_over: bool  # the folder held the run's last commit when this peer began: nothing is trained
+    _kept_whole: bool  # and a checkpoint of it
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether this peer, for whom the run is over, gets in touch with nobody."""
+        return self.was_over and not self.settings.keep_serving
 
     @property
     @abstractmethod
@@ -69,15 +78,15 @@ class Beginning(Boundary):
         self._name, self._seed = peer_name(identity.peer), seed_of(self.manifest.digest, identity.peer)
         if self._token is not None:
             keep_token(self.out, self._token)
-        self.entrance = enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
         self._events = EventLog(self.out)
         self._vault = Vault(self.out)
         self._reporter = Reporter(self._emit, identity.peer)
         self._checkpointer = Checkpointer(self._vault, given.optimizers, given.schedulers)
         start = self._resumed_or_fresh()
-        self._start_swarm(identity.signer, start)
+        self._start_swarm(identity, start)
         self._stand_at_anchor(resumed=start.head is not None)
-        if start.head is None:
+        self._end_if_over()
+        if start.head is None or (self.was_over and not self._kept_whole):
             self._save()  # its votes count from now on, so it must be able to come back to where it stands
         keep_terms(self.out, self.manifest)
         head = self.swarm.node.driver.head
@@ -101,6 +110,7 @@ class Beginning(Boundary):
     def _resumed_or_fresh(self) -> Start:
         found = self._vault.load(self.manifest.digest)
         self._adopted = found is not None and found.adopted
+        self.was_over = self._kept_whole = False
         common: dict[str, Any] = {
             "manifest": self.manifest,
             "schema": self._model.schema,
@@ -108,8 +118,7 @@ class Beginning(Boundary):
             "buffers_B": self._model.read_buffers(),
             "bootstrap": self._invited_by,
             "folder": self.out / "download",
-            "require_peers": self.settings.require_peers,
-            "join_timeout": self.settings.join_timeout,
+            "join_timeout": time_left(self.settings.give_up_at),
             "acceptor": self._vault.last_vote(self.manifest.digest),
         }
         if found is None:
@@ -120,6 +129,10 @@ class Beginning(Boundary):
         memory = self._checkpointer.restore(found, self._model)
         self.inner_steps = int(memory["inner_steps"])
         self._resumed_progress, self._resumed_at = memory.get("progress"), found.head.outer_step
+        self._kept_whole = found.head.final and not found.adopted and bool(memory.get("over"))
+        self.was_over = (
+            self._kept_whole or (found.head.final and found.adopted) or self._vault.leads_to_the_end(found.head)
+        )
         return Start(
             founder=False,
             head=found.head,
@@ -128,8 +141,26 @@ class Beginning(Boundary):
             **common,
         )
 
-    def _start_swarm(self, signer: Signer, start: Start) -> None:
+    def _enter(self, identity: Identity) -> Entrance:
+        """The way to the others; a network with nobody in it for whom the run is over, and who serves nobody."""
+        given = self.settings
+        if self.is_offline:
+            return Entrance(MemoryNetwork().transport(identity.signer))
+        return enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
+
+    def _start_swarm(self, identity: Identity, start: Start) -> None:
         """Returns once the chain has a head here. Raises what the swarm's side cannot get over; all is closed then."""
+        try:
+            self.entrance = self._enter(identity)
+            self._run_swarm(identity.signer, start)
+        except BaseException:
+            if self._swarm is not None:
+                self._swarm.stop(politely=False)
+            self._vault.close()
+            self._events.close()
+            raise
+
+    def _run_swarm(self, signer: Signer, start: Start) -> None:
         token, run = self._token, self.manifest.digest
         admission = Admission(token, run, signer.peer) if token is not None else None
         transport = throttled(self.entrance.transport, self.settings.caps, self._daily_upload, admission)
@@ -151,14 +182,9 @@ class Beginning(Boundary):
             return node
 
         self._restart_at_anchor = False
-        self._swarm = SwarmThread(transport, make_node, self._lan.run if self._lan is not None else None)
-        try:
-            self._swarm.start()
-        except BaseException:
-            self._swarm.stop(politely=False)
-            self._vault.close()
-            self._events.close()
-            raise
+        beside = None if self._lan is None or self.is_offline else self._lan.run
+        self._swarm = SwarmThread(transport, make_node, beside)
+        self._swarm.start()
 
     def _take_up(self, start: Start, node: Node) -> None:
         """What the checkpoint and the journal say, into a node that has not run yet."""

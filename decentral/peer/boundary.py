@@ -75,7 +75,7 @@ class Boundary(ABC):
         try:
             changed = self._gossip_boundary() if self._gossips else self._boundary()
             self._tell_given_up()
-            return changed
+            return changed | self._end_if_over()
         except NonFiniteError as error:
             self._rhythm.withdrawn()
             if self._on_nan == "stop" or self._restarts == RESTARTS:
@@ -214,14 +214,31 @@ class Boundary(ABC):
         if record.final and not self._gossips:
             self.done = True
 
+    def _end_if_over(self) -> set[int]:
+        """The end of the run for whom it was over before: it comes late, or was away; returns what was written.
+
+        There is no round any more in which what this peer learnt meanwhile could count, so the live model becomes what
+        the run made. Commits that are on their way are merged first, as any others.
+        """
+        node = self.swarm.node
+        head = node.driver.head
+        on_its_way = head.anchor is None or not self.swarm.advances.empty() or bool(self._rhythm.waiting)
+        if self.done or not head.final or on_its_way:
+            return set()
+        if self._gossips and head.anchor != node.replica.digest and not self.swarm.call(node.follow_others):
+            return set()  # in gossip a head comes without the replicas that were merged
+        for fragment, anchor_N in enumerate(node.replica.anchors):
+            self._rhythm.put(self._model, fragment, anchor_N)
+        self._take_buffers(node.replica.shared_buffers(0))
+        self._rhythm.seen, self.done = head.hash, True
+        return set(range(len(self._model.schema.fragments)))
+
     def _gossip_boundary(self) -> set[int]:
         """Every H steps one gossip step; after the last one, the merge of all replicas."""
         changed = self._merge_all(block_until=None)
         node = self.swarm.node
         assert node.gossip is not None
-        if _is_over(node.driver.head) and not self.done:  # the others merged while this peer was away
-            return self._merge_replicas()
-        if not self._rhythm.due or self._rests or self.done:
+        if not self._rhythm.due or self._rests or self.done or node.driver.head.final:
             return changed
         if self._rhythm.was_away and self.swarm.call(node.follow_others):
             return changed | self._stand_at_replica()

@@ -9,7 +9,13 @@ from tempfile import TemporaryDirectory
 
 import anyio
 
-from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadError, TransportError
+from decentral.errors import (
+    ConfigError,
+    InviteError,
+    NoPeersError,
+    PayloadError,
+    TransportError,
+)
 from decentral.manifest import Manifest, check_methods, load_manifest
 from decentral.peer.folder import kept_terms
 from decentral.peer.hello import ask_hello
@@ -27,9 +33,19 @@ logger = logging.getLogger("decentral.peer")
 
 
 def terms_of(
-    run: str | Path | Manifest, out: str | Path | None, transport: str | None, *, lan: bool = True
+    run: str | Path | Manifest | None,
+    out: str | Path | None,
+    transport: str | None,
+    *,
+    lan: bool = True,
+    join_timeout: float | None = None,
 ) -> tuple[Manifest, Invite | None, Path]:
     """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first."""
+    if run is None:
+        raise ConfigError(
+            "join(None): no run was handed over to this process; start the script with decentral join INVITE --script, "
+            "or give join() a manifest or an invite"
+        )
     if isinstance(run, Manifest):
         return run, None, _out(out, run)
     if isinstance(run, Path) or run.endswith(".toml"):
@@ -37,7 +53,7 @@ def terms_of(
         return manifest, None, _out(out, manifest)
     invite = Invite.parse(run)
     folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
-    return fetch(invite, folder, None, None, transport, lan=lan), invite, folder
+    return fetch(invite, folder, None, join_timeout, transport, lan=lan), invite, folder
 
 
 def _out(out: str | Path | None, manifest: Manifest) -> Path:
@@ -95,8 +111,8 @@ async def _fetch(
     if manifest is not None:
         return manifest
     raise NoPeersError(
-        f"no peer of run {invite.run.hex()[:12]} answered within {join_timeout:g} s; ask whoever invited you for "
-        "a fresh invite: it is in decentral status of every peer that is up"
+        f"no peer of run {invite.run.hex()[:12]} answered in time; ask whoever invited you for a fresh invite: it is "
+        "in decentral status of every peer that is up"
     )
 
 

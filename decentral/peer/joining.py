@@ -1,7 +1,8 @@
 """join(): hooks the inner optimizer and runs rounds beside the training loop.
 
     with decentral.join("run.toml", model, optimizer, accelerator=accelerator) as peer:
-        for batch in loader: ...  # your loop, unchanged; stop when peer.done
+        while not peer.done:  # the run says when it is over, not the data
+            for batch in loader: ...  # your loop, unchanged; break when peer.done
 
 Every H-th ``optimizer.step`` offers a round. With ``overlap = 0`` the step returns once the round is committed (or
 passed by); otherwise training goes on and the commit is merged at a later step boundary. The inner optimizer's
@@ -19,6 +20,7 @@ from torch import nn
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
+from decentral.peer.handed_over import takes_what_is_handed_over
 from decentral.peer.inner_optimizers import Together, check_covers
 from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.live_model import LiveModel
@@ -27,12 +29,14 @@ from decentral.peer.settings import Observer, Settings
 from decentral.quantities import rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
+from decentral.swarm.patience import moment_in
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
 
 
+@takes_what_is_handed_over
 def join(
-    run: str | Path | Manifest,
+    run: str | Path | Manifest | None,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
@@ -56,11 +60,13 @@ def join(
     admit: str | None = None,
     on_nan: Literal["stop", "restart"] = "stop",
     quiet: bool = False,
+    keep_serving: bool = False,
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
     Args:
-        run: path of a ``run.toml``, a loaded Manifest, or an invite line.
+        run: path of a ``run.toml``, a loaded Manifest, or an invite line. In a script that ``decentral join INVITE
+            --script`` runs, that invite, whatever is given here; None: nothing else will do.
         model: as it is trained; wrapped by accelerate or not.
         optimizer: the inner optimizer, or a list of all that the loop steps: an inner step is one more step of each.
             ``step`` is hooked, the state never touched.
@@ -68,7 +74,8 @@ def join(
             A checkpoint of this run found there is resumed.
         listen: multiaddrs; all interfaces, any port, when not given.
         scheduler: one or a list; saved and resumed with the checkpoint.
-        require_peers: wait until this many members are there; NoPeersError after ``join_timeout`` seconds.
+        require_peers: wait until this many members are there.
+        join_timeout: seconds from this call until NoPeersError, when nobody answers or the members are not there.
         observer: called with every event, on whatever thread it happens.
         checkpoint_every: commits between two checkpoints.
         tokens_per_step: training tokens behind one inner step, told to the swarm.
@@ -86,6 +93,8 @@ def join(
             second, each beginning with ``decentral:``; printed and not logged, so that no configuration of logging
             doubles or hides them. What goes wrong is logged besides, by ``logging.getLogger("decentral")``.
         transport: ``daemon``, ``native``, or one of your own; the daemon where this system has it when not given.
+        keep_serving: after the run's end stay at the end of the block, for those who come late, until ``leave`` or
+            Ctrl-C. Without it a folder that holds the run's last commit is ``done`` at once, and asks nobody.
 
     Raises ConfigError and its kin when the terms cannot work, or trained parameters are in no optimizer; nothing is
     started then. Settings of the optimizer that differ from ``[inner]`` of the manifest are told as a warning.
@@ -94,8 +103,9 @@ def join(
     if on_nan not in ("stop", "restart"):
         raise ConfigError(f'join(on_nan={on_nan!r}): "stop" and "restart" are known')
     caps = Caps(up=rate_of(max_upload, "max_upload"), down=rate_of(max_download, "max_download"))
-    limit = size_of(daily_upload, "daily_upload")
-    manifest, invite, out_path = terms_of(run, out, transport if isinstance(transport, str) else None, lan=lan)
+    limit, give_up_at = size_of(daily_upload, "daily_upload"), moment_in(join_timeout)
+    how = transport if isinstance(transport, str) else None
+    manifest, invite, out_path = terms_of(run, out, how, lan=lan, join_timeout=join_timeout)
     check_tokens(manifest, tokens_per_step)
     live = LiveModel(model, manifest.outer.fragments, accelerator)
     optimizers = Together.of(optimizer, "optimizer")
@@ -109,7 +119,7 @@ def join(
         out=out_path,
         listen=listen,
         require_peers=require_peers,
-        join_timeout=join_timeout,
+        give_up_at=give_up_at,
         observer=observer,
         identity_path=Path(identity_path) if identity_path is not None else out_path / "identity.key",
         checkpoint_every=checkpoint_every,
@@ -123,6 +133,7 @@ def join(
         admit=invite.token if invite is not None else admit if admit is None else check_token(admit),
         on_nan=on_nan,
         quiet=quiet,
+        keep_serving=keep_serving,
     )
     return Peer(settings)
 

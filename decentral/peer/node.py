@@ -19,6 +19,7 @@ from decentral.exchange.partition import USUAL, Grain
 from decentral.manifest import Manifest
 from decentral.optimizers import NoLoCo
 from decentral.parameters import Schema
+from decentral.peer.company import Company
 from decentral.peer.daily_upload import DailyUpload
 from decentral.peer.hello import HELLO, ask_hello, check_terms, greeting, refusal
 from decentral.peer.resting import Resting
@@ -61,8 +62,7 @@ class Start:
     age: float = 0.0  # s the run has lasted already
     gossip_step: int = 0
     folder: Path | None = None  # for the chunks of a snapshot that is being fetched
-    require_peers: int = 0  # members to wait for before training
-    join_timeout: float | None = None  # s to wait for them, or for anybody
+    join_timeout: float | None = None  # s to look for anybody when it has no model yet
 
 
 class Node:
@@ -127,6 +127,8 @@ class Node:
         self.ready = anyio.Event()
         self.uplink, self.daily_upload = uplink, daily_upload
         self.resting = Resting(self.driver, on_event, offload)
+        self.company = Company()
+        self.waits = False  # training has not begun here, for want of others
         self._began = 0.0
         transport.budget.is_member = lambda peer: peer in self.driver.head.members
         serve_requests(transport, HELLO, self._on_hello, limit=64)
@@ -134,8 +136,15 @@ class Node:
         self.speed = serve_speed(transport)
 
     @property
+    def outer_steps(self) -> int:
+        """Made so far; in gossip by this peer."""
+        return self.gossip.step if self.gossip is not None else self.driver.head.outer_step
+
+    @property
     def age(self) -> float:
-        """Seconds since the run began, wherever that was."""
+        """Seconds since the run began, wherever that was; it has not, while its first peers wait for others."""
+        if self.waits and not self.outer_steps:
+            self._began = anyio.current_time()
         return anyio.current_time() - self._began
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -152,8 +161,6 @@ class Node:
             group.start_soon(self._announce_forever)
             if self.daily_upload is not None:
                 group.start_soon(self.resting.keep_to, self.daily_upload, self.transport.traffic)
-            if self.start.require_peers:
-                await self._wait_for_members()
             self.ready.set()
             task_status.started()
 
@@ -177,14 +184,13 @@ class Node:
 
     async def _join(self) -> None:
         """Find a peer that answers, compare the terms, take its snapshot. Looks on for as long as nobody is there."""
-        with anyio.fail_after(self.start.join_timeout) if self.start.join_timeout else anyio.CancelScope():
-            try:
-                await self._look_until_synced()
-            except TimeoutError:
-                raise NoPeersError(
-                    f"nobody answered within {self.start.join_timeout:g} s; check the invite, or that a peer of the "
-                    "run is up, with: decentral doctor INVITE"
-                ) from None
+        with anyio.move_on_after(self.start.join_timeout):
+            await self._look_until_synced()
+            return
+        raise NoPeersError(
+            "nobody answered within the time given to join_timeout; check the invite, or that a peer of the run is up, "
+            "with: decentral doctor INVITE"
+        )
 
     async def _look_until_synced(self) -> None:
         while True:
@@ -233,18 +239,6 @@ class Node:
         self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
         return True
 
-    async def _wait_for_members(self) -> None:
-        wanted = self.start.require_peers
-        with anyio.move_on_after(self.start.join_timeout or float("inf")):
-            while len(self.driver.head.members) < wanted or not self.driver.is_member:
-                self.state = "waiting"
-                await anyio.sleep(0.1)
-            return
-        raise NoPeersError(
-            f"{len(self.driver.head.members)} of {wanted} required peers after {self.start.join_timeout:g} s; "
-            "start the others, or ask for fewer with --require-peers"
-        )
-
     # ---- being there ----
 
     async def _announce_forever(self) -> None:
@@ -255,9 +249,17 @@ class Node:
             uplink = lease_bits(self.uplink())
             self.directory.update(epoch=head.epoch, round=head.round, digest=head.hash, uplink=uplink)
             self.driver.machine.time_is_up = minutes is not None and self.age >= 60 * minutes
-            if self.state in ("looking", "syncing", "waiting") and self.ready.is_set():
+            if self.state in ("looking", "syncing") and self.ready.is_set():
                 self.state = "training"
+            self._look_who_is_here(head)
             await anyio.sleep(0.25)
+
+    def _look_who_is_here(self, head: Head) -> None:
+        """Say once when the last of the others has gone, unless the run is over: then all go."""
+        alone = self.company.look(self.directory.live(), head.members, self.directory.said_goodbye)
+        if alone and not head.final and self.state != "leaving":
+            names = [peer_name(peer) for peer in sorted(self.company.gone)]
+            self.on_event("alone", {"peers": names, "left": self.company.left})
 
     async def _on_hello(self, peer: PeerId, data: bytes) -> bytes:
         if self.admission is not None and not self.admission.take(peer, data):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, replace
@@ -19,8 +20,9 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from decentral.errors import ConfigError, DecentralError
+from decentral.errors import ConfigError, DecentralError, NoPeersError
 from decentral.observe.beacon import Beacon
+from decentral.observe.health import alone_sentence
 from decentral.observe.notices import Notices
 from decentral.observe.status import Status, check_free
 from decentral.observe.terminal import PlainDisplay
@@ -35,9 +37,16 @@ from decentral.peer.settings import Settings
 from decentral.peer.standing import Standing
 from decentral.peer.starting_over import forget_non_finite
 from decentral.peer.swarm_thread import SwarmThread
+from decentral.rounds.chain import Head
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan import Lan
+from decentral.swarm.patience import time_left
 from decentral.tasks.shards import Place, shard
+
+LOOK_EVERY = 0.2  # s between looks at what is waited for
+PLAIN = {"plain": True}  # of a log line that is no complaint, and that a display shows without a word before it
+
+logger = logging.getLogger("decentral.peer")
 
 
 class Peer(Beginning):
@@ -56,7 +65,7 @@ class Peer(Beginning):
             self._daily_upload = DailyUpload(settings.out, settings.daily_upload)
         self._token: str | None = None
         self._paused = False
-        self._leaving = False
+        self._leaving, self._asked_to_leave = False, threading.Event()
         self._must_save = False
         self._on_nan, self._restarts, self._forgets, self._swap = settings.on_nan, 0, False, None
         self._left_at = time.monotonic()
@@ -64,6 +73,7 @@ class Peer(Beginning):
         self.notices, self._name = Notices(), ""
         self._seed, self._place, self._standing = 0, Place(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
+        self.was_over = self._kept_whole = False
         self._gossips = self.manifest.exchange.kind == "pair"
         terms = self.manifest
         self._last_status = Status(
@@ -73,17 +83,15 @@ class Peer(Beginning):
     @property
     def round(self) -> int:
         """Outer steps that this peer's anchor has behind it."""
-        if self._swarm is None:
-            return 0
-        node = self._swarm.node
-        return node.gossip.step if node.gossip is not None else node.driver.head.outer_step
+        return self._swarm.node.outer_steps if self._swarm is not None else 0
 
     @property
     def invite(self) -> str:
         """The line that lets others join, by way of this peer or of up to three more; empty while nobody could reach
         this one: before its transport listens, and on processes that do not talk to the swarm.
         """
-        addresses = self._swarm.node.directory.ways_in() if self._swarm is not None else ()
+        reachable = self._swarm is not None and not self.is_offline
+        addresses = self.swarm.node.directory.ways_in() if reachable else ()
         return str(Invite(self.manifest.digest, addresses, self._token)) if addresses else ""
 
     @property
@@ -157,6 +165,36 @@ class Peer(Beginning):
     def leave(self) -> None:
         """End at the next step boundary: ``done`` becomes true."""
         self._leaving = True
+        self._asked_to_leave.set()
+
+    def wait_for_company(self) -> None:
+        """Wait, for as long as it takes, until the run has a second member; not at all if it ever had one.
+
+        ``leave()`` ends the wait, and so does the end of the run: ``done`` is true then. Call it before the first step,
+        on every process of the peer.
+        """
+        self._wait_for_members(2, lambda head: head.epoch > 0, None)
+
+    def _wait_for_members(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
+        while not self._model.share((), self._may_begin(count, enough), ())[0]:
+            if self._model.is_main and time_left(give_up_at) == 0.0:
+                here = len(self.swarm.node.driver.head.members)
+                raise NoPeersError(
+                    f"{here} of {count} required peers within the time given to join_timeout; start the others, or ask "
+                    "for fewer with --require-peers"
+                )
+            self._asked_to_leave.wait(LOOK_EVERY)
+        self.done = self._share((), self.done or self._leaving)
+
+    def _may_begin(self, count: int, enough: Callable[[Head], bool]) -> bool:
+        """On the main process: whether the wait is over, for whatever reason."""
+        if not self._model.is_main:
+            return False
+        self._end_if_over()
+        begins = enough(self.swarm.node.driver.head) or self.done or self._leaving or not self.swarm.alive
+        self._reporter.wanted_members = 0 if begins else count
+        self.swarm.node.waits = not begins
+        return begins
 
     def pause(self) -> None:
         """Train on without contributing until ``resume``; the others do not wait for this peer meanwhile."""
@@ -196,31 +234,67 @@ class Peer(Beginning):
                 if self.settings.commands or not self.settings.quiet:
                     stack.enter_context(self._beacon())
                 self._begin()
-            self._share(range(len(self._model.schema.fragments)), False)
+            self.done = self._share(range(len(self._model.schema.fragments)), self.done)
             steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step)
             stack.enter_context(steps.hooked(self._model.trained))
+            if self.settings.require_peers and not self.done:
+                self._require_peers()
             self._entered = stack.pop_all()
         return self
+
+    def _require_peers(self) -> None:
+        count, me = self.settings.require_peers, self.swarm.node.driver.me if self._swarm is not None else b""
+        try:
+            self._wait_for_members(
+                count, lambda h: len(h.members) >= count and me in h.members, self.settings.give_up_at
+            )
+        except BaseException:
+            if self._swarm is not None:
+                self._swarm.stop(politely=False)
+                self._vault.close()
+                self._events.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._entered:
             if self._swarm is not None:
-                self._end(save=kind is None or kind is KeyboardInterrupt)
+                self._end(save=kind is None or kind is KeyboardInterrupt, whole=kind is None)
 
-    def _end(self, *, save: bool) -> None:
+    def _end(self, *, save: bool, whole: bool) -> None:
+        """``whole``: the loop came to its own end."""
+        over = self.done and not self._leaving
         try:
-            if save:
+            if save and not self.was_over:
                 self._end_swap_if_any()
                 self._save()
+            if whole:
+                self._say_how_it_ended(over)
         finally:
             self.status()  # no step is made any more: what it says now of this peer is its last state
             self.swarm.stop(politely=True)
             self._vault.close()
             self._events.close()
             if save:  # else an error ended it, and its last state is the one it had then
-                self._parting = "done" if self.done and not self._leaving else "left"
+                self._parting = "done" if over else "left"
+
+    def _say_how_it_ended(self, over: bool) -> None:
+        if over:
+            logger.info("This run is over: decentral export %s --to model/", self.out, extra=PLAIN)
+            if self.settings.keep_serving:
+                self._serve_those_who_come_late()
+        elif not self._leaving:
+            made = f"{self.round} of {self.manifest.run.rounds} rounds"
+            logger.warning("left after %s; the run goes on without this peer; loop until peer.done", made, extra=PLAIN)
+
+    def _serve_those_who_come_late(self) -> None:
+        """Until somebody asks this peer to leave, or Ctrl-C."""
+        until = "until Ctrl-C, or decentral leave --out"
+        logger.info("its last state can be had here %s %s", until, self.out, extra=PLAIN)
+        with suppress(KeyboardInterrupt):
+            while not self._asked_to_leave.wait(LOOK_EVERY) and self.swarm.alive:
+                pass
 
     @property
     def swarm(self) -> SwarmThread:
@@ -257,13 +331,13 @@ class Peer(Beginning):
         node = self.swarm.node
         if node.gossip is not None and node.gossip.is_swapping:
             return False  # the partner may have stepped already
-        head, shared, own, step, age = self.swarm.call(_consistent_state, node)
+        head, shared, own, step, age, over = self.swarm.call(_consistent_state, node)
         if head.anchor is None or (head.hash != self._rhythm.seen and not self._gossips):
             return False
         buffers = self.manifest.model.buffers or "average"  # for the export
         progress = self._rhythm.memory()
         memory = {"inner_steps": self.inner_steps, "gossip_step": step, "age": age, "progress": progress}
-        memory["buffers"] = buffers
+        memory |= {"buffers": buffers, "over": over}
         self._checkpointer.save(head, {**shared, **own, **self._rhythm.roundings()}, self._model, memory)
         self._must_save = False
         return True
@@ -272,6 +346,8 @@ class Peer(Beginning):
         self._events(event, **fields)
         if (sentence := self.notices.hear(event, fields, self._name)) is not None:
             logging.getLogger("decentral").warning(sentence)
+        if event == "alone" and isinstance(names := fields["peers"], list):
+            logger.warning("%s", alone_sentence(names, left=bool(fields["left"])))
         if (observer := self.settings.observer) is not None:
             observer({"event": event, **fields})
 
@@ -280,8 +356,12 @@ def _plain(value: float | Tensor) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
-async def _consistent_state(node: Node) -> tuple[Any, dict[str, Tensor], dict[str, Tensor], int, float]:
-    """Head and tensors of one moment: read on the loop, where nothing else can change them meanwhile."""
+async def _consistent_state(node: Node) -> tuple[Head, dict[str, Tensor], dict[str, Tensor], int, float, bool]:
+    """Head and tensors of one moment, and whether they are the run's last: read on the loop, where nothing else can
+    change them meanwhile.
+    """
     step = node.gossip.step if node.gossip is not None else 0
     replica = node.replica
-    return node.driver.head, replica.shared_tensors(), replica.own_tensors(), step, node.age
+    head = node.driver.head
+    over = head.final and head.anchor == replica.digest
+    return head, replica.shared_tensors(), replica.own_tensors(), step, node.age, over

@@ -16,9 +16,10 @@ from decentral.rounds.driver import Advance
 from decentral.rounds.gossip import Swapped
 from decentral.transport.uplink import lease_bits
 from decentral.wire.keys import PeerId, peer_name
-from decentral.wire.lease import PRIVATE
+from decentral.wire.lease import PRIVATE, Lease
 
 if TYPE_CHECKING:
+    from decentral.peer.node import Node
     from decentral.peer.peer import Peer
 
 logger = logging.getLogger("decentral.peer")
@@ -44,6 +45,7 @@ class Reporter:
         self._traffic: deque[tuple[float, int, int]] = deque(maxlen=256)
         self._sent_at_round: deque[int] = deque(maxlen=SEEN)
         self._waiting = False
+        self.wanted_members = 0  # for whom training waits before it begins; 0: it does not
         self._loss: float | None = None
         self._held_out_loss: float | None = None
         self._round_began = self._clock()
@@ -140,6 +142,9 @@ class Reporter:
             members=tuple(self._member(peer, member) for member in head.members),
             given_up=tuple(peer_name(member) for member in sorted(node.driver.given_up)),
             waiting_for=self._awaited(peer) if self._waiting else (),
+            wanted_members=self.wanted_members,
+            gone=tuple(peer_name(member) for member in sorted(node.company.gone)),
+            gone_left=node.company.left,
             rounds_seen=len(self._outcomes),
             rounds_contributed=sum(self._outcomes),
             bytes_sent=sent,
@@ -170,12 +175,14 @@ class Reporter:
         node = peer.swarm.node
         if peer.done:
             return "done"
-        if node.state in ("leaving", "syncing", "waiting"):
-            return node.state
+        if node.state in ("leaving", "syncing"):
+            return str(node.state)
         if not node.ready.is_set():
             return "starting"
         if peer.paused:
             return "paused"
+        if self.wanted_members:
+            return "waiting"
         if node.resting:
             return "resting"
         if self._waiting and self._clock() - self._wait_began > NOTABLE_WAIT:
@@ -192,11 +199,17 @@ class Reporter:
             "peer": peer_name(member),
             "self": here,
             "live": here or lease is not None,
-            "round": node.driver.head.round if here else (lease.round if lease is not None else None),
+            "round": peer.round if here else self._round_of(node, lease),
             "bytes_sent": count.sent,
             "bytes_received": count.received,
             **({} if here else self._way(peer, member)),
         }
+
+    def _round_of(self, node: Node, lease: Lease | None) -> int | None:
+        """Outer steps of another member, from the height that its lease tells; in gossip none tells them."""
+        if lease is None or node.gossip is not None:
+            return None
+        return node.driver.machine.history.outer_steps_at(lease.round)
 
     def _way(self, peer: Peer, member: bytes) -> dict[str, object]:
         """How a member is reached; directly although both are private is punched."""

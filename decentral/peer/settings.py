@@ -29,7 +29,7 @@ class Settings:
     out: Path
     listen: Sequence[str] | None
     require_peers: int  # members to wait for
-    join_timeout: float | None  # s
+    give_up_at: float | None  # monotonic s, when it stops looking for others
     observer: Observer | None
     identity_path: Path
     checkpoint_every: int  # commits
@@ -41,5 +41,6 @@ class Settings:
     lan: bool
     on_nan: Literal["stop", "restart"]  # raise, or put the live model back to the anchor
     admit: str | None  # the admission token, as given; what the folder keeps is not in it
+    keep_serving: bool  # stay after the run's end, for those who come late
     commands: bool  # tell and hear the commands of other terminals through ``out``
     quiet: bool  # no lines on stderr

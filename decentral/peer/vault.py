@@ -108,7 +108,7 @@ class Vault:
 
     def adopt(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
         """Make a snapshot durable that is about to be used; the next checkpoint replaces it."""
-        save(self.adopted, f"round-{head.round:06d}", tensors, {"head": head.to_dict()}, self._disk)
+        save(self.adopted, f"round-{head.outer_step:06d}", tensors, {"head": head.to_dict()}, self._disk)
 
     def swap_begins(self) -> None:
         """Make it durable that a partner may soon hold what the newest checkpoint owes."""
@@ -118,7 +118,8 @@ class Vault:
 
     def save(self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a checkpoint and drop the commits and frames that every kept checkpoint has behind it."""
-        save(self.checkpoints, f"round-{head.round:06d}", tensors, {**meta, "head": head.to_dict()}, self._disk)
+        made = meta.get("gossip_step") or head.outer_step  # what status and summary call the round
+        save(self.checkpoints, f"round-{made:06d}", tensors, {**meta, "head": head.to_dict()}, self._disk)
         if self.swapped.exists():
             with contextlib.suppress(OSError):
                 self._disk.remove(self.swapped)
@@ -188,13 +189,8 @@ class Vault:
         named = False
         for body in self.journal.entries:
             record = _commit(body).record
-            if record.round != head.round + 1:
+            if (frames := self._frames_to_follow(head, record)) is None:
                 continue
-            try:
-                check_succession(head, record)
-                frames = {ref.frame: self._read_frame(record.round, ref.frame) for ref in record.frames}
-            except (PayloadError, OSError):
-                continue  # of a branch that was given up, or its frames are damaged: the swarm has the rest
             if moves_anchor(record):
                 replica.install(replica.outer_step(record, frames))
             if me in {ref.peer for ref in contributions(record)}:
@@ -205,6 +201,27 @@ class Vault:
             anchor = replica.digest if moves_anchor(record) else record.base
             head = replace(head.extended(record), anchor=anchor)
         return head, named
+
+    def leads_to_the_end(self, head: Head) -> bool:
+        """Whether ``replay`` from ``head`` arrives at the run's last commit."""
+        for body in self.journal.entries:
+            record = _commit(body).record
+            if self._frames_to_follow(head, record) is not None:
+                head = head.extended(record)
+        return head.final
+
+    def _frames_to_follow(self, head: Head, record: Record) -> dict[bytes, Frame] | None:
+        """The frames of ``record``; None where it does not follow ``head``, or not all of them are here and whole.
+
+        It may be of a branch that was given up. Where frames are damaged, the swarm has the rest.
+        """
+        if record.round != head.round + 1:
+            return None
+        try:
+            check_succession(head, record)
+            return {ref.frame: self._read_frame(record.round, ref.frame) for ref in record.frames}
+        except (PayloadError, OSError):
+            return None
 
     def close(self) -> None:
         """Give the files back."""

@@ -49,6 +49,12 @@ class History:
         head = self._heads.get(place[0])
         return head if head is not None and head.hash == place[1] else None
 
+    def outer_steps_at(self, round_: int) -> int:
+        """Outer steps that the chain has made at a height; where that is not remembered, as if each record made one."""
+        known = self._heads.get(round_)
+        newest = next(reversed(self._heads.values()))
+        return known.outer_step if known is not None else max(0, newest.outer_step + round_ - newest.round)
+
     def locator(self) -> list[Place]:
         """Places on the chain, newest first: each of the last few, then with doubling gaps, then the oldest."""
         heads = list(reversed(self._heads.values()))

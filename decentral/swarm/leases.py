@@ -96,6 +96,10 @@ class LeaseTable:
             return max(0.0, now - self._live[peer][0])
         return now - self._silent[peer].since if peer in self._silent else float("inf")
 
+    def said_goodbye(self, peer: PeerId) -> bool:
+        """Whether the peer is silent because it left in good order."""
+        return peer in self._silent and self._silent[peer].said_goodbye
+
     def known(self) -> list[Lease]:
         """Of everybody who may be found again: those who are here, then those who fell silent without a goodbye."""
         return [lease for _, (_, lease) in sorted(self._live.items())] + self.missed()

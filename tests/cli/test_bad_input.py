@@ -129,7 +129,7 @@ def test_a_custom_model_is_sent_to_the_python_interface(run: Run, tmp_path: Path
     (tmp_path / "run.toml").write_text(manifest("[outer]", '[model]\ntask = "custom"\n[outer]'))
     result = run("start", "run.toml", "--solo")
     assert result.exit_code == 10
-    assert "call decentral.join in your own script" in result.stderr.splitlines()[-1]
+    assert "the run has a script of its own, which python starts" in result.stderr.splitlines()[-1]
 
 
 def test_a_directory_that_cannot_be_made_is_exit_code_50(run: Run, tmp_path: Path) -> None:

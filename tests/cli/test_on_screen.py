@@ -20,7 +20,9 @@ from tests.observe.terminals import OnTerminal
 Run = Callable[..., Result]
 PATIENCE = 90.0  # s; a peer alone imports torch in 5, on a machine with a queue of ten in 50
 COMMAND = (sys.executable, "-m", "decentral")
-START = ["start", "run.toml", "--data", "text", "--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native", "--no-lan"]
+START = ["start", "run.toml", "--data", "text", "--alone", "--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native"]
+START += ["--no-lan"]
+BRINGS = " --data <your copy of 'fox'>"
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def terms(tmp_path: Path) -> Path:
         "sparseloco",
         run={"rounds": 10**6},
         model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        data={"corpus": "stdlib", "batch_size": 2},
+        data={"corpus": "fox", "batch_size": 2},
     )
     (tmp_path / "run.toml").write_text(manifest.to_toml())
     (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
@@ -50,7 +52,7 @@ def test_the_invite_is_whole_in_the_scrollback_while_the_view_is_live_and_after_
         terminal.until(lambda screen: rounds_seen(screen) >= 2, PATIENCE)
         seen = rounds_seen(terminal.screen)
         screen = terminal.until(lambda screen: rounds_seen(screen) >= seen + 2, PATIENCE)
-        line = f"decentral join {read_status(terms / 'decentral-run').invite}"
+        line = f"decentral join {read_status(terms / 'decentral-run').invite}{BRINGS}"
         assert screen.lines.count(line) == 1, "\n".join(screen.lines)
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.finish(PATIENCE) == 130
@@ -69,10 +71,10 @@ def test_in_a_pipe_a_state_is_said_once_and_a_round_in_one_short_line(terms: Pat
         lines = list(until_rounds(process.stderr, 3))
         process.send_signal(signal.SIGINT)
         lines += process.stderr.read().splitlines()
-        assert process.stdout.read() == f"decentral join {read_status(terms / 'decentral-run').invite}\n"
+        assert process.stdout.read() == f"decentral join {read_status(terms / 'decentral-run').invite}{BRINGS}\n"
     assert sum(line.startswith("looking: ") for line in lines) <= 1
     assert all(len(line) < 120 for line in lines if line.startswith("round "))
-    assert any(line.startswith("data    text here (the run calls it stdlib), ") for line in lines)
+    assert any(line.startswith("data    fox, ") for line in lines)
 
 
 def until_rounds(lines: Iterator[str], number: int) -> Iterator[str]:

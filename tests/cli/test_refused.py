@@ -61,7 +61,6 @@ COMMANDS = {
         ("foxes.toml --data wolves --out new", 30),
         ("run.toml --pace taken --out new", 2),
         ("run.toml --admit guess --out new", 2),
-        ("run.toml --require-peers 2 --join-timeout 0.2 --no-lan --transport native --listen LOCAL --out new", 20),
         *((f"run.toml {options}", code) for options, code in OPTIONS_OF_A_PEER),
     ],
     "join": [

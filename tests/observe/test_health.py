@@ -31,24 +31,43 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
             "looking: nobody reachable yet, training on alone (inner step 7)",
         ),
         (
+            Status(state="looking", inner_steps=7, gone=(B,), gone_left=True),
+            "alone: …BBBBBB left; the invite still lets others in; training on alone (inner step 7)",
+        ),
+        (
+            Status(state="looking", gone=(B, C)),
+            "alone: …BBBBBB, …CCCCCC fell silent; whoever is heard of again is let in; training on alone",
+        ),
+        (
+            Status(state="waiting", wanted_members=2, members=({},)),
+            "waiting: for a second peer, who joins with the invite; --alone goes on without",
+        ),
+        (
+            Status(state="waiting", wanted_members=4, members=({}, {})),
+            "waiting: 2 of 4 peers are here; training begins with the last",
+        ),
+        (
             Status(state="looking", round=7, members=({}, {}), given_up=(B, C, D)),
             "shrunk: round 7 goes on with 2 of 5 peers, the others were silent for too long; if they went on elsewhere",
         ),
         (Status(state="syncing", given_up=(B,)), "syncing:"),
         (Status(state="training"), "healthy: round 0, no round has ended yet"),
         (Status(state="syncing", round=9), "syncing: fetching and checking the model of round 9"),
-        (Status(state="waiting", round=3, waiting_for=(A, B)), "waiting: round 3 needs …AAAAAA, …BBBBBB;"),
+        (Status(state="waiting", round=3, waiting_for=(A, B)), "waiting: round 4 needs …AAAAAA, …BBBBBB;"),
         (Status(state="waiting", waiting_for=(A, B, C, D)), "needs …AAAAAA, …BBBBBB, …CCCCCC and 1 more;"),
         (Status(state="waiting"), "needs the other peers;"),
-        (Status(state="paused", round=5), "paused: round 5 goes on without you; decentral resume continues from there"),
+        (
+            Status(state="paused", round=5),
+            "paused: after round 5; the others go on without you; decentral resume continues",
+        ),
         (
             Status(state="paused", round=5, trains_while_paused=True),
-            "paused: round 5 goes on without you; your loop trains on, and contributes nothing; decentral resume",
+            "paused: after round 5; the others go on without you; your loop trains on, and contributes nothing;",
         ),
         (Status(state="left", round=5), "left: round 5 was its last, everything is kept; start it again with the same"),
         (Status(state="done", round=8, rounds=8), "done: 8 rounds,"),
         (Status(state="done", round=3, rounds=8), "done: 3 of 8 rounds, its time was up,"),
-        (Status(state="leaving", round=5), "leaving: finishing round 5"),
+        (Status(state="leaving", round=5), "leaving: after round 5, saying goodbye"),
         (Status(state="done", round=5, bytes_sent=1_500_000), "done: 5 rounds, 1.5 MB sent"),
         (
             Status(state="training", rounds_seen=10, rounds_contributed=4),

@@ -22,11 +22,13 @@ from tests.peer.test_join import LOOPBACK, Problem, run_terms
 LONG = 60.0  # s
 SCRIPT = """
 import logging, sys
+import torch
 from decentral.peer import join
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
 
-logging.basicConfig(level=logging.INFO, format="user: %(message)s")
+logging.basicConfig(level=logging.WARNING, format="user: %(message)s")
 problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 3}, inner={"steps": 2})
+problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=1e-3, weight_decay=0.1)  # the manifest's
 quiet, commands = sys.argv[1] == "quiet", sys.argv[2] == "commands"
 settings = dict(out="run", listen=LOOPBACK, transport="native", lan=False, quiet=quiet, commands=commands)
 with join(manifest, problem.model, problem.optimizer, **settings) as peer:

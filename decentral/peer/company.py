@@ -1,0 +1,32 @@
+"""Who trains with this peer now, and whether it was left alone: a pure watch over the live leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from decentral.wire.keys import PeerId
+
+
+@dataclass(slots=True)
+class Company:
+    """The other members that are here, and the last ones that were."""
+
+    here: frozenset[PeerId] = frozenset()
+    gone: frozenset[PeerId] = frozenset()  # who was here last, once nobody is any more; empty before anybody came
+    left: bool = False  # whether all of those said goodbye, rather than fell silent
+
+    def look(
+        self, live: Collection[PeerId], members: Collection[PeerId], said_goodbye: Callable[[PeerId], bool]
+    ) -> bool:
+        """Book who is here; whether the last one has gone since the look before.
+
+        A peer that rests is no member and still here; one that only asks for the terms never was.
+        """
+        before = self.here
+        self.here = frozenset(peer for peer in live if peer in members or peer in before)
+        if self.here:
+            self.gone = frozenset()
+        elif before:
+            self.gone, self.left = before, all(map(said_goodbye, before))
+        return bool(before) and not self.here
