@@ -90,7 +90,9 @@ class Peer(Beginning):
         if self._swarm is not None and self._swarm.alive:
             with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
                 found = self._swarm.call(self._ask_reporter)
-                if found.inner_steps >= self._last_status.inner_steps:  # two threads ask: the older answer may come last
+                if (
+                    found.inner_steps >= self._last_status.inner_steps
+                ):  # two threads ask: the older answer may come last
                     self._last_status = found
         return self._last_status
 
