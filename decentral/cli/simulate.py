@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from decentral.cli.countdown import Countdown
 from decentral.cli.options import as_json
 
 PROFILES = ("lab", "home", "spot", "storm", "cliff")
@@ -43,16 +44,18 @@ def simulate_command(
 
     terms = load_manifest(manifest)
     check_methods(terms)
-    found = forecast(
-        terms,
-        peers=peers,
-        profile=profile,
-        seed=seed,
-        rounds=rounds,
-        step_seconds=step_seconds,
-        parameters=parameters,
-        learn=learn,
-    )
+    with Countdown(click.get_text_stream("stderr")) as countdown:
+        found = forecast(
+            terms,
+            peers=peers,
+            profile=profile,
+            seed=seed,
+            rounds=rounds,
+            step_seconds=step_seconds,
+            parameters=parameters,
+            learn=learn,
+            on_progress=countdown,
+        )
     if as_json:
         click.echo(json.dumps(found))
     else:
