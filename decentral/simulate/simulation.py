@@ -75,7 +75,8 @@ class Outcome:
         return round(statistics.median(took), 3) if took else 0.0
 
     def _learnt(self) -> dict[str, Any]:
-        """The loss of the anchor over time, and of one median peer that trained alone as long; {} if nobody learnt.
+        """The loss of the anchor over time, and of one median peer that trained alone as long, with the inner steps of
+        both; {} if nobody learnt. Alone, a peer waits for nobody and is never down: it makes more steps in that time.
 
         Gossip has no anchor: there it is the model of the first peer that has made a step.
         """
@@ -88,8 +89,13 @@ class Outcome:
             return {}
         fragments = self.scenario.manifest.outer.fragments
         points = [[0.0, round(student.alone(fragments, 0), 5)], *(curve[number] for number in sorted(curve))]
-        lone = student.alone(fragments, int(points[-1][0] / self.scenario.step_seconds))
-        return {"loss": points[-1][1], "loss_alone": round(lone, 5), "loss_curve": points}
+        steps, alone = self._steps_per_peer(points[-1][0]), int(points[-1][0] / self.scenario.step_seconds)
+        lone = {"loss_alone": round(student.alone(fragments, alone), 5), "steps_alone": alone}
+        return {"loss": points[-1][1], "steps": steps, **lone, "loss_curve": points}
+
+    def _steps_per_peer(self, until: float) -> int:
+        """Inner steps that a peer made by then, on average."""
+        return round(sum(entry.time <= until for entry in self.trace.of("stepped")) / self.scenario.hosts)
 
     def _until_the_calm(self, event: str) -> Iterator[Entry]:
         return (entry for entry in self.trace.of(event) if entry.time <= self.seconds)

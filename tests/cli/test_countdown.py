@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 
 import pytest
 
 from decentral.cli.countdown import Countdown
+from decentral.manifest import preset_manifest
 
 
 class Terminal(io.StringIO):
@@ -43,3 +46,25 @@ def test_what_is_done_in_a_moment_says_nothing(stream):
 
 def test_hours_are_told_in_minutes():
     assert shown(io.StringIO(), seconds=4000.0).startswith("10% done, about 60 min left")
+
+
+def test_a_simulation_keeps_its_json_apart_from_its_progress(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("decentral.cli.countdown._QUIET_SECONDS", 0.0)
+    manifest = preset_manifest("sparseloco", inner={"steps": 3}, run={"salt": "countdown"})
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    found = run("simulate", "run.toml", "--peers", "2", "--profile", "lab", "--rounds", "3", "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["rounds"] == 3
+    lines = found.stderr.splitlines()
+    assert 1 < len(lines) <= 10
+    assert lines[-1] == "100% done, about 0 s left"
+
+
+def test_learning_is_told_with_what_is_compared(run, tmp_path):
+    manifest = preset_manifest("diloco", inner={"steps": 3}, run={"salt": "countdown"})
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    found = run("simulate", "run.toml", "--peers", "2", "--profile", "lab", "--rounds", "2", "--learn")
+    (line,) = [line for line in found.stdout.splitlines() if line.startswith("loss ")]
+    assert re.search(
+        r"of a small model, after \d+ per peer; [\d.]+ for a median peer alone as long, which makes \d+ inner", line
+    )
