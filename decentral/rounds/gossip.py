@@ -202,29 +202,26 @@ class Gossip:
         return None
 
     async def _ask(self, swap: _Swap, theirs: Frame) -> bool:
-        """Ask the follower to commit until it answers or is gone: only it knows whether it did."""
+        """Ask the follower to commit until it answers: only it knows whether it did, however silent it seems."""
         question = _Question(swap.partner, _COMMIT.pack(swap.step, swap.frame.hash, theirs.hash))
         began = anyio.current_time()
         with anyio.move_on_after(UNDECIDED, shield=True):  # once asked, a deadline must not leave the pair half applied
             async with anyio.create_task_group() as group:
-                while swap.partner not in self.driver.machine.presence.expired:
+                while True:
                     group.start_soon(self._answer, question, group.cancel_scope)
                     await anyio.sleep(ASK_AGAIN)
-                group.cancel_scope.cancel()
         if question.unheard and question.answer == WAIT:
             seconds = round(anyio.current_time() - began, 1)
             self.driver.on_event("undecided", {"round": swap.step, "peer": peer_name(swap.partner), "seconds": seconds})
         return question.answer == YES
 
     async def _answer(self, question: _Question, until: anyio.CancelScope) -> None:
-        """Ask once more; ends ``until`` with what the follower says, or when it cannot be reached and is away."""
+        """Ask once more; what the follower says ends ``until``."""
         question.unheard += 1
         try:
             answer = await request(self.driver.transport, question.to, PAIR, question.body, limit=1, timeout=UNDECIDED)
         except TransportError:
-            if not self.driver.machine.presence.present(question.to):
-                until.cancel()
-            return
+            return  # it may have heard that
         except PayloadError:
             answer = NO
         question.unheard -= 1
