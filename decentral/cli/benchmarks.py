@@ -12,6 +12,7 @@ from decentral.errors import DataError, UsageError
 
 AT_LEAST_ONE = click.IntRange(min=1)
 TILE = 64  # rows and columns of what top-k chooses from
+KINDS = ("daemon", "native")
 _COLUMNS = (
     ("bits_per_value", "bits/value", ".4f"),
     ("bits_per_kept", "bits/kept", ".2f"),
@@ -123,7 +124,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Timed, after one that is not."
 )
-@click.option("--transport", type=click.Choice(["daemon", "native"]), help="The daemon where there is one.")
+@click.option("--transport", type=click.Choice(KINDS), help="The daemon where there is one.")
 @as_json
 def exchange_bench(
     peers: int,
@@ -165,3 +166,34 @@ def exchange_bench(
         f"{found['seconds']:.2f} s a round, {found['over_bound']:.2f} times the {found['bound_seconds']:.2f} s that "
         f"the links need; replicas {equal}"
     )
+
+
+@bench_command.command("transport")
+@click.option("--megabytes", type=AT_LEAST_ONE, default=64, show_default=True, help="Of one stream, 2^20 bytes each.")
+@click.option("--repeats", type=AT_LEAST_ONE, default=5, show_default=True, help="Streams; the median counts.")
+@click.option("--only", type=click.Choice(KINDS), help="One of them; all that this system has when not given.")
+@as_json
+def transport_bench(megabytes: int, repeats: int, only: str | None, as_json: bool) -> None:
+    """One stream and many small requests between two processes on loopback, for each transport.
+
+    \b
+    $ decentral bench transport --json
+    """
+    import tempfile
+
+    from decentral.benchmarks.transport import measure
+    from decentral.transport.choice import default_kind
+
+    kinds = [only] if only else list(KINDS) if default_kind() == "daemon" else ["native"]
+    found = []
+    for kind in kinds:
+        with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder:
+            found.append(measure(kind, Path(folder), nbytes=megabytes << 20, repeats=repeats).as_json())
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for row in found:
+        click.echo(
+            f"{row['transport']:<8}{row['MBps']:8.0f} MB/s{row['processor_ms_per_MB']:8.2f} ms of processor a MB"
+            f"{row['request_ms']:8.2f} ms for a request of 1 kB (p90 {row['request_ms_p90']:.2f})"
+        )

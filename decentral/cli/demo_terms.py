@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from decentral.cli.bench import model_config
-from decentral.cli.measuring import FINAL_WINDOWS
+from decentral.cli.measuring import WINDOWS
 from decentral.compressors import parse_compressor
 from decentral.exchange.codec import Codec
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
@@ -98,7 +98,7 @@ def _measure(manifest: Manifest, corpus: Corpus) -> tuple[float, float]:
     try:
         config = model_config(manifest)
         model: Any = build_language_model(config, seed=manifest.run.seed)
-        bits = bits_per_byte(model, corpus.held_out, context=config.context, num_windows=FINAL_WINDOWS)
+        bits = bits_per_byte(model, corpus.held_out, context=config.context, num_windows=WINDOWS)
         optimizer = torch.optim.AdamW(model.parameters())
         seconds = []
         for step in range(_TIMED_STEPS):

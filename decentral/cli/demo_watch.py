@@ -33,6 +33,7 @@ class Churn:
     add: Callable[[], Child] | None
     newcomer: Child | None = None
     killed: list[str] = field(default_factory=list)
+    waited_for: str = ""  # the peer that was killed, as long as the others wait for its contributions
     _began: float | None = None
 
     def act(self, round_: int, now: float) -> None:
@@ -42,6 +43,7 @@ class Churn:
         self._began = now if self._began is None else self._began
         done = max(round_ / self.rounds, (now - self._began) / max(1.0, self.ends - self._began))
         if self.victim is not None and not self.killed and 3 * done >= 1:
+            self.waited_for = _peer_in(self.victim)
             self.victim.kill()
             self.killed.append(self.victim.name)
         if self.add is not None and self.newcomer is None and 2 * done >= 1:
@@ -133,7 +135,24 @@ def _look(first: Child, churn: Churn, progress: Progress) -> None:
     num_killed = len(churn.killed)
     churn.act(status.round, time.monotonic())
     for name in churn.killed[num_killed:]:
-        progress.say(f"{name} was killed (SIGKILL) in round {status.round}")
+        progress.say(
+            f"{name} was killed (SIGKILL) in round {status.round}; nobody told the others, so they wait for it"
+        )
+    if churn.waited_for and not _is_there(churn.waited_for, status):
+        churn.waited_for = ""
+        progress.say(f"its lease has run out: the others go on without it from round {status.round} on")
+
+
+def _peer_in(child: Child) -> str:
+    try:
+        return read_status(child.directory).peer
+    except UsageError:  # it has not written one yet
+        return ""
+
+
+def _is_there(peer: str, status: Status) -> bool:
+    """Whether the peer whose status it is takes ``peer`` for alive."""
+    return any(member.get("peer") == peer and member.get("live", True) for member in status.members)
 
 
 def _check(children: Sequence[Child]) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from decentral.cli.bench import Bench
-from decentral.cli.measuring import FINAL_WINDOWS, ROUND_WINDOWS
 from decentral.observe.report import write_summary
 from decentral.parameters import gather, schema_of
 
@@ -14,14 +13,18 @@ if TYPE_CHECKING:
     from decentral.peer import Peer
 
 
-def record_round(bench: Bench, anchor: list[Tensor], progress: dict[str, object], *, evaluate: bool = False) -> None:
-    """One row of the state after a round; its quality when that was asked for or takes little of the time."""
-    quality: dict[str, object] = {}
+def record_round(
+    bench: Bench, anchor: list[Tensor], progress: dict[str, object], *, evaluate: bool = False
+) -> float | None:
+    """One row of the state after a round; its bits per byte when that was asked for or takes little of the time."""
+    bits = None
     if evaluate or bench.judge.affordable(bench.watch.seconds):
-        bits = bench.judge.bits_per_byte(anchor, num_windows=ROUND_WINDOWS)
-        quality["bits_per_byte"], bench.held_out_loss = bits, bits * math.log(2)
+        bits = bench.judge.bits_per_byte(anchor)
+        bench.held_out_loss = bits * math.log(2)
     tokens = bench.num_steps * bench.tokens_per_step
+    quality = {} if bits is None else {"bits_per_byte": bits}
     bench.metrics.outer(bench.num_steps, tokens=tokens, **quality, **progress)
+    return bits
 
 
 def progress_of(peer: "Peer") -> dict[str, object]:
@@ -53,8 +56,8 @@ def conclude(bench: Bench, peer: "Peer | None", *, evaluate: bool) -> dict[str, 
     summary |= {"peer": "" if peer is None else peer.status().peer, **progress}
     if evaluate:
         anchor = live_fragments(bench) if peer is None else peer.anchor()
-        record_round(bench, anchor, progress, evaluate=True)  # comparable with the rows before, unlike the next
-        bits = bench.judge.bits_per_byte(anchor, num_windows=FINAL_WINDOWS)
+        bits = record_round(bench, anchor, progress, evaluate=True)
+        assert bits is not None, "it was asked for"
         summary |= {"bits_per_byte": bits, "loss": bits * math.log(2)}
     write_summary(bench.out, summary)
     return summary

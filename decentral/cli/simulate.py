@@ -1,12 +1,16 @@
 """``decentral simulate``: what would this run do on those links?"""
 
 import json
+import sys
 from pathlib import Path
 
 import click
 
+from decentral.cli.countdown import Countdown
 from decentral.cli.options import as_json
 
+ROUNDS = 20
+LEARNING_ROUNDS = 150  # after 20 a sparse swarm has sent a third of the model, and the lone peer has learnt it
 PROFILES = ("lab", "home", "spot", "storm", "cliff")
 
 
@@ -15,17 +19,19 @@ PROFILES = ("lab", "home", "spot", "storm", "cliff")
 @click.option("--peers", default=4, show_default=True, type=click.IntRange(1, 64), help="Simulated peers.")
 @click.option("--profile", type=click.Choice(PROFILES), default="home", show_default=True, help="Links and machines.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same run, to the last event.")
-@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Outer steps to simulate.")
+@click.option(
+    "--rounds", type=click.IntRange(1), help=f"Outer steps to simulate; {ROUNDS}, with --learn {LEARNING_ROUNDS}."
+)
 @click.option("--step-seconds", default=1.0, show_default=True, help="Seconds of one inner step on the median peer.")
 @click.option("--parameters", type=click.IntRange(1), help="Of the model; taken from the manifest when it says so.")
-@click.option("--learn", is_flag=True, help="Train a small model; its loss, and what a peer alone would reach.")
+@click.option("--learn", is_flag=True, help="Train a small model; its loss, and what a peer alone reaches as long.")
 @as_json
 def simulate_command(
     manifest: Path,
     peers: int,
     profile: str,
     seed: int,
-    rounds: int,
+    rounds: int | None,
     step_seconds: float,
     parameters: int | None,
     learn: bool,
@@ -43,16 +49,18 @@ def simulate_command(
 
     terms = load_manifest(manifest)
     check_methods(terms)
-    found = forecast(
-        terms,
-        peers=peers,
-        profile=profile,
-        seed=seed,
-        rounds=rounds,
-        step_seconds=step_seconds,
-        parameters=parameters,
-        learn=learn,
-    )
+    with Countdown(sys.stderr) as countdown:
+        found = forecast(
+            terms,
+            peers=peers,
+            profile=profile,
+            seed=seed,
+            rounds=rounds or (LEARNING_ROUNDS if learn else ROUNDS),
+            step_seconds=step_seconds,
+            parameters=parameters,
+            learn=learn,
+            on_progress=countdown,
+        )
     if as_json:
         click.echo(json.dumps(found))
     else:
@@ -67,6 +75,9 @@ def _print(found: dict[str, object], profile: str, peers: int) -> None:
     for name in (*costs, "divergence", "hangs", "trace_hash"):
         click.echo(f"{name:16} {found[name]}")
     if "loss" in found:
-        click.echo(f"{'loss':16} {found['loss']} of a small model; one peer alone in that time: {found['loss_alone']}")
+        alone = (
+            f"{found['loss_alone']} for a median peer alone as long, which makes {found['steps_alone']:,} inner steps"
+        )
+        click.echo(f"{'loss':16} {found['loss']} of a small model, after {found['steps']:,} per peer; {alone}")
     for problem in found["problems"]:  # type: ignore[attr-defined]
         click.echo(f"problem          {problem}")

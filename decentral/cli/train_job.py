@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from decentral.cli.bench import Bench, set_up
+from decentral.cli.measuring import RecentLoss
 from decentral.cli.pacing import Pace
 from decentral.cli.recording import conclude, live_fragments, progress_alone, progress_of, record_round
 from decentral.cli.steering import Steering, Teller
@@ -154,13 +155,14 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
 def _train_until_done(bench: Bench, peer: "Peer") -> None:
     last_round, bench.num_steps = peer.round, peer.inner_steps  # more than 0 when a checkpoint was resumed
     identity = Identity.load_or_create(bench.out / "identity.key").peer
+    recent = RecentLoss(bench.manifest.inner.steps)
     for batch in _batches(bench, identity, bench.num_steps):
         bench.running.wait()
         if peer.done:
             return
-        loss = _inner_step(bench, batch)
+        recent.add(_inner_step(bench, batch))
         if bench.is_main and bench.num_steps % LOG_EVERY == 0:
-            peer.log(loss=loss)
+            peer.log(loss=recent.mean)
         if bench.is_main and peer.round != last_round:
             last_round = peer.round
             record_round(bench, peer.anchor(), progress_of(peer))

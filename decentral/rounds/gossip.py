@@ -1,9 +1,10 @@
-"""Gossip steps of NoLoCo: two peers swap frames, and both apply the pair's mean, or neither does.
+"""Gossip steps of NoLoCo: two peers swap frames, and both apply the pair's mean, or neither, unless one dies meanwhile.
 
-Two-phase: each pushes its frame (pseudo-gradient and slow weights); the peer with the smaller id asks the other
-to commit, and the answer is remembered, so that a lost answer is asked for again and says the same. A peer whose
-partner does not come takes its step alone. The mean of the two slow weights is conserved up to float rounding, and
-what compression loses of the changes is owed: booked with the step, never before it (`decentral.rounds.pairstep`).
+Two-phase: each pushes its frame (pseudo-gradient and slow weights); the peer with the smaller id, once it knows that
+its frame is there, asks the other to commit, and the answer is remembered, so that a lost answer is asked for again and
+says the same. A peer whose partner does not come takes its step alone. The mean of the two slow weights is conserved
+up to float rounding, and what compression loses of the changes is owed: booked with the step, never before it
+(`decentral.rounds.pairstep`).
 Sent per step: two bodies to one peer, whatever the size of the swarm.
 
 Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
@@ -27,17 +28,17 @@ from decentral.rounds.deadline import Deadline
 from decentral.rounds.driver import Driver
 from decentral.rounds.pairing import partner_of
 from decentral.rounds.pairstep import GossipStep, half_of, step_alone, step_together
-from decentral.transport.requests import notify, request, serve_requests
+from decentral.transport import Stream
+from decentral.transport.requests import handled, request, send, serve_requests
 from decentral.wire.frames import Frame, Header, Kind, seal
-from decentral.wire.keys import PeerId
+from decentral.wire.keys import PeerId, peer_name
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
 PAIR = "/decentral/pair/1"
-TIMEOUT = 10.0  # s for the answer to a commit
 UNDECIDED = 8.0  # s a commit is asked about, whatever is cancelled meanwhile: leaving takes less than 10 s
 LOOK_EVERY = 0.5  # s between looks whether an awaited partner is still there
-ASK_AGAIN = 0.5  # s until a follower that was not ready is asked again
+ASK_AGAIN = 2.0  # s until a follower that has not answered is asked beside that: one stream that hangs is no dead link
 REMEMBERED = 256  # gossip steps whose outcome is kept for a partner that asks again
 AHEAD = 8  # gossip steps a partner's frame may be ahead of ours
 _COMMIT = struct.Struct("<Q32s32s")  # step, my frame, your frame
@@ -65,6 +66,16 @@ class _Swap:
     frame: Frame
     partner: PeerId
     theirs: Frame | None = None  # the partner's, once both have committed
+
+
+@dataclass(slots=True)
+class _Question:
+    """Whether the follower commits."""
+
+    to: PeerId
+    body: bytes
+    answer: bytes = WAIT
+    unheard: int = 0  # times that it was asked and did not answer
 
 
 class Gossip:
@@ -122,10 +133,10 @@ class Gossip:
         self._current = swap
         began = anyio.current_time()
         try:
-            await self._push(swap)
+            sent = await self._push(swap)
             theirs = self._allowed(swap.partner, swap)
             with anyio.move_on_after(self.deadline.at(began, began) - began + theirs):
-                outcome = await self._lead(swap) if self.driver.me < swap.partner else await self._follow(swap)
+                outcome = await (self._lead(swap, sent) if self.driver.me < swap.partner else self._follow(swap, sent))
                 self.deadline.observe(anyio.current_time() - began)
                 return outcome
             return await self._too_late(swap)
@@ -133,22 +144,29 @@ class Gossip:
             self._current = None
             self._forget(swap.step)
 
-    async def _push(self, swap: _Swap) -> None:
-        data = swap.frame.data
+    async def _push(self, swap: _Swap) -> Stream | None:
+        """The stream on which the partner says when it has our frame; None when it cannot be sent."""
         longest = self.deadline.ceiling + self._allowed(self.driver.me, swap)
         with anyio.move_on_after(longest):  # the training thread waits for it
             try:
-                await notify(self.driver.transport, swap.partner, gather.PUSH, data, timeout=gather.ANSWER)
+                return await send(self.driver.transport, swap.partner, gather.PUSH, swap.frame.data, gather.ANSWER)
             except TransportError:
                 await self.driver.unreachable(swap.partner)
+        return None
 
     def _allowed(self, peer: PeerId, swap: _Swap) -> float:
         """Seconds that a frame as large as ours may be on its way from ``peer``."""
         nbytes, pair = len(swap.frame.body), (self.driver.me, swap.partner)
         return allowance(nbytes, 1, self.driver.terms.takes(nbytes, peer, pair))
 
-    async def _lead(self, swap: _Swap) -> Tensor | None:
-        while (found := self._frames.get((swap.partner, swap.step))) is None:
+    async def _lead(self, swap: _Swap, sent: Stream | None) -> Tensor | None:
+        """Asks when the partner has our frame, and not when it was sent.
+
+        Buffers on the way hold a megabyte of it. A commit behind that came when it had been asked about in vain: on an
+        uplink of 1 Mbit/s a leader took every step alone that its follower took with it.
+        """
+        arrived = sent is not None and await handled(sent, gather.PUSH)
+        while (found := self._frames.get((swap.partner, swap.step))) is None or not arrived:
             if not await self._changes(swap):
                 return None
         frame, decoded = found
@@ -162,7 +180,9 @@ class Gossip:
         passed = self._seen.get(swap.partner, 0) > swap.step
         return self.driver.machine.presence.present(swap.partner) and not passed
 
-    async def _follow(self, swap: _Swap) -> Tensor | None:
+    async def _follow(self, swap: _Swap, sent: Stream | None = None) -> Tensor | None:
+        if sent is not None:
+            await sent.aclose()
         while swap.step not in self._outcomes:
             if not await self._changes(swap):
                 self._outcomes.setdefault(swap.step, (NOTHING, NO))
@@ -182,25 +202,32 @@ class Gossip:
         return None
 
     async def _ask(self, swap: _Swap, theirs: Frame) -> bool:
-        """Ask the follower to commit until it answers or is gone: only it knows whether it did."""
-        body = _COMMIT.pack(swap.step, swap.frame.hash, theirs.hash)
-        answer = WAIT
+        """Ask the follower to commit until it answers: only it knows whether it did, however silent it seems."""
+        question = _Question(swap.partner, _COMMIT.pack(swap.step, swap.frame.hash, theirs.hash))
+        began = anyio.current_time()
         with anyio.move_on_after(UNDECIDED, shield=True):  # once asked, a deadline must not leave the pair half applied
-            while answer == WAIT and swap.partner not in self.driver.machine.presence.expired:
-                answer = await self._answer(swap.partner, body)
-                if answer == WAIT:
+            async with anyio.create_task_group() as group:
+                while True:
+                    group.start_soon(self._answer, question, group.cancel_scope)
                     await anyio.sleep(ASK_AGAIN)
-        return answer == YES
+        if question.unheard and question.answer == WAIT:
+            seconds = round(anyio.current_time() - began, 1)
+            self.driver.on_event("undecided", {"round": swap.step, "peer": peer_name(swap.partner), "seconds": seconds})
+        return question.answer == YES
 
-    async def _answer(self, partner: PeerId, body: bytes) -> bytes:
-        """What the follower says; WAIT when it could not be heard although it may be there."""
-        transport, presence = self.driver.transport, self.driver.machine.presence
+    async def _answer(self, question: _Question, until: anyio.CancelScope) -> None:
+        """Ask once more; what the follower says ends ``until``."""
+        question.unheard += 1
         try:
-            return await request(transport, partner, PAIR, body, limit=1, timeout=TIMEOUT)
+            answer = await request(self.driver.transport, question.to, PAIR, question.body, limit=1, timeout=UNDECIDED)
         except TransportError:
-            return WAIT if presence.present(partner) else NO
+            return  # it may have heard that
         except PayloadError:
-            return NO
+            answer = NO
+        question.unheard -= 1
+        if answer != WAIT:
+            question.answer = answer
+            until.cancel()
 
     def _fall_in(self) -> None:
         """Go to the step that most of the members heard of are at.

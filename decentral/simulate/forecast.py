@@ -11,6 +11,7 @@ from decentral.simulate.profiles import profile_named
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.simulation import simulate
 from decentral.simulate.stand_in import stand_in_for
+from decentral.simulate.world import Progress
 
 
 def forecast(
@@ -23,11 +24,12 @@ def forecast(
     step_seconds: float,
     parameters: int | None = None,
     learn: bool = False,
+    on_progress: Progress = lambda share: None,
 ) -> dict[str, Any]:
     """Simulate ``rounds`` outer steps of the run with ``peers`` peers; plain JSON, as ``decentral simulate`` prints it.
 
     ``parameters`` is needed for a model that the manifest does not describe; with ``learn`` a small one is trained, and
-    its loss is told. Raises ConfigError.
+    its loss is told. ``on_progress`` hears which share of the rounds is made. Raises ConfigError.
     """
     numel = parameters or _num_parameters(manifest)
     lesson: LessonName = "learn" if learn else "noise"
@@ -45,7 +47,7 @@ def forecast(
         settle=20.0 * training + 40.0 * ceiling,
         stand_in=stand_in_for(manifest, numel, lesson),
     )
-    outcome = simulate(scenario)
+    outcome = simulate(scenario, on_progress=on_progress)
     return {**outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}
 
 

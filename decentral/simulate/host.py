@@ -58,6 +58,18 @@ class Site:
     grain: Grain = FINE
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a peer's processes cost and did."""
+
+    sent: int = 0  # bytes, of what the small tensors stand for
+    awake: float = 0.0  # s of virtual time from a process's first training step on
+    busy: float = 0.0  # s of them in inner steps
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.sent + other.sent, self.awake + other.awake, self.busy + other.busy)
+
+
 class Host:
     """A machine. ``live`` runs one process on it until that is crashed, leaves or fails."""
 
@@ -73,6 +85,7 @@ class Host:
         )
         self.up = False
         self.num_steps = 0  # inner steps over all lives, so that no two leave the same mark
+        self._past = Spent()  # by the lives before this one
         self.process: Process | None = None
         self.ended = anyio.Event()
         self.task: int | None = None  # id of the one in which all of the process runs
@@ -88,8 +101,14 @@ class Host:
         """Whose key it is."""
         return self.signer.peer
 
+    @property
+    def spent(self) -> Spent:
+        """Over all lives."""
+        return self._past if self.process is None else self._past + self.process.spent
+
     async def live(self, bootstrap: tuple[str, ...]) -> None:
         """One process, from its start to its end."""
+        self._past = self.spent
         self.task = anyio.get_current_task().id
         self.lives += 1
         self.up, self.ended = True, anyio.Event()
@@ -213,6 +232,7 @@ class Process:
         self.scope = anyio.CancelScope()
         self.num_steps = host.num_steps
         self.trainer: Trainer | None = None
+        self._woke = self._ended = 0.0  # s, on the loop's clock
         self._early: list[Advance] = []
         self._num_merged = 0
         self._adopted = False  # a snapshot was taken over since the last checkpoint
@@ -224,12 +244,22 @@ class Process:
                 async with self.transport, anyio.create_task_group() as group:
                     await group.start(self.node.run)
                     self.trainer = self._trainer()
+                    self._woke = anyio.current_time()
                     self.note("resumed", self.trainer.carried(), round=self.node.driver.head.round)
                     self._save()
                     await self.trainer.run()
             finally:
                 self.num_steps = self.trainer.num_steps if self.trainer is not None else self.num_steps
+                self._ended = anyio.current_time()
                 self.vault.close()
+
+    @property
+    def spent(self) -> Spent:
+        """Until now, or until its end."""
+        sent = self.transport.traffic.total.sent
+        if self.trainer is None:
+            return Spent(sent)
+        return Spent(sent, (self._ended or anyio.current_time()) - self._woke, self.trainer.busy_seconds)
 
     def crash(self) -> None:
         """Nothing that happens from here on counts."""

@@ -10,7 +10,6 @@ arXiv:2506.10911; sign as in the authors' code.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 import torch
 
@@ -20,7 +19,8 @@ from decentral.simulate.trace import Entry, Trace
 from decentral.simulate.verdict import Verdict
 
 TOLERANCE = 1e-3  # of the largest parameter: what fp16 and float32 rounding leave of a sum of two
-APART = 3 * UNDECIDED  # s before a step in which trouble between two peers excuses that only one of them took it
+NEAR = 3 * UNDECIDED  # s between two entries of one step: a peer that crashed or restored a backup takes it again
+DEATHS = ("crashed", "failed", "left")
 
 
 def check_pairs(trace: Trace, manifest: Manifest, verdict: Verdict) -> None:
@@ -32,15 +32,34 @@ def check_pairs(trace: Trace, manifest: Manifest, verdict: Verdict) -> None:
     for mine in trace.of("swapped"):
         if mine.fields["partner"] is None:
             continue
-        partner = hosts[mine.fields["partner"]]
-        near = [e for e in taken[partner, mine.fields["round"]] if abs(e.time - mine.time) < APART]
+        partner, number = hosts[mine.fields["partner"]], mine.fields["round"]
+        near = [e for e in taken[partner, number] if abs(e.time - mine.time) < NEAR]
         both = [e for e in near if e.fields["partner"] is not None]
         if both and mine.host < partner:
             _sum_is_kept(mine, min(both, key=lambda e: abs(e.time - mine.time)), manifest, verdict)
-        elif near and not both and not any(_troubles(trace, mine.host, partner, near[-1].time)):
+        elif near and not both and not _undecidable(trace, mine, partner):
             verdict.lost_updates += 1
-            number = mine.fields["round"]
             verdict.say(f"[I8] gossip step {number}: host {mine.host} took it with host {partner}, which took it alone")
+
+
+def _undecidable(trace: Trace, mine: Entry, partner: int) -> bool:
+    """Whether one of the two died, or the link between them, while a leader was waiting for its answer.
+
+    The two generals' problem: whoever answers last cannot know that it was heard. Nothing else is an excuse.
+    """
+    number, pair = mine.fields["round"], {mine.host, partner}
+    for told in trace.of("node_undecided"):  # by the leader, when it gave up
+        asked = told.time - told.fields["seconds"]
+        if told.host == partner and told.fields["round"] == number and asked <= mine.time <= told.time:
+            return any(_strikes(entry, pair) for entry in trace if asked <= entry.time <= told.time)
+    close = (entry for entry in trace if abs(entry.time - mine.time) <= UNDECIDED)  # it was asked within that
+    return any(entry.event in DEATHS and entry.host in pair for entry in close)
+
+
+def _strikes(entry: Entry, pair: set[int]) -> bool:
+    if entry.event == "cut":
+        return any(set(cut) == pair for cut in entry.fields["pairs"])
+    return entry.event in DEATHS and entry.host in pair
 
 
 def _sum_is_kept(mine: Entry, other: Entry, manifest: Manifest, verdict: Verdict) -> None:
@@ -56,12 +75,3 @@ def _sum_is_kept(mine: Entry, other: Entry, manifest: Manifest, verdict: Verdict
         verdict.say(
             f"[I8] gossip step {mine.fields['round']}: hosts {mine.host} and {other.host} did not keep their sum"
         )
-
-
-def _troubles(trace: Trace, a: int, b: int, time: float) -> Iterator[Entry]:
-    """What kept two hosts apart for longer than a commit is asked about, or ended one of them."""
-    for entry in trace:
-        struck = {host for pair in entry.fields.get("pairs", ()) for host in pair} | {entry.host}
-        kept_apart = entry.event in ("cut", "slept", "crashed", "failed", "left") and struck & {a, b}
-        if kept_apart and time - APART <= entry.time <= time + UNDECIDED:
-            yield entry

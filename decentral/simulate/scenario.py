@@ -22,7 +22,7 @@ class Scenario:
     profile: Profile
     seed: int = 0
     hosts: int = 4
-    rounds: int = 20  # outer steps under the profile; then all faults stop, and the swarm must come to rest
+    rounds: int = 20  # outer steps under the profile, counted from the calm start's; then the swarm must come to rest
     step_seconds: float = 0.25  # of one inner step at the median speed
     calm_start: bool = False  # nothing befalls the machines before all of them train together
     lesson: LessonName = "marks"  # what inner steps do
@@ -30,6 +30,11 @@ class Scenario:
     settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
     stand_in: StandIn | None = None  # what the small model's bytes stand for; None: for themselves
     claims: tuple[float, ...] = ()  # bytes/s that hosts say they were seen to send, one of these; empty: nothing
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds of virtual time that the median peer trains for one round."""
+        return self.step_seconds * self.manifest.inner.steps
 
 
 KINDS = ("gather", "reduce", "streaming", "pair", "float")  # float: gather, with values that an order of sums shows in

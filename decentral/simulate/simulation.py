@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from decentral.rounds.chain import contributions
 from decentral.simulate import student
 from decentral.simulate.checker import check
 from decentral.simulate.scenario import Scenario
-from decentral.simulate.trace import Trace
+from decentral.simulate.trace import Entry, Trace
 from decentral.simulate.troubles import Afflict, Troubles
 from decentral.simulate.verdict import Verdict
 from decentral.simulate.virtual_time import run_in_virtual_time
-from decentral.simulate.world import World, in_memory_folder
+from decentral.simulate.world import Progress, World, in_memory_folder
 
 __all__ = ["Outcome", "simulate"]
 
@@ -30,8 +31,8 @@ class Outcome:
     trace: Trace
     verdict: Verdict
     hangs: tuple[str, ...]
-    rounds: int  # outer steps of the chain in the end
-    seconds: float  # of virtual time
+    rounds: int  # outer steps of the chain when the faults ended
+    seconds: float  # of virtual time until then
 
     @property
     def sound(self) -> bool:
@@ -39,9 +40,11 @@ class Outcome:
         return self.verdict.sound and not self.hangs
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        rested = list(self.trace.of("rested"))
-        named = [len(contributions(c.record)) for c in self.trace.commits.values() if c.record.frames]
+        """Plain JSON: figures of the rounds that were asked for, and problems of these and of the calm after them."""
+        written = {entry.fields["hash"] for entry in self._until_the_calm("logged")}
+        records = [commit.record for name, commit in self.trace.commits.items() if name in written]
+        named = [len(contributions(record)) for record in records if record.frames]
+        spent = [entry.fields for entry in self.trace.of("spent")]
         return {
             "rounds": self.rounds,
             "commits": len(named),
@@ -51,8 +54,8 @@ class Outcome:
             "duplicated_updates": self.verdict.duplicated_updates,
             "hangs": len(self.hangs),
             "trace_hash": self.trace.hash,
-            "bytes_per_peer": max((entry.fields["sent"] for entry in rested), default=0),
-            "utilisation": self._utilisation(),
+            "bytes_per_peer": max((fields["sent"] for fields in spent), default=0),
+            "utilisation": round(statistics.fmean(_busy(fields) for fields in spent), 4) if spent else 0.0,
             "seconds": round(self.seconds, 3),
             **self._learnt(),
             "problems": [*self.verdict.problems, *self.hangs],
@@ -63,6 +66,8 @@ class Outcome:
         """Median virtual seconds from the start of a process to its first training step; 0 when none started late."""
         began, took = {}, []
         for entry in self.trace:
+            if entry.time > self.seconds:
+                break
             if entry.event == "started":
                 began[entry.host, entry.life] = entry.time
             elif entry.event == "resumed" and entry.host:
@@ -70,40 +75,51 @@ class Outcome:
         return round(statistics.median(took), 3) if took else 0.0
 
     def _learnt(self) -> dict[str, Any]:
-        """The loss of the anchor over time, and of one median peer that trained alone as long; {} if nobody learnt.
+        """The loss of the anchor over time, and of one median peer that trained alone as long, with the inner steps of
+        both; {} if nobody learnt. Alone, a peer waits for nobody and is never down: it makes more steps in that time.
 
         Gossip has no anchor: there it is the model of the first peer that has made a step.
         """
         curve: dict[int, list[float]] = {}
-        for entry in self.trace.of("swapped" if self.scenario.manifest.exchange.kind == "pair" else "applied"):
+        kind = self.scenario.manifest.exchange.kind
+        for entry in self._until_the_calm("swapped" if kind == "pair" else "applied"):
             if entry.fields.get("loss") is not None:
                 curve.setdefault(entry.fields["round"], [entry.time, round(entry.fields["loss"], 5)])
         if not curve:
             return {}
         fragments = self.scenario.manifest.outer.fragments
         points = [[0.0, round(student.alone(fragments, 0), 5)], *(curve[number] for number in sorted(curve))]
-        lone = student.alone(fragments, int(points[-1][0] / self.scenario.step_seconds))
-        return {"loss": points[-1][1], "loss_alone": round(lone, 5), "loss_curve": points}
+        steps, alone = self._steps_per_peer(points[-1][0]), int(points[-1][0] / self.scenario.step_seconds)
+        lone = {"loss_alone": round(student.alone(fragments, alone), 5), "steps_alone": alone}
+        return {"loss": points[-1][1], "steps": steps, **lone, "loss_curve": points}
 
-    def _utilisation(self) -> float:
-        rested = list(self.trace.of("rested"))
-        started = {entry.host: entry.time for entry in self.trace.of("resumed")}  # the last life of each host
-        shares = [e.fields["busy"] / max(e.time - started[e.host], 1e-9) for e in rested]
-        return round(sum(shares) / len(shares), 4) if shares else 0.0
+    def _steps_per_peer(self, until: float) -> int:
+        """Inner steps that a peer made by then, on average."""
+        return round(sum(entry.time <= until for entry in self.trace.of("stepped")) / self.scenario.hosts)
+
+    def _until_the_calm(self, event: str) -> Iterator[Entry]:
+        return (entry for entry in self.trace.of(event) if entry.time <= self.seconds)
 
 
-def simulate(scenario: Scenario, afflict: Afflict = Troubles) -> Outcome:
-    """Run ``scenario`` under virtual time and judge it. A pure function of its arguments.
+def _busy(spent: Mapping[str, float]) -> float:
+    """The share of a peer's time in inner steps."""
+    return spent["busy"] / spent["awake"] if spent["awake"] else 0.0
+
+
+def simulate(scenario: Scenario, afflict: Afflict = Troubles, on_progress: Progress = lambda share: None) -> Outcome:
+    """Run ``scenario`` under virtual time and judge it. A pure function of its first two arguments.
 
     ``afflict``: what befalls the machines; what the scenario's profile has in store unless told otherwise.
+    ``on_progress``: is told now and then which share of the outer steps is made.
     """
     with in_memory_folder() as folder:
-        return run_in_virtual_time(lambda: _run(scenario, Path(folder), afflict), scenario.seed)
+        return run_in_virtual_time(lambda: _run(scenario, Path(folder), afflict, on_progress), scenario.seed)
 
 
-async def _run(scenario: Scenario, folder: Path, afflict: Afflict) -> Outcome:
+async def _run(scenario: Scenario, folder: Path, afflict: Afflict, on_progress: Progress) -> Outcome:
     trace = Trace(anyio.current_time)
-    world = World(scenario, folder, trace, afflict)
+    world = World(scenario, folder, trace, afflict, on_progress)
     await world.run()
     verdict = check(trace, scenario.manifest, exact=scenario.lesson == "marks")
-    return Outcome(scenario, trace, verdict, tuple(world.hangs), world.reached, anyio.current_time())
+    calm = next(trace.of("calm")).time
+    return Outcome(scenario, trace, verdict, tuple(world.hangs), world.reached, calm)

@@ -43,7 +43,8 @@ def stand_in_for(manifest: Manifest, num_parameters: int, lesson: LessonName = "
     codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
     toy = toy_schema(lesson, manifest.outer.fragments).fragments
     real = _body_nbytes(codec, max(1, num_parameters // manifest.outer.fragments))
-    body = real / len(codec.encode(torch.randn(toy[0].numel), {}, toy[0].shapes).body)
+    small_N = torch.randn(toy[0].numel, generator=torch.Generator().manual_seed(0))
+    body = real / len(codec.encode(small_N, {}, toy[0].shapes).body)
     state = Weight(num_parameters / sum(fragment.numel for fragment in toy), PREFIX_NBYTES + CHUNK.size)
     frame = Weight(body, PREFIX_NBYTES + HEADER_NBYTES)
     piece = Weight(body, PREFIX_NBYTES + PIECE_HEAD_NBYTES)

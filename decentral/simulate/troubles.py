@@ -64,7 +64,7 @@ class Troubles:
 
     def __init__(self, world: Afflicted) -> None:
         self.world, self.profile, self.seed = world, world.scenario.profile, world.scenario.seed
-        self.round_seconds = world.scenario.step_seconds * world.scenario.manifest.inner.steps
+        self.round_seconds = world.scenario.round_seconds
 
     async def run(self) -> None:
         """Everything that the profile has in store."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import anyio
@@ -22,13 +23,22 @@ from decentral.wire.keys import peer_name
 
 LOOK_EVERY = 0.5  # s of virtual time
 CALM_ROUNDS = 3  # outer steps that the calm swarm must still make
+Progress = Callable[[float], None]  # is told which share is done, from 0 to 1, of the outer steps that are to be made
 
 
 class World:
     """Hosts on one network. ``run`` it once, under virtual time."""
 
-    def __init__(self, scenario: Scenario, folder: Path, trace: Trace, afflict: Afflict = Troubles) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        folder: Path,
+        trace: Trace,
+        afflict: Afflict = Troubles,
+        on_progress: Progress = lambda share: None,
+    ) -> None:
         self.scenario, self.folder, self.trace, self.afflict = scenario, folder, trace, afflict
+        self._on_progress = on_progress
         profile, seed = scenario.profile, scenario.seed
         self.generator = random.Random(f"world {seed}")
         self.network = MemoryNetwork(
@@ -43,7 +53,7 @@ class World:
             scenario.manifest, self.network, self.weather, trace, seed, scenario.lesson, scenario.claims, grain
         )
         self.hosts = [self._host(number) for number in range(scenario.hosts)]
-        self.reached = 0  # outer steps of the chain in the end
+        self.reached = 0  # outer steps of the chain when the faults ended
         self.hangs: list[str] = []
         self._group: anyio.abc.TaskGroup | None = None
 
@@ -106,10 +116,15 @@ class World:
 
     async def _suffer(self) -> None:
         """Until so many outer steps are made, or it has taken too long."""
-        goal = self.furthest + self.scenario.rounds
+        goal = self.scenario.rounds + (self.furthest if self.scenario.calm_start else 0)
+        every = min(LOOK_EVERY, self.scenario.round_seconds / 2)  # no round goes by unseen
         with anyio.move_on_after(self.scenario.patience * self.scenario.rounds):
             while self.furthest < goal:
-                await anyio.sleep(LOOK_EVERY)
+                await anyio.sleep(every)
+                self._on_progress(self.furthest / (goal + CALM_ROUNDS))
+        self.reached = min(self.furthest, goal)
+        for host in self.hosts:
+            host.note("spent", None, **asdict(host.spent))
 
     def cut(self, pairs: list[tuple[Host, Host]]) -> None:
         """Break the links of these pairs."""
@@ -148,14 +163,18 @@ class World:
             if not host.up:
                 self.start(host)
         goal = self.furthest + CALM_ROUNDS
-        await self._until("go on", lambda: all(self._outer_steps(host) >= goal for host in self.hosts))
+        await self._until("go on", lambda: self._all_reached(goal))
         for host in self.hosts:
             if host.process is not None and host.process.trainer is not None:
                 host.process.trainer.idle = True
         await self._until("come to rest", self._at_rest)
-        self.reached = self.furthest
         for host in self.hosts:
             self._last_words(host)
+
+    def _all_reached(self, goal: int) -> bool:
+        last = min(self._outer_steps(host) for host in self.hosts)
+        self._on_progress(min(1.0, max(0, last) / goal))
+        return last >= goal
 
     def _holds_a_dead_invite(self, host: Host) -> bool:
         """Whether it waits to be let in by peers that are all gone for good: its inviter lost disk and key."""
@@ -175,9 +194,6 @@ class World:
             round=driver.head.round,
             hash=driver.head.hash,
             digest=process.node.replica.digest,
-            sent=process.transport.traffic.total.sent,
-            received=process.transport.traffic.total.received,
-            busy=round(process.trainer.busy_seconds, 3),
             left_over=_left_over(process.node.driver),
         )
 

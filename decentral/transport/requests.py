@@ -66,17 +66,36 @@ async def notify(
     ``on_handled`` is called when the peer says that it has handled the body; for that, it is waited a while.
     Raises as ``request`` does.
     """
+    stream = await send(transport, peer, protocol, body, timeout)
+    if on_handled is None:
+        await stream.aclose()
+        return
+    with anyio.move_on_after(HANDLED):
+        if await handled(stream, protocol):
+            on_handled()
+
+
+async def send(transport: Transport, peer: PeerId, protocol: str, body: bytes, timeout: float) -> Stream:
+    """Send ``body``, as ``notify`` does; its stream, to be closed, or waited on until the body is ``handled``."""
     async with pushing(transport, protocol):
         stream = await open_stream(transport, peer, protocol, timeout)
-        sent = False
         try:
             await send_body(stream, protocol, body)
-            sent = True
-        finally:
-            if not sent or on_handled is None:
-                await stream.aclose()
-    if on_handled is not None:
-        await _until_handled(stream, protocol, on_handled)
+        except BaseException:
+            await stream.aclose()
+            raise
+    return stream
+
+
+async def handled(stream: Stream, protocol: str) -> bool:
+    """Wait until the peer says that it has handled the body that was sent, and close; False when it never will."""
+    try:
+        await receive_length(stream, protocol, 0)
+    except (TransportError, PayloadError):
+        return False
+    finally:
+        await stream.aclose()
+    return True
 
 
 def pushing(transport: Transport, protocol: str) -> AbstractAsyncContextManager[None]:
@@ -105,15 +124,6 @@ def serve_requests(
         await ended(stream)
 
     transport.serve(protocol, attend)
-
-
-async def _until_handled(stream: Stream, protocol: str, on_handled: Callable[[], None]) -> None:
-    try:
-        with suppress(TransportError, PayloadError), anyio.move_on_after(HANDLED):
-            await receive_length(stream, protocol, 0)
-            on_handled()
-    finally:
-        await stream.aclose()
 
 
 async def ended(stream: Stream) -> None:

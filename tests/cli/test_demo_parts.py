@@ -14,7 +14,7 @@ from decentral.cli.children import Child, Family
 from decentral.cli.demo import MARKER, clear
 from decentral.cli.demo_result import collect
 from decentral.cli.demo_terms import MIN_ROUNDS, Plan, demo_manifest
-from decentral.cli.demo_watch import Churn, Progress, watch
+from decentral.cli.demo_watch import Churn, Progress, _look, watch
 from decentral.cli.runs import ALGORITHMS
 from decentral.cli.stopping import Stop
 from decentral.errors import DecentralError, UsageError
@@ -115,6 +115,25 @@ def test_a_demo_that_takes_too_long_says_who_is_late(tmp_path: Path) -> None:
         progress = Progress(io.StringIO(), 12)
         with pytest.raises(DecentralError, match="peer-0, solo still run; try fewer --peers"):
             watch([peer], solo, Churn(12, 1e9, None, None), progress, stop=Stop(), deadline=time.monotonic())
+
+
+def test_the_lines_say_how_long_a_killed_peer_is_waited_for(tmp_path: Path) -> None:
+    """Rounds that took seconds longer than the others had no reason in the demo's lines."""
+    with Family() as family:
+        first, victim = (
+            family.start_command(name, tmp_path / name, [sys.executable, "-c", "input()"]) for name in ("peer-0", "v")
+        )
+        write_status(victim.directory, Status(peer="12D3v"), Process())
+        churn, stream = Churn(rounds=12, ends=1e9, victim=victim, add=None), io.StringIO()
+        for round_, live in ((3, True), (4, True), (5, True), (6, False), (7, False)):
+            members = ({"peer": "12D3v", "live": live},)
+            write_status(first.directory, Status(round=round_, members=members), Process())
+            _look(first, churn, Progress(stream, 12))
+    said = [line for line in stream.getvalue().splitlines() if not line.startswith("round")]
+    assert said == [
+        "v was killed (SIGKILL) in round 4; nobody told the others, so they wait for it",
+        "its lease has run out: the others go on without it from round 6 on",
+    ]
 
 
 def test_progress_is_one_line_per_round_where_there_is_no_terminal() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decentral.cli.measuring import AnchorJudge, Stopwatch
+from decentral.cli.measuring import AnchorJudge, RecentLoss, Stopwatch
 from decentral.parameters import schema_of
 
 
@@ -57,14 +57,21 @@ def judge() -> AnchorJudge:
 
 
 def test_an_anchor_is_judged_by_its_own_values() -> None:
-    assert judge().bits_per_byte([torch.zeros(1)], num_windows=2) == pytest.approx(8.0)
+    assert judge().bits_per_byte([torch.zeros(1)]) == pytest.approx(8.0)
     expected = math.log2(255 + math.e**9) - 9 * math.log2(math.e)
-    assert judge().bits_per_byte([torch.tensor([9.0])], num_windows=2) == pytest.approx(expected, abs=1e-5)
+    assert judge().bits_per_byte([torch.tensor([9.0])]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_judging_may_take_a_twentieth_of_the_time() -> None:
     some = judge()
     assert some.affordable(0.0)
-    some.bits_per_byte([torch.zeros(1)], num_windows=2)
+    some.bits_per_byte([torch.zeros(1)])
     assert not some.affordable(0.0)
     assert some.affordable(1e6)
+
+
+def test_the_loss_that_is_shown_is_the_mean_of_a_round() -> None:
+    recent = RecentLoss(3)
+    for loss in (9.0, 1.0, 2.0, 6.0):
+        recent.add(torch.tensor(loss))
+    assert recent.mean.item() == 3.0

@@ -17,6 +17,7 @@ from decentral.cli.children import Child, Family
 from decentral.manifest import preset_manifest
 from decentral.observe.status import Status, read_status
 from decentral.swarm.invite import PREFIX
+from tests.observe.test_run_directory_document import documented_files
 
 Run = Callable[..., Result]
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
@@ -109,6 +110,8 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
         assert '"joined"' in told
         assert not {word for word in ("inner_differs", "outlier", "twins") if f'"{word}"' in told}
 
+    left = {path.name for path in (*first.directory.iterdir(), *second.directory.iterdir())}
+    assert left - {"stdout.txt", "stderr.txt"} <= documented_files(), "what is left is in docs/run-directory.md"
     exported = run("export", first.directory, "--to", "model")
     assert exported.exit_code == 0, exported.stderr
     assert (tmp_path / "model/model.safetensors").exists()

@@ -99,3 +99,63 @@ def test_a_full_disk_is_said_as_such() -> None:
     with pytest.raises(DiskError, match=r"No space left on device.*free some space"):
         lines.append({"i": 1})
     lines.close()
+
+
+def test_a_full_file_is_put_aside_and_what_is_read_is_the_last_of_all_in_order(tmp_path: Path) -> None:
+    """A year of rounds was a file of gigabytes."""
+    path = tmp_path / "x.jsonl"
+    lines = JsonLines(path, max_nbytes=1000)
+    for i in range(500):
+        lines.append({"i": i, "pad": "x" * 50})
+    lines.close()
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["x.1.jsonl", "x.2.jsonl", "x.3.jsonl", "x.jsonl"]
+    assert all(file.stat().st_size <= 1000 for file in tmp_path.iterdir())
+    read = [row["i"] for row in read_json_lines(path)]
+    assert read == list(range(500 - len(read), 500))
+    assert len(read) > 40
+
+
+def test_a_file_that_is_found_full_is_put_aside_too(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"i":0}\n' * 200 + b'{"torn')
+    lines = JsonLines(path, max_nbytes=1000)
+    lines.append({"i": 1})
+    lines.close()
+    assert path.read_bytes() == b'{"i":1}\n'
+    assert [row["i"] for row in read_json_lines(path)] == [0] * 200 + [1]
+
+
+def test_a_line_longer_than_a_file_may_be_has_one_of_its_own(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "x.jsonl", max_nbytes=10)
+    for i in range(3):
+        lines.append({"i": i, "pad": "x" * 50})
+    lines.close()
+    assert [row["i"] for row in read_json_lines(tmp_path / "x.jsonl")] == [0, 1, 2]
+
+
+def test_a_file_that_cannot_be_put_aside_grows_on_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, target: Path) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "replace", refuse)  # as Windows does while somebody else has it open
+    lines = JsonLines(tmp_path / "x.jsonl", max_nbytes=100)
+    for i in range(20):
+        lines.append({"i": i})
+    lines.close()
+    assert [row["i"] for row in read_json_lines(tmp_path / "x.jsonl")] == list(range(20))
+
+
+def test_who_reads_while_a_file_is_put_aside_misses_nothing_and_reads_nothing_twice(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    lines = JsonLines(path, max_nbytes=200)
+    lines.append({"i": 0, "pad": "x" * 150})
+    lines.append({"i": 1, "pad": "x" * 150})
+    rows = read_json_lines(path)
+    assert next(rows)["i"] == 0
+    lines.append({"i": 2, "pad": "x" * 150})
+    assert [row["i"] for row in rows] == [1]
+    lines.close()
+    assert [row["i"] for row in read_json_lines(path)] == [0, 1, 2]

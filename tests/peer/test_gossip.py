@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import itertools
+
+import anyio
 import pytest
 import torch
 
-from decentral.rounds.gossip import AHEAD
+from decentral.exchange import gather
+from decentral.rounds.gossip import AHEAD, PAIR, UNDECIDED
 from decentral.rounds.pairing import matching, partner_of
+from decentral.transport.pipe import Weight
+from decentral.wire.keys import peer_name
+from tests.peer.conftest import tiny_model
 
 
 def test_a_matching_covers_every_member_once_and_changes_with_the_step():
@@ -199,3 +206,79 @@ def test_a_jump_never_swaps_one_fragment_for_another(run_lab, terms):
 
     halves = terms("noloco")
     run_lab(halves.model_copy(update={"outer": halves.outer.model_copy(update={"fragments": 2})}), script)
+
+
+def told_alike(one, other):
+    """Of every step that both have taken: whether both took it with each other, or both alone."""
+    with_partner = [{swap.step: swap.partner is not None for swap in member.swaps} for member in (one, other)]
+    both = with_partner[0].keys() & with_partner[1].keys()
+    return [with_partner[0][step] == with_partner[1][step] for step in sorted(both)]
+
+
+def test_a_thin_uplink_makes_no_pair_by_half(run_lab, terms):
+    """The commit stood behind the frame's last megabyte for longer than it was asked about: one took the step alone."""
+
+    async def script(lab):
+        lab.network.weights = {gather.PUSH: Weight(1000.0)}
+        one, other = lab.add(), lab.add()
+        await lab.all_members()
+        leader = min(one.signer.peer, other.signer.peer)
+        lab.network.set_uplink(leader, 115_000.0)  # a megabyte, as much as is under way, takes 9 s
+        await lab.until(lambda: all(len(member.swaps) >= 5 for member in (one, other)), limit=900.0)
+        assert all(told_alike(one, other))
+        assert any(swap.partner is not None for swap in one.swaps[2:])
+
+    run_lab(terms("noloco", deadline_ceiling=60.0, lease=60.0, shrink_after=600.0), script, make_model=tiny_model)
+
+
+class _Deaf:
+    """A stream whose answer never comes, as on a connection that broke behind the question."""
+
+    def __init__(self, stream):
+        self.stream, self.peer = stream, stream.peer
+        self.send, self.aclose = stream.send, stream.aclose
+
+    async def receive_exactly(self, nbytes, on_bytes=None):
+        await anyio.sleep_forever()
+
+
+def test_an_answer_that_is_lost_is_asked_for_again_while_the_first_question_hangs(run_lab, terms):
+    async def script(lab):
+        one, other = lab.add(), lab.add()
+        await lab.all_members()
+        leader = min((one, other), key=lambda member: member.signer.peer)
+        whole, count = leader.transport.open, itertools.count()
+
+        async def every_other_is_deaf(peer, protocol):
+            stream = await whole(peer, protocol)
+            return _Deaf(stream) if protocol == PAIR and next(count) % 2 == 0 else stream
+
+        leader.transport.open = every_other_is_deaf
+        begun = len(leader.swaps) + 1
+        await lab.until(lambda: all(len(member.swaps) >= begun + 4 for member in (one, other)))
+        assert all(told_alike(one, other)[begun:])
+        assert all(swap.partner is not None for swap in leader.swaps[begun:])
+        assert not any(name == "undecided" for name, _ in leader.events)
+
+    run_lab(terms("noloco"), script, make_model=tiny_model)
+
+
+def test_a_leader_that_never_hears_whether_the_pair_was_made_says_so(run_lab, terms):
+    """It cannot be known (Gray 1978); that it is not known is told, where only the disagreement had shown it."""
+
+    async def script(lab):
+        one, other = lab.add(), lab.add()
+        await lab.all_members()
+        leader, follower = sorted((one, other), key=lambda member: member.signer.peer)
+        whole = leader.transport.open
+
+        async def deaf(peer, protocol):
+            stream = await whole(peer, protocol)
+            return _Deaf(stream) if protocol == PAIR else stream
+
+        leader.transport.open = deaf
+        await lab.until(lambda: any(name == "undecided" for name, _ in leader.events), limit=60.0)
+        fields = next(fields for name, fields in leader.events if name == "undecided")
+        assert fields == {"round": fields["round"], "peer": peer_name(follower.signer.peer), "seconds": UNDECIDED}
+
+    run_lab(terms("noloco"), script, make_model=tiny_model)

@@ -80,6 +80,7 @@ def test_a_small_model_that_four_peers_train_learns_more_than_one_that_trains_al
     assert found["problems"] == []
     assert found["loss"] == found["loss_curve"][-1][1] < 0.9 * found["loss_alone"]
     assert found["loss_curve"][0][1] > found["loss_alone"]
+    assert found["steps"] <= found["steps_alone"], "in the same time; who is alone waits for nobody"
     assert "loss" not in forecast(manifest, **options)
 
 

@@ -1,0 +1,129 @@
+"""What a transport makes of loopback: one long stream, its cost in processor time, and the round trip of a request.
+
+Both ends are processes of their own, as peers are, each with its daemon where there is one. Loopback has no delay and
+no limit, so it is the transport that is measured, encryption and multiplexing included.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import anyio
+
+from decentral.benchmarks.transport_peer import LOOPBACK, REQUEST, STREAM, Seat, processor_seconds
+from decentral.errors import DecentralError
+from decentral.swarm.identity import Identity
+from decentral.transport import Transport
+from decentral.transport.choice import make_transport
+from decentral.transport.requests import request
+from decentral.wire.keys import PeerId
+
+PIECE = bytes(1 << 18)  # sent at a time, as frames are
+TIMEOUT = 30.0  # s for a path and for an answer
+MEGABYTE = 1e6
+_REQUESTS = 200  # asked one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one transport: medians of the streams, and of the requests."""
+
+    transport: str
+    megabytes: float  # of one stream, 10^6 bytes
+    MBps: float
+    processor_ms_per_MB: float  # of both ends and their daemons
+    request_ms: float  # there and back, a kilobyte each way
+    request_ms_p90: float
+
+    def as_json(self) -> dict[str, Any]:  # Any: JSON
+        """Plain JSON, rounded to what repeats."""
+        return {key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(self).items()}
+
+
+def measure(kind: str, folder: Path, *, nbytes: int, repeats: int) -> Result:
+    """``repeats`` streams of ``nbytes`` each, and requests of a kilobyte, from this process to another one."""
+    with _far_end(Seat(folder=str(folder), transport=kind)) as ask:
+        return anyio.run(_measured, kind, folder, nbytes, repeats, ask)
+
+
+@contextmanager
+def _far_end(seat: Seat) -> Iterator[Callable[[bool], dict[str, Any]]]:
+    """The other process; call it for what it says next, first asking for it or not."""
+    command = [sys.executable, "-m", "decentral.benchmarks.transport_peer", json.dumps(asdict(seat))]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    lines, stdin = process.stdout, process.stdin
+
+    def ask(first: bool) -> dict[str, Any]:
+        if first:
+            stdin.write("\n")
+            stdin.flush()
+        if not (line := lines.readline()):
+            raise DecentralError(f"bench transport: the other end ({seat.transport}) has died; see its error above")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    try:
+        yield ask
+    finally:
+        stdin.close()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        lines.close()
+
+
+async def _measured(
+    kind: str, folder: Path, nbytes: int, repeats: int, ask: Callable[[bool], dict[str, Any]]
+) -> Result:
+    far = ask(False)
+    peer = PeerId(bytes.fromhex(far["peer"]))
+    transport = make_transport(kind, Identity.load_or_create(folder / "near.key"), LOOPBACK)
+    async with transport:
+        await transport.connect(peer, far["addresses"])
+        await _stream(transport, peer, len(PIECE))  # windows grow, code is loaded
+        spent = processor_seconds() + ask(True)["processor"]
+        seconds = [await _stream(transport, peer, nbytes) for _ in range(repeats)]
+        spent = processor_seconds() + ask(True)["processor"] - spent
+        trips = sorted([await _request(transport, peer) for _ in range(_REQUESTS)])
+    megabytes = nbytes / MEGABYTE
+    return Result(
+        kind,
+        megabytes,
+        megabytes / median(seconds),
+        1e3 * spent / (repeats * megabytes),
+        1e3 * median(trips),
+        1e3 * trips[9 * len(trips) // 10],
+    )
+
+
+async def _stream(transport: Transport, peer: PeerId, nbytes: int) -> float:
+    """Seconds until the other end says that it has all of a stream."""
+    began = time.perf_counter()
+    stream = await transport.open(peer, STREAM)
+    try:
+        await stream.send(nbytes.to_bytes(8, "little"))
+        for start in range(0, nbytes, len(PIECE)):
+            await stream.send(memoryview(PIECE)[: min(len(PIECE), nbytes - start)])
+        await stream.receive_exactly(1)
+    finally:
+        await stream.aclose()
+    return time.perf_counter() - began
+
+
+async def _request(transport: Transport, peer: PeerId) -> float:
+    began = time.perf_counter()
+    await request(transport, peer, REQUEST, PIECE[:1000], limit=1000, timeout=TIMEOUT)
+    return time.perf_counter() - began

@@ -1,0 +1,50 @@
+"""How far a long calculation is and how long it still takes, on stderr: stdout is for its result."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import IO, Self
+
+_QUIET_SECONDS = 2.0  # what takes less says nothing
+_REFRESH_SECONDS = 0.25
+_CLEAR = "\r\x1b[2K"  # to the beginning of the line, and empty it
+
+
+class Countdown:
+    """One line that is refreshed on a terminal, a line every 10 % anywhere else. Call it with what is done."""
+
+    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._is_terminal = stream.isatty()
+        self._began = self._shown_at = clock()
+        self._tenths = 0
+        self._shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._shown and self._is_terminal:
+            self._write(_CLEAR)
+
+    def __call__(self, share: float) -> None:
+        """``share``: from 0 to 1."""
+        now = self._clock()
+        if share <= 0 or now - self._began < _QUIET_SECONDS:
+            return
+        if self._is_terminal and now - self._shown_at >= _REFRESH_SECONDS:
+            self._write(_CLEAR + self._sentence(share, now))
+            self._shown_at = now
+        elif not self._is_terminal and int(10 * share) > self._tenths:
+            self._write(self._sentence(share, now) + "\n")
+        self._tenths = int(10 * share)
+
+    def _sentence(self, share: float, now: float) -> str:
+        seconds = round((now - self._began) * (1 - share) / share)
+        left = f"{seconds} s" if seconds < 120 else f"{seconds // 60} min"
+        return f"{share:.0%} done, about {left} left"
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+        self._shown = True

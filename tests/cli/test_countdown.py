@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+
+from decentral.cli.countdown import Countdown
+from decentral.manifest import preset_manifest
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(stream, seconds=40.0, calls=400):
+    now = [0.0]
+    with Countdown(stream, lambda: now[0]) as countdown:
+        for call in range(1, calls + 1):
+            now[0] = seconds * call / calls
+            countdown(call / calls)
+    return stream.getvalue()
+
+
+def test_a_pipe_gets_a_line_every_tenth_with_the_time_that_is_left():
+    lines = shown(io.StringIO()).splitlines()
+    assert lines[0] == "10% done, about 36 s left"
+    assert lines[4] == "50% done, about 20 s left"
+    assert len(lines) == 10
+
+
+def test_a_terminal_gets_one_line_that_is_refreshed_four_times_a_second_and_gone_in_the_end():
+    text = shown(Terminal())
+    assert "\n" not in text
+    assert "50% done, about 20 s left" in text
+    assert text.count("left") <= 4 * 40
+    assert text.endswith("\r\x1b[2K")
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_what_is_done_in_a_moment_says_nothing(stream):
+    assert shown(stream, seconds=1.9) == ""
+
+
+def test_hours_are_told_in_minutes():
+    assert shown(io.StringIO(), seconds=4000.0).startswith("10% done, about 60 min left")
+
+
+def test_a_simulation_keeps_its_json_apart_from_its_progress(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("decentral.cli.countdown._QUIET_SECONDS", 0.0)
+    manifest = preset_manifest("sparseloco", inner={"steps": 3}, run={"salt": "countdown"})
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    found = run("simulate", "run.toml", "--peers", "2", "--profile", "lab", "--rounds", "3", "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["rounds"] == 3
+    lines = found.stderr.splitlines()
+    assert 1 < len(lines) <= 10
+    assert lines[-1] == "100% done, about 0 s left"
+
+
+def test_learning_is_told_with_what_is_compared(run, tmp_path):
+    manifest = preset_manifest("diloco", inner={"steps": 3}, run={"salt": "countdown"})
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    found = run("simulate", "run.toml", "--peers", "2", "--profile", "lab", "--rounds", "2", "--learn")
+    (line,) = [line for line in found.stdout.splitlines() if line.startswith("loss ")]
+    assert re.search(
+        r"of a small model, after \d+ per peer; [\d.]+ for a median peer alone as long, which makes \d+ inner", line
+    )
