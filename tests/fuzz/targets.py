@@ -39,6 +39,7 @@ from decentral.rounds.chain import Head
 from decentral.rounds.inbox import Inbox
 from decentral.state.assembler import Assembler
 from decentral.state.checkpoint import META, TENSORS, read_checkpoint
+from decentral.state.chunk_form import BY_PLANES, from_form, to_form
 from decentral.state.journal import HEAD_NBYTES, Journal
 from decentral.state.optimizer_state import unflatten
 from decentral.state.snapshot import CHUNK_NBYTES, Layout, SnapshotIndex, chunk_hash
@@ -299,6 +300,17 @@ def _chunk(data: bytes) -> object:
     return number
 
 
+PACKED_NBYTES = 400
+
+
+def _packed_chunk(data: bytes) -> object:
+    """A chunk in the form that a donor chose."""
+    chunk = from_form(data, PACKED_NBYTES)
+    assert len(chunk) == PACKED_NBYTES
+    assert from_form(to_form(chunk, BY_PLANES), PACKED_NBYTES) == chunk
+    return chunk
+
+
 def _json(data: bytes) -> object:
     """What a peer's JSON holds; those who call for it catch these three."""
     try:
@@ -460,6 +472,7 @@ def _targets() -> list[Target]:
         Target("sealed invite", _sealed_invite, InviteError),
         Target("snapshot index", _snapshot_index),
         Target("chunk", _chunk),
+        Target("packed chunk", _packed_chunk),
         Target("head", _head),
         Target("hello", Hello.from_bytes, (PayloadError, VersionError)),
         Target("schema", _schema),
