@@ -27,6 +27,8 @@ def from_form(answer: bytes, nbytes: int) -> bytes:
         raise PayloadError(f"a chunk in form {answer[:1].hex() or 'none'}, which nobody asked for; drop the donor")
     body = answer[HEAD_NBYTES:]
     packed = answer[0] == PLANES
+    if packed and nbytes % 4:
+        raise PayloadError(f"a chunk of {nbytes} bytes by planes of four; drop the donor")
     if len(body) >= nbytes if packed else len(body) != nbytes:
         raise PayloadError(f"a chunk of {nbytes} bytes came as {len(body)}; drop the donor")
     return planes.unpack(body, nbytes) if packed else body
