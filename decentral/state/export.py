@@ -7,7 +7,7 @@ share after the last commit: it evaluates better than any single peer's live cop
 checkpoint's meta must hold ``parameters`` (``Schema.to_json()``); ``model`` = {"task": "causal-lm", "config": {...}}
 adds the config, ``buffers`` = "own" says that each peer keeps its own.
 
-For the way to another machine, ``model.safetensors.packed`` takes the tensors' place; ``unpack`` makes the folder of it.
+For the way to another machine ``model.safetensors.packed`` takes the tensors' place; ``unpack`` makes the folder of it.
 """
 
 import contextlib

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from hashlib import blake2b
 
 from tests.corpus.builders import ACCEPTED, STRANGE, Entry
 from tests.fuzz.targets import PACKED_NBYTES
@@ -36,7 +37,42 @@ def windowed(log: int, nbytes: int | None, blocks: bytes) -> bytes:
     return MAGIC + bytes([0x00 if nbytes is None else 0xC0, (log - 10) << 3]) + size + blocks
 
 
+def file_of(content: bytes, *forms: bytes, nbytes: int | None = None, lengths: tuple[int, ...] = ()) -> bytes:
+    """A packed file: its chunks in these forms, and what it says of them."""
+    told = lengths or tuple(len(form) for form in forms)
+    chunks = b"".join(struct.pack("<I", length) + form for length, form in zip(told, forms, strict=True))
+    size = len(content) if nbytes is None else nbytes
+    return b"DCPK" + struct.pack("<Q", size) + chunks + blake2b(content, digest_size=32).digest()
+
+
+def files() -> Iterator[Entry]:
+    target, content = "packed file", b"A" * 8
+    plain, by_planes = b"\0" + content, b"\1" + single(8, runs(1, 8))
+    good = file_of(content, plain)
+    yield target, "as it is", good, ACCEPTED
+    yield target, "of nothing", file_of(b""), ACCEPTED
+    yield target, "longer by planes", file_of(content, by_planes), "a chunk of 8 bytes has 18"
+    yield target, "empty", b"", "it is cut short"
+    yield target, "less one", good[:-1], "it is cut short"
+    yield target, "and one", good + b"\0", "something follows it"
+    yield target, "another hash", good[:-1] + bytes([good[-1] ^ 1]), "its hash is another"
+    yield target, "size 2**64-1", file_of(content, plain, nbytes=2**64 - 1), "a chunk of 262144 bytes came as 8"
+    yield target, "size 9", file_of(content, plain, nbytes=9), "a chunk of 9 bytes came as 8"
+    yield (
+        target,
+        "a chunk of 2**32-1",
+        file_of(content, plain, lengths=(2**32 - 1,)),
+        "a chunk of 8 bytes has 4294967295",
+    )
+    yield target, "seven bytes by planes", file_of(b"A" * 7, b"\1" + bytes(6)), "a chunk of 7 bytes by planes of four"
+    bomb = b"\1" + single(1 << 18, runs(60, LARGEST_BLOCK))
+    yield target, "a bomb", file_of(content, bomb, nbytes=1 << 18), "zstd cannot read it"
+    for name, data in STRANGE.items():
+        yield target, name, data, "is damaged"
+
+
 def packed() -> Iterator[Entry]:
+    yield from files()
     target, whole = "packed chunk", PACKED_NBYTES
     plain = block(RAW, whole, bytes(whole), last=True)
     good = single(whole, runs(1, whole))
