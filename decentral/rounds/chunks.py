@@ -18,13 +18,16 @@ from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name
 
+_BOTH_ENDS = 4  # times unpacking
+
 
 @dataclass(slots=True)
 class Gain:
     """Whether a byte less on the way is worth more time than packing takes. Pure: the times come in.
 
-    The way is as fast as answers came over all of it. Packing takes about as long as unpacking, which is measured here;
-    the quickest counts, as a busy machine makes one slow and nothing makes one fast.
+    The way is as fast as answers came over all of it. Unpacking is measured; the quickest counts, as a busy machine
+    makes one slow and nothing makes one fast. Packing takes longer, and both take turns from the streams: over
+    loopback, where the processor is the limit, plain chunks came at 65 to 68 MB/s, packed ones at 42 to 62.
     """
 
     began: float  # s
@@ -42,7 +45,7 @@ class Gain:
 
     def pays(self, now: float) -> bool:
         """Whether to ask for packed chunks; yes while nothing is known of them."""
-        return not self.saved or self.saved * (now - self.began) >= 2 * self.unpacking * self.arrived
+        return not self.saved or self.saved * (now - self.began) >= _BOTH_ENDS * self.unpacking * self.arrived
 
 
 class Chunks:
