@@ -52,9 +52,10 @@ class Hello:
         """Read a peer's answer. Raises VersionError, NotAdmitted, PayloadError."""
         try:
             found = json.loads(data)
-            if found.get("refused") is True and int(found["wire"]) == WIRE_VERSION:
+            wire = int(found["wire"])
+            if found.get("refused") is True and wire == WIRE_VERSION:
                 raise NotAdmitted(_NOT_ADMITTED)
-            wire, theirs = int(found["wire"]), _visible(str(found["version"])[:32])
+            theirs = _visible(str(found["version"])[:32])
             text, schema, age = str(found["manifest"]), str(found["schema"]), float(found["age"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             reason = type(error).__name__

@@ -1,8 +1,8 @@
 """What a peer gives to those that missed something: its commits after a place, and snapshots of its newest one.
 
 Crosses the wire: a chain request is up to ``LOCATOR`` places of 40 bytes, its answer the round of the newest one known
-here and commits with their lengths; an index request is empty, a state request names a chunk. Snapshots are immutable
-copies, so donors never wait.
+here and commits with their lengths; an index request is empty, a state request names a chunk, and since version 2 the
+forms in which it may come (`state/chunk_form`). Snapshots are immutable copies, so donors never wait.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import anyio
 from decentral.errors import PayloadError, TransportError
 from decentral.rounds.driver import Driver
 from decentral.rounds.history import LOCATOR
+from decentral.state.chunk_form import to_form
 from decentral.state.snapshot import Snapshot
 from decentral.transport import Transport
 from decentral.transport.requests import serve_requests
@@ -25,13 +26,15 @@ from decentral.wire.messages import encode
 
 CHAIN = "/decentral/chain/1"
 INDEX = "/decentral/index/1"
-STATE = "/decentral/state/1"
+STATE = "/decentral/state/1"  # what peers of version 0.1 serve and ask for
+PACKED = "/decentral/state/2"
 CHAIN_LIMIT = 1 << 23  # bytes of commits in one answer
 KEPT = 4  # snapshots kept for joiners that are still fetching
 WHERE = struct.Struct("<Q32s")  # round, record hash; a request names up to LOCATOR places, newest first
 SHARED = struct.Struct("<Q")  # an answer begins with the round of the newest place both know
 LENGTH = struct.Struct("<I")  # of the commit that follows
 CHUNK = struct.Struct("<32sI")  # snapshot, chunk number
+ANY_FORM = struct.Struct("<32sIB")  # and the set of forms that the asker takes besides the plain one
 
 
 class Donor:
@@ -46,6 +49,7 @@ class Donor:
         serve_requests(transport, CHAIN, self._on_chain, limit=LOCATOR * WHERE.size)
         serve_requests(transport, INDEX, self._on_index, limit=0)
         serve_requests(transport, STATE, self._on_state, limit=CHUNK.size)
+        serve_requests(transport, PACKED, self._on_packed, limit=ANY_FORM.size)
 
     def _refuse_until_in_step(self) -> None:
         """A peer that is still joining has no chain to show: two newcomers must not make one of their own."""
@@ -79,10 +83,16 @@ class Donor:
         return (await self._snapshot()).index.to_bytes()
 
     async def _on_state(self, peer: PeerId, data: bytes) -> bytes:
+        return await self._chunk(*_asked(CHUNK, data))
+
+    async def _on_packed(self, peer: PeerId, data: bytes) -> bytes:
+        name, number, forms = _asked(ANY_FORM, data)
+        chunk = await self._chunk(name, number)
+        return to_form(chunk, forms) if chunk else b""
+
+    async def _chunk(self, name: bytes, number: int) -> bytes:
+        """Empty when that snapshot is not here any more."""
         self._refuse_until_in_step()
-        if len(data) != CHUNK.size:
-            raise PayloadError(f"chunk request of {len(data)} bytes, want {CHUNK.size}; drop it")
-        name, number = CHUNK.unpack(data)
         if name in self._snapshots:
             self._snapshots.move_to_end(name)  # whoever is fetching keeps it alive
         found = self._snapshots.get(name)
@@ -111,3 +121,10 @@ class Donor:
         while len(self._snapshots) > KEPT:
             self._snapshots.popitem(last=False)
         return made
+
+
+def _asked(fields: struct.Struct, data: bytes) -> tuple[Any, ...]:  # Any: what a struct holds
+    """The fields of a question. Raises PayloadError."""
+    if len(data) != fields.size:
+        raise PayloadError(f"chunk request of {len(data)} bytes, want {fields.size}; drop it")
+    return fields.unpack(data)

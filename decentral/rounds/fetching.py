@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import anyio
 from torch import Tensor
 
-from decentral.errors import DecentralError, PayloadError, TransportError
+from decentral.errors import DecentralError, PayloadError
 from decentral.exchange.stripes import fetch_chunks
 from decentral.optimizers import NoLoCo
 from decentral.rounds.chain import Head
-from decentral.rounds.donor import CHUNK, INDEX, STATE
+from decentral.rounds.chunks import Chunks
+from decentral.rounds.donor import INDEX
 from decentral.rounds.driver import Driver
 from decentral.state.assembler import Assembler
-from decentral.state.snapshot import CHUNK_NBYTES, Layout, Snapshot, SnapshotIndex
+from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
 from decentral.transport.requests import request
@@ -71,9 +71,8 @@ class SnapshotFetch:
     async def tensors(self, peer: PeerId, index: SnapshotIndex, head: Head) -> Fetched:
         """The snapshot that ``peer`` gave ``index`` of, from all who have it. Raises as ``fetch`` does."""
         assembler = await self._begin(index)
-        await fetch_chunks(
-            assembler, partial(self._chunk, index.digest), lambda: self._donors(peer, head), self._dropped
-        )
+        chunks = Chunks(self.transport, index, TIMEOUT)
+        await fetch_chunks(assembler, chunks.ask, lambda: self._donors(peer, head), self._dropped)
         self._partial = None
         tensors = await self.driver.offload(assembler.tensors)
         found = self.driver.replica.digest_of(tensors)
@@ -90,13 +89,6 @@ class SnapshotFetch:
             self._partial = Assembler(index, self.folder)
             await self.driver.offload(self._reuse, self._partial)
         return self._partial
-
-    async def _chunk(self, snapshot: bytes, donor: PeerId, number: int) -> bytes:
-        ask = CHUNK.pack(snapshot, number)
-        data = await request(self.transport, donor, STATE, ask, limit=CHUNK_NBYTES, timeout=TIMEOUT)
-        if not data:
-            raise TransportError(f"{peer_name(donor)}: it does not have that snapshot any more; ask another")
-        return data
 
     def _dropped(self, donor: PeerId, error: DecentralError) -> None:
         if isinstance(error, PayloadError):

@@ -17,7 +17,7 @@ from decentral.exchange.codec import Codec
 from decentral.exchange.partition import Grain
 from decentral.exchange.passing import PIECE
 from decentral.manifest import Manifest
-from decentral.rounds.donor import CHUNK, STATE
+from decentral.rounds.donor import ANY_FORM, PACKED
 from decentral.simulate.lessons import LessonName, toy_schema
 from decentral.transport.pipe import Weight
 from decentral.transport.requests import PREFIX_NBYTES
@@ -45,10 +45,10 @@ def stand_in_for(manifest: Manifest, num_parameters: int, lesson: LessonName = "
     real = _body_nbytes(codec, max(1, num_parameters // manifest.outer.fragments))
     small_N = torch.randn(toy[0].numel, generator=torch.Generator().manual_seed(0))
     body = real / len(codec.encode(small_N, {}, toy[0].shapes).body)
-    state = Weight(num_parameters / sum(fragment.numel for fragment in toy), PREFIX_NBYTES + CHUNK.size)
+    state = Weight(num_parameters / sum(fragment.numel for fragment in toy), PREFIX_NBYTES + ANY_FORM.size)
     frame = Weight(body, PREFIX_NBYTES + HEADER_NBYTES)
     piece = Weight(body, PREFIX_NBYTES + PIECE_HEAD_NBYTES)
-    protocols = {gather.PUSH: frame, gather.FETCH: frame, PIECE: piece, STATE: state}
+    protocols = {gather.PUSH: frame, gather.FETCH: frame, PIECE: piece, PACKED: state}
     return StandIn(protocols, body, Grain(align=1, piece=1 << 30))
 
 

@@ -2,6 +2,7 @@
 
 ``durable`` the fsync protocol · ``tensor_file`` safetensors with a hash per tensor · ``checkpoint`` save
 and load the newest valid one · ``optimizer_state`` torch state as tensors and JSON · ``journal`` the log of
-commits · ``snapshot`` and ``assembler`` hand the anchor to a joiner · ``delta`` the exact difference of two versions
-· ``export`` a model folder. No pickle anywhere.
+commits · ``snapshot`` and ``assembler`` hand the anchor to a joiner, in chunks as ``chunk_form`` says ·
+``packed_file`` a file packed so · ``delta`` the exact difference of two versions · ``export`` a model
+folder. No pickle anywhere.
 """

@@ -6,12 +6,14 @@ share after the last commit: it evaluates better than any single peer's live cop
 2.67 against 2.77 at 500M). With a causal-lm task the folder opens with ``AutoModelForCausalLM.from_pretrained``. The
 checkpoint's meta must hold ``parameters`` (``Schema.to_json()``); ``model`` = {"task": "causal-lm", "config": {...}}
 adds the config, ``buffers`` = "own" says that each peer keeps its own.
+
+For the way to another machine ``model.safetensors.packed`` takes the tensors' place; ``unpack`` makes the folder of it.
 """
 
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,16 @@ from decentral.parameters import Schema, in_dtype_of, split
 from decentral.state.checkpoint import Checkpoint, load_newest
 from decentral.state.durable import DISK, TEMPORARY, disk_errors
 from decentral.state.frozen import read_frozen
+from decentral.state.packed_file import pack_file, unpack_file
 from decentral.state.snapshot import BUFFERS, anchor_name, live_buffer_name
 from decentral.state.tensor_file import write_tensor_file
 
 Beside = Callable[[Mapping[str, Any]], Mapping[str, str]]
+MODEL, PACKED, CONFIG = "model.safetensors", "model.safetensors.packed", "config.json"
 
 
-def export(checkpoints: Path, to: Path, beside: Beside = lambda config: {}) -> Checkpoint:
-    """Write the newest valid checkpoint's anchor as a model folder ``to``; returns the checkpoint used.
+def export(checkpoints: Path, to: Path, beside: Beside | None = None, *, packed: bool = False) -> Checkpoint:
+    """Write the newest valid checkpoint's anchor as a model folder ``to``, packed or not; returns the checkpoint used.
 
     ``beside`` names texts to write beside a causal-lm's ``config.json``, such as its tokenizer.
 
@@ -41,15 +45,25 @@ def export(checkpoints: Path, to: Path, beside: Beside = lambda config: {}) -> C
     A DiskError also says that the model has frozen parameters and their file is missing.
 
     """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UsageError(f"{to} exists and is not an empty folder; name another with --to")
+    _check_free(to)
     checkpoint = load_newest(checkpoints)
     if checkpoint is None:
         raise DiskError(f"no checkpoint in {checkpoints}; train until one is written, or check the folder")
     model = whole_model(checkpoint, checkpoints.parent)
-    with disk_errors(f"writing the model to {to}"):
-        _write(to, model, config_of(checkpoint), beside)
+    with disk_errors(f"writing the model to {to}"), _new_folder(to) as temporary:
+        _write(temporary, model, packed)
+        if (config := config_of(checkpoint)) is not None:
+            _describe(temporary, config, {} if beside is None else beside(config))
     return checkpoint
+
+
+def unpack(folder: Path, to: Path) -> None:
+    """Write the model folder that ``folder``, a packed one, was made of. Raises UsageError or DiskError."""
+    _check_free(to)
+    with disk_errors(f"writing the model to {to}"), _new_folder(to) as temporary:
+        unpack_file(folder / PACKED, temporary / MODEL)
+        for path in folder.glob("*.json"):  # its configuration and tokenizer
+            DISK.write(temporary / path.name, [path.read_bytes()])
 
 
 def config_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
@@ -89,17 +103,33 @@ def anchor_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return parameters
 
 
-def _write(to: Path, parameters: dict[str, Tensor], config: dict[str, Any] | None, beside: Beside) -> None:
+def _check_free(to: Path) -> None:
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UsageError(f"{to} exists and is not an empty folder; name another with --to")
+
+
+def _write(folder: Path, parameters: dict[str, Tensor], packed: bool) -> None:
+    write_tensor_file(folder / MODEL, parameters, {"format": "pt"})
+    if packed:
+        pack_file(folder / MODEL, folder / PACKED)
+        DISK.remove(folder / MODEL)
+
+
+def _describe(folder: Path, config: Mapping[str, Any], beside: Mapping[str, str]) -> None:
+    document = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    for name, text in {CONFIG: document, **beside}.items():
+        DISK.write(folder / name, [text.encode()])
+
+
+@contextlib.contextmanager
+def _new_folder(to: Path) -> Iterator[Path]:
+    """A folder under another name until all of it is durable, and gone when that fails."""
     to.parent.mkdir(parents=True, exist_ok=True)
     temporary = to.with_name(f"{TEMPORARY}{to.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         DISK.make_folder(temporary)
-        write_tensor_file(temporary / "model.safetensors", parameters, {"format": "pt"})
-        if config is not None:
-            document = json.dumps(config, indent=2, sort_keys=True) + "\n"
-            for name, text in {"config.json": document, **beside(config)}.items():
-                DISK.write(temporary / name, [text.encode()])
+        yield temporary
         DISK.sync_folder(temporary)
         with contextlib.suppress(FileNotFoundError):
             to.rmdir()  # an empty folder, checked above

@@ -1,9 +1,11 @@
 """What a join and a replay cost: real nodes, virtual time, links with a rate.
 
     python experiments/catchup/measure.py join --uplinks 20 20 20 --downlink 50
+    python experiments/catchup/measure.py join --uplinks 20 --downlink 20 --idle --as-they-are
     python experiments/catchup/measure.py replay --peers 4 --rounds 5
 
-The model is one tensor; donors train on while they serve, and send their frames through the same uplinks.
+The model is one tensor, of normal values or of a checkpoint's anchors over and over (``--weights``); donors train on
+while they serve, and send their frames through the same uplinks. With ``--as-they-are`` they do not pack chunks.
 """
 
 from __future__ import annotations
@@ -12,18 +14,21 @@ import argparse
 import random
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import anyio
 import torch
 import trio
 import trio._core._run as scheduler
 import trio.testing
+from safetensors.torch import load_file
 
 from decentral.exchange.offload import inline
 from decentral.manifest import Manifest, preset_manifest
 from decentral.parameters import Schema, schema_of
 from decentral.peer.node import Node, Start
 from decentral.rounds.contribution import Contribution
+from decentral.rounds.donor import PACKED
 from decentral.rounds.driver import Ledger
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer
@@ -37,6 +42,14 @@ def one_tensor(numel: int) -> Schema:
     return schema_of(model, 1)
 
 
+def weights_of(path: Path | None, numel: int) -> torch.Tensor:
+    if path is None:
+        return 0.02 * torch.randn(numel, generator=torch.Generator().manual_seed(0))
+    found = load_file(path)
+    anchors = torch.cat([found[name] for name in sorted(found) if name.startswith("anchor/")])
+    return anchors.repeat(-(-numel // anchors.numel()))[:numel].clone()
+
+
 class Peer:
     """A node, and a trainer that contributes noise every ``step`` seconds."""
 
@@ -48,7 +61,7 @@ class Peer:
         start = Start(
             manifest=swarm.manifest,
             schema=swarm.schema,
-            anchors=[torch.zeros(swarm.schema.fragments[0].numel)],
+            anchors=[swarm.weights.clone()],
             founder=not swarm.peers,
             bootstrap=addresses,
         )
@@ -89,14 +102,17 @@ class Peer:
 
 
 class Swarm:
-    def __init__(self, manifest: Manifest, numel: int, latency: float, step: float) -> None:
-        self.manifest, self.schema, self.step = manifest, one_tensor(numel), step
-        self.network = MemoryNetwork(latency=latency)
+    def __init__(self, manifest: Manifest, weights: torch.Tensor, options: argparse.Namespace) -> None:
+        self.manifest, self.schema, self.step = manifest, one_tensor(weights.numel()), options.step
+        self.weights, self.packs = weights, not options.as_they_are
+        self.network = MemoryNetwork(latency=options.latency)
         self.peers: list[Peer] = []
         self.idle = False
 
     def add(self, nursery: trio.Nursery) -> Peer:
         self.peers.append(Peer(self, len(self.peers)))
+        if not self.packs:
+            del self.peers[-1].transport._services.handlers[PACKED]
         nursery.start_soon(self.peers[-1].live)
         return self.peers[-1]
 
@@ -176,6 +192,11 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.04, help="s, one way")
     parser.add_argument("--step", type=float, default=15.0, help="s of training per round")
     parser.add_argument("--idle", action="store_true", help="donors do not train while they serve")
+    parser.add_argument(
+        "--as-they-are", action="store_true", help="donors send chunks as they did before they packed them"
+    )
+    parser.add_argument("--weights", type=Path, help="tensors.safetensors of a checkpoint")
+    parser.add_argument("--preset", default="sparseloco", help="diloco: a momentum is fetched, too")
     parser.add_argument("--stall", type=float, help="s after which one donor's uplink all but ends")
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
@@ -183,14 +204,15 @@ def main() -> None:
     torch.set_num_threads(1)
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r = True, random.Random(0)  # trio's switch for simulations
     limits = {"lease": 15.0, "shrink_after": 3600.0, "deadline_floor": 2.0, "deadline_ceiling": 30.0, "min_peers": 1}
-    manifest = preset_manifest("sparseloco", run={"rounds": 1000, "salt": "cost", "seed": 0}, swarm=limits)
+    manifest = preset_manifest(options.preset, run={"rounds": 1000, "salt": "cost", "seed": 0}, swarm=limits)
+    weights = weights_of(options.weights, options.numel)
     script: Callable[[Swarm, argparse.Namespace, trio.Nursery], Awaitable[None]] = (
         join if options.what == "join" else replay
     )
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            await script(Swarm(manifest, options.numel, options.latency, options.step), options, nursery)
+            await script(Swarm(manifest, weights, options), options, nursery)
             nursery.cancel_scope.cancel()
 
     began = time.perf_counter()

@@ -102,6 +102,7 @@ COMMANDS = {
     "feedback": [("--bogus", 2)],
     "bench": [("nosuch", 2)],
     "bench compressors": [("--rows 100", 2), ("--only nosuch", 2), ("--data absent", 2), ("--data noise", 30)],
+    "bench transport": [("--bogus", 2)],
     "bench exchange": [("--peers 1", 2), ("--compressor nosuch", 10)],
     "simulate": [("absent.toml", 10), ("bad.toml", 10), ("run.toml --profile nosuch", 2)],
 }

@@ -18,6 +18,7 @@ from tests.corpus.builders import ACCEPTED, Entry
 from tests.corpus.controls import controls
 from tests.corpus.documents import documents
 from tests.corpus.frames import frames
+from tests.corpus.packed import packed
 from tests.corpus.streams import streams
 
 __all__ = ["ACCEPTED", "FOLDER", "entries", "path_of", "table"]
@@ -26,7 +27,6 @@ FOLDER = Path(__file__).parent
 
 
 SKIPPED = {
-    "zstd (bomb, fake size, window, dictionary, skippable frames, checksum)": "no zstd on the wire",
     "section count, order, repeated; unknown tensor id; dtype 255": "a body has no sections: the layout names them",
     "k = 0, k above its maximum, index as a negative u32": "k is never sent; an index has no sign and at most 12 bits",
     "codebook not finite, unsorted, of a wrong length": "no method sends a codebook",
@@ -39,7 +39,7 @@ SKIPPED = {
 
 def entries() -> list[Entry]:
     """Every file, its target and its words."""
-    makers = (frames, streams, bodies, controls, documents)
+    makers = (frames, streams, bodies, packed, controls, documents)
     return [entry for maker in makers for entry in maker()]
 
 

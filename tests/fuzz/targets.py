@@ -26,7 +26,7 @@ import torch
 from decentral import coding
 from decentral.coding import Floats, Form, Rising, Symbols
 from decentral.compressors import describe_compressors, parse_compressor
-from decentral.errors import ConfigError, InviteError, PayloadError, VersionError
+from decentral.errors import ConfigError, DiskError, InviteError, PayloadError, VersionError
 from decentral.exchange.codec import Codec, Shapes, numel
 from decentral.exchange.puzzle import Puzzle
 from decentral.manifest import parse_manifest
@@ -39,8 +39,10 @@ from decentral.rounds.chain import Head
 from decentral.rounds.inbox import Inbox
 from decentral.state.assembler import Assembler
 from decentral.state.checkpoint import META, TENSORS, read_checkpoint
+from decentral.state.chunk_form import BY_PLANES, from_form, to_form
 from decentral.state.journal import HEAD_NBYTES, Journal
 from decentral.state.optimizer_state import unflatten
+from decentral.state.packed_file import unpack_file
 from decentral.state.snapshot import CHUNK_NBYTES, Layout, SnapshotIndex, chunk_hash
 from decentral.state.tensor_file import DamagedFile, read_tensor_file
 from decentral.swarm.announcement import MOST_ADDRESSES, local_addresses, read_announcement, write_announcement
@@ -299,6 +301,31 @@ def _chunk(data: bytes) -> object:
     return number
 
 
+PACKED_NBYTES = 400
+
+
+def _packed_chunk(data: bytes) -> object:
+    """A chunk in the form that a donor chose."""
+    chunk = from_form(data, PACKED_NBYTES)
+    assert len(chunk) == PACKED_NBYTES
+    assert from_form(to_form(chunk, BY_PLANES), PACKED_NBYTES) == chunk
+    return chunk
+
+
+def _packed_file(data: bytes) -> object:
+    """A model that somebody packed."""
+    packed, plain = _folder() / "packed", _folder() / "plain"
+    packed.write_bytes(data)
+    try:
+        unpack_file(packed, plain)
+    except DiskError:
+        assert not plain.exists()
+        raise
+    content = plain.read_bytes()
+    plain.unlink()
+    return content
+
+
 def _json(data: bytes) -> object:
     """What a peer's JSON holds; those who call for it catch these three."""
     try:
@@ -460,6 +487,8 @@ def _targets() -> list[Target]:
         Target("sealed invite", _sealed_invite, InviteError),
         Target("snapshot index", _snapshot_index),
         Target("chunk", _chunk),
+        Target("packed chunk", _packed_chunk),
+        Target("packed file", _packed_file, DiskError),
         Target("head", _head),
         Target("hello", Hello.from_bytes, (PayloadError, VersionError)),
         Target("schema", _schema),

@@ -16,7 +16,7 @@ from decentral.observe.report import SUMMARY_FILE
 from decentral.observe.status import STATUS_FILE
 from decentral.peer.absence import Away
 from decentral.peer.daily_upload import UPLOAD_FILE
-from decentral.peer.invitation import MANIFEST_FILE
+from decentral.peer.folder import MANIFEST_FILE
 from decentral.state.frozen import FROZEN
 
 ROOT = Path(__file__).parents[2]

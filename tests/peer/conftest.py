@@ -56,7 +56,7 @@ class Member:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.log: list[Any] = []
         self.advances: list[Advance] = []
-        anchors = [torch.zeros(fragment.numel) for fragment in lab.schema.fragments]
+        anchors = [lab.first_anchor(fragment.numel) for fragment in lab.schema.fragments]
         start = Start(
             manifest=lab.manifest,
             schema=lab.schema,
@@ -157,12 +157,17 @@ class Lab:
         schema: Schema | None = None,
         step: float = STEP,
         make_model: Callable[[], torch.nn.Module] = small_model,
+        spread: float = 0.0,
     ) -> None:
         self.manifest, self.make_model, self.step = manifest, make_model, step
+        self.spread = spread  # of the values that all peers begin with
         self.schema: Schema = schema_of(make_model(), manifest.outer.fragments) if schema is None else schema
         self.network = MemoryNetwork(latency=0.02)
         self.members: list[Member] = []
         self.nursery: trio.Nursery | None = None
+
+    def first_anchor(self, numel: int) -> torch.Tensor:
+        return self.spread * torch.randn(numel, generator=torch.Generator().manual_seed(numel))
 
     def bootstrap(self) -> tuple[str, ...]:
         return tuple(address for member in self.members[:1] for address in member.transport.addresses())

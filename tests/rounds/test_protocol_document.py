@@ -53,6 +53,7 @@ def test_every_stream_is_there() -> None:
         donor.CHAIN,
         donor.INDEX,
         donor.STATE,
+        donor.PACKED,
         gossip.PAIR,
         hello.HELLO,
     }

@@ -8,9 +8,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from decentral.errors import ConfigError, DiskError, UsageError
 from decentral.peer.live_model import LiveModel
 from decentral.state.checkpoint import load_newest, save
-from decentral.state.export import anchor_parameters, export
+from decentral.state.export import MODEL, PACKED, anchor_parameters, export, unpack
 from decentral.state.frozen import FROZEN, keep_frozen
-from decentral.state.snapshot import BUFFERS, anchor_name
+from decentral.state.packed_file import pack_file, unpack_file
+from decentral.state.snapshot import BUFFERS, CHUNK_NBYTES, anchor_name
 
 
 def make_model(tie):
@@ -156,3 +157,56 @@ def test_what_is_frozen_is_written_once_and_again_for_another_base(tmp_path):
     found = load_file(tmp_path / FROZEN)
     assert torch.equal(found["base.weight"], other.frozen()["base.weight"])
     assert [path.name for path in tmp_path.iterdir()] == [FROZEN]
+
+
+def noise(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def exported(tmp_path, packed):
+    model = torch.nn.Linear(300, 301)
+    model.load_state_dict({"weight": noise(301, 300), "bias": noise(301)})
+    if not (tmp_path / "c").exists():
+        store(tmp_path / "c", model, {"task": "causal-lm", "config": {"a": 1}}, num_fragments=1)
+    to = tmp_path / ("packed" if packed else "plain")
+    export(tmp_path / "c", to, packed=packed)
+    return to
+
+
+def test_a_packed_model_takes_five_sixths_and_comes_back_byte_for_byte(tmp_path):
+    packed, plain = exported(tmp_path, True), exported(tmp_path, False)
+    assert sorted(path.name for path in packed.iterdir()) == ["config.json", PACKED]
+    assert (packed / PACKED).stat().st_size < 0.84 * (plain / MODEL).stat().st_size
+    unpack(packed, tmp_path / "again")
+    for path in plain.iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: data[: len(data) // 2],
+        lambda data: b"X" + data[1:],
+        lambda data: b"",
+        lambda data: data[:4] + bytes([255]) * 8 + data[12:],
+        lambda data: data[:12] + bytes([255]) * 4 + data[16:],
+        lambda data: data[:-40] + bytes([data[-40] ^ 1]) + data[-39:],
+    ],
+)
+def test_a_damaged_packed_model_is_said_in_one_line_and_leaves_nothing(tmp_path, damage):
+    packed = exported(tmp_path, True)
+    data = (packed / PACKED).read_bytes()
+    (packed / PACKED).write_bytes(damage(data))
+    with pytest.raises(DiskError, match=r"model.safetensors.packed is damaged \(.*\); copy it again"):
+        unpack(packed, tmp_path / "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "packed"]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 3, 4, CHUNK_NBYTES - 1, CHUNK_NBYTES, CHUNK_NBYTES + 1])
+def test_a_file_of_any_size_comes_back(tmp_path, nbytes):
+    (tmp_path / "plain").write_bytes(bytes(range(251)) * (nbytes // 251) + bytes(nbytes % 251))
+    pack_file(tmp_path / "plain", tmp_path / "packed")
+    unpack_file(tmp_path / "packed", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "plain").read_bytes()
