@@ -9,7 +9,6 @@ import pytest
 from decentral.cli.countdown import Countdown
 from decentral.manifest import preset_manifest
 
-
 SMALL = ("--parameters", "10000")  # told, they are not counted, which would import transformers
 
 
