@@ -140,7 +140,8 @@ def _look(first: Child, churn: Churn, progress: Progress) -> None:
         )
     if churn.waited_for and not _is_there(churn.waited_for, status):
         churn.waited_for = ""
-        progress.say(f"its lease has run out: the others go on without it from round {status.round} on")
+        gone = churn.killed[-1]
+        progress.say(f"the lease of {gone} has run out: the others go on without it from round {status.round} on")
 
 
 def _peer_in(child: Child) -> str:

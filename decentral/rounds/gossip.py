@@ -289,11 +289,10 @@ class Gossip:
         if current is None or current.step != step or current.partner != peer or current.frame.hash != ours:
             return NO
         held = self._frames.get((peer, step))
-        if held is None or held[0].hash != theirs:
-            return WAIT  # its frame is still on the way
-        self._outcomes[step] = (theirs, YES)
+        made = held is not None and held[0].hash == theirs  # it was here; one too far ahead is not kept
+        self._outcomes[step] = (theirs, YES) if made else (NOTHING, NO)
         self._wake()
-        return YES
+        return YES if made else NO
 
     # ---- the step ----
 

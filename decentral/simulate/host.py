@@ -138,6 +138,7 @@ class Host:
         self.process.leaving = True
         with anyio.CancelScope(shield=True), anyio.move_on_after(10.0):
             await self.process.leave()
+        self.note("gone")
         self.process.crash()
 
     def forget(self) -> None:

@@ -20,7 +20,7 @@ from decentral.simulate.verdict import Verdict
 
 TOLERANCE = 1e-3  # of the largest parameter: what fp16 and float32 rounding leave of a sum of two
 NEAR = 3 * UNDECIDED  # s between two entries of one step: a peer that crashed or restored a backup takes it again
-DEATHS = ("crashed", "failed", "left")
+DEATHS = ("crashed", "failed", "gone")  # who has "left" says goodbye for a while, and may still ask
 
 
 def check_pairs(trace: Trace, manifest: Manifest, verdict: Verdict) -> None:

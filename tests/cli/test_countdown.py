@@ -9,6 +9,8 @@ import pytest
 from decentral.cli.countdown import Countdown
 from decentral.manifest import preset_manifest
 
+SMALL = ("--parameters", "10000")  # told, they are not counted, which would import transformers
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
@@ -52,7 +54,7 @@ def test_a_simulation_keeps_its_json_apart_from_its_progress(run, tmp_path, monk
     monkeypatch.setattr("decentral.cli.countdown._QUIET_SECONDS", 0.0)
     manifest = preset_manifest("sparseloco", inner={"steps": 3}, run={"salt": "countdown"})
     (tmp_path / "run.toml").write_text(manifest.to_toml())
-    found = run("simulate", "run.toml", "--peers", "2", "--profile", "lab", "--rounds", "3", "--json")
+    found = run("simulate", "run.toml", "--peers", "2", "--profile", "lab", "--rounds", "3", *SMALL, "--json")
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["rounds"] == 3
     lines = found.stderr.splitlines()
@@ -63,7 +65,7 @@ def test_a_simulation_keeps_its_json_apart_from_its_progress(run, tmp_path, monk
 def test_learning_is_told_with_what_is_compared(run, tmp_path):
     manifest = preset_manifest("diloco", inner={"steps": 3}, run={"salt": "countdown"})
     (tmp_path / "run.toml").write_text(manifest.to_toml())
-    found = run("simulate", "run.toml", "--peers", "2", "--profile", "lab", "--rounds", "2", "--learn")
+    found = run("simulate", "run.toml", "--peers", "2", "--profile", "lab", "--rounds", "2", *SMALL, "--learn")
     (line,) = [line for line in found.stdout.splitlines() if line.startswith("loss ")]
     assert re.search(
         r"of a small model, after \d+ per peer; [\d.]+ for a median peer alone as long, which makes \d+ inner", line

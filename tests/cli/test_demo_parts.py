@@ -132,7 +132,7 @@ def test_the_lines_say_how_long_a_killed_peer_is_waited_for(tmp_path: Path) -> N
     said = [line for line in stream.getvalue().splitlines() if not line.startswith("round")]
     assert said == [
         "v was killed (SIGKILL) in round 4; nobody told the others, so they wait for it",
-        "its lease has run out: the others go on without it from round 6 on",
+        "the lease of v has run out: the others go on without it from round 6 on",
     ]
 
 

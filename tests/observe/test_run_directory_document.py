@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from decentral.cli.failure import TRACEBACK_FILE
@@ -40,8 +40,10 @@ def documented_events() -> dict[str, set[str]]:
     return found
 
 
-def told() -> Iterator[tuple[set[str], set[str]]]:
+@functools.cache
+def told() -> list[tuple[set[str], set[str]]]:
     """Of each place that tells an event by its name: the names it can have, and the fields that stand there."""
+    found = []
     for path in sorted((ROOT / "decentral").rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -49,7 +51,8 @@ def told() -> Iterator[tuple[set[str], set[str]]]:
                 function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
                 names = _constants(call.args[0])
                 if function in TOLD_BY and names:
-                    yield names, _keys(call.args[1])
+                    found.append((names, _keys(call.args[1])))
+    return found
 
 
 def _constants(node: ast.expr) -> set[str]:

@@ -282,3 +282,20 @@ def test_a_leader_that_never_hears_whether_the_pair_was_made_says_so(run_lab, te
         assert fields == {"round": fields["round"], "peer": peer_name(follower.signer.peer), "seconds": UNDECIDED}
 
     run_lab(terms("noloco"), script, make_model=tiny_model)
+
+
+def test_a_partner_that_dropped_the_frame_says_no_instead_of_wait(run_lab, terms):
+    """It was too far ahead when it came. Then both waited out the eight seconds for which a commit is asked about."""
+
+    async def script(lab):
+        one, other = lab.add(), lab.add()
+        await lab.all_members()
+        follower = max((one, other), key=lambda member: member.signer.peer)
+        follower.node.driver.on_swap = lambda frame, decoded: None
+        counts = [len(member.swaps) for member in (one, other)]
+        began = anyio.current_time()
+        await lab.until(lambda: all(len(m.swaps) > n + 3 for m, n in zip((one, other), counts, strict=True)))
+        assert anyio.current_time() - began < 3 * UNDECIDED
+        assert all(told_alike(one, other)[max(counts) + 1 :])
+
+    run_lab(terms("noloco"), script, make_model=tiny_model)

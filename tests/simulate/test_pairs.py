@@ -48,7 +48,7 @@ def test_a_pair_made_by_half_with_nobody_dead_and_the_link_alive_is_a_problem():
 
 @pytest.mark.parametrize(
     ("seconds", "host", "event", "fields"),
-    [(0.2, -1, "cut", cut(LEADER, FOLLOWER)), (7.0, FOLLOWER, "crashed", {}), (0.0, LEADER, "left", {})],
+    [(0.2, -1, "cut", cut(LEADER, FOLLOWER)), (7.0, FOLLOWER, "crashed", {}), (0.3, LEADER, "gone", {})],
 )
 def test_a_death_of_a_peer_or_of_the_link_while_the_leader_waits_is_an_excuse(seconds, host, event, fields):
     assert problems((seconds, host, event, fields)) == []
@@ -62,6 +62,7 @@ def test_a_death_of_a_peer_or_of_the_link_while_the_leader_waits_is_an_excuse(se
         (UNDECIDED + 0.5, FOLLOWER, "crashed", {}),  # after it gave up
         (0.2, -1, "cut", cut(LEADER, THIRD)),  # of another link
         (0.2, THIRD, "crashed", {}),
+        (0.2, LEADER, "left", {}),  # it says goodbye, and can be asked and answered yet
         (0.2, FOLLOWER, "slept", {}),  # without a link that broke
     ],
 )
