@@ -1,7 +1,8 @@
-"""Worlds to run the same laws in: memory (also with caps) and native on both event loops, daemons, and mixed ones."""
+"""Worlds to run the same laws in: memory (also with caps), native and py-libp2p on both loops, daemons, mixed ones."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from decentral.transport.budget import Limits
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native import NativeTransport
+from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import Signer
 
@@ -74,35 +76,46 @@ class NativeWorld(World):
         return NativeTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
 
 
-class MixedWorld(DaemonWorld):
-    """Every other transport is a daemon's; ``first`` says whether the first one is."""
+class PyLibp2pWorld(World):
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
 
-    def __init__(self, folder: Path, first: str) -> None:
-        super().__init__(folder)
-        self.daemon_next = first == "daemon"
+    def transport(self, limits: Limits | None = None) -> PyLibp2pTransport:
+        return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
+
+
+class MixedWorld(World):
+    """Transports of two kinds, in turns."""
+
+    def __init__(self, first: World, second: World) -> None:
+        self.turns = itertools.cycle((first, second))
 
     def transport(self, limits: Limits | None = None) -> Transport:
-        self.daemon_next = not self.daemon_next
-        if not self.daemon_next:
-            return super().transport(limits)
-        return NativeTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
+        return next(self.turns).transport(limits)
 
 
 WORLDS = (
     *("memory on asyncio", "memory on trio", "throttled on asyncio", "throttled on trio", "daemon"),
     *("native on asyncio", "native on trio"),
-    *("daemon to native", "native to daemon"),
+    *("py-libp2p on asyncio", "py-libp2p on trio"),
+    *("daemon to native", "native to daemon", "daemon to py-libp2p", "py-libp2p to daemon"),
+    *("native to py-libp2p", "py-libp2p to native"),
 )
 
 
 @pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    if request.param == "daemon":
-        return DaemonWorld(tmp_path)
-    kind, how, which = request.param.split(" ")
+    kind, how, which = (request.param + " on asyncio").split(" ")[:3]
     if how == "to":
-        return MixedWorld(tmp_path, kind)
-    return {"memory": MemoryWorld, "throttled": ThrottledWorld, "native": NativeWorld}[kind](which)
+        return MixedWorld(_world(kind, "asyncio", tmp_path), _world(which, "asyncio", tmp_path))
+    return _world(kind, which, tmp_path)
+
+
+def _world(kind: str, backend: str, folder: Path) -> World:
+    if kind == "daemon":
+        return DaemonWorld(folder)
+    worlds = {"memory": MemoryWorld, "throttled": ThrottledWorld, "native": NativeWorld, "py-libp2p": PyLibp2pWorld}
+    return worlds[kind](backend)
 
 
 @pytest.fixture
