@@ -119,7 +119,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Timed, after one that is not."
 )
-@click.option("--transport", type=click.Choice(["daemon", "native"]), help="The daemon where there is one.")
+@click.option(
+    "--transport", type=click.Choice(["daemon", "native", "py-libp2p"]), help="The daemon where there is one."
+)
 @as_json
 def exchange_bench(
     peers: int,

@@ -20,6 +20,9 @@ class Negotiations:
         self._comes_first, self._timeout = comes_first, timeout
         self._under_way: Counter[PeerId] = Counter()
 
+    def __len__(self) -> int:
+        return self._under_way.total()
+
     def begin(self, peer: PeerId) -> bool:
         """Count one more of ``peer``; False when there are too many, and the stream is to be reset."""
         full = self._under_way.total() >= _OF_ALL and not self._comes_first(peer)

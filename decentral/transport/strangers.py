@@ -6,7 +6,7 @@ When too many are at it, the one that takes longest is dropped: an honest peer n
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 
 import anyio
@@ -34,7 +34,9 @@ class Strangers:
         scope = anyio.CancelScope(deadline=anyio.current_time() + self._timeout)
         self._scopes[scope] = None
         if len(self._scopes) > _MOST:
-            next(iter(self._scopes)).cancel()
+            oldest = next(iter(self._scopes))
+            del self._scopes[oldest]  # now: it takes a moment to end, and must not be chosen for the next one, too
+            oldest.cancel()
         try:
             with scope:
                 yield
@@ -50,7 +52,7 @@ class Strangers:
 async def accept_for_ever(
     listener: anyio.abc.SocketListener,
     group: anyio.abc.TaskGroup,
-    accept: Callable[[anyio.abc.SocketStream], Awaitable[None]],
+    accept: Callable[[anyio.abc.SocketStream], Coroutine[object, object, None]],
 ) -> None:
     """Have ``accept`` take each connection: with too many files open, connections wait until some are closed."""
     while True:

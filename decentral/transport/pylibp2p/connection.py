@@ -10,7 +10,8 @@ from collections import deque
 
 import anyio
 import trio
-from libp2p.abc import ConnectionType, IMuxedConn, IMuxedStream, IRawConnection, ISecureConn
+from libp2p.abc import IMuxedConn, IMuxedStream, IRawConnection, ISecureConn
+from libp2p.connection_types import ConnectionType
 from libp2p.crypto.keys import PrivateKey, PublicKey
 from libp2p.io.exceptions import IOException
 from libp2p.peer.id import ID

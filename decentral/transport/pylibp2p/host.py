@@ -48,6 +48,11 @@ class GuardedHost(BasicHost):
         self._negotiations = Negotiations(comes_first, timeout)
         self._budget = Budget()  # of what the host itself answers
 
+    @property
+    def num_negotiating(self) -> int:
+        """Inbound streams whose protocol is not known yet."""
+        return len(self._negotiations)
+
     def get_addrs(self) -> list[Multiaddr]:
         """Where this peer can be dialled."""
         return [Multiaddr(to_bytes(address)) for address in self._addresses()]
@@ -77,9 +82,8 @@ class GuardedHost(BasicHost):
         if not self._negotiations.begin(native.peer):
             native.reset()
             return
-        protocol = TProtocol(
-            await self._negotiations.protocol_of(native, native.peer, self.multiselect.handlers.keys())
-        )
+        known = {str(name) for name in self.multiselect.get_protocols()}
+        protocol = TProtocol(await self._negotiations.protocol_of(native, native.peer, known))
         handler = self.multiselect.handlers[protocol]
         assert handler is not None, "each protocol is registered with one"
         net_stream.set_protocol(protocol)
