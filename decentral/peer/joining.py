@@ -75,7 +75,8 @@ def join(
         lan: announce this peer on its local networks by multicast DNS, and look for others of the run there.
         on_nan: what NaN or Inf in this peer's progress does: ``stop`` raises NonFiniteError, which names the parameter;
             ``restart`` puts the live model back to the anchor, drops inner moments that are not finite, and goes on.
-        transport: ``daemon``, ``native``, ``py-libp2p``, or one of your own; the daemon where this system has it when not given.
+        transport: ``daemon``, ``native``, ``py-libp2p``, or one of your own; the daemon where this system
+            has it when not given.
 
     Raises ConfigError and its kin when the terms cannot work, or trained parameters are in no optimizer; nothing is
     started then. Settings of the optimizer that differ from ``[inner]`` of the manifest are told as a warning.
@@ -134,7 +135,7 @@ def fetch_manifest(
     """The manifest of the run that ``invite`` names, from any of its peers; kept as ``run.toml`` in ``out``.
 
     Looks until a peer answers, or ``join_timeout`` seconds; with ``lan`` on the local network, too. ``transport`` is
-    ``daemon``, ``native`` or ``py-libp2p``; None: the daemon where this system has it. Raises NoPeersError, InviteError,
-    ManifestMismatch.
+    ``daemon``, ``native`` or ``py-libp2p``; None: the daemon where this system has it. Raises NoPeersError,
+    InviteError, ManifestMismatch.
     """
     return fetch(Invite.parse(invite), Path(out), listen, join_timeout, transport, lan=lan)
