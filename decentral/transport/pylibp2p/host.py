@@ -14,6 +14,8 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
+from libp2p.host.ping import ID as PING
+from libp2p.host.ping import handle_ping
 from libp2p.identity.identify_push.identify_push import ID_PUSH
 from multiaddr import Multiaddr
 
@@ -45,6 +47,7 @@ class GuardedHost(BasicHost):
         super().__init__(swarm, disable_identify_address_discovery=True)
         swarm.notifees.clear()  # the one that has it ask everybody who they are
         self.multiselect.remove_handler(ID_PUSH)
+        self.multiselect.add_handler(PING, handle_ping)  # in place of the one that keeps a row for each peer
         self._negotiations = Negotiations(comes_first, timeout)
         self._budget = Budget()  # of what the host itself answers
 
