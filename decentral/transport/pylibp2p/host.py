@@ -1,8 +1,8 @@
 """py-libp2p's host: which protocol a stream is for, and its own identify and ping. No stream can end it.
 
-As shipped an exception in any handler ends the host, and so does a protocol name that is not UTF-8. Here the
-negotiation is this package's, bounded, and every handler is guarded. Its identify-push is not served, which lets
-anybody write into the store of peers, and it asks nobody to identify themselves, which lets them answer without end.
+As shipped an exception in any handler ends the host, and so may what a stranger says while a protocol is negotiated.
+Here the negotiation is this package's, bounded, and every handler is guarded. Its identify-push is not served, which
+would let anybody write into the store of peers, and it asks nobody to identify themselves.
 """
 
 from __future__ import annotations
