@@ -49,7 +49,7 @@ mutants: $(STAMP)  ## does the simulation catch planted bugs? make mutants ARGS=
 powerloss: $(STAMP)  ## SIGKILLs while checkpoints are written: make powerloss KILLS=10000, or ARGS=--states for power cuts
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.powerloss --kills $(KILLS) $(ARGS)
 
-interop: $(STAMP) $(NODE_STAMP)  ## js-libp2p against both transports, with node and npm: make interop ARGS="-k relay"
+interop: $(STAMP) $(NODE_STAMP)  ## js-libp2p against all transports, with node and npm: make interop ARGS="-k relay"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/interop $(ARGS)
 
 lint: $(STAMP)

@@ -124,7 +124,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Timed, after one that is not."
 )
-@click.option("--transport", type=click.Choice(KINDS), help="The daemon where there is one.")
+@click.option("--transport", type=click.Choice([*KINDS, "py-libp2p"]), help="The daemon where there is one.")
 @as_json
 def exchange_bench(
     peers: int,

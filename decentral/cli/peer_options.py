@@ -11,6 +11,14 @@ from decentral.cli.quantities import Rate, Size
 from decentral.swarm.patience import moment_in
 
 
+def _installed(context: click.Context, parameter: click.Parameter, kind: str | None) -> str | None:
+    """Refused before anything is read or made."""
+    from decentral.transport.choice import check_there
+
+    check_there(kind)
+    return kind
+
+
 def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add them to a command."""
     options: list[Decorator] = [
@@ -50,9 +58,10 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--transport",
-            type=click.Choice(["daemon", "native"]),
-            help="How peers are reached: go-libp2p's daemon, or libp2p over TCP in this process. The daemon where this "
-            "system has one when not given; they speak to each other.",
+            type=click.Choice(["daemon", "native", "py-libp2p"]),
+            callback=_installed,
+            help="How peers are reached: go-libp2p's daemon, libp2p over TCP in this process, or py-libp2p, which is "
+            "an extra. The daemon where this system has one when not given; they speak to each other.",
         ),
         click.option(
             "--require-peers",

@@ -42,7 +42,7 @@ class JobOptions:
     out: Path
     data: Path | None = None
     listen: tuple[str, ...] | None = None  # multiaddrs; None: all interfaces
-    transport: str | None = None  # "daemon" or "native"; None: the daemon where this system has one
+    transport: str | None = None  # "daemon", "native", "py-libp2p"; None: the daemon where this system has one
     relays: tuple[str, ...] = ()  # multiaddrs
     lan: bool = True  # announced and looked for on the local networks
     require_peers: int = 0

@@ -92,7 +92,8 @@ def join(
         quiet: print nothing. Else the main process says a change of state and a round on stderr, at most one line a
             second, each beginning with ``decentral:``; printed and not logged, so that no configuration of logging
             doubles or hides them. What goes wrong is logged besides, by ``logging.getLogger("decentral")``.
-        transport: ``daemon``, ``native``, or one of your own; the daemon where this system has it when not given.
+        transport: ``daemon``, ``native``, ``py-libp2p``, or one of your own; the daemon where this system has it when
+            not given.
         keep_serving: after the run's end stay at the end of the block, for those who come late, until ``leave`` or
             Ctrl-C. Without it a folder that holds the run's last commit is ``done`` at once, and asks nobody.
 
@@ -159,7 +160,7 @@ def fetch_manifest(
     """The manifest of the run that ``invite`` names: the one in ``out``, else from any of its peers. Writes nothing.
 
     Looks until a peer answers, or ``join_timeout`` seconds; with ``lan`` on the local network, too. ``transport`` is
-    ``daemon`` or ``native``; None: the daemon where this system has it. Raises NoPeersError, InviteError,
-    ManifestMismatch.
+    ``daemon``, ``native`` or ``py-libp2p``; None: the daemon where this system has it. Raises NoPeersError,
+    InviteError, ManifestMismatch.
     """
     return fetch(Invite.parse(invite), Path(out), listen, join_timeout, transport, lan=lan)

@@ -1,7 +1,7 @@
 """Which transport a peer runs on: what was asked for, else the daemon where hivemind brings one, else the native one.
 
 The daemon is the faster one and has the DHT; the native one runs wherever Python does, and punches holes with one relay
-where the daemon needs several. They speak to each other.
+where the daemon needs several; py-libp2p is an extra, imported only when it is asked for. They speak to each other.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Literal, Protocol, get_args
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, UsageError
 from decentral.transport.base import Transport
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.daemon_options import DaemonOptions, KeyFile
 from decentral.transport.native import NativeOptions, NativeTransport
 from decentral.wire.keys import Signer
 
-Kind = Literal["daemon", "native"]
+Kind = Literal["daemon", "native", "py-libp2p"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -52,6 +52,22 @@ def make_transport(
         return DaemonTransport(identity, listen=listen, options=DaemonOptions(reachability=role, relays=tuple(relays)))
     if kind == "native":
         return NativeTransport(identity.signer, listen=listen, options=NativeOptions(relays=tuple(relays)))
+    if kind == "py-libp2p":
+        return _on_libp2p(identity.signer, listen, tuple(relays))
     if isinstance(kind, str):
-        raise ConfigError(f"transport={kind!r}: there are {' and '.join(KINDS)}; leave it out for this system's")
+        raise ConfigError(f"transport={kind!r}: there are {', '.join(KINDS)}; leave it out for this system's")
     return kind
+
+
+def check_there(kind: str | None) -> None:
+    """UsageError for a transport whose package is not installed."""
+    if kind == "py-libp2p" and importlib.util.find_spec("libp2p") is None:
+        raise UsageError("transport 'py-libp2p': the package libp2p is not here; pip install 'decentral[libp2p]'")
+
+
+def _on_libp2p(signer: Signer, listen: Sequence[str] | None, relays: tuple[str, ...]) -> Transport:
+    check_there("py-libp2p")
+    from decentral.transport.pylibp2p.node import Options  # a second to import, and an extra: only who asks for it
+    from decentral.transport.pylibp2p.transport import PyLibp2pTransport
+
+    return PyLibp2pTransport(signer, listen=listen, options=Options(relays=relays))

@@ -7,6 +7,7 @@ addresses is remembered, so that it is dialled again when its connection is gone
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -15,7 +16,6 @@ import anyio.lowlevel
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable
 from decentral.transport.address_book import AddressBook
 from decentral.transport.circuit import HOP, RelayedSocket, pass_through, relay_of
-from decentral.transport.handshakes import Handshakes
 from decentral.transport.multistream import propose
 from decentral.transport.native_stream import NativeStream
 from decentral.transport.ports import End, Ports
@@ -30,10 +30,18 @@ _HEAD_START = 0.5  # s that direct addresses have before a relay is asked
 _TURN = 1.5  # s that a relay has before the next one is asked: ten round trips of 150 ms
 
 
+class Greeter(Protocol):
+    """Who shakes hands over a socket that was dialled."""
+
+    async def greet(self, socket: Socket, peer: PeerId) -> Session:
+        """Shake hands with ``peer``. The socket is closed when it does not come to a session."""
+        ...
+
+
 class Dialler:
     """Dials for the peer ``me``, each other peer once at a time."""
 
-    def __init__(self, me: PeerId, timeout: float, ports: Ports, sessions: Sessions, handshakes: Handshakes) -> None:
+    def __init__(self, me: PeerId, timeout: float, ports: Ports, sessions: Sessions, handshakes: Greeter) -> None:
         self._me, self._timeout = me, timeout
         self._ports, self._sessions, self._handshakes = ports, sessions, handshakes
         self._known = AddressBook()

@@ -19,12 +19,10 @@ from decentral.transport.ports import End
 from decentral.transport.relay_limits import network_of
 from decentral.transport.secured import Socket, close_now, secure_inbound, secure_outbound
 from decentral.transport.sessions import Sessions
+from decentral.transport.strangers import Strangers, accept_for_ever
 from decentral.transport.tcp import ends_of, far_end
 from decentral.transport.yamux import PROTOCOL, Session
 from decentral.wire.keys import PeerId, Signer, peer_name
-
-_STRANGERS = 64  # connections in their handshake, which takes an honest peer three round trips
-_NO_FILES = 0.2  # s until connections are accepted again
 
 logger = logging.getLogger("decentral.transport")
 
@@ -37,7 +35,7 @@ class Handshakes:
     ) -> None:
         self._signer, self._timeout, self._sessions = signer, timeout, sessions
         self._of_one_network = of_one_network
-        self._strangers: dict[anyio.CancelScope, None] = {}
+        self._strangers = Strangers(timeout)
         self._expected: dict[End, PeerId] = {}
 
     @property
@@ -48,13 +46,8 @@ class Handshakes:
     # ---- what comes in ----
 
     async def listen(self, listener: anyio.abc.SocketListener, group: anyio.abc.TaskGroup) -> None:
-        """Accept for ever: with too many files open, connections wait until some are closed."""
-        while True:
-            try:
-                group.start_soon(self._accept, await listener.accept())
-            except OSError as error:
-                logger.warning("connections cannot be accepted now: %s", error)
-                await anyio.sleep(_NO_FILES)
+        """Accept for ever."""
+        await accept_for_ever(listener, group, self._accept)
 
     def take_in(self, socket: Socket, peer: PeerId) -> None:
         """Shake hands, in the background, over a connection that a relay brought from ``peer``."""
@@ -73,8 +66,7 @@ class Handshakes:
 
     def dismiss(self) -> None:
         """Drop all strangers."""
-        for scope in tuple(self._strangers):
-            scope.cancel()
+        self._strangers.dismiss()
 
     # ---- with somebody ----
 
@@ -114,13 +106,9 @@ class Handshakes:
 
     async def _answered(self, socket: Socket, expected: PeerId | None) -> bool:
         """Shake hands with who dialled, the ``expected`` one where it is known; whether it came to a session."""
-        scope = anyio.CancelScope(deadline=anyio.current_time() + self._timeout)
-        self._strangers[scope] = None
-        if len(self._strangers) > _STRANGERS:
-            next(iter(self._strangers)).cancel()
         session = None
         try:
-            with scope:
+            with self._strangers.one_more():
                 secured = await secure_inbound(socket, self._signer)
                 if expected not in (None, secured.peer):
                     raise PayloadError(f"{peer_name(secured.peer)} came under another name; drop the connection")
@@ -130,7 +118,6 @@ class Handshakes:
         except DecentralError as error:
             logger.debug("inbound connection: %s", error)
         finally:
-            self._strangers.pop(scope, None)
             if session is None:
                 await close_now(socket)
         return session is not None

@@ -8,7 +8,6 @@ windows, and above them the bytes of bodies (``budget``).
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Self
 import anyio
 import anyio.abc
 
-from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed
+from decentral.errors import DecentralError, PayloadError
 from decentral.transport.base import Handler, Services, Traffic, attend
 from decentral.transport.budget import Budget, Limits
 from decentral.transport.circuit import HOP, STOP, Place, RelayedSocket, admit
@@ -26,9 +25,10 @@ from decentral.transport.dcutr import DCUTR
 from decentral.transport.identify import IDENTIFY, tell
 from decentral.transport.links import Links
 from decentral.transport.listen import check_listen, dialable, everywhere
-from decentral.transport.multistream import answer, propose
 from decentral.transport.muxed_stream import MuxedStream
 from decentral.transport.native_stream import NativeStream
+from decentral.transport.negotiations import Negotiations
+from decentral.transport.opening import Opener
 from decentral.transport.places import Places, ask_place
 from decentral.transport.punch import Puncher
 from decentral.transport.relay import Relay
@@ -37,8 +37,6 @@ from decentral.transport.tcp import bound_addresses, check_tcp, listeners
 from decentral.transport.yamux import Session
 from decentral.wire.keys import PeerId, Signer, peer_name
 
-# Inbound streams whose protocol is not known yet: of all, beyond which only members of the run open more; of one peer.
-_NEGOTIATING, _OF_ONE_PEER = 256, 128
 _OF_A_QUESTION = 1 << 14  # bytes that a stream brings to a mere relay before it is joined: proposals and 4 KiB
 _PARTING = 1.0  # s for what is queued to leave when the transport is left
 
@@ -80,10 +78,11 @@ class NativeTransport:
         self._links = Links(signer, self.options.dial_timeout, self._on_stream, self.options.relay)
         self.relay = self._make_relay()
         self._links.sessions.stays = self._stays
-        self._places = Places(self._links, self.options.relays, self.options.dial_timeout)
+        self._places = Places(self._links.sessions, self._links.dialler, self.options.relays, self.options.dial_timeout)
         self._puncher = self._make_puncher()
         self._found: tuple[str, ...] = ()
-        self._negotiating: Counter[PeerId] = Counter()
+        self._opener = Opener(self._links.dialler, self._links.sessions, self.traffic, self.options.dial_timeout)
+        self._negotiations = Negotiations(self.budget.comes_first, self.options.dial_timeout)
         self._stack: AsyncExitStack | None = None
         self._handlers: anyio.abc.TaskGroup | None = None
 
@@ -170,59 +169,22 @@ class NativeTransport:
 
     async def open(self, peer: PeerId, protocol: str) -> NativeStream:
         """See Transport."""
-        fresh = not self._links.sessions.has(peer)
-        try:
-            return await self._open(peer, protocol)
-        except StreamClosed as error:
-            if fresh:
-                raise self._unreachable(peer, error) from None
-        try:  # the connection was dying when it was asked
-            return await self._open(peer, protocol)
-        except StreamClosed as error:
-            raise self._unreachable(peer, error) from None
-
-    async def _open(self, peer: PeerId, protocol: str) -> NativeStream:
-        session = await self._links.dialler.session(peer)
-        stream = NativeStream(peer, session.open())
-        proposed = False
-        try:
-            with anyio.fail_after(self.options.dial_timeout):
-                await propose(stream, protocol)
-            proposed = True
-        except TimeoutError:
-            raise PeerUnreachable(f"{peer_name(peer)}: {protocol} was not answered in time; try again") from None
-        except PeerUnreachable as error:
-            raise PeerUnreachable(f"{peer_name(peer)}: {error}") from None
-        except StreamClosed:
-            raise
-        except DecentralError as error:
-            raise self._unreachable(peer, error) from None
-        finally:
-            if not proposed:
-                stream.reset()
-        stream.traffic = self.traffic
-        return stream
-
-    def _unreachable(self, peer: PeerId, error: DecentralError) -> PeerUnreachable:
-        return PeerUnreachable(f"{peer_name(peer)}: no path to it now: {error}; try again or ask another peer")
+        return await self._opener.open(peer, protocol)
 
     # ---- inbound ----
 
     def _on_stream(self, session: Session, muxed: MuxedStream) -> None:
-        under_way = self._negotiating
-        full = under_way.total() >= _NEGOTIATING and not self.budget.comes_first(session.peer)
-        if self._handlers is None or full or under_way[session.peer] >= _OF_ONE_PEER:
+        if self._handlers is None or not self._negotiations.begin(session.peer):
             muxed.reset()
             return
         if self._services.handlers.keys() == {HOP}:
             muxed.most_unread = _OF_A_QUESTION
-        under_way[session.peer] += 1
         self._handlers.start_soon(self._attend, NativeStream(session.peer, muxed), session)
 
     async def _attend(self, stream: NativeStream, session: Session) -> None:
         handed_on = False
         try:
-            protocol = await self._protocol_of(stream)
+            protocol = await self._negotiations.protocol_of(stream, stream.peer, self._answered)
             if protocol == STOP:
                 handed_on = await self._brought(stream)
                 return
@@ -261,12 +223,3 @@ class NativeTransport:
         """The protocols that are."""
         own = (IDENTIFY, STOP) if self._puncher is None else (IDENTIFY, STOP, DCUTR)
         return own + tuple(self._services.handlers)
-
-    async def _protocol_of(self, stream: NativeStream) -> str:
-        try:
-            with anyio.fail_after(self.options.dial_timeout):
-                return await answer(stream, self._answered)
-        finally:
-            self._negotiating[stream.peer] -= 1
-            if not self._negotiating[stream.peer]:
-                del self._negotiating[stream.peer]

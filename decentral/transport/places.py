@@ -14,9 +14,9 @@ import anyio
 from decentral.errors import ConfigError, DecentralError, TransportError
 from decentral.transport.circuit import HOP, Place, reserve
 from decentral.transport.dialling import Dialler
-from decentral.transport.links import Links
 from decentral.transport.multistream import propose
 from decentral.transport.native_stream import NativeStream
+from decentral.transport.sessions import Sessions
 from decentral.transport.tcp import endpoint
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
 
@@ -31,14 +31,14 @@ logger = logging.getLogger("decentral.transport")
 class Places:
     """The relays that this peer can be reached through."""
 
-    def __init__(self, links: Links, relays: Sequence[str], timeout: float) -> None:
+    def __init__(self, sessions: Sessions, dialler: Dialler, relays: Sequence[str], timeout: float) -> None:
         self.relays = {_relay(address): address for address in relays}
-        self._sessions, self._dialler, self._timeout = links.sessions, links.dialler, timeout
+        self._sessions, self._dialler, self._timeout = sessions, dialler, timeout
         self._kept: dict[PeerId, str] = {}
 
     def addresses(self) -> tuple[str, ...]:
         """Where this peer can be dialled, without its own ``/p2p/<name>``."""
-        return tuple(f"{where}/p2p-circuit" for where in self._kept.values())
+        return tuple(f"{where}/p2p-circuit" for where in tuple(self._kept.values()))
 
     async def keep(self, relay: PeerId) -> None:
         """Hold a place at one relay until cancelled."""

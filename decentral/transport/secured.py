@@ -17,7 +17,7 @@ from decentral.wire.keys import PeerId, Signer, peer_name
 
 NOISE = "/noise"
 _READ = 1 << 18  # bytes asked of the socket at a time
-_BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
 
 class Socket(Protocol):
@@ -50,7 +50,7 @@ class Plain:
         """Send all of ``data``."""
         try:
             await self._socket.send(data)
-        except _BROKEN:
+        except BROKEN:
             raise StreamClosed("the connection ended while bytes were sent; dial again") from None
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
@@ -58,7 +58,7 @@ class Plain:
         while len(self._held) < nbytes:
             try:
                 self._held += await self._socket.receive(_READ)
-            except _BROKEN:
+            except BROKEN:
                 raise StreamClosed("the connection ended; dial again") from None
         taken = bytes(memoryview(self._held)[:nbytes])
         del self._held[:nbytes]
@@ -76,7 +76,7 @@ class Plain:
         """Say that nothing more comes."""
         try:
             await self._socket.send_eof()
-        except (*_BROKEN, NotImplementedError):
+        except (*BROKEN, NotImplementedError):
             return
 
     async def aclose(self) -> None:

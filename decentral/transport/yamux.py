@@ -113,12 +113,16 @@ class Session:
         self._leaving = True
         self._scope.cancel()
 
+    async def until_over(self) -> None:
+        """Wait until it has ended."""
+        await self._over.wait()
+
     async def finish(self, timeout: float) -> None:
         """Let what is queued leave, then say that nothing more comes and let the other side close."""
         self._answer(_GO_AWAY, 0, 0)
         self._leaving = self._finishing = True
         with anyio.move_on_after(timeout):
-            await self._over.wait()
+            await self.until_over()
 
     # ---- for the streams ----
 

@@ -1,4 +1,4 @@
-"""Peers of ours of either kind, and js-libp2p peers for them to meet."""
+"""Peers of ours of each kind, and js-libp2p peers for them to meet."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from decentral.transport import Transport
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.daemon_options import DaemonOptions
 from decentral.transport.native import NativeOptions, NativeTransport
+from decentral.transport.pylibp2p.node import Options
+from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.relay_limits import RelayLimits
 from decentral.transport.requests import serve_requests
 from decentral.wire.keys import PeerId, Signer, peer_name
@@ -24,6 +26,7 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 NOWHERE = ("/ip4/127.0.0.1/tcp/1",)  # what a hidden native announces, so that nobody dials it directly
 BODY = os.urandom(16 << 20)
 DIGEST = hashlib.sha256(BODY).hexdigest()
+KINDS = ("native", "daemon", "py-libp2p")
 LIMIT = 60.0  # s for one script; each takes a few
 
 
@@ -41,6 +44,10 @@ class Ours:
             options = DaemonOptions(reachability="private" if relays else None, relays=relays)
             return DaemonTransport(identity, listen=LOOPBACK, options=options)
         announce = NOWHERE if relays else ()
+        if self.kind == "py-libp2p":
+            return PyLibp2pTransport(
+                identity.signer, listen=LOOPBACK, options=Options(relays=relays, announce=announce)
+            )
         native_options = NativeOptions(relays=relays, announce=announce, punch=not relays)
         return NativeTransport(identity.signer, listen=LOOPBACK, options=native_options)
 
@@ -49,7 +56,7 @@ class Ours:
         return body
 
 
-@pytest.fixture(params=["native", "daemon"])
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

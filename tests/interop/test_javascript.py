@@ -1,4 +1,4 @@
-"""js-libp2p, which shares no code with either transport, and peers of both kinds: requests, relays, both ways."""
+"""js-libp2p, which shares no code with any transport of ours, and peers of each kind: requests, relays, both ways."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from decentral.transport.requests import request
 from decentral.wire.keys import peer_name
 
-from .conftest import BODY, DIGEST, ECHO, LOOPBACK, relay_of_ours, run, through
+from .conftest import BODY, DIGEST, ECHO, KINDS, LOOPBACK, relay_of_ours, run, through
 from .javascript import javascript_peer
 
 
@@ -76,8 +76,8 @@ def test_identify_tells_a_js_peer_what_is_served_here(kind, ours):
     run(script)
 
 
-@pytest.mark.parametrize("dials", ["native", "daemon"])
-@pytest.mark.parametrize("hides", ["native", "daemon"])
+@pytest.mark.parametrize("dials", KINDS)
+@pytest.mark.parametrize("hides", KINDS)
 def test_two_peers_of_ours_meet_through_a_js_relay(hides, dials, ours):
     async def script():
         async with javascript_peer(*LOOPBACK) as relay:

@@ -1,5 +1,5 @@
-"""The same run over memory, real daemons, and daemons beside natives: not one bit of the anchors may depend on what
-carried them.
+"""The same run over memory, real daemons, and daemons beside natives and py-libp2p: not one bit of the anchors may
+depend on what carried them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from decentral.rounds.contribution import Contribution
 from decentral.rounds.driver import Advance, Ledger
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
+from decentral.transport.choice import make_transport
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native import NativeTransport
@@ -35,7 +36,7 @@ def make_model() -> torch.nn.Module:
 
 
 async def anchors_of_run(
-    manifest: Manifest, identities: list[Identity], make_transport: Callable[[Identity], Transport]
+    manifest: Manifest, identities: list[Identity], transport_of: Callable[[Identity], Transport]
 ) -> list[bytes]:
     """Digest of the anchor after each outer step of a run whose every round names every peer."""
     peers = len(identities)
@@ -50,7 +51,7 @@ async def anchors_of_run(
                 named = len(record.contributors or record.frames)
                 found.setdefault(record.outer_step, set()).add((node.replica.digest, named))
 
-        transport = make_transport(identity)
+        transport = transport_of(identity)
         anchors = [torch.zeros(fragment.numel) for fragment in schema.fragments]
         start = Start(manifest=manifest, schema=schema, anchors=anchors, founder=not bootstrap, bootstrap=bootstrap)
         node = Node(
@@ -127,6 +128,20 @@ def test_two_daemons_and_two_natives_train_as_one_swarm(tmp_path: Path, preset: 
         return daemon_transport(identity) if identity in daemons else native_transport(identity)
 
     assert anyio.run(anchors_of_run, manifest, identities, either) == memory
+
+
+@pytest.mark.parametrize("founder", ["daemon", "native", "py-libp2p"])
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+def test_a_daemon_a_native_and_a_py_libp2p_peer_train_as_one_swarm(tmp_path: Path, preset: str, founder: str) -> None:
+    manifest, identities = terms(preset), identities_in(tmp_path, 3)
+    kinds = sorted(("daemon", "native", "py-libp2p"), key=lambda kind: kind != founder)
+    network = MemoryNetwork()
+    memory = anyio.run(anchors_of_run, manifest, identities, lambda i: network.transport(i.signer))
+
+    def one_of_each(identity: Identity) -> Transport:
+        return make_transport(kinds[identities.index(identity)], identity, LOOPBACK)
+
+    assert anyio.run(anchors_of_run, manifest, identities, one_of_each) == memory
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

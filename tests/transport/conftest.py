@@ -1,7 +1,9 @@
-"""Worlds to run the same laws in: memory (also with caps) and native on both event loops, daemons, and mixed ones."""
+"""Worlds to run the same laws in: memory (also with caps), native and py-libp2p on both loops, daemons, mixed ones."""
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -74,35 +76,53 @@ class NativeWorld(World):
         return NativeTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
 
 
-class MixedWorld(DaemonWorld):
-    """Every other transport is a daemon's; ``first`` says whether the first one is."""
-
-    def __init__(self, folder: Path, first: str) -> None:
-        super().__init__(folder)
-        self.daemon_next = first == "daemon"
+class PyLibp2pWorld(World):
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
 
     def transport(self, limits: Limits | None = None) -> Transport:
-        self.daemon_next = not self.daemon_next
-        if not self.daemon_next:
-            return super().transport(limits)
-        return NativeTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
+        from decentral.transport.pylibp2p.transport import PyLibp2pTransport
+
+        return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
+
+
+class MixedWorld(World):
+    """Transports of two kinds, in turns."""
+
+    def __init__(self, first: World, second: World) -> None:
+        self.turns = itertools.cycle((first, second))
+
+    def transport(self, limits: Limits | None = None) -> Transport:
+        return next(self.turns).transport(limits)
 
 
 WORLDS = (
     *("memory on asyncio", "memory on trio", "throttled on asyncio", "throttled on trio", "daemon"),
     *("native on asyncio", "native on trio"),
-    *("daemon to native", "native to daemon"),
+    *("py-libp2p on asyncio", "py-libp2p on trio"),
+    *("daemon to native", "native to daemon", "daemon to py-libp2p", "py-libp2p to daemon"),
+    *("native to py-libp2p", "py-libp2p to native"),
 )
+
+
+if importlib.util.find_spec("libp2p") is None:  # an extra, which is not asked for on Windows and macOS
+    WORLDS = tuple(name for name in WORLDS if "py-libp2p" not in name)
+collect_ignore = [] if importlib.util.find_spec("libp2p") else ["pylibp2p"]
 
 
 @pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    if request.param == "daemon":
-        return DaemonWorld(tmp_path)
-    kind, how, which = request.param.split(" ")
+    kind, how, which = (request.param + " on asyncio").split(" ")[:3]
     if how == "to":
-        return MixedWorld(tmp_path, kind)
-    return {"memory": MemoryWorld, "throttled": ThrottledWorld, "native": NativeWorld}[kind](which)
+        return MixedWorld(_world(kind, "asyncio", tmp_path), _world(which, "asyncio", tmp_path))
+    return _world(kind, which, tmp_path)
+
+
+def _world(kind: str, backend: str, folder: Path) -> World:
+    if kind == "daemon":
+        return DaemonWorld(folder)
+    worlds = {"memory": MemoryWorld, "throttled": ThrottledWorld, "native": NativeWorld, "py-libp2p": PyLibp2pWorld}
+    return worlds[kind](backend)
 
 
 @pytest.fixture

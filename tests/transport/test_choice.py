@@ -5,13 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from decentral.errors import ConfigError
+from decentral.cli import main
+from decentral.errors import ConfigError, UsageError
 from decentral.swarm.identity import Identity
 from decentral.transport.choice import default_kind, make_transport
 from decentral.transport.daemon import DaemonTransport
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native import NativeTransport
+from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 
 # What a Windows machine has not: a run of every module that a peer imports, and one listening transport.
 WITHOUT_DAEMON = """
@@ -48,9 +51,10 @@ def test_what_is_asked_for_is_what_one_gets(identity: Identity) -> None:
     native = make_transport("native", identity, None)
     assert isinstance(native, NativeTransport)
     assert native.peer == identity.peer
+    assert isinstance(make_transport("py-libp2p", identity, None), PyLibp2pTransport)
     own = MemoryNetwork().transport(identity.signer)
     assert make_transport(own, identity, None) is own
-    with pytest.raises(ConfigError, match="there are daemon and native"):
+    with pytest.raises(ConfigError, match="there are daemon, native, py-libp2p"):
         make_transport("carrier pigeon", identity, None)
 
 
@@ -60,6 +64,28 @@ def test_the_daemon_is_preferred_where_there_is_one(identity: Identity, monkeypa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert default_kind() == "native"
     assert isinstance(make_transport(None, identity, None), NativeTransport)
+
+
+def test_a_transport_whose_package_is_missing_says_what_to_install(
+    identity: Identity, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'decentral\[libp2p\]'"):
+        make_transport("py-libp2p", identity, None)
+    run = tmp_path / "out"
+    done = CliRunner().invoke(main, ["start", "run.toml", "--transport", "py-libp2p", "--out", str(run)])
+    assert done.exit_code == 2
+    assert done.stderr.strip().endswith("pip install 'decentral[libp2p]'")
+    assert not run.exists()
+
+
+def test_libp2p_is_imported_by_nobody_who_did_not_ask_for_it(tmp_path: Path) -> None:
+    code = """
+import sys, decentral.cli.train_job, decentral.peer, decentral.transport.choice
+assert not [name for name in sys.modules if name.partition(".")[0] == "libp2p"]
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_everything_a_peer_needs_is_there_without_hivemind(tmp_path: Path) -> None:

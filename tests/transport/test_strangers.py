@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 
 import anyio
 import anyio.to_thread
@@ -13,31 +13,14 @@ import pytest
 
 from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport import sessions
-from decentral.transport.multistream import propose
-from decentral.transport.native import NativeTransport
 from decentral.transport.requests import request, serve_requests
-from decentral.transport.secured import Plain, secure_outbound
+from decentral.transport.secured import Plain
+from decentral.transport.strangers import Strangers
 from decentral.transport.tcp import endpoint
-from decentral.transport.yamux import PROTOCOL
 from decentral.wire.keys import Signer
 
+from .raw import BROKEN_FRAMES, raw_connection, until_dropped
 from .relays import BODY, ECHO, echo, native, run
-
-
-@asynccontextmanager
-async def raw_connection(b: NativeTransport, signer: Signer):
-    """What a stranger has who shook hands and now says what it likes."""
-    host, port = endpoint(b.addresses()[0])
-    async with await anyio.connect_tcp(host, port) as tcp:
-        secured = await secure_outbound(tcp, signer, b.peer)
-        await propose(secured, PROTOCOL)
-        yield secured
-
-
-async def until_dropped(secured) -> None:
-    """Read on; StreamClosed when the other side has had enough."""
-    while True:
-        await secured.receive()
 
 
 def test_who_sends_more_than_the_window_loses_the_connection():
@@ -60,19 +43,7 @@ def test_who_sends_more_than_the_window_loses_the_connection():
     run(script)
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        struct.pack("!BBHII", 0, 0, 1, 1, (1 << 32) - 1),
-        struct.pack("!BBHII", 0, 0, 0, 7, (1 << 32) - 1),
-        struct.pack("!BBHII", 1, 0, 1, 1, 0),
-        struct.pack("!BBHII", 0, 9, 0, 0, 0),
-        struct.pack("!BBHII", 0, 1, 1, 2, 0),
-        struct.pack("!BBHII", 0, 1, 1, 1, 0) * 2,
-        struct.pack("!BBHII", 0, 1, 1, 1, (1 << 32) - 1),
-    ],
-    ids=["4 GiB", "4 GiB to nobody", "version", "type", "our number", "number twice", "window of 4 GiB"],
-)
+@pytest.mark.parametrize("frame", BROKEN_FRAMES.values(), ids=BROKEN_FRAMES)
 def test_a_frame_that_breaks_a_rule_ends_its_connection_and_no_other(frame):
     a, b = native(), native()
     serve_requests(b, ECHO, echo, limit=100)
@@ -248,3 +219,26 @@ def test_connections_of_members_stay_and_others_make_room_for_them(monkeypatch, 
             assert not any(b._links.sessions.has(one.peer) for one in outsiders)
 
     run(script)
+
+
+def test_each_stranger_too_many_drops_another_one_however_fast_they_come():
+    """They take a moment to end: had the oldest been asked twice, a burst would have stayed beyond the bound."""
+
+    async def shake_hands_for_ever(strangers):
+        with strangers.one_more():
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(0.1)
+
+    async def script():
+        strangers = Strangers(timeout=60)
+        async with anyio.create_task_group() as group:
+            for _ in range(100):
+                group.start_soon(shake_hands_for_ever, strangers)
+            await anyio.sleep(0.5)
+            assert len(strangers) == 64
+            group.cancel_scope.cancel()
+
+    run(script, "trio")

@@ -1,0 +1,252 @@
+"""One connection as py-libp2p sees it at each of its stages: a socket, a proven peer, streams.
+
+Below them are this package's own socket, Noise and yamux. py-libp2p's yamux gives a write up after 5 s without credit,
+takes more bytes than its window, and leaves half a frame behind when a write is cancelled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream, IRawConnection, ISecureConn
+from libp2p.connection_types import ConnectionType
+from libp2p.crypto.keys import PrivateKey, PublicKey
+from libp2p.io.exceptions import IOException
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
+from multiaddr import Multiaddr
+
+from decentral.errors import StreamClosed
+from decentral.transport.multiaddr import to_bytes
+from decentral.transport.muxed_stream import MuxedStream
+from decentral.transport.pylibp2p.keys import SignerKey, peer_id, public_key
+from decentral.transport.secured import BROKEN, Secured, Socket, close_now
+from decentral.transport.tcp import SocketEnds, ends_of
+from decentral.transport.yamux import Session
+
+_PIECE = 1 << 18  # bytes handed out at a time
+_MOST_AT_ONCE = 1 << 20  # bytes that who reads to the end of a stream can be made to hold
+
+
+class RawConnection(IRawConnection):
+    """A socket: TCP, or a stream through a relay."""
+
+    def __init__(self, socket: Socket, *, dialled: bool) -> None:
+        self.socket, self.is_initiator = socket, dialled
+        self.ends = ends_of(socket)
+
+    async def write(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        try:
+            await self.socket.send(data)
+        except BROKEN as error:
+            raise IOException(str(error)) from None
+
+    async def read(self, n: int | None = None) -> bytes:
+        """What came next, nothing at the end."""
+        try:
+            return await self.socket.receive(n or _PIECE)
+        except anyio.EndOfStream:
+            return b""
+        except BROKEN as error:
+            raise IOException(str(error)) from None
+
+    async def close(self) -> None:
+        """Close at once."""
+        await close_now(self.socket)
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Host and port; None through a relay."""
+        return _host_and_port(self.ends)
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        """The other end."""
+        return _address(self.ends)
+
+    def get_connection_type(self) -> ConnectionType:
+        """Whether there is a relay in between."""
+        return _kind(self.ends)
+
+
+class SecureConnection(ISecureConn):
+    """A connection whose other end is proven: what py-libp2p asks of one between its handshake and its muxer."""
+
+    def __init__(self, raw: RawConnection, secured: Secured, key: SignerKey) -> None:
+        self.raw, self.secured = raw, secured
+        self.is_initiator = raw.is_initiator
+        self._key = key
+
+    def get_local_peer(self) -> ID:
+        """This peer."""
+        return ID.from_pubkey(self._key.get_public_key())
+
+    def get_local_private_key(self) -> PrivateKey:
+        """This peer's key."""
+        return self._key
+
+    def get_remote_peer(self) -> ID:
+        """The other side, authenticated."""
+        return peer_id(self.secured.peer)
+
+    def get_remote_public_key(self) -> PublicKey:
+        """The other side's key."""
+        return public_key(self.secured.peer)
+
+    async def write(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        await self.secured.send(data)
+
+    async def read(self, n: int | None = None) -> bytes:
+        """What came next."""
+        return await self.secured.receive()
+
+    async def close(self) -> None:
+        """Close at once."""
+        await self.raw.close()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Host and port; None through a relay."""
+        return self.raw.get_remote_address()
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        """The other end."""
+        return self.raw.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        """Whether there is a relay in between."""
+        return self.raw.get_connection_type()
+
+
+class Connection(IMuxedConn):
+    """The streams of one of our sessions, which runs already. Streams of the other side wait to be accepted."""
+
+    def __init__(self, session: Session, ends: SocketEnds) -> None:
+        self.session, self.ends = session, ends
+        self.peer_id = peer_id(session.peer)
+        self.event_started = trio.Event()
+        self._came: deque[MuxedStream] = deque()  # at most as many as a session takes, 128
+        self._changed = trio.Event()
+
+    def arrived(self, muxed: MuxedStream) -> None:
+        """The other side opened a stream."""
+        self._came.append(muxed)
+        self._changed.set()
+
+    @property
+    def is_initiator(self) -> bool:
+        """Whether it was dialled from here."""
+        return self.session.dialled
+
+    async def start(self) -> None:
+        """Until the session is over."""
+        self.event_started.set()
+        await self.session.until_over()
+        self._changed.set()
+
+    async def close(self) -> None:
+        """End it at once."""
+        self.session.abort()
+
+    @property
+    def is_established(self) -> bool:
+        """Whether streams can be opened."""
+        return self.session.usable
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is over."""
+        return self.session.ended
+
+    async def open_stream(self) -> Stream:
+        """A new one. MuxedConnUnavailable."""
+        try:
+            return Stream(self, self.session.open())
+        except StreamClosed as error:
+            raise MuxedConnUnavailable(str(error)) from None
+
+    async def accept_stream(self) -> Stream:
+        """The next one of the other side. MuxedConnUnavailable at the end."""
+        while not self._came:
+            if self.session.ended:
+                raise MuxedConnUnavailable("the connection ended")
+            self._changed = trio.Event()
+            await self._changed.wait()
+        return Stream(self, self._came.popleft())
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        """The other end."""
+        return _address(self.ends)
+
+    def get_connection_type(self) -> ConnectionType:
+        """Whether there is a relay in between."""
+        return _kind(self.ends)
+
+
+class Stream(IMuxedStream):
+    """One of our streams. ``handed_on``: somebody else closes it."""
+
+    def __init__(self, connection: Connection, muxed: MuxedStream) -> None:
+        self.muxed_conn, self.muxed = connection, muxed
+        self.ends = connection.ends
+        self.handed_on = False
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Up to ``n`` bytes; without ``n`` all to the end, which resets a stream that has too many. MuxedStreamEOF."""
+        if n is None or n < 0:
+            return await self._read_all()
+        data = await self.muxed.receive(min(n, _PIECE)) if n else b""
+        if n and not data:
+            raise MuxedStreamEOF("the other side ended the stream")
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Send all of ``data``, as the other side reads. MuxedStreamClosed."""
+        try:
+            await self.muxed.send(data, _ignore)
+        except StreamClosed as error:
+            raise MuxedStreamClosed(str(error)) from None
+
+    async def close(self) -> None:
+        """Send nothing more."""
+        self.muxed.end()
+
+    async def reset(self) -> None:
+        """End both directions at once."""
+        self.muxed.reset()
+
+    def set_deadline(self, ttl: int) -> None:
+        """Deadlines are cancel scopes here."""
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Host and port; None through a relay."""
+        return _host_and_port(self.ends)
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def _read_all(self) -> bytes:
+        held = b""
+        while piece := await self.muxed.receive(_PIECE):
+            held += piece
+            if len(held) > _MOST_AT_ONCE:
+                self.muxed.reset()
+                raise MuxedStreamReset(f"more than {_MOST_AT_ONCE} bytes")
+        return held
+
+
+def _ignore(nbytes: int) -> None:
+    return None
+
+
+def _host_and_port(ends: SocketEnds) -> tuple[str, int] | None:
+    return None if ends.host is None else (ends.host, int(ends.remote.rpartition("/")[2]))
+
+
+def _address(ends: SocketEnds) -> list[Multiaddr]:
+    return [Multiaddr(to_bytes(ends.remote))]
+
+
+def _kind(ends: SocketEnds) -> ConnectionType:
+    return ConnectionType.RELAYED if ends.host is None else ConnectionType.DIRECT

@@ -1,0 +1,151 @@
+"""One peer on py-libp2p, in its trio loop: sockets, swarm, host, and dialling, put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import anyio
+import trio
+
+from decentral.errors import DecentralError
+from decentral.transport.base import Traffic
+from decentral.transport.circuit import STOP, RelayedSocket, admit
+from decentral.transport.dialling import Dialler
+from decentral.transport.listen import check_listen, dialable
+from decentral.transport.native_stream import NativeStream
+from decentral.transport.opening import Opener
+from decentral.transport.places import Places
+from decentral.transport.ports import Ports
+from decentral.transport.pylibp2p.doors import Doors
+from decentral.transport.pylibp2p.host import GuardedHost
+from decentral.transport.pylibp2p.swarm import GuardedSwarm
+from decentral.transport.pylibp2p.upgrader import Upgrader
+from decentral.transport.tcp import bound_addresses, check_tcp, listeners
+from decentral.wire.keys import PeerId, Signer, peer_name
+
+_PARTING = 1.0  # s for what is queued to leave when the transport is left
+
+logger = logging.getLogger("decentral.transport")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How this peer takes part in the network."""
+
+    announce: tuple[str, ...] = ()  # addresses to tell others instead of those found
+    relays: tuple[str, ...] = ()  # through which this peer can be dialled; to dial through others' it needs none
+    dial_timeout: float = 10.0  # s, for open, connect and every handshake
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """What a node tells, or asks, who uses it; each is called in the node's thread."""
+
+    protocols: Sequence[str]
+    take: Callable[[str, NativeStream], bool]  # an inbound stream; whether it was taken over
+    comes_first: Callable[[PeerId], bool]  # whether a peer is a member of the run
+    traffic: Traffic
+
+
+class Node:
+    """Runs while it is entered, in a trio loop."""
+
+    def __init__(self, signer: Signer, listen: Sequence[str], options: Options, above: Above) -> None:
+        self._signer, self._listen, self._options, self._above = signer, listen, options, above
+        self._upgrader = Upgrader(signer)
+        self.sessions = self._upgrader.sessions
+        self.sessions.stays = above.comes_first
+        self._found: tuple[str, ...] = ()
+        self._stack: AsyncExitStack | None = None
+
+    async def __aenter__(self) -> Node:
+        check_tcp(self._listen)
+        check_listen(self._listen)
+        logging.getLogger("libp2p").setLevel(logging.CRITICAL)  # it says an error for each stranger; we have our own
+        async with AsyncExitStack() as stack:
+            sockets = await listeners(self._listen)
+            for socket in sockets:
+                stack.push_async_callback(socket.aclose)
+            self._found = self._options.announce or bound_addresses(sockets)
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            stack.callback(nursery.cancel_scope.cancel)
+            group = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(group.cancel_scope.cancel)
+            self._wire(nursery, group)
+            stack.push_async_callback(self._finish)
+            keepers = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(keepers.cancel_scope.cancel)
+            for socket in sockets:
+                group.start_soon(self.doors.listen, socket)
+            for relay in self._places.relays:
+                keepers.start_soon(self._places.keep, relay)  # no new place while the connections are finished
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        assert self._stack is not None, "entered before it is left"
+        await self._stack.__aexit__(None, None, None)
+
+    # ---- for who uses it ----
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where this peer can be dialled; from any thread."""
+        return dialable((*self._found, *self._places.addresses()), peer_name(self._signer.peer))
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """See Transport."""
+        await self._dialler.connect(peer, addresses)
+
+    async def open(self, peer: PeerId, protocol: str) -> NativeStream:
+        """See Transport."""
+        return await self._opener.open(peer, protocol)
+
+    async def paths(self) -> dict[PeerId, tuple[str, ...]]:
+        """See Transport."""
+        return self.sessions.paths()
+
+    # ---- put together ----
+
+    def _wire(self, nursery: trio.Nursery, group: anyio.abc.TaskGroup) -> None:
+        timeout, sessions = self._options.dial_timeout, self.sessions
+        sessions.group = group
+        swarm = GuardedSwarm(self._signer, self._upgrader, nursery, timeout)
+        self.doors = Doors(swarm, group, timeout)
+        self._dialler = Dialler(self._signer.peer, timeout, Ports(), sessions, self.doors)
+        self._opener = Opener(self._dialler, sessions, self._above.traffic, timeout)
+        self._places = Places(sessions, self._dialler, self._options.relays, timeout)
+        self.host = GuardedHost(swarm, self.addresses, self._above.comes_first, timeout)
+        self.host.serve(STOP, self._brought)
+        for protocol in self._above.protocols:
+            self.host.serve(protocol, self._taker(protocol))
+        self._group = group
+
+    def _taker(self, protocol: str) -> Callable[[NativeStream], bool]:
+        return lambda stream: self._above.take(protocol, stream)
+
+    def _brought(self, stream: NativeStream) -> bool:
+        """A relay brings a connection; whether it is looked at."""
+        if stream.peer not in self._places.relays:
+            return False
+        self._group.start_soon(self._admit, stream)
+        return True
+
+    async def _admit(self, stream: NativeStream) -> None:
+        taken = False
+        try:
+            with anyio.fail_after(self._options.dial_timeout):
+                peer = await admit(stream)
+            taken = True
+            self.doors.take_in(RelayedSocket(stream.muxed, stream.peer), peer)
+        except (DecentralError, TimeoutError) as error:
+            logger.debug("relay %s: %s", peer_name(stream.peer), error)
+        finally:
+            if not taken:
+                stream.reset()
+
+    async def _finish(self) -> None:
+        self.doors.strangers.dismiss()
+        await self.sessions.finish(_PARTING)

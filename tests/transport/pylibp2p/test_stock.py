@@ -1,0 +1,29 @@
+"""Beside py-libp2p as it is shipped, with its own Noise and muxer: large bodies both ways, each side dialling."""
+
+from __future__ import annotations
+
+import pytest
+
+from decentral.transport.requests import request, serve_requests
+
+from ..relays import BODY, ECHO, native, run
+from ..relays import echo as ours_echo
+from .stock import Stock, ask, echo, running
+from .test_relays import on_libp2p
+
+
+@pytest.mark.parametrize("make", [native, on_libp2p], ids=["native", "py-libp2p"])
+def test_16_mib_go_both_ways_between_a_stock_host_and_each_of_ours_whoever_dials(make):
+    us, stock = make(), Stock()
+    serve_requests(us, ECHO, ours_echo, limit=len(BODY))
+    stock.host.set_stream_handler(ECHO, echo)
+
+    async def script():
+        async with us, running(stock) as thread:
+            assert await thread.call(ask, stock.host, us.addresses()[0], ECHO, BODY) == BODY
+        async with make() as other, running(again := Stock()):
+            again.host.set_stream_handler(ECHO, echo)
+            await other.connect(again.peer, again.addresses())
+            assert await request(other, again.peer, ECHO, BODY, limit=len(BODY), timeout=30) == BODY
+
+    run(script)

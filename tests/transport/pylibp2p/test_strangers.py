@@ -1,0 +1,291 @@
+"""The transport on py-libp2p against who breaks its rules, says nothing, or comes in great number: it serves on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import anyio
+import anyio.to_thread
+import psutil
+import pytest
+
+from decentral.errors import StreamClosed
+from decentral.transport.circuit import STOP
+from decentral.transport.identify import IDENTIFY
+from decentral.transport.pylibp2p.node import Options
+from decentral.transport.pylibp2p.transport import PyLibp2pTransport
+from decentral.transport.requests import request, serve_requests
+from decentral.transport.secured import Plain
+from decentral.transport.tcp import endpoint
+from decentral.wire.keys import Signer
+
+from ..conftest import LOOPBACK
+from ..raw import BROKEN_FRAMES, opening, piece, raw_connection, until_dropped
+from ..relays import BODY, ECHO, echo, native, run
+
+PING = "/ipfs/ping/1.0.0"
+HEADER = b"\x13/multistream/1.0.0\n"
+
+
+def on_libp2p(**options) -> PyLibp2pTransport:
+    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=Options(**options))
+
+
+def line(name: bytes) -> bytes:
+    return bytes([len(name) + 1]) + name + b"\n"
+
+
+async def is_served(a, b) -> bool:
+    return await request(a, b.peer, ECHO, b"fine", limit=100, timeout=10) == b"fine"
+
+
+@pytest.mark.parametrize("frame", BROKEN_FRAMES.values(), ids=BROKEN_FRAMES)
+def test_a_frame_that_breaks_a_rule_ends_its_connection_and_no_other(frame):
+    a, b = native(), on_libp2p()
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def script():
+        async with a, b:
+            await a.connect(b.peer, b.addresses())
+            async with raw_connection(b, Signer.generate()) as secured:
+                await secured.send(frame)
+                with pytest.raises(StreamClosed):
+                    await until_dropped(secured)
+            assert await is_served(a, b)
+
+    run(script)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        HEADER + line(b"\xff\xfe no name in utf-8"),
+        line(b"\xff" * 40),
+        HEADER + b"\xff\xff\xff\xff\x0f",
+        HEADER + b"\x00",
+        HEADER + line(b""),
+        HEADER + line(b"ls"),
+        HEADER + line(b"/nobody/serves/this") * 40,
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(4096),
+    ],
+    ids=["not utf-8", "header not utf-8", "4 GiB", "no length", "empty", "ls", "forty", "http", "noise"],
+)
+def test_garbage_in_a_streams_negotiation_ends_nothing_but_the_stream(words, caplog):
+    a, b = native(), on_libp2p(dial_timeout=2)
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def script():
+        async with a, b:
+            await a.connect(b.peer, b.addresses())
+            async with raw_connection(b, Signer.generate()) as secured:
+                for number in range(1, 40, 2):
+                    await secured.send(opening(number) + piece(number, words))
+                assert await is_served(a, b)
+
+    run(script)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("protocol", [PING, IDENTIFY, STOP, ECHO])
+@pytest.mark.parametrize("ending", [4, 8, 0], ids=["closed", "reset", "left open"])
+def test_garbage_in_any_handler_ends_nothing_but_the_stream(protocol, ending):
+    a, b = native(), on_libp2p(dial_timeout=2)
+    serve_requests(b, ECHO, echo, limit=100)
+    words = HEADER + line(protocol.encode()) + os.urandom(2048)
+
+    async def script():
+        async with a, b:
+            await a.connect(b.peer, b.addresses())
+            async with raw_connection(b, Signer.generate()) as secured:
+                for number in range(1, 40, 2):
+                    await secured.send(opening(number) + piece(number, words, ending))
+                assert await is_served(a, b)
+            assert await is_served(a, b)
+
+    run(script)
+
+
+def test_a_bug_in_a_handler_of_the_host_ends_its_stream_and_nothing_else(caplog):
+    a, b = native(), on_libp2p()
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def wrong(stream):
+        raise ZeroDivisionError
+
+    async def script():
+        async with a, b:
+            b._node.host.set_stream_handler("/test/wrong", wrong)
+            await a.connect(b.peer, b.addresses())
+            for _ in range(3):
+                stream = await a.open(b.peer, "/test/wrong")
+                with pytest.raises(StreamClosed):
+                    await stream.receive_exactly(1)
+            assert await is_served(a, b)
+
+    run(script)
+    assert {record.exc_info[0] for record in caplog.records} == {ZeroDivisionError}
+
+
+def test_a_thousand_connections_over_its_life_let_the_next_one_in():
+    """As shipped nobody gets in after 250, though they have left."""
+    a, b = native(), on_libp2p()
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def come_and_go(number):
+        for _ in range(number):
+            async with raw_connection(b, Signer.generate()):
+                pass
+
+    async def script():
+        async with a, b:
+            await come_and_go(100)
+            before = psutil.Process().memory_info().rss
+            async with anyio.create_task_group() as group:
+                for _ in range(4):
+                    group.start_soon(come_and_go, 225)
+            await a.connect(b.peer, b.addresses())
+            assert await is_served(a, b)
+            while len(b._node.sessions.paths()) > 1 or len(b._node.host.get_network().connections) > 1:
+                await anyio.sleep(0.01)
+            assert len(b._node.host.peerstore.peer_data_map) <= 1  # no row for each stranger
+            assert psutil.Process().memory_info().rss - before < 32 << 20
+
+    run(script)
+
+
+def test_a_thousand_silent_sockets_keep_nobody_out_and_cost_little():
+    a, b = native(), on_libp2p()
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def script():
+        async with a, b:
+            before = psutil.Process().memory_info().rss
+            sockets = [socket.socket() for _ in range(1000)]
+            try:
+                for one in sockets:
+                    await anyio.to_thread.run_sync(one.connect, endpoint(b.addresses()[0]))
+                await a.connect(b.peer, b.addresses())
+                assert await is_served(a, b)
+                assert len(b._node.doors.strangers) <= 64
+                assert psutil.Process().memory_info().rss - before < 64 << 20
+            finally:
+                for one in sockets:
+                    one.close()
+
+    run(script)
+
+
+def test_silent_streams_of_strangers_keep_no_member_out():
+    a, b = native(), on_libp2p()
+    b.budget.is_member = {a.peer}.__contains__
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def hold(secured):
+        await secured.send(b"".join(map(opening, range(1, 400, 2))))
+        await until_dropped(secured)
+
+    async def script():
+        async with a, b, anyio.create_task_group() as group:
+            await a.connect(b.peer, b.addresses())
+            async with (
+                raw_connection(b, Signer.generate()) as one,
+                raw_connection(b, Signer.generate()) as two,
+                raw_connection(b, Signer.generate()) as three,
+            ):
+                for secured in (one, two, three):
+                    group.start_soon(hold, secured)
+                while b._node.host.num_negotiating < 256:
+                    await anyio.sleep(0.01)
+                assert await is_served(a, b)
+                group.cancel_scope.cancel()
+
+    run(script)
+
+
+def test_streams_of_its_own_protocols_are_bounded_too():
+    b = on_libp2p()
+    words = HEADER + line(PING.encode())
+
+    async def script():
+        async with b, raw_connection(b, Signer.generate()) as secured:
+            for number in range(1, 200, 2):
+                await secured.send(opening(number) + piece(number, words))
+            ended = set()
+            with anyio.fail_after(5):  # silence ends them after 10 s
+                while len(ended) < 100 - 64:  # of one peer
+                    head = await secured.receive_exactly(12)
+                    kind, flags, number, length = head[1], head[3], *(int.from_bytes(head[n : n + 4]) for n in (4, 8))
+                    await secured.receive_exactly(length if kind == 0 else 0)
+                    if flags & 12:
+                        ended.add(number)
+
+    run(script)
+
+
+def test_who_says_nothing_or_something_else_is_dropped():
+    b = on_libp2p(dial_timeout=0.5)
+
+    async def script():
+        async with b:
+            for words in (b"GET / HTTP/1.1\r\n\r\n", b"", b"\xff" * 64, HEADER + line(b"/plaintext/2.0.0")):
+                async with await anyio.connect_tcp(*endpoint(b.addresses()[0])) as tcp:
+                    plain = Plain(tcp)
+                    await plain.send(words)
+                    with pytest.raises(StreamClosed):
+                        await plain.receive_exactly(1000)
+
+    run(script)
+
+
+def test_only_noise_is_spoken():
+    """Its plaintext believes the peer id that it is told, and its SECIO is broken since 2019."""
+    b = on_libp2p()
+
+    async def script():
+        async with b, await anyio.connect_tcp(*endpoint(b.addresses()[0])) as tcp:
+            plain = Plain(tcp)
+            for name in (b"/plaintext/2.0.0", b"/secio/1.0.0", b"/tls/1.0.0"):
+                await plain.send((HEADER if name.startswith(b"/plain") else b"") + line(name))
+            assert await plain.receive_exactly(20 + 3 * 4) == HEADER + b"\x03na\n" * 3
+
+    run(script)
+
+
+def test_a_reader_that_stops_costs_no_memory():
+    a, b = native(), on_libp2p()
+
+    async def deaf(stream):
+        await anyio.sleep_forever()
+
+    b.serve("/test/deaf", deaf)
+
+    async def offer():
+        stream = await a.open(b.peer, "/test/deaf")
+        while True:
+            await stream.send(BODY)
+
+    async def script():
+        async with a, b, anyio.create_task_group() as group:
+            await a.connect(b.peer, b.addresses())
+            before = psutil.Process().memory_info().rss
+            for _ in range(8):  # 128 MiB at once
+                group.start_soon(offer)
+            with anyio.move_on_after(2):
+                await anyio.sleep_forever()
+            assert psutil.Process().memory_info().rss - before < 32 << 20
+            group.cancel_scope.cancel()
+
+    run(script)
+
+
+def test_what_was_started_ends_with_it():
+    async def script():
+        async with on_libp2p() as a, on_libp2p() as b:
+            await a.connect(b.peer, b.addresses())
+            assert sum(thread.name == "py-libp2p" for thread in threading.enumerate()) == 2
+
+    run(script)
+    assert not any(thread.name == "py-libp2p" for thread in threading.enumerate())
