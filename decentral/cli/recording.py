@@ -59,6 +59,8 @@ def conclude(bench: Bench, peer: "Peer | None", *, evaluate: bool) -> dict[str, 
         bits = record_round(bench, anchor, progress, evaluate=True)
         assert bits is not None, "it was asked for"
         summary |= {"bits_per_byte": bits, "loss": bits * math.log(2)}
+        if peer is not None:
+            peer.log(held_out_loss=bits * math.log(2))  # the last status tells of the last anchor
     write_summary(bench.out, summary)
     return summary
 

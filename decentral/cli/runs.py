@@ -3,6 +3,7 @@ machine.
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -228,7 +229,7 @@ def _train(
 
 
 def _show_invite(show: Callable[[str], None], corpus: str, invite: str) -> None:
-    brings = "" if corpus == "stdlib" else f" --data <your copy of '{corpus}'>"
+    brings = "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
     show(f"decentral join {invite}{brings}")
 
 

@@ -26,7 +26,8 @@ def health_sentence(status: Status) -> str:
     if status.state == "left":
         return f"left: round {status.round} was its last, everything is kept; {_AGAIN}"
     if status.state == "done":
-        return f"done: {_rounds_made(status)}, {in_units(status.bytes_sent)} sent, {_useful(status)}"
+        useful = f", {_useful(status)}" if status.rounds_seen else ""  # none in a process that came after the end
+        return f"done: {_rounds_made(status)}, {in_units(status.bytes_sent)} sent{useful}"
     return _training(status)
 
 

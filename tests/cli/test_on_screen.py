@@ -22,7 +22,7 @@ PATIENCE = 90.0  # s; a peer alone imports torch in 5, on a machine with a queue
 COMMAND = (sys.executable, "-m", "decentral")
 START = ["start", "run.toml", "--data", "text", "--alone", "--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native"]
 START += ["--no-lan"]
-BRINGS = " --data <your copy of 'fox'>"
+BRINGS = " --data PATH/TO/fox"
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     first = family.start("first", tmp_path / "first", found)
     line = first.first_line(PATIENCE)
     assert line.startswith("decentral join ")
-    assert line.endswith(" --data <your copy of 'foxes'>")
+    assert line.endswith(" --data PATH/TO/foxes")
     invite = line.split()[2]
     limits = ["--json", "--max-upload", "8mbit", "--max-download", "2.5MB/s", "--daily-upload", "20GB"]
     out = tmp_path / "second"

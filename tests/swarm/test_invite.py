@@ -24,7 +24,7 @@ def test_an_invite_is_read_back_as_it_was(run: bytes, addresses: tuple[str, ...]
 
 def test_the_line_that_a_peer_prints_is_taken_whole_with_what_the_joiner_must_bring() -> None:
     invite = Invite(bytes(32), ("/ip4/127.0.0.1/tcp/1",))
-    assert Invite.parse(f"decentral join {invite} --data <your copy of 'my novel'>") == invite
+    assert Invite.parse(f"decentral join {invite} --data 'PATH/TO/my novel'") == invite
 
 
 def test_an_invite_is_one_short_word_without_a_token_unless_given() -> None:
