@@ -66,7 +66,9 @@ format: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,libp2p]' \
+	  || { echo "without py-libp2p and its tests: one of its dependencies is built with GMP (libgmp-dev)"; \
+	       $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; }
 	touch $@
 
 js-libp2p: $(NODE_STAMP)
