@@ -46,7 +46,7 @@ def test_one_peer_on_each_transport_trains_through_a_kill_and_a_join(family: Fam
         return family.start(name, out, [*words, *told])
 
     first = peer("first", "start", str(tmp_path / "run.toml"), transport="py-libp2p")
-    invite = first.first_line(PATIENCE).split()[-1]
+    invite = first.first_line(PATIENCE).split()[2]
     stays, dies = (peer(kind, "join", invite, transport=kind) for kind in ("native", "daemon"))
     until(lambda: all(len(anchors(one)) >= 3 for one in (first, stays, dies)))
     dies.kill()

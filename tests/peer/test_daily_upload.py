@@ -10,6 +10,7 @@ import trio
 from decentral.errors import ConfigError, DiskError
 from decentral.peer.daily_upload import DAY, SAVE_EVERY, UPLOAD_FILE, DailyUpload
 from decentral.peer.links import URGENT, throttled
+from decentral.rounds.donor import PACKED
 from decentral.state.durable import Disk
 from decentral.swarm.admission import ADMISSION
 from decentral.transport.memory import MemoryNetwork
@@ -194,7 +195,7 @@ def test_a_transport_refuses_bulk_when_the_day_is_used_up_to_the_last_byte(tmp_p
 
 
 def test_everything_a_node_serves_is_urgent_or_known_bulk(run_lab, terms):
-    bulk = {f"/decentral/{name}/1" for name in ("frame", "piece", "fetch", "chain", "index", "state")} | {SPEED}
+    bulk = {f"/decentral/{name}/1" for name in ("frame", "piece", "fetch", "chain", "index", "state")} | {SPEED, PACKED}
 
     async def script(lab):
         served = set(lab.add().transport._services.handlers)
