@@ -9,8 +9,10 @@ import torch
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.exchange.codec import Codec
+from decentral.manifest import preset_manifest
 from decentral.optimizers import DiLoCo
 from decentral.parameters import schema_of
+from decentral.peer.terms import make_replica
 from decentral.rounds.chain import Head
 from decentral.rounds.contribution import Contribution
 from decentral.rounds.owing import OWED, in_own_units, owed_after
@@ -99,3 +101,16 @@ def test_a_checkpoint_holds_what_an_owner_owes():
     assert torch.equal(other.owed(0), torch.full((8,), 2.0))
     other.load(other.shared_tensors())
     assert other.owed(0) is None
+
+
+def test_momentum_does_not_repeat_what_an_owner_hands_on():
+    """It went in as gradient, and arrived 3.5 times over under dgc behind a sparse compressor."""
+    schema = schema_of({"weight": torch.nn.Parameter(torch.zeros(64))})
+    manifest = preset_manifest("sparseloco", compressor={"chain": "topk(k=1, chunk=16)", "feedback": "dgc"})
+    replica = make_replica(manifest, schema, [torch.zeros(64)])
+    owed_N = torch.arange(1.0, 65.0)
+    replica.feedback[0] = {OWED: owed_N}
+    made = replica.encode_range(0, torch.zeros(64), 0, 64, passed_on=2.0)
+    assert not made.feedback["velocity"].any()
+    sent_N = replica.codec.decode(made.body, ((64,),))
+    assert torch.equal(sent_N + made.feedback["debt"], 2.0 * owed_N)
