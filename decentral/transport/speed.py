@@ -7,11 +7,12 @@ measures on its own frames (transport/uplink.py).
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
 
-from decentral.errors import TransportError
+from decentral.errors import StreamClosed, TransportError
 from decentral.transport.base import Count, Stream, Transport
 
 SPEED = "/decentral/speed/1"
@@ -112,6 +113,8 @@ async def measure_speed(transport: Transport, peer: bytes) -> Speed:
             await stream.receive_exactly(NBYTES)
             came = anyio.current_time()
             await stream.send(b"!")
+            with suppress(StreamClosed):  # ended: the peer is free to measure with the next one who asks
+                await stream.receive_exactly(1)
     except TimeoutError:
         raise TransportError(f"{NBYTES} bytes each way took longer than {_PATIENCE:g} s; try again") from None
     finally:

@@ -11,7 +11,7 @@ from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native import NativeTransport
 from decentral.transport.reachability import Reachability, View, probe, relays_among, verdict
 from decentral.transport.requests import request
-from decentral.transport.speed import NBYTES, SPEED, measure_speed, serve_speed
+from decentral.transport.speed import NBYTES, SPEED, SpeedTest, measure_speed, serve_speed
 from decentral.wire.keys import Signer, peer_name
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -170,6 +170,26 @@ def test_the_speed_of_a_path_is_measured_for_one_peer_at_a_time(other):
                     except TransportError:
                         await anyio.sleep(0.05)
             assert min(found.up, found.down) > 1e6
+
+    run(script)
+
+
+def test_a_measurement_is_over_when_the_peer_is_free_for_the_next_one():
+    network = MemoryNetwork()
+    answering, asking = network.transport(Signer.generate()), network.transport(Signer.generate())
+    test, free = SpeedTest(), []
+
+    async def slow_to_end(stream):
+        await test.echo(stream)
+        await anyio.sleep(0.1)
+        free.append(True)
+
+    answering.serve(SPEED, slow_to_end)
+
+    async def script():
+        async with answering, asking:
+            await measure_speed(asking, answering.peer)
+            assert free
 
     run(script)
 
