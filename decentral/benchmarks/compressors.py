@@ -15,13 +15,13 @@ from torch import Tensor
 from decentral.benchmarks.contestants import Contestant
 from decentral.benchmarks.memory import peak_extra_bytes
 
-__all__ = ["Row", "measure"]
+__all__ = ["BenchRow", "measure"]
 
 Shapes = Sequence[tuple[int, ...]]
 
 
 @dataclass(slots=True)
-class Row:
+class BenchRow:
     """The figures of one method; None where a figure has no meaning or the method failed."""
 
     method: str
@@ -44,9 +44,9 @@ class Row:
 
 def measure(
     contestants: Sequence[Contestant], data: str, tensor_N: Tensor, shapes: Shapes, *, repeats: int
-) -> list[Row]:
+) -> list[BenchRow]:
     """One row per contestant."""
-    rows = [Row(contestant.name, data) for contestant in contestants]
+    rows = [BenchRow(contestant.name, data) for contestant in contestants]
     debt_N = torch.zeros_like(tensor_N)
     for repeat in range(repeats + 1):
         for contestant, row in zip(contestants, rows, strict=True):
@@ -55,7 +55,9 @@ def measure(
     return rows
 
 
-def _once(contestant: Contestant, row: Row, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes, *, first: bool) -> None:
+def _once(
+    contestant: Contestant, row: BenchRow, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes, *, first: bool
+) -> None:
     """The first time compiles, and measures what does not depend on time."""
     total_N = torch.zeros_like(tensor_N)
     try:
@@ -74,7 +76,7 @@ def _once(contestant: Contestant, row: Row, tensor_N: Tensor, debt_N: Tensor, sh
     row.decode_MBps = max(row.decode_MBps or 0.0, megabytes / decoding)
 
 
-def _judge(contestant: Contestant, row: Row, sent: Any, tensor_N: Tensor, found_N: Tensor, shapes: Shapes) -> None:
+def _judge(contestant: Contestant, row: BenchRow, sent: Any, tensor_N: Tensor, found_N: Tensor, shapes: Shapes) -> None:
     bits, kept_N = 8 * contestant.nbytes(sent), found_N != 0
     row.bits_per_value = bits / tensor_N.numel()
     row.bits_per_kept = bits / max(1, int(kept_N.sum()))

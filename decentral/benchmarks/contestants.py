@@ -14,10 +14,10 @@ from decentral.benchmarks.information import information_bits
 from decentral.benchmarks.published import PublishedSparseLoCo
 from decentral.compressors import Chain, Compressor, describe_compressors, parse_compressor
 from decentral.compressors.feedback import ErrorFeedback, NoFeedback
-from decentral.exchange.codec import Codec, split_shapes
-from decentral.transport.unary import quiet_hivemind
+from decentral.replica.codec import Codec, split_shapes
+from decentral.transport.daemon.unary import quiet_hivemind
 from decentral.wire import body
-from decentral.wire.frames import Header, Kind, parse, seal
+from decentral.wire.frames import FrameKind, Header, parse, seal
 from decentral.wire.keys import Signer
 
 __all__ = ["Contestant", "Ours", "others", "ours"]
@@ -191,4 +191,4 @@ def others() -> list[Contestant]:
 
 def _header(sender: bytes) -> Header:
     nothing = bytes(32)
-    return Header(Kind.CONTRIBUTION, nothing, 1, 1, 0, 0, 1, 0, nothing, sender, 1, 1)
+    return Header(FrameKind.CONTRIBUTION, nothing, 1, 1, 0, 0, 1, 0, nothing, sender, 1, 1)

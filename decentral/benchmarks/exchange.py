@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from decentral.benchmarks.bounds import BOUNDS
-from decentral.benchmarks.exchange_peer import Seat
+from decentral.benchmarks.exchange_peer import ExchangeSeat
 from decentral.errors import DecentralError
 from decentral.manifest import Manifest, check_methods, preset_manifest
 
@@ -50,7 +50,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ExchangeResult:
     """What was measured; the first round warms up and is left out."""
 
     case: Case
@@ -121,11 +121,13 @@ def here(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def measure(case: Case, folder: Path, launch: Launch = here, listen: Callable[[int], str] | None = None) -> Result:
+def measure(
+    case: Case, folder: Path, launch: Launch = here, listen: Callable[[int], str] | None = None
+) -> ExchangeResult:
     """Start the peers, exchange, end them. Raises DecentralError when one of them ends by itself."""
     with swarm(case, folder, launch, listen) as workers:
         steps = [step(workers) for _ in range(case.rounds + 1)]
-    return Result(case, tuple(steps[1:]))
+    return ExchangeResult(case, tuple(steps[1:]))
 
 
 @contextmanager
@@ -182,8 +184,8 @@ def _seat(
     number: int,
     bootstrap: Sequence[str],
     listen: Callable[[int], str] | None,
-) -> Seat:
-    return Seat(
+) -> ExchangeSeat:
+    return ExchangeSeat(
         folder=str(folder),
         number=number,
         manifest=manifest.to_toml(),

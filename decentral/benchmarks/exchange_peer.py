@@ -22,18 +22,18 @@ import torch
 
 from decentral.errors import DecentralError
 from decentral.manifest import Manifest, parse_manifest
+from decentral.node.links import throttled
+from decentral.node.node import Node, Start
 from decentral.parameters import schema_of
-from decentral.peer.links import throttled
-from decentral.peer.node import Node, Start
-from decentral.rounds.contribution import Contribution
-from decentral.rounds.driver import Advance, Ledger
+from decentral.replica.contribution import Contribution
+from decentral.rounds.driver import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
 from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class ExchangeSeat:
     """What a peer of the benchmark is told on its command line."""
 
     folder: str
@@ -47,10 +47,10 @@ class Seat:
     transport: str | None = None
 
 
-class Contestant:
+class ExchangeContestant:
     """The peer at one seat."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: ExchangeSeat) -> None:
         self.seat, manifest = seat, parse_manifest(seat.manifest)
         self.identity = Identity.load_or_create(Path(seat.folder) / f"{seat.number}.key")
         made = make_transport(seat.transport, self.identity, tuple(seat.listen))
@@ -83,7 +83,7 @@ class Contestant:
             uplink=lambda: self.transport.uplink,
         )
 
-    def _advanced(self, advance: Advance) -> None:
+    def _advanced(self, advance: CommittedUpdate) -> None:
         self._news.set()
         self._news = anyio.Event()
 
@@ -132,4 +132,4 @@ def _say(**answer: Any) -> None:  # Any: JSON
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    anyio.run(Contestant(Seat(**json.loads(sys.argv[1]))).run)
+    anyio.run(ExchangeContestant(ExchangeSeat(**json.loads(sys.argv[1]))).run)

@@ -19,7 +19,7 @@ from typing import Any
 
 import anyio
 
-from decentral.benchmarks.transport_peer import LOOPBACK, REQUEST, STREAM, Seat, processor_seconds
+from decentral.benchmarks.transport_peer import LOOPBACK, REQUEST, STREAM, TransportSeat, processor_seconds
 from decentral.errors import DecentralError
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
@@ -34,7 +34,7 @@ _REQUESTS = 200  # asked one after the other
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TransportResult:
     """Of one transport: medians of the streams, and of the requests."""
 
     transport: str
@@ -49,14 +49,14 @@ class Result:
         return {key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
-def measure(kind: str, folder: Path, *, nbytes: int, repeats: int) -> Result:
+def measure(kind: str, folder: Path, *, nbytes: int, repeats: int) -> TransportResult:
     """``repeats`` streams of ``nbytes`` each, and requests of a kilobyte, from this process to another one."""
-    with _far_end(Seat(folder=str(folder), transport=kind)) as ask:
+    with _far_end(TransportSeat(folder=str(folder), transport=kind)) as ask:
         return anyio.run(_measured, kind, folder, nbytes, repeats, ask)
 
 
 @contextmanager
-def _far_end(seat: Seat) -> Iterator[Callable[[bool], dict[str, Any]]]:
+def _far_end(seat: TransportSeat) -> Iterator[Callable[[bool], dict[str, Any]]]:
     """The other process; call it for what it says next, first asking for it or not."""
     command = [sys.executable, "-m", "decentral.benchmarks.transport_peer", json.dumps(asdict(seat))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -87,7 +87,7 @@ def _far_end(seat: Seat) -> Iterator[Callable[[bool], dict[str, Any]]]:
 
 async def _measured(
     kind: str, folder: Path, nbytes: int, repeats: int, ask: Callable[[bool], dict[str, Any]]
-) -> Result:
+) -> TransportResult:
     far = ask(False)
     peer = PeerId(bytes.fromhex(far["peer"]))
     transport = make_transport(kind, Identity.load_or_create(folder / "near.key"), LOOPBACK)
@@ -99,7 +99,7 @@ async def _measured(
         spent = processor_seconds() + ask(True)["processor"] - spent
         trips = sorted([await _request(transport, peer) for _ in range(_REQUESTS)])
     megabytes = nbytes / MEGABYTE
-    return Result(
+    return TransportResult(
         kind,
         megabytes,
         megabytes / median(seconds),

@@ -32,7 +32,7 @@ ENOUGH = 1 << 20  # bytes of the largest request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class TransportSeat:
     """What this end is told on its command line."""
 
     folder: str
@@ -62,7 +62,7 @@ async def _answer(peer: PeerId, body: bytes) -> bytes:
     return body
 
 
-async def serve(seat: Seat) -> None:
+async def serve(seat: TransportSeat) -> None:
     """Until stdin ends."""
     identity = Identity.load_or_create(Path(seat.folder) / "far.key")
     transport = make_transport(seat.transport, identity, LOOPBACK)
@@ -80,4 +80,4 @@ def _say(**answer: Any) -> None:  # Any: JSON
 
 
 if __name__ == "__main__":
-    anyio.run(serve, Seat(**json.loads(sys.argv[1])))
+    anyio.run(serve, TransportSeat(**json.loads(sys.argv[1])))

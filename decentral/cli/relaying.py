@@ -18,16 +18,16 @@ from decentral.observe.prometheus import Metric, exposition, serve_metrics
 from decentral.swarm.identity import Identity
 from decentral.transport.dialback import serve_dialback
 from decentral.transport.listen import check_listen
-from decentral.transport.native import NativeOptions, NativeTransport
-from decentral.transport.relay import Relay
-from decentral.transport.relay_limits import RelayLimits
-from decentral.transport.tcp import endpoint
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.transport.relay.limits import RelayLimits
+from decentral.transport.relay.service import Relay
 
 _SAY_EVERY = 60.0  # s; only when something has changed
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RelayPlan:
     """What the command line asks for."""
 
     listen: tuple[str, ...]
@@ -37,7 +37,7 @@ class Plan:
     identity: Path
 
 
-def run_relay(plan: Plan) -> int:
+def run_relay(plan: RelayPlan) -> int:
     """Relay until a signal; returns the exit code it means."""
     where = None if plan.metrics is None else host_and_port(plan.metrics)
     for address in plan.announce:
@@ -49,7 +49,7 @@ def run_relay(plan: Plan) -> int:
         return stop.code or 0
 
 
-async def _run(plan: Plan, where: tuple[str, int] | None, stop: Stop) -> None:
+async def _run(plan: RelayPlan, where: tuple[str, int] | None, stop: Stop) -> None:
     asked, loop = anyio.Event(), asyncio.get_running_loop()
 
     def leave() -> None:

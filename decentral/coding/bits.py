@@ -6,7 +6,7 @@ What is left over in the last byte is zero, and is checked: there is one spellin
 import numpy as np
 from numpy.typing import NDArray
 
-from decentral.coding.compiled import compiled
+from decentral.tensors.compiled import compiled
 
 __all__ = ["pack", "packed_nbytes", "pull", "push", "unpack"]
 

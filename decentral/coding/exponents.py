@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from decentral.coding.compiled import compiled
+from decentral.tensors.compiled import compiled
 
 __all__ = ["highest", "others", "put_together"]
 

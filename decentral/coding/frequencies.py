@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decentral.coding.bits import pull, push
-from decentral.coding.compiled import compiled
+from decentral.tensors.compiled import compiled
 
 __all__ = ["SHARE_BITS", "counts", "read_shares", "shares_of", "write_shares"]
 

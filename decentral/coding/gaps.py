@@ -7,7 +7,7 @@ all gaps are nearly equally likely, whatever their mean: 0.02 bits per gap above
 
 import numpy as np
 
-from decentral.coding.compiled import compiled
+from decentral.tensors.compiled import compiled
 
 __all__ = ["from_gaps", "side_nbits", "to_gaps"]
 

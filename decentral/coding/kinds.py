@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from decentral.coding import bits, exponents, gaps
 from decentral.errors import PayloadError
 
-__all__ = ["Floats", "Kind", "Rising", "Symbols"]
+__all__ = ["ElementKind", "Floats", "Rising", "Symbols"]
 
 Array = NDArray[np.generic]
 Bytes = NDArray[np.uint8]
 
 
-class Kind(Protocol):
+class ElementKind(Protocol):
     """How one array becomes bytes."""
 
     def raw_nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:

@@ -11,8 +11,8 @@ Giesen, "Interleaved entropy coders", 2014, arXiv:1402.3392.
 import numpy as np
 from numpy.typing import NDArray
 
-from decentral.coding.compiled import compiled
 from decentral.coding.frequencies import SHARE_BITS, Shares
+from decentral.tensors.compiled import compiled
 
 __all__ = ["decode", "encode"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decentral.coding import frequencies, rans
-from decentral.coding.kinds import Kind
+from decentral.coding.kinds import ElementKind
 from decentral.errors import PayloadError
 
 __all__ = ["PREFIX_NBYTES", "Form", "decode", "encode", "raw_nbytes"]
@@ -31,7 +31,7 @@ _LARGEST = 1 << 32  # what the prefix cannot hold
 class Form:
     """What is known of an array before it arrives."""
 
-    kind: Kind
+    kind: ElementKind
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
 
@@ -46,7 +46,7 @@ def raw_nbytes(forms: Sequence[Form]) -> int:
     return sum(form.raw_nbytes for form in forms)
 
 
-def encode(kinds: Sequence[Kind], arrays: Sequence[Array]) -> Iterator[bytes | memoryview]:
+def encode(kinds: Sequence[ElementKind], arrays: Sequence[Array]) -> Iterator[bytes | memoryview]:
     """The stream of these arrays, in pieces to be joined, made as they are asked for."""
     limit = sum(kind.raw_nbytes(a.shape, a.dtype.itemsize) for kind, a in zip(kinds, arrays, strict=True))
     pieces, sides, size = _coded(kinds, arrays)
@@ -77,7 +77,7 @@ def decode(forms: Sequence[Form], data: Bytes) -> tuple[list[Array], int]:
     return arrays, PREFIX_NBYTES + taken
 
 
-def _coded(kinds: Sequence[Kind], arrays: Sequence[Array]) -> tuple[list[Bytes], list[Iterable[Bytes]], int]:
+def _coded(kinds: Sequence[ElementKind], arrays: Sequence[Array]) -> tuple[list[Bytes], list[Iterable[Bytes]], int]:
     """Table and symbols, the arrays' side bytes still to be made, and the bytes of it all."""
     symbols, sides, size = _symbols(kinds, arrays)
     shares = frequencies.shares_of(frequencies.counts(symbols))
@@ -85,7 +85,7 @@ def _coded(kinds: Sequence[Kind], arrays: Sequence[Array]) -> tuple[list[Bytes],
     return pieces, sides, size + sum(piece.size for piece in pieces)
 
 
-def _symbols(kinds: Sequence[Kind], arrays: Sequence[Array]) -> tuple[Bytes, list[Iterable[Bytes]], int]:
+def _symbols(kinds: Sequence[ElementKind], arrays: Sequence[Array]) -> tuple[Bytes, list[Iterable[Bytes]], int]:
     """All symbols in one array, side bytes still to be made, and how many of these there are."""
     symbols, sides, size, at = np.empty(0, dtype=np.uint8), list[Iterable[Bytes]](), 0, 0
     if len(arrays) > 1:

@@ -5,26 +5,26 @@ One folder, one seam: `Compressor`. `parse_compressor` reads a spelling from a m
 
 from decentral.compressors.base import Accumulator, Compressor, PartSpec, Payload, Sparsifier, accumulate
 from decentral.compressors.chain import Chain
-from decentral.compressors.codebook8 import Codebook8
-from decentral.compressors.dct import DCT
-from decentral.compressors.e3m0 import E3M0
 from decentral.compressors.feedback import Feedback, compress_with_debt, describe_feedback, parse_feedback
-from decentral.compressors.fp8 import FP8
-from decentral.compressors.half import BFloat16, Float16
-from decentral.compressors.int4 import Int4
-from decentral.compressors.int8 import Int8
-from decentral.compressors.natural import Natural
-from decentral.compressors.nf4 import NF4
 from decentral.compressors.none import Uncompressed
-from decentral.compressors.powersgd import PowerSGD
-from decentral.compressors.qsgd import QSGD
-from decentral.compressors.randk import RandK
+from decentral.compressors.quantizers.codebook8 import Codebook8
+from decentral.compressors.quantizers.e3m0 import E3M0
+from decentral.compressors.quantizers.fp8 import FP8
+from decentral.compressors.quantizers.half import BFloat16, Float16
+from decentral.compressors.quantizers.int4 import Int4
+from decentral.compressors.quantizers.int8 import Int8
+from decentral.compressors.quantizers.natural import Natural
+from decentral.compressors.quantizers.nf4 import NF4
+from decentral.compressors.quantizers.qsgd import QSGD
+from decentral.compressors.quantizers.sign import Sign
+from decentral.compressors.quantizers.signmag2 import SignMag2
+from decentral.compressors.quantizers.sparseloco2 import SparseLoCo2
 from decentral.compressors.registry import describe_compressors, parse_compressor
-from decentral.compressors.sign import Sign
-from decentral.compressors.signmag2 import SignMag2
-from decentral.compressors.sparseloco2 import SparseLoCo2
-from decentral.compressors.threshold import Threshold
-from decentral.compressors.topk import TopK
+from decentral.compressors.sparsifiers.dct import DCT
+from decentral.compressors.sparsifiers.powersgd import PowerSGD
+from decentral.compressors.sparsifiers.randk import RandK
+from decentral.compressors.sparsifiers.threshold import Threshold
+from decentral.compressors.sparsifiers.topk import TopK
 
 __all__ = [
     "DCT",

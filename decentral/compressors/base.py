@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from decentral.coding import Kind, Symbols
-from decentral.compressors.finite import is_finite
-from decentral.compressors.rising import is_rising
+from decentral.coding import ElementKind, Symbols
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
+from decentral.tensors.finite import is_finite
+from decentral.tensors.rising import is_rising
 
 if TYPE_CHECKING:
     from decentral.compressors.chain import Chain
@@ -49,7 +49,7 @@ class PartSpec:
     name: str
     dtype: torch.dtype
     shape: Shape
-    kind: Kind
+    kind: ElementKind
 
     @property
     def nbytes(self) -> int:

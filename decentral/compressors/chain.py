@@ -25,7 +25,7 @@ from decentral.compressors.base import (
 from decentral.compressors.none import Uncompressed
 from decentral.errors import ConfigError
 
-__all__ = ["Alone", "Chain"]
+__all__ = ["Chain", "SparsifierBase"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Chain(Method):
         self.sparsifier.add_at(total, index, tuple(values), weight)
 
 
-class Alone(Method):
+class SparsifierBase(Method):
     """A sparsifier is a compressor too: alone, it sends its index parts and the kept values as float32."""
 
     __slots__ = ()

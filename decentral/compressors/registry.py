@@ -9,27 +9,27 @@ from types import MappingProxyType
 
 from decentral.compressors.base import Compressor
 from decentral.compressors.chain import Chain
-from decentral.compressors.codebook8 import Codebook8
-from decentral.compressors.dct import DCT
-from decentral.compressors.e3m0 import E3M0
-from decentral.compressors.fp8 import FP8
-from decentral.compressors.half import BFloat16, Float16
-from decentral.compressors.int4 import Int4
-from decentral.compressors.int8 import Int8
-from decentral.compressors.natural import Natural
-from decentral.compressors.nf4 import NF4
 from decentral.compressors.none import Uncompressed
-from decentral.compressors.plugins import Plugins
-from decentral.compressors.powersgd import PowerSGD
-from decentral.compressors.qsgd import QSGD
-from decentral.compressors.randk import RandK
-from decentral.compressors.sign import Sign
-from decentral.compressors.signmag2 import SignMag2
-from decentral.compressors.sparseloco2 import SparseLoCo2
-from decentral.compressors.spelling import make
-from decentral.compressors.threshold import Threshold
-from decentral.compressors.topk import TopK
+from decentral.compressors.quantizers.codebook8 import Codebook8
+from decentral.compressors.quantizers.e3m0 import E3M0
+from decentral.compressors.quantizers.fp8 import FP8
+from decentral.compressors.quantizers.half import BFloat16, Float16
+from decentral.compressors.quantizers.int4 import Int4
+from decentral.compressors.quantizers.int8 import Int8
+from decentral.compressors.quantizers.natural import Natural
+from decentral.compressors.quantizers.nf4 import NF4
+from decentral.compressors.quantizers.qsgd import QSGD
+from decentral.compressors.quantizers.sign import Sign
+from decentral.compressors.quantizers.signmag2 import SignMag2
+from decentral.compressors.quantizers.sparseloco2 import SparseLoCo2
+from decentral.compressors.sparsifiers.dct import DCT
+from decentral.compressors.sparsifiers.powersgd import PowerSGD
+from decentral.compressors.sparsifiers.randk import RandK
+from decentral.compressors.sparsifiers.threshold import Threshold
+from decentral.compressors.sparsifiers.topk import TopK
 from decentral.errors import ConfigError
+from decentral.plugins import Plugins
+from decentral.spelling import make
 
 __all__ = ["describe_compressors", "parse_compressor"]
 

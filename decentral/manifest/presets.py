@@ -13,7 +13,7 @@ from decentral.manifest.terms import Manifest
 if TYPE_CHECKING:
     from decentral.compressors import Compressor  # torch
 
-MOST_LOST_OF_A_STATE = 0.05  # of the norm; replicas of gossip stay about as far apart: see rounds/pairstep.py
+MOST_LOST_OF_A_STATE = 0.05  # of the norm; replicas of gossip stay about as far apart: see replica/pair_step.py
 
 
 def fresh_salt() -> str:

@@ -15,7 +15,7 @@ from typing import Self
 from decentral.errors import DiskError
 from decentral.observe.health import health_sentence
 from decentral.observe.requests import drop_requests, take_requests
-from decentral.observe.status import Process, Status, write_status
+from decentral.observe.status import ProcessInfo, Status, write_status
 from decentral.observe.terminal import Display
 
 
@@ -39,7 +39,7 @@ class Beacon:
         self._on_request = on_request
         self._display = display
         self._period = period
-        self._process = Process()
+        self._process = ProcessInfo()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
         self._disk_problem = ""

@@ -85,7 +85,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessInfo:
     """A process that cannot be confused with a later one of the same number."""
 
     pid: int = field(default_factory=os.getpid)
@@ -101,7 +101,7 @@ class Process:
             return False
 
 
-def write_status(directory: Path, status: Status, process: Process) -> None:
+def write_status(directory: Path, status: Status, process: ProcessInfo) -> None:
     """Replace ``status.json`` in one step, so that a reader never sees half of it."""
     stamped = replace(status, pid=process.pid, process_created=process.created, updated=time.time())
     text = json.dumps({"version": STATUS_VERSION, **plain(asdict(stamped))}, indent=1)
@@ -144,7 +144,7 @@ def _read(path: Path) -> tuple[object, Status]:
 
 def is_running(status: Status) -> bool:
     """Tell whether the process that wrote this status still lives."""
-    return Process(status.pid, status.process_created).is_alive()
+    return ProcessInfo(status.pid, status.process_created).is_alive()
 
 
 def is_lost(status: Status) -> bool:

@@ -3,7 +3,7 @@
 One sign (pseudo-gradient = anchor - local, subtracted) and one divisor (`mean_pseudo_gradient`).
 """
 
-from decentral.optimizers.aggregate import mean_pseudo_gradient
+from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
 from decentral.optimizers.base import OuterOptimizer
 from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
 from decentral.optimizers.merge import merge

@@ -12,8 +12,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from decentral.compressors.fresh import fresh_like
 from decentral.errors import ConfigError
+from decentral.tensors.alloc import fresh_like
 
 __all__ = ["OuterOptimizer", "check_momentum", "check_rate", "nesterov"]
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from decentral.compressors.plugins import Plugins
 from decentral.optimizers.base import OuterOptimizer
 from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
 from decentral.optimizers.noloco import NoLoCo
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.optimizers.streaming import StreamingDiLoCo
+from decentral.plugins import Plugins
 
 __all__ = ["PRESETS", "Preset", "describe_optimizers", "make_outer"]
 

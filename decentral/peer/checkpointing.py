@@ -11,20 +11,20 @@ from typing import Any
 
 from torch import Tensor
 
+from decentral.consensus.chain import Head
 from decentral.errors import ManifestMismatch
+from decentral.node.durable_store import DurableStore, Resumed
 from decentral.parameters import Schema
-from decentral.peer.hello import model_difference
-from decentral.peer.inner_optimizers import Together
-from decentral.peer.live_model import LiveModel
-from decentral.peer.vault import Resumed, Vault
-from decentral.rounds.chain import Head
 from decentral.state.optimizer_state import flatten, random_state, set_random_state, unflatten
+from decentral.swarm.hello import model_difference
+from decentral.training.inner_optimizers import Together
+from decentral.training.live_model import LiveModel
 
 
 class Checkpointer:
     """Writes and restores the training side together with the replica."""
 
-    def __init__(self, vault: Vault, optimizers: Together, schedulers: Together | None) -> None:
+    def __init__(self, vault: DurableStore, optimizers: Together, schedulers: Together | None) -> None:
         self._vault, self._optimizers, self._schedulers = vault, optimizers, schedulers
 
     def save(self, head: Head, replica: Mapping[str, Tensor], model: LiveModel, memory: Mapping[str, Any]) -> None:

@@ -17,15 +17,15 @@ from decentral.errors import (
     TransportError,
 )
 from decentral.manifest import Manifest, check_methods, load_manifest
-from decentral.peer.folder import kept_terms
-from decentral.peer.hello import ask_hello
-from decentral.peer.node import RETRY
+from decentral.node.folder import kept_terms
+from decentral.node.node import RETRY
 from decentral.peer.notebooks import run_apart
 from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
+from decentral.swarm.hello import ask_hello
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
-from decentral.swarm.lan import Lan
+from decentral.swarm.lan.discovery import Lan
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
 

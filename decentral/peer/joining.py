@@ -21,15 +21,15 @@ from torch import nn
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.peer.handed_over import takes_what_is_handed_over
-from decentral.peer.inner_optimizers import Together, check_covers
 from decentral.peer.invitation import fetch, terms_of
-from decentral.peer.live_model import LiveModel
 from decentral.peer.peer import Peer
 from decentral.peer.settings import Observer, Settings
 from decentral.quantities import rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.swarm.patience import moment_in
+from decentral.training.inner_optimizers import Together, check_covers
+from decentral.training.live_model import LiveModel
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
 

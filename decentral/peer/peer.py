@@ -20,28 +20,28 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, DecentralError, NoPeersError
+from decentral.node.daily_upload import DailyUpload
+from decentral.node.folder import kept_terms, kept_token
+from decentral.node.node import Node
+from decentral.node.suspension import PAUSED
 from decentral.observe.beacon import Beacon
 from decentral.observe.health import alone_sentence
 from decentral.observe.notices import Notices
 from decentral.observe.status import Status, check_free
 from decentral.observe.terminal import PlainDisplay
-from decentral.peer.beginning import Beginning
-from decentral.peer.daily_upload import DailyUpload
-from decentral.peer.entrance import check_relays
-from decentral.peer.folder import kept_terms, kept_token
-from decentral.peer.inner_optimizers import InnerSteps
-from decentral.peer.node import Node
-from decentral.peer.resting import PAUSED
+from decentral.peer.network_setup import check_relays
 from decentral.peer.settings import Settings
 from decentral.peer.standing import Standing
-from decentral.peer.starting_over import forget_non_finite
-from decentral.peer.swarm_thread import SwarmThread
-from decentral.rounds.chain import Head
+from decentral.peer.startup import Startup
 from decentral.swarm.invite import Invite
-from decentral.swarm.lan import Lan
+from decentral.swarm.lan.discovery import Lan
 from decentral.swarm.patience import time_left
-from decentral.tasks.shards import Place, shard
+from decentral.tasks.shards import ShardPlace, shard
+from decentral.training.inner_optimizers import InnerSteps
+from decentral.training.starting_over import forget_non_finite
+from decentral.training.swarm_thread import SwarmThread
 
 LOOK_EVERY = 0.2  # s between looks at what is waited for
 PLAIN = {"plain": True}  # of a log line that is no complaint, and that a display shows without a word before it
@@ -49,7 +49,7 @@ PLAIN = {"plain": True}  # of a log line that is no complaint, and that a displa
 logger = logging.getLogger("decentral.peer")
 
 
-class Peer(Beginning):
+class Peer(Startup):
     """One participant of a run, while its ``with`` block lasts."""
 
     def __init__(self, settings: Settings) -> None:
@@ -71,7 +71,7 @@ class Peer(Beginning):
         self._left_at = time.monotonic()
         self._swarm: SwarmThread | None = None
         self.notices, self._name = Notices(), ""
-        self._seed, self._place, self._standing = 0, Place(), Standing(self.manifest)
+        self._seed, self._place, self._standing = 0, ShardPlace(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
         self.was_over = self._kept_whole = False
         self._gossips = self.manifest.exchange.kind == "pair"
@@ -320,7 +320,7 @@ class Peer(Beginning):
             self._place = self._standing.place(self.swarm.node)
         told = (int(self._forgets), self._seed, *astuple(self._place))
         done, (forgets, self._seed, *place) = self._model.share(changed, ended, told)
-        self._place, self._forgets = Place(*place), False
+        self._place, self._forgets = ShardPlace(*place), False
         if forgets:
             for optimizer in self.settings.optimizers.parts:
                 forget_non_finite(optimizer)

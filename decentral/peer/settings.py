@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from decentral.manifest import Manifest
-from decentral.peer.inner_optimizers import Together
-from decentral.peer.live_model import LiveModel
 from decentral.swarm.invite import Invite
+from decentral.training.inner_optimizers import Together
+from decentral.training.live_model import LiveModel
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from decentral.manifest import Manifest
-from decentral.peer.node import Node
-from decentral.tasks.shards import Place
+from decentral.node.node import Node
+from decentral.tasks.shards import ShardPlace
 from decentral.wire.keys import PeerId
 
 
@@ -14,15 +14,15 @@ class Standing:
     def __init__(self, manifest: Manifest) -> None:
         self._steps = manifest.inner.steps // manifest.outer.fragments
         self._members: tuple[PeerId, ...] = ()
-        self._place = Place()
+        self._place = ShardPlace()
 
-    def place(self, node: Node) -> Place:
+    def place(self, node: Node) -> ShardPlace:
         """Where this peer stands now; one that no commit has let in yet counts itself."""
         members = tuple(sorted({*node.driver.head.members, node.driver.me}))
         if members != self._members:
             self._members = members
             rank, count = members.index(node.driver.me), len(members)
-            self._place = Place(rank, count, self._steps * self._given(node, count))
+            self._place = ShardPlace(rank, count, self._steps * self._given(node, count))
         return self._place
 
     def _given(self, node: Node, count: int) -> int:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import anyio
 
+from decentral.consensus.chain import Head
+from decentral.consensus.history import Branch, Place, checked_branch
 from decentral.errors import DecentralError, PayloadError, TransportError
-from decentral.rounds.chain import Head
 from decentral.rounds.donor import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, WHERE, Donor
 from decentral.rounds.driver import Driver
 from decentral.rounds.fetching import TIMEOUT, SnapshotFetch
-from decentral.rounds.history import Branch, Place, checked_branch
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
 from decentral.transport.requests import request

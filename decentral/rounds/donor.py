@@ -14,9 +14,9 @@ from typing import Any
 
 import anyio
 
+from decentral.consensus.history import LOCATOR
 from decentral.errors import PayloadError, TransportError
 from decentral.rounds.driver import Driver
-from decentral.rounds.history import LOCATOR
 from decentral.state.chunk_form import to_form
 from decentral.state.snapshot import Snapshot
 from decentral.transport import Transport

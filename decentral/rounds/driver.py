@@ -11,15 +11,15 @@ from collections.abc import Mapping
 import anyio
 import anyio.abc
 
-from decentral.rounds.acceptor import Acceptor
-from decentral.rounds.carrier import SEND_TIMEOUT, Advance, Ledger
-from decentral.rounds.chain import Head, moves_anchor
-from decentral.rounds.contribution import Contribution
-from decentral.rounds.effects import CatchUp, Decide, Effect, Fetch, Persist, Send, SendSlices
-from decentral.rounds.machine import TICK, RoundMachine
-from decentral.rounds.measures import Measure
-from decentral.rounds.settling import Settler
-from decentral.wire.frames import Frame, Kind
+from decentral.consensus.acceptor import Acceptor
+from decentral.consensus.chain import Head, moves_anchor
+from decentral.consensus.effects import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
+from decentral.consensus.machine import TICK, RoundMachine
+from decentral.replica.contribution import Contribution
+from decentral.replica.measures import Measure
+from decentral.rounds.bookkeeping import Bookkeeping
+from decentral.rounds.frame_io import SEND_TIMEOUT, CommittedUpdate, Ledger
+from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import (
     Behind,
@@ -28,12 +28,12 @@ from decentral.wire.messages import (
     Record,
 )
 
-__all__ = ["Advance", "Driver", "Ledger"]
+__all__ = ["CommittedUpdate", "Driver", "Ledger"]
 
 JOIN_EVERY = 1.0  # s between requests to be let in
 
 
-class Driver(Settler):
+class Driver(Bookkeeping):
     """One peer's rounds. ``run`` it in a task; ``contribute`` from the training side."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -108,7 +108,7 @@ class Driver(Settler):
                 self._spawn(self._reduce, effect.plan, self.head)
             elif isinstance(effect, Decide):
                 await self._decide(effect.commit)
-            elif isinstance(effect, CatchUp):
+            elif isinstance(effect, CatchUpWith):
                 self.catch_up(effect.peer)
 
     async def _persist(self, acceptor: Acceptor) -> None:
@@ -137,7 +137,7 @@ class Driver(Settler):
         self._tidy(record.round)
         anchor = self.replica.digest if moves_anchor(record) else record.base
         moved = (record.fragment, before_N, after_N, named, anchor)
-        self.on_advance(Advance(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N))
+        self.on_advance(CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N))
         await self._carry_out(self.machine.applied(anchor, anyio.current_time()))
         if record.final:
             self._tell_the_end(record)
@@ -152,7 +152,7 @@ class Driver(Settler):
             measured = slices or {}
         else:
             named = [(ref.peer, frames[ref.frame]) for ref in record.frames]
-            gathered = [(peer, frame) for peer, frame in named if frame.header.kind == Kind.CONTRIBUTION]
+            gathered = [(peer, frame) for peer, frame in named if frame.header.kind == FrameKind.CONTRIBUTION]
             measured = {peer: await self.offload(self.replica.measure, frame) for peer, frame in gathered}
         for event, fields in self.scrutiny.events(record, measured):
             self.on_event(event, fields)
@@ -202,7 +202,7 @@ class Driver(Settler):
         effects = self.machine.hold(frame.hash, frame.header, now)
         effects += self.machine.offer(pending.offer(head, frame.hash, len(frame.body)), now)
         self._spawn(self._push, frame, head.members)
-        if pending.kind == Kind.CONTRIBUTION:
+        if pending.kind == FrameKind.CONTRIBUTION:
             self._spawn(self.offload, self.replica.measure, frame)  # meanwhile: the outer step may need it
         await self._carry_out(effects)
         self.allowed = self.machine.allowed()

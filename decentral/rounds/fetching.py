@@ -13,10 +13,10 @@ from pathlib import Path
 import anyio
 from torch import Tensor
 
+from decentral.consensus.chain import Head
+from decentral.dissemination.stripes import fetch_chunks
 from decentral.errors import DecentralError, PayloadError
-from decentral.exchange.stripes import fetch_chunks
 from decentral.optimizers import NoLoCo
-from decentral.rounds.chain import Head
 from decentral.rounds.chunks import Chunks
 from decentral.rounds.donor import INDEX
 from decentral.rounds.driver import Driver

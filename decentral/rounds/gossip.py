@@ -4,7 +4,7 @@ Two-phase: each pushes its frame (pseudo-gradient and slow weights); the peer wi
 its frame is there, asks the other to commit, and the answer is remembered, so that a lost answer is asked for again and
 says the same. A peer whose partner does not come takes its step alone. The mean of the two slow weights is conserved
 up to float rounding, and what compression loses of the changes is owed: booked with the step, never before it
-(`decentral.rounds.pairstep`).
+(`decentral.replica.pair_step`).
 Sent per step: two bodies to one peer, whatever the size of the swarm.
 
 Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
@@ -19,18 +19,18 @@ from dataclasses import dataclass
 import anyio
 from torch import Tensor
 
+from decentral.consensus.allowance import allowance
+from decentral.consensus.chain import NOTHING, Head
+from decentral.consensus.deadline import Deadline
+from decentral.dissemination import gather
+from decentral.dissemination.pairing import partner_of
 from decentral.errors import PayloadError, TransportError
-from decentral.exchange import gather
 from decentral.optimizers import NoLoCo
-from decentral.rounds.allowance import allowance
-from decentral.rounds.chain import NOTHING, Head
-from decentral.rounds.deadline import Deadline
+from decentral.replica.pair_step import GossipStep, half_of, step_alone, step_together
 from decentral.rounds.driver import Driver
-from decentral.rounds.pairing import partner_of
-from decentral.rounds.pairstep import GossipStep, half_of, step_alone, step_together
 from decentral.transport import Stream
 from decentral.transport.requests import handled, request, send, serve_requests
-from decentral.wire.frames import Frame, Header, Kind, seal
+from decentral.wire.frames import Frame, FrameKind, Header, seal
 from decentral.wire.keys import PeerId, peer_name
 
 # Shape suffix: N = elements of one fragment, flat float32.
@@ -316,7 +316,7 @@ class Gossip:
 
     def _header(self, head: Head, fragment: int, steps: int, tokens: int) -> Header:
         return Header(
-            kind=Kind.SWAP, run=head.run, epoch=head.epoch, round=self.step, fragment=fragment, part=0, parts=1,
+            kind=FrameKind.SWAP, run=head.run, epoch=head.epoch, round=self.step, fragment=fragment, part=0, parts=1,
             plan=0, base=NOTHING, sender=self.driver.me, steps=steps, tokens=tokens,
         )  # fmt: skip
 

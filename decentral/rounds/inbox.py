@@ -11,16 +11,16 @@ from collections.abc import Callable
 import anyio
 from torch import Tensor
 
+from decentral.consensus.chain import Head
 from decentral.errors import PayloadError
-from decentral.exchange.codec import Codec, Shapes, range_shapes
-from decentral.exchange.offload import Offload, in_thread
-from decentral.exchange.tail import NO_TAIL, Tail
+from decentral.flow.offload import Offload, in_thread
 from decentral.parameters import Schema
-from decentral.rounds.chain import Head
-from decentral.rounds.measures import Measures
-from decentral.wire.frames import Frame, Header, Kind, parse
+from decentral.replica.buffers import NO_TAIL, Tail
+from decentral.replica.codec import Codec, Shapes, range_shapes
+from decentral.replica.measures import Measures
+from decentral.wire.frames import Frame, FrameKind, Header, parse
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import Plan, Record
+from decentral.wire.messages import Record, ReducePlan
 
 AHEAD = 2  # rounds a frame may be ahead of us: its sender may have seen a commit that we have not
 
@@ -47,9 +47,9 @@ class Inbox:
         self.plans: dict[tuple[int, int], tuple[tuple[PeerId, int, int], ...]] = {}  # (round, plan) -> partition
         self._plan_came = anyio.Event()
 
-    def expect(self, plan_or_record: Plan | Record) -> None:
+    def expect(self, plan_or_record: ReducePlan | Record) -> None:
         """Learn the partition of a plan, so that its slices and results can be sized."""
-        number = plan_or_record.number if isinstance(plan_or_record, Plan) else plan_or_record.plan
+        number = plan_or_record.number if isinstance(plan_or_record, ReducePlan) else plan_or_record.plan
         self.plans[(plan_or_record.round, number)] = plan_or_record.partition
         self._plan_came.set()
         self._plan_came = anyio.Event()
@@ -79,11 +79,11 @@ class Inbox:
         """The checked frame and its decoded tensor, now. Raises PlanUnknown when its plan has not come."""
         frame = parse(data, lambda header: self.max_nbytes(header, head))
         codec = self.codec_of(frame.header)
-        if frame.header.kind != Kind.SLICE:  # nobody asks for a slice by its hash
+        if frame.header.kind != FrameKind.SLICE:  # nobody asks for a slice by its hash
             _ = frame.hash  # kept in the frame: the event loop need not stop to hash megabytes
         body, _ = self.tail.split(frame)  # raises, too
         decoded_N = codec.decode(body, self.shapes_of(frame.header))
-        if frame.header.kind == Kind.CONTRIBUTION:
+        if frame.header.kind == FrameKind.CONTRIBUTION:
             self._measures.add(frame.hash, decoded_N)
         return frame, decoded_N
 
@@ -92,9 +92,9 @@ class Inbox:
         if header.fragment >= len(self.schema.fragments):
             raise PayloadError(f"frame for fragment {header.fragment} of {len(self.schema.fragments)}; drop it")
         shapes = self.schema.fragments[header.fragment].shapes
-        if header.kind in (Kind.CONTRIBUTION, Kind.MERGE):
+        if header.kind in (FrameKind.CONTRIBUTION, FrameKind.MERGE):
             return shapes
-        if header.kind == Kind.SWAP:
+        if header.kind == FrameKind.SWAP:
             return tuple(shapes) * 2
         partition = self.plans.get((header.round, header.plan))
         if partition is None:
@@ -104,13 +104,13 @@ class Inbox:
         if partition[-1][2] != self.schema.fragments[header.fragment].numel:
             raise PayloadError(f"plan {header.plan} does not cover fragment {header.fragment}; drop it and its frames")
         owner, start, stop = partition[header.part]
-        if header.kind == Kind.RESULT and header.sender != owner:
+        if header.kind == FrameKind.RESULT and header.sender != owner:
             raise PayloadError(f"result of part {header.part} by a peer that does not own it; drop it")
         return range_shapes(start, stop)
 
     def codec_of(self, header: Header) -> Codec:
         """Parameters merge uncompressed; everything else travels as the manifest says."""
-        return self.merge_codec if header.kind == Kind.MERGE else self.codec
+        return self.merge_codec if header.kind == FrameKind.MERGE else self.codec
 
     def limit(self) -> int:
         """The largest body that can be valid, over all fragments and kinds."""
@@ -123,8 +123,8 @@ class Inbox:
         """Bytes that the body of ``header`` may have. Raises PayloadError for one that belongs to nothing here."""
         if header.run != head.run:
             raise PayloadError(f"frame of run {header.run.hex()[:12]}, this is {head.run.hex()[:12]}; drop it")
-        if header.kind != Kind.SWAP and not head.round < header.round <= head.round + AHEAD:
+        if header.kind != FrameKind.SWAP and not head.round < header.round <= head.round + AHEAD:
             raise PayloadError(f"frame of round {header.round} while round {head.round + 1} is open; drop it")
-        if header.kind == Kind.SLICE and header.sender not in head.members:  # one is kept for each sender
+        if header.kind == FrameKind.SLICE and header.sender not in head.members:  # one is kept for each sender
             raise PayloadError("slice of a peer that is no member; drop it")
         return self.codec_of(header).max_body_nbytes(self.shapes_of(header)) + self.tail.nbytes_of(header)

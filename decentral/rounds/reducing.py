@@ -8,22 +8,23 @@ import anyio
 import anyio.abc
 from torch import Tensor
 
-from decentral.exchange.arrivals import PAUSE
-from decentral.exchange.reduce import Reduction, in_order, owned_parts
-from decentral.optimizers.norms import clip_scales
-from decentral.rounds.carrier import Carrier
-from decentral.rounds.chain import Head
-from decentral.rounds.contribution import Contribution, header_after, range_of
-from decentral.rounds.measures import Measure
-from decentral.wire.frames import Frame, Kind, seal
+from decentral.consensus.chain import Head
+from decentral.dissemination.arrivals import PAUSE
+from decentral.dissemination.reduce import in_order, owned_parts
+from decentral.optimizers.aggregation.norm_clip import clip_scales
+from decentral.replica.contribution import Contribution, header_after, range_of
+from decentral.replica.measures import Measure
+from decentral.replica.reduction import Reduction
+from decentral.rounds.frame_io import FrameIO
+from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import (
     Missing,
-    Plan,
+    ReducePlan,
 )
 
 
-class Reducer(Carrier):
+class Reducer(FrameIO):
     """Carries out the plans of a reduce."""
 
     def _take_slice(self, frame: Frame, decoded: Tensor) -> None:
@@ -34,7 +35,7 @@ class Reducer(Carrier):
         self._slice_came.set()
         self._slice_came = anyio.Event()
 
-    async def _reduce(self, plan: Plan, head: Head) -> None:
+    async def _reduce(self, plan: ReducePlan, head: Head) -> None:
         """Send our slices; sum the parts that are ours and give everybody the results."""
         self._cancel_pushes(lambda frame: frame.header.round == plan.round and frame.header.plan < plan.number)
         if self.pending is not None and self.me in {ref.peer for ref in plan.contributors}:
@@ -42,7 +43,7 @@ class Reducer(Carrier):
         for part in owned_parts(plan, self.me):
             self._spawn(self._own, Reduction(plan, part), head)
 
-    async def _send_slices(self, pending: Contribution, plan: Plan, head: Head) -> None:
+    async def _send_slices(self, pending: Contribution, plan: ReducePlan, head: Head) -> None:
         """Encoded as they go; every owner's first part before anybody's second, so that it is summed meanwhile."""
         for part in in_order(plan, self.me):
             frame = await self.offload(pending.slice_frame, part, plan, head, self.replica, self.signer)
@@ -88,21 +89,21 @@ class Reducer(Carrier):
         weights, scales = self.replica.weights(plan.contributors), self._slice_scales(plan, measured)
         made = reduction.result(self.replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales)
         parts, tail = len(plan.partition), self.replica.tail.packed_merge(reduction.told_buffers())
-        header = header_after(head, Kind.RESULT, fragment, self.me, reduction.part, parts, plan.number)
+        header = header_after(head, FrameKind.RESULT, fragment, self.me, reduction.part, parts, plan.number)
         frame = seal(header, made.body, self.signer, tail)
         _ = frame.hash  # see Inbox.check
         return frame, self._decoded(frame, plan), made.feedback
 
-    def _slice_scales(self, plan: Plan, measured: Mapping[PeerId, Measure]) -> list[float] | None:
+    def _slice_scales(self, plan: ReducePlan, measured: Mapping[PeerId, Measure]) -> list[float] | None:
         """An owner clips its part alone, by the slices' norms; everybody applies its result."""
         if self.replica.norm_clip == "none":
             return None
         return clip_scales([measured[ref.peer].norm for ref in plan.contributors])
 
-    def _decoded(self, frame: Frame, plan: Plan) -> Tensor:
+    def _decoded(self, frame: Frame, plan: ReducePlan) -> Tensor:
         return self.replica.codec.decode(self.replica.tail.split(frame)[0], range_of(plan, frame.header.part))
 
-    async def _blame(self, plan: Plan, missing: tuple[PeerId, ...], head: Head) -> None:
+    async def _blame(self, plan: ReducePlan, missing: tuple[PeerId, ...], head: Head) -> None:
         message = Missing(head.epoch, head.round + 1, plan.number, tuple(sorted(missing)))
         leader = self.machine.leader_of(plan.ballot)
         if leader == self.me:

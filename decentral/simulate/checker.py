@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.exchange.codec import Codec
+from decentral.consensus.chain import majority
 from decentral.manifest import Manifest
-from decentral.rounds.chain import majority
-from decentral.simulate.lessons import UNIT, VALUES, toy_schema
+from decentral.replica.codec import Codec
+from decentral.simulate.learning.lessons import UNIT, VALUES, toy_schema
 from decentral.simulate.pairs import check_pairs
 from decentral.simulate.trace import Entry, Trace
 from decentral.simulate.verdict import Verdict

@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from decentral.exchange.partition import partition
+from decentral.dissemination.partition import partition
 from decentral.rounds.gossip import COMMIT_NBYTES
 from decentral.swarm.leases import write_leases
 from decentral.transport.requests import PREFIX_NBYTES
@@ -31,9 +31,9 @@ from decentral.wire.messages import (
     FrameRef,
     Message,
     Offer,
-    Plan,
     Proposal,
     Record,
+    ReducePlan,
     Vote,
     encode,
     encode_record,
@@ -118,7 +118,7 @@ def _ranges(count: int) -> list[tuple[bytes, int, int]]:
 def plan_nbytes(contributors: int, ranges: int) -> float:
     """The plan of a reduce."""
     base, more, wider = (
-        len(encode(Plan(0, 1, 0, 0, tuple(FrameRef(p, HASH, 0, 1, 1) for p in _peers(c)), tuple(_ranges(r)))))
+        len(encode(ReducePlan(0, 1, 0, 0, tuple(FrameRef(p, HASH, 0, 1, 1) for p in _peers(c)), tuple(_ranges(r)))))
         for c, r in ((1, 1), (2, 1), (1, 2))
     )
     return base + (contributors - 1) * (more - base) + (ranges - 1) * (wider - base)

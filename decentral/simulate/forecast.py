@@ -6,11 +6,11 @@ from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
-from decentral.simulate.lessons import LessonName
+from decentral.simulate.learning.lessons import LessonName
+from decentral.simulate.learning.stand_in import stand_in_for
 from decentral.simulate.profiles import profile_named
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.simulation import simulate
-from decentral.simulate.stand_in import stand_in_for
 from decentral.simulate.world import Progress
 
 

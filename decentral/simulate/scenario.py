@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from decentral.manifest import Manifest, preset_manifest
-from decentral.simulate.lessons import LessonName
+from decentral.simulate.learning.lessons import LessonName
+from decentral.simulate.learning.stand_in import StandIn
 from decentral.simulate.profiles import PROFILES, Profile
-from decentral.simulate.stand_in import StandIn
 
 __all__ = ["KINDS", "LIMITS", "Scenario", "drawn", "toy_manifest"]
 

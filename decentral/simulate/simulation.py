@@ -10,14 +10,14 @@ from typing import Any
 
 import anyio
 
-from decentral.rounds.chain import contributions
-from decentral.simulate import student
+from decentral.consensus.chain import contributions
 from decentral.simulate.checker import check
+from decentral.simulate.learning import student
+from decentral.simulate.machine.virtual_time import run_in_virtual_time
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Entry, Trace
 from decentral.simulate.troubles import Afflict, Troubles
 from decentral.simulate.verdict import Verdict
-from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.simulate.world import Progress, World, in_memory_folder
 
 __all__ = ["Outcome", "simulate"]

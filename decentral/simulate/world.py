@@ -12,13 +12,13 @@ import anyio
 import anyio.abc
 
 from decentral.rounds.driver import Driver
-from decentral.simulate.host import FINE, Host, Site
+from decentral.simulate.learning.training import Pace
+from decentral.simulate.machine.host import FINE, Host, Site
+from decentral.simulate.machine.weather import Weather
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
-from decentral.simulate.training import Pace
 from decentral.simulate.troubles import Afflict, Troubles
-from decentral.simulate.weather import Weather
-from decentral.transport.memory import MemoryNetwork
+from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.keys import peer_name
 
 LOOK_EVERY = 0.5  # s of virtual time

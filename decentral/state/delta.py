@@ -181,7 +181,7 @@ def _read_full_group(base: Tensors, group: list[str], data: NDArray[np.uint8]) -
     return arrays, taken
 
 
-def _full_kind(itemsize: int) -> coding.Kind:
+def _full_kind(itemsize: int) -> coding.ElementKind:
     return coding.Floats() if itemsize > 1 else coding.Symbols(8)
 
 

@@ -29,7 +29,7 @@ from decentral.swarm.leases import (
 )
 from decentral.swarm.own_lease import OwnLease
 from decentral.transport import Transport
-from decentral.transport.daemon import DaemonTransport
+from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.transport.throttle import bare
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
@@ -150,7 +150,7 @@ class Directory:
             group.start_soon(self._expire_forever)
             daemon = bare(self.transport)
             if self._dht and isinstance(daemon, DaemonTransport):
-                from decentral.swarm.dht import share
+                from decentral.swarm.dht.hivemind import share
 
                 group.start_soon(share, daemon, self)
             task_status.started()

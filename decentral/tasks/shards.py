@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShardPlace:
     """Where a peer stands among the members of a run; it changes at step boundaries, alike on all its processes."""
 
     rank: int = 0  # among ``count``
@@ -38,7 +38,7 @@ def seed_of(run: bytes, who: bytes) -> int:
     return int.from_bytes(hashed, "little") >> 1
 
 
-def shard(dataset: Any, batch_size: int, run: bytes, place: Callable[[], Place]) -> Any:
+def shard(dataset: Any, batch_size: int, run: bytes, place: Callable[[], ShardPlace]) -> Any:
     """A ShardSampler, or a ShardedStream of what has no indices. ``Any``: torch's Dataset promises no length.
 
     ConfigError for an empty data set or batch.
@@ -53,9 +53,9 @@ def shard(dataset: Any, batch_size: int, run: bytes, place: Callable[[], Place])
 class ShardSampler(Sampler[int]):
     """Indices of this peer's part: each iteration is what is left of a pass."""
 
-    def __init__(self, length: int, batch_size: int, run: bytes, place: Callable[[], Place]) -> None:
+    def __init__(self, length: int, batch_size: int, run: bytes, place: Callable[[], ShardPlace]) -> None:
         self._length, self._batch_size, self._run, self._place = length, batch_size, run, place
-        self._known: Place | None = None
+        self._known: ShardPlace | None = None
         self._next = 0  # the place to be drawn next
 
     def __iter__(self) -> Iterator[int]:
@@ -93,7 +93,9 @@ class ShardedStream(IterableDataset[T]):
     A loader's workers know the membership of when they were started, and must be as many on every peer.
     """
 
-    def __init__(self, items: Any, place: Callable[[], Place]) -> None:  # Any: an iterable, perhaps of another library
+    def __init__(
+        self, items: Any, place: Callable[[], ShardPlace]
+    ) -> None:  # Any: an iterable, perhaps of another library
         self._items, self._place = items, place
 
     def __iter__(self) -> Iterator[T]:
@@ -109,7 +111,7 @@ class ShardedStream(IterableDataset[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    place: Place
+    place: ShardPlace
 
-    def __call__(self) -> Place:
+    def __call__(self) -> ShardPlace:
         return self.place

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from decentral.errors import ConfigError, DecentralError
-from decentral.transport.budget import Budget
+from decentral.flow.budget import Budget
 from decentral.wire.keys import PeerId, peer_name
 
 UNREAD = 40.0  # s that what was sent may take to be read: buffers on the way hold about 1 MiB, 32 s at the least rate

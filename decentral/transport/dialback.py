@@ -17,9 +17,9 @@ import anyio
 
 from decentral.errors import DecentralError
 from decentral.transport.base import Transport
+from decentral.transport.native.secured import close_now, secure_outbound
+from decentral.transport.native.tcp import endpoint
 from decentral.transport.requests import request, serve_requests
-from decentral.transport.secured import close_now, secure_outbound
-from decentral.transport.tcp import endpoint
 from decentral.wire.codecs import U8, U16, U64, Text
 from decentral.wire.keys import PeerId, Signer
 from decentral.wire.layout import from_bytes, to_bytes
@@ -40,7 +40,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DialbackAnswer:
     """How the other side sees me."""
 
     seen: Annotated[str, Text(_LONGEST_ADDRESS)]  # multiaddr of my end of the connection; empty: it is relayed
@@ -52,11 +52,11 @@ class Answer:
         return None if self.outcome in (ANSWERED, SILENT, NOT_TRIED) else f"outcome {self.outcome}"
 
 
-async def ask_dialback(transport: Transport, peer: PeerId, port: int) -> Answer:
+async def ask_dialback(transport: Transport, peer: PeerId, port: int) -> DialbackAnswer:
     """Ask ``peer``, who is connected directly. Raises TransportError, PayloadError."""
     body = to_bytes(Question(port))
     data = await request(transport, peer, DIALBACK, body, limit=_ANSWER_NBYTES, timeout=2 * _PATIENCE)
-    return from_bytes(Answer, data)
+    return from_bytes(DialbackAnswer, data)
 
 
 def serve_dialback(transport: Transport, clock: Callable[[], float] = time.time) -> None:
@@ -73,7 +73,7 @@ def serve_dialback(transport: Transport, clock: Callable[[], float] = time.time)
                 outcome = ANSWERED if await _answers(seen, port, peer) else SILENT
             finally:
                 dialling.discard(peer)
-        return to_bytes(Answer(seen[:_LONGEST_ADDRESS], outcome, int(1000 * clock())))
+        return to_bytes(DialbackAnswer(seen[:_LONGEST_ADDRESS], outcome, int(1000 * clock())))
 
     serve_requests(transport, DIALBACK, answer, limit=2)
 

@@ -14,11 +14,11 @@ from typing import Literal
 import anyio
 
 from decentral.errors import DecentralError, PayloadError
-from decentral.transport.circuit import relay_of
 from decentral.transport.dialback import ANSWERED, NOT_TRIED, ask_dialback
 from decentral.transport.listen import everywhere, pinned
-from decentral.transport.native import NativeOptions, NativeTransport
-from decentral.transport.tcp import endpoint
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.transport.relay.circuit import relay_of
 from decentral.wire.keys import PeerId, Signer, peer_from_name
 
 Kind = Literal["public", "nat", "symmetric nat", "firewall", "local", "unknown"]

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from decentral.errors import PayloadError
+from decentral.flow.window import Ack, InFlight, Window
 from decentral.transport.base import Stream, Transport
 from decentral.transport.requests import (
     HANDLED,
@@ -27,7 +28,6 @@ from decentral.transport.requests import (
     unwatched,
 )
 from decentral.transport.watchdog import Watchdog
-from decentral.transport.window import Flight, Landing, Window
 from decentral.wire.keys import PeerId
 
 Send = Callable[[bytes], Awaitable[None]]
@@ -43,7 +43,7 @@ async def sequence(
     protocol: str,
     timeout: float,
     window: Window,
-    on_handled: Callable[[Landing], None] = lambda landing: None,
+    on_handled: Callable[[Ack], None] = lambda landing: None,
 ) -> AsyncIterator[Send]:
     """What it yields sends one body when ``window`` allows it; leaving the block waits until all are handled.
 
@@ -51,7 +51,7 @@ async def sequence(
     handled, in order. Raises PeerUnreachable, and StreamClosed when the peer refused one or says nothing.
     """
     async with pushing(transport, protocol):
-        with Flight(window, lambda: _answer(stream, protocol), on_handled) as flight:
+        with InFlight(window, lambda: _answer(stream, protocol), on_handled) as flight:
             stream = await open_stream(transport, peer, protocol, timeout)
 
             async def send(body: bytes) -> None:

@@ -1,7 +1,7 @@
 """How fast is the path to a peer: a body there, the same body back. For people who ask, never for rounds.
 
 Crosses the wire: at most 1 MiB each way, from one peer at a time, 64 times a day. What training knows of links it
-measures on its own frames (transport/uplink.py).
+measures on its own frames (flow/uplink.py).
 """
 
 from __future__ import annotations

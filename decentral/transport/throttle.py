@@ -19,10 +19,10 @@ from typing import Self
 import anyio
 
 from decentral.errors import ConfigError, TransportError
+from decentral.flow.budget import Budget
+from decentral.flow.schedule import Schedule, Turn, piece_of
+from decentral.flow.uplink import UplinkMeter
 from decentral.transport.base import Handler, Stream, Traffic, Transport
-from decentral.transport.budget import Budget
-from decentral.transport.schedule import Schedule, Turn, piece_of
-from decentral.transport.uplink import UplinkMeter
 from decentral.transport.watchdog import LEAST_RATE, Holdable
 from decentral.wire.keys import PeerId, peer_name
 

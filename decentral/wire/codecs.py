@@ -49,7 +49,7 @@ class Reader:
         return PayloadError(f"{self.place}: {what}; drop it and its sender")
 
 
-class Codec(Protocol[T]):
+class FieldCodec(Protocol[T]):
     """One kind of value, both ways. Raises PayloadError for a value that breaks its rule."""
 
     def write(self, value: T, out: bytearray) -> None:
@@ -139,7 +139,7 @@ class Text:
 class Row:
     """A plain tuple of the given kinds."""
 
-    kinds: tuple[Codec[Any], ...]  # Any: each place has its own type
+    kinds: tuple[FieldCodec[Any], ...]  # Any: each place has its own type
 
     def write(self, value: tuple[Any, ...], out: bytearray) -> None:  # Any: as above
         """Append each."""
@@ -155,7 +155,7 @@ class Row:
 class Many(Generic[T]):
     """At most ``limit`` items; with ``key``, strictly rising in it, so that a set has one spelling."""
 
-    item: Codec[T]
+    item: FieldCodec[T]
     limit: int
     key: Callable[[T], Any] | None = None  # Any: something that can be ordered
 
@@ -188,7 +188,7 @@ class Many(Generic[T]):
 class Maybe(Generic[T]):
     """Nothing or one item."""
 
-    item: Codec[T]
+    item: FieldCodec[T]
 
     def write(self, value: T | None, out: bytearray) -> None:
         """Append the flag and the item."""

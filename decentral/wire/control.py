@@ -26,7 +26,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReducePlan:
     """Who reduces what in this round: every owner averages exactly these contributors."""
 
     epoch: U64

@@ -30,7 +30,7 @@ _SIGNED_NBYTES = _FIELDS.size + DIGEST_NBYTES
 HEADER_NBYTES = _SIGNED_NBYTES + SIGNATURE_NBYTES
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame's body is."""
 
     CONTRIBUTION = 1  # a peer's compressed pseudo-gradient of a fragment
@@ -44,7 +44,7 @@ class Kind(IntEnum):
 class Header:
     """What the body is and what it belongs to; all of it is signed."""
 
-    kind: Kind
+    kind: FrameKind
     run: Digest
     epoch: int
     round: int
@@ -124,12 +124,12 @@ def parse_header(data: bytes | memoryview) -> Header:
         raise _bad(f"magic {magic!r}, want {MAGIC!r}")
     if version != VERSION:
         raise _bad(f"version {version}, this library reads {VERSION}: one of the two is too old")
-    if kind not in Kind.__members__.values():
+    if kind not in FrameKind.__members__.values():
         raise _bad(f"unknown kind {kind}")
     run, epoch, round_, fragment, part, parts, plan, base, sender, steps, zero, tokens = fields
     if zero:
         raise _bad("reserved bytes are not zero")
-    header = Header(Kind(kind), run, epoch, round_, fragment, part, parts, plan, base, sender, steps, tokens)
+    header = Header(FrameKind(kind), run, epoch, round_, fragment, part, parts, plan, base, sender, steps, tokens)
     if part >= parts:
         raise _bad(f"part {part} of {parts}")
     return header

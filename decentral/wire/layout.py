@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from decentral.errors import PayloadError
-from decentral.wire.codecs import Codec, Reader
+from decentral.wire.codecs import FieldCodec, Reader
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Struct(Generic[T]):
         names = [field.name for field in fields(make)]  # type: ignore[arg-type]  # a dataclass
         self._make = make
         self._name = make.__name__
-        self._fields: list[tuple[str, Codec[Any]]] = [(name, hints[name].__metadata__[0]) for name in names]
+        self._fields: list[tuple[str, FieldCodec[Any]]] = [(name, hints[name].__metadata__[0]) for name in names]
 
     def write(self, value: T, out: bytearray) -> None:
         """Append the fields in order."""

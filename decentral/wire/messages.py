@@ -17,7 +17,7 @@ from decentral.wire.control import (
     PairAbort,
     PairCommit,
     PairOffer,
-    Plan,
+    ReducePlan,
 )
 from decentral.wire.layout import from_bytes, to_bytes
 from decentral.wire.lease import Lease, seal_lease
@@ -51,11 +51,11 @@ __all__ = [
     "PairAbort",
     "PairCommit",
     "PairOffer",
-    "Plan",
     "Prepare",
     "Promise",
     "Proposal",
     "Record",
+    "ReducePlan",
     "Vote",
     "decode",
     "decode_record",
@@ -71,7 +71,7 @@ MAX_MESSAGE_NBYTES = 512 * 1024  # a commit with every list full takes 377 kB
 
 Message = (
     Offer
-    | Plan
+    | ReducePlan
     | Missing
     | Proposal
     | Vote
@@ -91,7 +91,7 @@ Message = (
 # Numbers are for ever: a message that goes away leaves its number unused.
 _TYPES: dict[int, type[Message]] = {
     1: Offer,
-    2: Plan,
+    2: ReducePlan,
     3: Missing,
     4: Proposal,
     5: Vote,

@@ -11,8 +11,8 @@ import time
 
 import anyio
 import torch
-
 from decentral.exchange.stripes import fetch_chunks
+
 from decentral.rounds.chunks import Chunks, Gain
 from decentral.rounds.donor import ANY_FORM, PACKED
 from decentral.state.assembler import Assembler

@@ -21,13 +21,13 @@ import torch
 import trio
 import trio._core._run as scheduler
 import trio.testing
-from safetensors.torch import load_file
-
 from decentral.exchange.offload import inline
-from decentral.manifest import Manifest, preset_manifest
-from decentral.parameters import Schema, schema_of
 from decentral.peer.node import Node, Start
 from decentral.rounds.contribution import Contribution
+from safetensors.torch import load_file
+
+from decentral.manifest import Manifest, preset_manifest
+from decentral.parameters import Schema, schema_of
 from decentral.rounds.donor import PACKED
 from decentral.rounds.driver import Ledger
 from decentral.transport.memory import MemoryNetwork

@@ -16,14 +16,14 @@ import json
 import statistics
 
 import torch
+from decentral.exchange.codec import Codec, range_shapes
+from decentral.optimizers.norms import clip_scales, norm
+from decentral.optimizers.sketches import cosines, sketch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.exchange.codec import Codec, range_shapes
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import make_outer, mean_pseudo_gradient
-from decentral.optimizers.norms import clip_scales, norm
-from decentral.optimizers.sketches import cosines, sketch
 from decentral.parameters import gather, scatter, schema_of
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus

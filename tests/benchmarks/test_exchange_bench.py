@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.transport.schedule import BURST
+from decentral.flow.schedule import BURST
 
 
 @pytest.mark.parametrize("kind", ["gather", "reduce"])

@@ -19,9 +19,9 @@ import torch
 
 from decentral.cli.failure import describe
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.exchange.codec import Codec
 from decentral.manifest import Manifest, load_manifest
 from decentral.peer import Peer, join
+from decentral.replica.codec import Codec
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
 from tests.chaos import clock
 from tests.chaos.terms import terms

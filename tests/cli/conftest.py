@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from decentral.cli import main
-from decentral.observe.status import Process, Status, write_status
+from decentral.observe.status import ProcessInfo, Status, write_status
 
 Run = Callable[..., Result]
 
@@ -41,5 +41,5 @@ def running_peer(tmp_path: Path) -> Path:
         health="healthy: round 41, you contributed to 40 of the last 41, 0.2 MB sent per round, next sync in 12 s",
         invite="decentral1:abc",
     )
-    write_status(folder, status, Process())
+    write_status(folder, status, ProcessInfo())
     return folder

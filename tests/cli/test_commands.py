@@ -12,7 +12,7 @@ from decentral.cli import COMMANDS, main
 from decentral.manifest import load_manifest
 from decentral.observe.events import EventLog
 from decentral.observe.requests import take_requests
-from decentral.observe.status import Process, Status, read_status, write_status
+from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 
 Run = Callable[..., Result]
 
@@ -126,7 +126,7 @@ def test_the_status_shows_the_limits_and_the_measured_uplink_of_a_peer_that_has_
 ) -> None:
     assert "limits" not in run("status").stdout
     status = replace(read_status(running_peer), max_upload=625_000.0, uplink_bits=4_900_000)
-    write_status(running_peer, replace(status, daily_upload=50 * 10**9, sent_today=12 * 10**9), Process())
+    write_status(running_peer, replace(status, daily_upload=50 * 10**9, sent_today=12 * 10**9), ProcessInfo())
     shown = run("status").stdout
     assert "limits    5 Mbit/s up, 12.0 GB of 50.0 GB sent today (UTC)\n" in shown
     assert "uplink    4.9 Mbit/s, from the transfers made\n" in shown
@@ -135,7 +135,7 @@ def test_the_status_shows_the_limits_and_the_measured_uplink_of_a_peer_that_has_
 def test_the_status_shows_the_losses_the_time_left_and_what_speed_tests_cost(run: Run, running_peer: Path) -> None:
     assert "loss" not in run("status").stdout
     status = replace(read_status(running_peer), loss=2.5, held_out_loss=2.75, seconds_left=1800.0)
-    write_status(running_peer, replace(status, bytes_measuring=1_048_578), Process())
+    write_status(running_peer, replace(status, bytes_measuring=1_048_578), ProcessInfo())
     shown = run("status").stdout
     assert "loss      2.5000, held-out 2.7500, nats per token\n" in shown
     assert "left      30 min, as it goes now\n" in shown
@@ -149,7 +149,7 @@ def test_status_in_json_has_every_field_and_whether_the_peer_is_alive(run: Run, 
 
 
 def test_the_status_of_a_peer_that_died_says_so_and_how_to_go_on(run: Run, running_peer: Path) -> None:
-    write_status(running_peer, read_status(running_peer), Process(pid=1, created=0.0))
+    write_status(running_peer, read_status(running_peer), ProcessInfo(pid=1, created=0.0))
     result = run("status")
     assert result.exit_code == 1
     assert "gone: the peer that wrote this is gone (killed or crashed); its last sign was at " in result.stdout
@@ -161,7 +161,7 @@ def test_the_status_of_a_peer_that_died_says_so_and_how_to_go_on(run: Run, runni
 
 @pytest.mark.parametrize("state", ["left", "done"])
 def test_the_status_of_a_peer_that_ended_well_is_no_failure(run: Run, running_peer: Path, state: str) -> None:
-    write_status(running_peer, replace(read_status(running_peer), state=state), Process(pid=1, created=0.0))
+    write_status(running_peer, replace(read_status(running_peer), state=state), ProcessInfo(pid=1, created=0.0))
     told = run("status", "--json")
     assert (told.exit_code, json.loads(told.stdout)["alive"]) == (0, False)
 
@@ -174,7 +174,7 @@ def test_a_status_of_another_version_ends_with_code_21(run: Run, running_peer: P
 
 
 def test_pausing_a_loop_that_trains_on_says_so(run: Run, running_peer: Path) -> None:
-    write_status(running_peer, replace(read_status(running_peer), trains_while_paused=True), Process())
+    write_status(running_peer, replace(read_status(running_peer), trains_while_paused=True), ProcessInfo())
     assert run("pause").stdout == (
         "asked: the peer will contribute nothing until decentral resume; its own loop trains on meanwhile\n"
     )
@@ -188,7 +188,7 @@ def test_leave_pause_and_resume_reach_the_peer(run: Run, running_peer: Path) -> 
 
 
 def test_a_peer_that_ended_cannot_be_asked_to_leave(run: Run, running_peer: Path) -> None:
-    write_status(running_peer, Status(state="done"), Process(pid=1, created=0.0))
+    write_status(running_peer, Status(state="done"), ProcessInfo(pid=1, created=0.0))
     result = run("leave")
     assert result.exit_code == 2
     assert "has ended (it was done); nothing to leave" in result.stderr

@@ -10,30 +10,30 @@ from typing import Any
 
 import pytest
 
-from decentral.cli.children import Child, Family
-from decentral.cli.demo import MARKER, clear
-from decentral.cli.demo_result import collect
-from decentral.cli.demo_terms import MIN_ROUNDS, Plan, demo_manifest
-from decentral.cli.demo_watch import Churn, Progress, _look, watch
-from decentral.cli.runs import ALGORITHMS
+from decentral.cli.commands.runs import ALGORITHMS
+from decentral.cli.demo.children import DemoProcess, Family
+from decentral.cli.demo.result import collect
+from decentral.cli.demo.run import MARKER, clear
+from decentral.cli.demo.terms import MIN_ROUNDS, DemoPlan, demo_manifest
+from decentral.cli.demo.watch import Churn, DemoProgress, _look, watch
 from decentral.cli.stopping import Stop
 from decentral.errors import DecentralError, UsageError
 from decentral.manifest import check_methods
 from decentral.observe.metrics import MetricsLog
-from decentral.observe.status import Process, Status, write_status
+from decentral.observe.status import ProcessInfo, Status, write_status
 
 
-def ended(folder: Path, name: str, *, killed: bool = False) -> Child:
+def ended(folder: Path, name: str, *, killed: bool = False) -> DemoProcess:
     directory = folder / name
     directory.mkdir()
     process = subprocess.Popen([sys.executable, "-c", ""], text=True)
     process.wait()
-    return Child(name, directory, process, killed=killed)
+    return DemoProcess(name, directory, process, killed=killed)
 
 
-def plan(rounds: int = 12) -> Plan:
+def plan(rounds: int = 12) -> DemoPlan:
     manifest = demo_manifest("sparseloco", seed=0)
-    return Plan("sparseloco", manifest, rounds, 5.5, 8.0, 0.05, 60.0, 75.0)
+    return DemoPlan("sparseloco", manifest, rounds, 5.5, 8.0, 0.05, 60.0, 75.0)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -85,7 +85,7 @@ def test_a_newcomer_that_finds_the_run_over_is_sent_home_and_not_counted(tmp_pat
         forever = [sys.executable, "-c", "import threading; threading.Event().wait()"]
         newcomer = family.start_command("newcomer", tmp_path / "newcomer", forever)
         stream, churn = io.StringIO(), Churn(12, 1e9, None, None, newcomer=newcomer)
-        watch([peer], solo, churn, Progress(stream, 12), stop=Stop(), deadline=time.monotonic() + 60)
+        watch([peer], solo, churn, DemoProgress(stream, 12), stop=Stop(), deadline=time.monotonic() + 60)
         assert churn.newcomer is None
         assert not newcomer.running
     assert "the newcomer came too late, the run is over" in stream.getvalue()
@@ -102,7 +102,7 @@ def test_a_peer_that_fails_ends_the_demo_with_its_last_words(tmp_path: Path) -> 
     with Family() as family:
         bad = family.start_command("peer-0", tmp_path / "peer-0", [sys.executable, "-c", "exit('error: no text')"])
         solo = family.start_command("solo", tmp_path / "solo", [sys.executable, "-c", ""])
-        progress = Progress(io.StringIO(), 12)
+        progress = DemoProgress(io.StringIO(), 12)
         with pytest.raises(DecentralError, match=r"peer-0 ended with exit code 1: error: no text"):
             watch([bad], solo, Churn(12, 1e9, None, None), progress, stop=Stop(), deadline=time.monotonic() + 60)
 
@@ -112,7 +112,7 @@ def test_a_demo_that_takes_too_long_says_who_is_late(tmp_path: Path) -> None:
     with Family() as family:
         peer = family.start_command("peer-0", tmp_path / "peer-0", forever)
         solo = family.start_command("solo", tmp_path / "solo", forever)
-        progress = Progress(io.StringIO(), 12)
+        progress = DemoProgress(io.StringIO(), 12)
         with pytest.raises(DecentralError, match="peer-0, solo still run; try fewer --peers"):
             watch([peer], solo, Churn(12, 1e9, None, None), progress, stop=Stop(), deadline=time.monotonic())
 
@@ -123,12 +123,12 @@ def test_the_lines_say_how_long_a_killed_peer_is_waited_for(tmp_path: Path) -> N
         first, victim = (
             family.start_command(name, tmp_path / name, [sys.executable, "-c", "input()"]) for name in ("peer-0", "v")
         )
-        write_status(victim.directory, Status(peer="12D3v"), Process())
+        write_status(victim.directory, Status(peer="12D3v"), ProcessInfo())
         churn, stream = Churn(rounds=12, ends=1e9, victim=victim, add=None), io.StringIO()
         for round_, live in ((3, True), (4, True), (5, True), (6, False), (7, False)):
             members = ({"peer": "12D3v", "live": live},)
-            write_status(first.directory, Status(round=round_, members=members), Process())
-            _look(first, churn, Progress(stream, 12))
+            write_status(first.directory, Status(round=round_, members=members), ProcessInfo())
+            _look(first, churn, DemoProgress(stream, 12))
     said = [line for line in stream.getvalue().splitlines() if not line.startswith("round")]
     assert said == [
         "v was killed (SIGKILL) in round 4; nobody told the others, so they wait for it",
@@ -138,7 +138,7 @@ def test_the_lines_say_how_long_a_killed_peer_is_waited_for(tmp_path: Path) -> N
 
 def test_progress_is_one_line_per_round_where_there_is_no_terminal() -> None:
     stream = io.StringIO()
-    with Progress(stream, 12) as progress:
+    with DemoProgress(stream, 12) as progress:
         for round_ in (0, 0, 1, 1, 1, 2):
             progress.show(Status(round=round_, loss=2.5, bytes_sent=300_000))
     assert stream.getvalue().splitlines() == [
@@ -146,7 +146,7 @@ def test_progress_is_one_line_per_round_where_there_is_no_terminal() -> None:
     ]
 
 
-def end_of(child: Child, **values: Any) -> None:
+def end_of(child: DemoProcess, **values: Any) -> None:
     summary = {
         "algorithm": "sparseloco",
         "num_parameters": 1000,
@@ -171,7 +171,7 @@ def test_the_summary_counts_the_dead_and_the_newcomer(tmp_path: Path) -> None:
     end_of(first)
     end_of(newcomer, inner_steps=40, bytes_sent=1000, bytes_received=2000)
     end_of(solo, bits_per_byte=2.5, loss=1.7)
-    write_status(lost.directory, Status(inner_steps=30, bytes_sent=500, bytes_received=600), Process())
+    write_status(lost.directory, Status(inner_steps=30, bytes_sent=500, bytes_received=600), ProcessInfo())
     churn = Churn(12, 1e9, None, None, newcomer=newcomer, killed=["peer-1"])
     result = collect(plan(), [first, lost, newcomer], solo, churn, strays=0)
     summary = result.summary

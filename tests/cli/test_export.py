@@ -10,10 +10,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decentral.manifest import preset_manifest
-from decentral.peer.live_model import LiveModel
 from decentral.state.checkpoint import save
 from decentral.state.snapshot import anchor_name
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.training.live_model import LiveModel
 
 Run = Callable[..., Result]
 

@@ -104,7 +104,8 @@ def test_a_full_disk_under_stderr_takes_the_line_and_leaves_the_exit_code(monkey
 
 TOO_LARGE = """
 import resource, sys
-import decentral.cli.bench, decentral.cli.train_job, psutil  # torch and all that: what is limited is the model
+# torch and all that: what is limited is the model
+import decentral.cli.job.training_context, decentral.cli.job.train_job, psutil
 room = psutil.Process().memory_info().vms + 300 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (room, room))
 from decentral.cli import main

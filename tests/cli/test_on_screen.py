@@ -13,7 +13,7 @@ from click.testing import Result
 
 from decentral.manifest import preset_manifest
 from decentral.observe.events import EventLog
-from decentral.observe.status import Process, Status, read_status, write_status
+from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.observe.screen import Screen
 from tests.observe.terminals import OnTerminal
 
@@ -109,7 +109,7 @@ def test_logs_are_followed_until_ctrl_c(run: Run, running_peer: Path) -> None:
 
 def test_a_killed_peer_is_told_from_one_that_ended(run: Run, running_peer: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = Process(child.pid, psutil.Process(child.pid).create_time())
+    process = ProcessInfo(child.pid, psutil.Process(child.pid).create_time())
     write_status(running_peer, Status(state="training", round=3, health="healthy: round 3"), process)
     assert run("status").exit_code == 0
     child.kill()

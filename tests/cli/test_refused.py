@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 
 from decentral.manifest import load_manifest, preset_manifest
-from decentral.observe.status import Process, Status, write_status
+from decentral.observe.status import ProcessInfo, Status, write_status
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
@@ -155,10 +155,10 @@ def write_manifests(world: Path) -> None:
 def write_folders(world: Path) -> None:
     for name in ("taken", "ended", "broken", "damaged/checkpoints/round-000001", "photos", "demo/peer-0"):
         (world / name).mkdir(parents=True)
-    write_status(world / "taken", Status(state="training"), Process())
-    write_status(world / "demo/peer-0", Status(state="training"), Process())
+    write_status(world / "taken", Status(state="training"), ProcessInfo())
+    write_status(world / "demo/peer-0", Status(state="training"), ProcessInfo())
     (world / "demo/.decentral-demo").touch()
-    write_status(world / "ended", Status(state="done"), Process(pid=2**22, created=1.0))
+    write_status(world / "ended", Status(state="done"), ProcessInfo(pid=2**22, created=1.0))
     (world / "broken/status.json").write_text("{")
     (world / "broken/identity.key").write_bytes(b"no key")
     (world / "broken/identity.key").chmod(0o600)

@@ -22,12 +22,12 @@ from click.testing import Result
 
 from decentral.cli.relaying import _report, advice, host_and_port, introduction
 from decentral.errors import PeerUnreachable, UsageError
-from decentral.transport.circuit import HOP, admit, pass_through, reserve
-from decentral.transport.links import Links
-from decentral.transport.native import NativeOptions, NativeTransport
-from decentral.transport.native_stream import NativeStream
-from decentral.transport.relay import Relay
-from decentral.transport.relay_limits import RelayLimits
+from decentral.transport.native.links import Links
+from decentral.transport.native.stream import NativeStream
+from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.transport.relay.circuit import HOP, admit, pass_through, reserve
+from decentral.transport.relay.limits import RelayLimits
+from decentral.transport.relay.service import Relay
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_from_name, peer_name
 
@@ -168,7 +168,7 @@ def test_a_relay_that_was_killed_comes_back_under_its_name_and_its_peers_take_th
 
 
 def test_a_relay_starts_without_torch_numpy_or_hivemind_and_is_small(tmp_path: Path) -> None:
-    wanted = "decentral.cli.relay", "decentral.cli.relaying"
+    wanted = "decentral.cli.commands.relay", "decentral.cli.relaying"
     script = f"import sys, json, {', '.join(wanted)}; print(json.dumps(sorted(sys.modules)))"
     loaded = set(json.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout))
     assert set(wanted) < loaded

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.children import Child, Family
+from decentral.cli.demo.children import DemoProcess, Family
 from decentral.manifest import preset_manifest
 from decentral.observe.events import read_events
 
@@ -22,7 +22,7 @@ def family() -> Iterator[Family]:
         yield family
 
 
-def anchors(peer: Child) -> dict[str, str]:
+def anchors(peer: DemoProcess) -> dict[str, str]:
     """Of each record, the digest of the anchor after it."""
     rows = [row for row in read_events(peer.directory) if row["event"] == "commit"]
     return {str(row["record"]): str(row["anchor"]) for row in rows if row.get("anchor")}
@@ -40,7 +40,7 @@ def test_one_peer_on_each_transport_trains_through_a_kill_and_a_join(family: Fam
     (tmp_path / "run.toml").write_text(manifest.to_toml())
     (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
 
-    def peer(name: str, *words: str, transport: str) -> Child:
+    def peer(name: str, *words: str, transport: str) -> DemoProcess:
         out = tmp_path / name
         told = ["--data", str(tmp_path / "text"), *LISTEN, "--transport", transport, "--out", str(out)]
         return family.start(name, out, [*words, *told])

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from click.testing import Result
 
-from decentral.cli.children import Child, Family
+from decentral.cli.demo.children import DemoProcess, Family
 from decentral.manifest import preset_manifest
 from decentral.observe.status import Status, read_status
 from decentral.swarm.invite import PREFIX
@@ -32,7 +32,7 @@ def until(condition: Callable[[], bool]) -> None:
         nobody.wait(0.1)
 
 
-def status_of(peer: Child) -> Status:
+def status_of(peer: DemoProcess) -> Status:
     return read_status(peer.directory)
 
 

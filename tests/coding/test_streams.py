@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from decentral.coding import Floats, Form, Kind, Rising, Symbols, bits, decode, encode, raw_nbytes
+from decentral.coding import ElementKind, Floats, Form, Rising, Symbols, bits, decode, encode, raw_nbytes
 from decentral.errors import PayloadError
 
 Array = NDArray[np.generic]
@@ -29,7 +29,7 @@ def long_rising(columns: int, limit: int) -> Array:
     return np.sort(rng().choice(limit, (1, columns), replace=False).astype(np.int32))
 
 
-def sent(kinds: list[Kind], arrays: list[Array]) -> tuple[bytes, list[Array]]:
+def sent(kinds: list[ElementKind], arrays: list[Array]) -> tuple[bytes, list[Array]]:
     data = b"".join(encode(kinds, arrays))
     forms = [Form(kind, array.shape, array.dtype) for kind, array in zip(kinds, arrays, strict=True)]
     found, taken = decode(forms, np.frombuffer(data, dtype=np.uint8))
@@ -45,7 +45,7 @@ def entropy(symbols: Array) -> float:
     return float(-(share * np.log2(share)).sum())
 
 
-CASES: dict[str, tuple[list[Kind], list[Array]]] = {
+CASES: dict[str, tuple[list[ElementKind], list[Array]]] = {
     "nothing": ([Symbols(2)], [np.zeros(0, dtype=np.uint8)]),
     "one code": ([Symbols(3)], [np.array([5], dtype=np.uint8)]),
     "all equal": ([Symbols(8)], [np.full(70000, 7, dtype=np.uint8)]),

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from decentral.compressors import chance
+from decentral.compressors.kernels import stochastic_rounding
 
 
 def gaussian(numel: int, seed: int = 0) -> torch.Tensor:
@@ -9,14 +9,14 @@ def gaussian(numel: int, seed: int = 0) -> torch.Tensor:
 
 
 def uniform(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    return chance.draws(tensor, seed)(0, tensor.numel())
+    return stochastic_rounding.draws(tensor, seed)(0, tensor.numel())
 
 
 @pytest.mark.parametrize("numel", [0, 1, 2, 1000])
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
 def test_both_ways_of_drawing_give_the_same_numbers(numel: int, seed: int, monkeypatch: pytest.MonkeyPatch):
     fast = uniform(gaussian(numel), seed)
-    monkeypatch.setattr(chance, "_on_processor", lambda tensor: False)
+    monkeypatch.setattr(stochastic_rounding, "_on_processor", lambda tensor: False)
     assert torch.equal(uniform(gaussian(numel), seed), fast)
 
 
@@ -32,8 +32,8 @@ def test_numbers_are_uniform_and_neighbours_are_independent():
 
 @pytest.mark.parametrize("processor", [True, False])
 def test_numbers_drawn_piece_by_piece_are_those_drawn_at_once(processor: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chance, "_on_processor", lambda tensor: processor)
-    draw = chance.draws(gaussian(1000), 3)
+    monkeypatch.setattr(stochastic_rounding, "_on_processor", lambda tensor: processor)
+    draw = stochastic_rounding.draws(gaussian(1000), 3)
     assert torch.equal(torch.cat([draw(0, 1), draw(1, 700), draw(700, 1000)]), draw(0, 1000))
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from decentral.compressors import E3M0, Int4, Int8, Payload, tables
+from decentral.compressors import E3M0, Int4, Int8, Payload
+from decentral.compressors.kernels import tables
 from decentral.errors import NonFiniteError, PayloadError
 
 

@@ -2,7 +2,8 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from decentral.compressors import Int8, SignMag2, TopK, describe_compressors, parse_compressor, plugins
+from decentral import plugins
+from decentral.compressors import Int8, SignMag2, TopK, describe_compressors, parse_compressor
 from decentral.errors import ConfigError
 
 
@@ -72,13 +73,13 @@ def test_every_method_is_described_with_its_cost_and_source():
 
 
 def test_another_package_adds_a_method(installed):
-    installed(mine="decentral.compressors.int8:Int8")
+    installed(mine="decentral.compressors.quantizers.int8:Int8")
     assert parse_compressor("mine(block=3)") == Int8(block=3)
     assert "mine" in {row["name"] for row in describe_compressors()}
 
 
 def test_another_package_cannot_replace_ours(installed):
-    installed(none="decentral.compressors.int8:Int8")
+    installed(none="decentral.compressors.quantizers.int8:Int8")
     assert str(parse_compressor("none")) == "none"
 
 

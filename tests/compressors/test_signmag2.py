@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from decentral.compressors import Payload, SignMag2, TopK, two_levels
+from decentral.compressors import Payload, SignMag2, TopK
+from decentral.compressors.kernels import two_levels
 from decentral.errors import PayloadError
 
 

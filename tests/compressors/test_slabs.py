@@ -3,7 +3,7 @@ import torch
 
 from decentral.benchmarks.memory import peak_extra_bytes
 from decentral.compressors import parse_compressor
-from decentral.compressors.slabs import slabs
+from decentral.tensors.slabs import slabs
 
 BY_SLABS = ["codebook8", "dct", "e3m0", "fp8", "natural", "nf4", "qsgd", "sign", "sparseloco2", "bf16", "fp16"]
 
@@ -22,8 +22,8 @@ def test_slabs_are_whole_blocks_one_after_the_other(numel: int, block: int, devi
 def test_a_tensor_in_slabs_gives_the_bits_that_it_gives_at_once(method: str, monkeypatch: pytest.MonkeyPatch):
     tensor = torch.randn(700, 333, generator=torch.Generator().manual_seed(0))
     found = parse_compressor(method).compress(tensor)
-    for module in ("slabs._ON_PROCESSOR", "dct._AT_ONCE"):
-        monkeypatch.setattr(f"decentral.compressors.{module}", 1 << 24)
+    for module in ("tensors.slabs._ON_PROCESSOR", "compressors.sparsifiers.dct._AT_ONCE"):
+        monkeypatch.setattr(f"decentral.{module}", 1 << 24)
     at_once = parse_compressor(method).compress(tensor)
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found.parts, at_once.parts, strict=True))
 

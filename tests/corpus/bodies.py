@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from decentral.compressors import Payload, parse_compressor
-from decentral.exchange.codec import Codec
+from decentral.replica.codec import Codec
 from decentral.wire import body
 from tests.corpus.builders import ACCEPTED, CHAIN, STRANGE, Entry, coded, encoded, ramp
 from tests.fuzz.targets import SHAPES

@@ -10,8 +10,8 @@ import torch
 
 from decentral.coding import bits, frequencies, rans
 from decentral.compressors import parse_compressor
-from decentral.exchange.codec import Codec
-from decentral.wire.frames import Header, Kind, seal
+from decentral.replica.codec import Codec
+from decentral.wire.frames import FrameKind, Header, seal
 from tests.fuzz.targets import ANCHOR, PEERS, ROUND, RUN, SHAPES, SIGNERS
 
 ACCEPTED = "accepted"
@@ -28,7 +28,7 @@ LOWEST, SHARES = 1 << 15, 1 << 14
 
 def header(**changes: object) -> Header:
     """A contribution to the open round."""
-    plain = Header(Kind.CONTRIBUTION, RUN, 1, ROUND, 0, 0, 1, 0, ANCHOR, PEERS[0], 30, 15360)
+    plain = Header(FrameKind.CONTRIBUTION, RUN, 1, ROUND, 0, 0, 1, 0, ANCHOR, PEERS[0], 30, 15360)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 

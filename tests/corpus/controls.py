@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from decentral.swarm.invite import Invite
 from decentral.swarm.leases import write_leases
-from decentral.transport.dialback import ANSWERED, NOT_TRIED, Answer, Question
+from decentral.transport.dialback import ANSWERED, NOT_TRIED, DialbackAnswer, Question
 from decentral.wire import messages
 from decentral.wire.layout import to_bytes
 from tests.corpus.builders import ACCEPTED, STRANGE, Entry, counted, put, sized, sized_text
@@ -194,13 +194,13 @@ def _dialbacks() -> Iterator[Entry]:
 
 def _dialback_answers() -> Iterator[Entry]:
     target, seen = "dialback answer", "/ip4/192.0.2.1/tcp/4001"
-    good = to_bytes(Answer(seen, ANSWERED, 1_700_000_000_000))
+    good = to_bytes(DialbackAnswer(seen, ANSWERED, 1_700_000_000_000))
     outcome = 2 + len(seen)
     yield target, "as it should be", good, ACCEPTED
-    yield target, "relayed", to_bytes(Answer("", NOT_TRIED, 0)), ACCEPTED
+    yield target, "relayed", to_bytes(DialbackAnswer("", NOT_TRIED, 0)), ACCEPTED
     yield target, "the end of time", good[:-8] + b"\xff" * 8, ACCEPTED
-    yield target, "seen as nonsense", to_bytes(Answer("/../../etc/passwd", NOT_TRIED, 0)), ACCEPTED
-    yield target, "seen at port 65536", to_bytes(Answer("/ip4/192.0.2.1/tcp/65536", ANSWERED, 0)), ACCEPTED
+    yield target, "seen as nonsense", to_bytes(DialbackAnswer("/../../etc/passwd", NOT_TRIED, 0)), ACCEPTED
+    yield target, "seen at port 65536", to_bytes(DialbackAnswer("/ip4/192.0.2.1/tcp/65536", ANSWERED, 0)), ACCEPTED
     yield target, "empty", b"", "Answer.seen: cut short"
     yield target, "less one", good[:-1], "Answer.milliseconds: cut short: 8 bytes wanted, 7 left"
     yield target, "and one", good + b"\0", "Answer has 1 bytes after its end"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from decentral.wire.frames import HEADER_NBYTES, Kind
+from decentral.wire.frames import HEADER_NBYTES, FrameKind
 from tests.corpus.builders import ACCEPTED, CHAIN, STRANGE, Entry, encoded, frame, put
 from tests.fuzz.targets import PEERS, PLAN, ROUND, SHAPES, sealed
 
@@ -63,14 +63,14 @@ _HEADER_FAULTS = [
 def _more_frames(good: bytes) -> Iterator[Entry]:
     part = encoded(CHAIN, ((100,),))
     sliced = {"part": 0, "parts": 2, "plan": PLAN}
-    yield "frame", "slice", frame(part, 2, kind=Kind.SLICE, **sliced), ACCEPTED
-    yield "frame", "result", frame(part, 0, kind=Kind.RESULT, **sliced), ACCEPTED
-    yield "frame", "result by another", frame(part, 1, kind=Kind.RESULT, **sliced), "a peer that does not own it"
-    yield "frame", "slice of no part", frame(part, kind=Kind.SLICE, part=2, parts=3, plan=PLAN), "for part 2 of 2"
-    wrong = frame(part, kind=Kind.SLICE, fragment=1, **sliced)
+    yield "frame", "slice", frame(part, 2, kind=FrameKind.SLICE, **sliced), ACCEPTED
+    yield "frame", "result", frame(part, 0, kind=FrameKind.RESULT, **sliced), ACCEPTED
+    yield "frame", "result by another", frame(part, 1, kind=FrameKind.RESULT, **sliced), "a peer that does not own it"
+    yield "frame", "slice of no part", frame(part, kind=FrameKind.SLICE, part=2, parts=3, plan=PLAN), "for part 2 of 2"
+    wrong = frame(part, kind=FrameKind.SLICE, fragment=1, **sliced)
     yield "frame", "slice of another fragment", wrong, "plan 65536 does not cover fragment 1"
-    yield "frame", "swap", frame(encoded(CHAIN, SHAPES[0] * 2), kind=Kind.SWAP), ACCEPTED
-    yield "frame", "merge", frame(encoded("none"), kind=Kind.MERGE), ACCEPTED
+    yield "frame", "swap", frame(encoded(CHAIN, SHAPES[0] * 2), kind=FrameKind.SWAP), ACCEPTED
+    yield "frame", "merge", frame(encoded("none"), kind=FrameKind.MERGE), ACCEPTED
     yield "frame", "empty body", frame(b""), "it ends before its size"
     yield "frame", "body of one byte", frame(b"\0"), "it ends before its size"
     yield "frame", "body less one sealed", frame(encoded(CHAIN)[:-1]), "refused"

@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.exchange.arrivals import PAUSE, Arrivals
+from decentral.dissemination.arrivals import PAUSE, Arrivals
 
 ALICE, BOB = b"a" * 32, b"b" * 32
 

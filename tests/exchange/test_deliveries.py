@@ -6,19 +6,19 @@ import random
 
 import pytest
 
-from decentral.exchange.deliveries import SURE, Deliveries
-from decentral.transport.uplink import UplinkMeter
-from decentral.transport.window import Landing
+from decentral.dissemination.deliveries import SURE, Deliveries
+from decentral.flow.uplink import UplinkMeter
+from decentral.flow.window import Ack
 
 RATE, PIECE = 250_000.0, 32_768
 
 
-def landings(seconds: float, opened: float = 100.0) -> list[Landing]:
+def landings(seconds: float, opened: float = 100.0) -> list[Ack]:
     count = int(seconds * RATE / PIECE)
-    return [Landing(PIECE, opened, opened + (n + 1) * PIECE / RATE) for n in range(count)]
+    return [Ack(PIECE, opened, opened + (n + 1) * PIECE / RATE) for n in range(count)]
 
 
-def told(found: list[Landing], whole: int = -1) -> float | None:
+def told(found: list[Ack], whole: int = -1) -> float | None:
     """What is thought of the uplink after these; the one at ``whole`` is the last of a copy."""
     meter = UplinkMeter()
     deliveries = Deliveries(meter)
@@ -47,13 +47,13 @@ def test_a_whole_copy_tells_it_sooner():
 
 
 def test_a_stream_that_begins_slowly_tells_the_rate_in_the_end():
-    found = [Landing(PIECE, 100.0, landing.at + 2.0) for landing in landings(30.0)]
+    found = [Ack(PIECE, 100.0, landing.at + 2.0) for landing in landings(30.0)]
     assert 0.9 * RATE <= told(found) <= RATE
 
 
 def test_a_stream_that_was_open_earlier_than_thought_does_not_make_the_uplink_a_faster_one():
     """Its first answers took two seconds longer than the others."""
-    late = [Landing(PIECE, 102.0, landing.at + 2.0) for landing in landings(1.0)]
+    late = [Ack(PIECE, 102.0, landing.at + 2.0) for landing in landings(1.0)]
     rest = [landing for landing in landings(8.0) if landing.at > 101.0]
     assert 0.7 * RATE <= told([*late, *rest]) <= 1.01 * RATE
 
@@ -68,5 +68,5 @@ def test_what_is_passed_on_counts_while_a_frame_is_under_way_and_at_no_other_tim
             if turn % 2:
                 deliveries.arrived(landing, False)
             else:
-                deliveries.passed_on(Landing(PIECE, 150.0, landing.at))
+                deliveries.passed_on(Ack(PIECE, 150.0, landing.at))
     assert 0.9 * RATE <= meter.bytes_per_second <= RATE

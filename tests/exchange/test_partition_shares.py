@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from decentral.exchange.partition import MOST_PARTS, MOST_PIECES, Grain, alike, partition, shares
-from decentral.exchange.spread import Line, spread
+from decentral.dissemination.partition import MOST_PARTS, MOST_PIECES, Grain, alike, partition, shares
+from decentral.dissemination.spread import Line, spread
 
 
 def finish(uplinks, owned):

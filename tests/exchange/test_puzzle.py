@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decentral.dissemination.partial_frame import NOTHING
+from decentral.dissemination.range_set import RangeSet
+from decentral.dissemination.reassembly import SCATTERED, SMALLEST, Reassembly
 from decentral.errors import PayloadError
-from decentral.exchange.coverage import Coverage
-from decentral.exchange.part import NOTHING
-from decentral.exchange.puzzle import SCATTERED, SMALLEST, Puzzle
-from decentral.wire.frames import HEADER_NBYTES, Frame, Header, Kind, seal
+from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header, seal
 from decentral.wire.keys import Signer
 from decentral.wire.pieces import PIECE_HEAD_NBYTES, Piece, read_piece
 from decentral.wire.wants import MOST, Want, joined, read_want
@@ -25,7 +25,7 @@ BODY = random.Random(1).randbytes(1000)
 
 def frame(body: bytes = BODY, round_: int = 5, signer: Signer = SIGNER) -> Frame:
     run = bytes(32)
-    return seal(Header(Kind.CONTRIBUTION, run, 0, round_, 0, 0, 1, 0, run, signer.peer, 5, 50), body, signer)
+    return seal(Header(FrameKind.CONTRIBUTION, run, 0, round_, 0, 0, 1, 0, run, signer.peer, 5, 50), body, signer)
 
 
 def pieces(of: Frame, size: int = 100) -> list[Piece]:
@@ -34,8 +34,8 @@ def pieces(of: Frame, size: int = 100) -> list[Piece]:
     return [Piece(data[:HEADER_NBYTES], len(data), at, at % 200 == 0, data[at : at + size]) for at in cuts]
 
 
-def at_most(nbytes: int = 1000) -> Puzzle:
-    return Puzzle(lambda header: nbytes)
+def at_most(nbytes: int = 1000) -> Reassembly:
+    return Reassembly(lambda header: nbytes)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -87,7 +87,7 @@ def test_a_header_that_belongs_to_nothing_here_is_refused_before_its_signature_i
         raise PayloadError("no such round")
 
     with pytest.raises(PayloadError, match="no such round"):
-        Puzzle(nothing).add(pieces(frame())[0], OTHER.peer)
+        Reassembly(nothing).add(pieces(frame())[0], OTHER.peer)
 
 
 def test_a_second_frame_of_one_sender_in_a_round_is_refused():
@@ -221,7 +221,7 @@ def test_a_part_with_a_forged_piece_does_not_become_the_frame_and_the_whole_answ
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), min_size=1, max_size=200), st.integers(1, 600))
 def test_ranges_are_counted_once_however_they_overlap_and_joined_where_they_are_nearest(found, nbytes):
-    coverage, came = Coverage(), set()
+    coverage, came = RangeSet(), set()
     for start, length in found:
         fresh = set(range(start, start + length)) - came
         gaps = coverage.gaps(start, start + length)

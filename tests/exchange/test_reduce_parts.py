@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decentral.exchange.partition import Grain, partition
-from decentral.exchange.reduce import Results, in_order, owned_parts
-from decentral.wire.frames import Header, Kind, seal
+from decentral.dissemination.partition import Grain, partition
+from decentral.dissemination.reduce import in_order, owned_parts
+from decentral.replica.reduction import Results
+from decentral.wire.frames import FrameKind, Header, seal
 from decentral.wire.keys import Signer
-from decentral.wire.messages import FrameRef, Plan
+from decentral.wire.messages import FrameRef, ReducePlan
 
 SIGNERS = sorted((Signer(bytes([n] * 32)) for n in range(4)), key=lambda signer: signer.peer)
 PEERS = tuple(signer.peer for signer in SIGNERS)
@@ -18,7 +19,7 @@ CONTRIBUTORS = tuple(FrameRef(peer, bytes(32), 0, 1, 1) for peer in PEERS)
 
 @pytest.fixture
 def plan():
-    return Plan(0, 1, 0, 0, CONTRIBUTORS, partition(96, PEERS, [2.0, 1.0, 1.0, 1.0], Grain(align=4, piece=12)))
+    return ReducePlan(0, 1, 0, 0, CONTRIBUTORS, partition(96, PEERS, [2.0, 1.0, 1.0, 1.0], Grain(align=4, piece=12)))
 
 
 def test_everybodys_first_part_goes_before_anybodys_second_and_the_own_one_last(plan):
@@ -30,7 +31,7 @@ def test_everybodys_first_part_goes_before_anybodys_second_and_the_own_one_last(
 
 
 def result(sender, part, plan=0, round_=1, body=b"1"):
-    header = Header(Kind.RESULT, bytes(32), 0, round_, 0, part, 4, plan, bytes(32), SIGNERS[sender].peer, 0, 0)
+    header = Header(FrameKind.RESULT, bytes(32), 0, round_, 0, part, 4, plan, bytes(32), SIGNERS[sender].peer, 0, 0)
     return seal(header, body, SIGNERS[sender])
 
 

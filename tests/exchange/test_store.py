@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from decentral.dissemination.store import PER_SENDER, FrameStore
 from decentral.errors import PayloadError
-from decentral.exchange.store import PER_SENDER, FrameStore
-from decentral.wire.frames import HEADER_NBYTES, Frame, Header, Kind, seal
+from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header, seal
 from decentral.wire.keys import Signer
 
 BODY = 1000
@@ -15,7 +15,7 @@ SIGNERS = [Signer(bytes([n]) * 32) for n in range(1, 5)]
 
 
 def frame(signer: Signer, round_: int, number: int = 0) -> Frame:
-    header = Header(Kind.RESULT, bytes(32), 0, round_, 0, 0, 1, number, bytes(32), signer.peer, 1, 1)
+    header = Header(FrameKind.RESULT, bytes(32), 0, round_, 0, 0, 1, number, bytes(32), signer.peer, 1, 1)
     return seal(header, bytes(BODY), signer)
 
 

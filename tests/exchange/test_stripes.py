@@ -11,11 +11,11 @@ import torch
 import trio
 import trio.testing
 
+from decentral.dissemination.stripes import LARGEST_WINDOW, Stripes, StripeSource, fetch_chunks
 from decentral.errors import DecentralError, DiskError, PayloadError, TransportError
-from decentral.exchange.stripes import LARGEST_WINDOW, Donor, Stripes, fetch_chunks
 from decentral.state.assembler import Assembler
 from decentral.state.snapshot import CHUNK_NBYTES, Snapshot
-from decentral.transport.memory import MemoryNetwork
+from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
 
@@ -207,7 +207,7 @@ def test_the_same_donors_give_the_same_times(snapshot):
 
 
 def test_a_window_grows_while_answers_are_quick_and_shrinks_when_they_queue():
-    donor = Donor()
+    donor = StripeSource()
     for _ in range(8):
         donor.answered(0.2)
     assert donor.window == 9

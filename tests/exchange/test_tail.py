@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from decentral.compressors import parse_compressor
 from decentral.errors import NonFiniteError, PayloadError
-from decentral.exchange.codec import Codec, range_shapes
-from decentral.exchange.tail import NO_TAIL, Tail
 from decentral.parameters import BufferSpec
+from decentral.replica.buffers import NO_TAIL, Tail
+from decentral.replica.codec import Codec, range_shapes
 from decentral.rounds.inbox import Inbox
-from decentral.wire.frames import HEADER_NBYTES, Frame, Kind, parse, seal
+from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, parse, seal
 from tests.corpus.builders import header
 from tests.fuzz.targets import HEAD, SCHEMA, SHAPES, SIGNERS, THE_PLAN
 
@@ -35,10 +35,10 @@ def inbox(tail: Tail = TAIL) -> Inbox:
 def sealed(tail: bytes, **fields: object) -> Frame:
     made = header(**fields)
     shapes = SHAPES[made.fragment]
-    if made.kind in (Kind.SLICE, Kind.RESULT):
+    if made.kind in (FrameKind.SLICE, FrameKind.RESULT):
         _, start, stop = THE_PLAN.partition[made.part]
         shapes = range_shapes(start, stop)
-    if made.kind == Kind.SWAP:
+    if made.kind == FrameKind.SWAP:
         shapes = (*shapes, *shapes)
     numel = sum(torch.zeros(shape).numel() for shape in shapes)
     signer = next(one for one in SIGNERS if one.peer == made.sender)
@@ -51,13 +51,13 @@ PLANNED = {"parts": len(THE_PLAN.partition), "plan": THE_PLAN.number}
 @pytest.mark.parametrize(
     ("fields", "carries"),
     [
-        ({"kind": Kind.CONTRIBUTION}, True),
-        ({"kind": Kind.MERGE}, True),
-        ({"kind": Kind.SWAP}, True),
-        ({"kind": Kind.SLICE, "part": 0, **PLANNED}, True),
-        ({"kind": Kind.RESULT, "part": 0, **PLANNED}, True),
-        ({"kind": Kind.SLICE, "part": 1, **PLANNED}, False),
-        ({"kind": Kind.CONTRIBUTION, "fragment": 1}, False),
+        ({"kind": FrameKind.CONTRIBUTION}, True),
+        ({"kind": FrameKind.MERGE}, True),
+        ({"kind": FrameKind.SWAP}, True),
+        ({"kind": FrameKind.SLICE, "part": 0, **PLANNED}, True),
+        ({"kind": FrameKind.RESULT, "part": 0, **PLANNED}, True),
+        ({"kind": FrameKind.SLICE, "part": 1, **PLANNED}, False),
+        ({"kind": FrameKind.CONTRIBUTION, "fragment": 1}, False),
     ],
     ids=str,
 )

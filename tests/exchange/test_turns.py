@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.exchange.turns import FEW, HASTE, Turns, shifted
+from decentral.flow.send_queue import FEW, HASTE, SendQueue, shifted
 
 RATE, NBYTES = 1e6, 100_000
 
@@ -23,7 +23,7 @@ def begun(uplink, count, takes):
         turns.end()
 
     async def main():
-        turns = Turns(lambda: uplink)
+        turns = SendQueue(lambda: uplink)
         async with anyio.create_task_group() as group:
             for number in range(count):
                 await turns.begin(NBYTES)

@@ -7,8 +7,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from decentral.simulate.disk import RecordingDisk
-from decentral.simulate.durability import Operation
+from decentral.simulate.machine.disk import RecordingDisk
+from decentral.simulate.machine.durability import Operation
 
 
 class FailingDisk(RecordingDisk):

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor
-from decentral.exchange.codec import Codec
+from decentral.consensus.chain import Head
 from decentral.optimizers import DiLoCo
 from decentral.parameters import schema_of
-from decentral.rounds.chain import Head
-from decentral.rounds.contribution import header_after
-from decentral.rounds.replica import Replica
-from decentral.wire.frames import Kind, seal
+from decentral.replica.codec import Codec
+from decentral.replica.contribution import header_after
+from decentral.replica.replica import Replica
+from decentral.wire.frames import FrameKind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Certificate, Commit, FrameRef, Record, vote_text
 
@@ -55,7 +55,7 @@ def make_history(rounds: int, width: int = 4) -> History:
     for number in range(1, rounds + 1):
         head = history.heads[-1]
         gradients = [_gradient(4 * width, number, who) for who in range(len(SIGNERS))]
-        headers = [header_after(head, Kind.CONTRIBUTION, 0, s.peer, steps=1, tokens=1) for s in SIGNERS]
+        headers = [header_after(head, FrameKind.CONTRIBUTION, 0, s.peer, steps=1, tokens=1) for s in SIGNERS]
         bodies = [replica.encode(0, gradient).body for gradient in gradients]
         frames = [seal(h, body, s) for h, body, s in zip(headers, bodies, SIGNERS, strict=True)]
         refs = tuple(FrameRef(frame.header.sender, frame.hash, 0, 1, 1) for frame in frames)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from decentral.peer.vault import Vault
-from decentral.rounds.acceptor import Acceptor
-from decentral.rounds.chain import Head
-from decentral.rounds.replica import Replica
+from decentral.consensus.acceptor import Acceptor
+from decentral.consensus.chain import Head
+from decentral.node.durable_store import DurableStore
+from decentral.replica.replica import Replica
 from decentral.state.durable import DISK, Disk
 from tests.faults.history import ME, RUN, History
 
@@ -49,7 +49,7 @@ class Life:
     ) -> None:
         """Begin, or resume what the folder holds. Raises DiskError."""
         self.history, self.tell, self.checkpoint_every = history, tell, checkpoint_every
-        self.vault = Vault(folder, disk=disk)
+        self.vault = DurableStore(folder, disk=disk)
         self.replica: Replica = history.replica()
         self.head: Head = history.heads[0]
         found = self.vault.load(RUN)

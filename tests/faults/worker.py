@@ -20,15 +20,15 @@ import anyio
 import torch
 
 from decentral.manifest import load_manifest
+from decentral.node.durable_store import DurableStore
+from decentral.node.node import Node, Start
 from decentral.parameters import Schema, schema_of
-from decentral.peer.node import Node, Start
-from decentral.peer.vault import Vault
-from decentral.rounds.contribution import Contribution
-from decentral.rounds.driver import Advance, Driver
+from decentral.replica.contribution import Contribution
+from decentral.rounds.driver import CommittedUpdate, Driver
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
-from decentral.transport.daemon import DaemonTransport
-from decentral.wire.messages import Commit, Plan, Proposal, Vote
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.wire.messages import Commit, Proposal, ReducePlan, Vote
 
 PAUSE = 0.25  # s between a commit and the next offer
 
@@ -89,7 +89,7 @@ class Reaper:
         return watched
 
     def _around_send(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        names = {Proposal: "proposal", Vote: "vote", Commit: "commit", Plan: "plan"}
+        names = {Proposal: "proposal", Vote: "vote", Commit: "commit", ReducePlan: "plan"}
 
         async def watched(to: bytes, message: Any) -> Any:
             name = names.get(type(message), "other")
@@ -138,11 +138,11 @@ async def main(options: argparse.Namespace) -> None:
     schema = small_schema(manifest.outer.fragments)
     options.out.mkdir(parents=True, exist_ok=True)
     identity = Identity.load_or_create(options.out / "identity.key")
-    vault = Vault(options.out)
+    vault = DurableStore(options.out)
     transport = DaemonTransport(identity, listen=("/ip4/127.0.0.1/tcp/0",))
     invite = Invite.parse(options.join) if options.join else None
 
-    def on_advance(advance: Advance) -> None:
+    def on_advance(advance: CommittedUpdate) -> None:
         if advance.record is not None:
             record = advance.record
             refs = record.contributors or record.frames

@@ -21,8 +21,8 @@ import hivemind  # noqa: F401 - imported here so that no fork has to
 import torch
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.exchange.codec import Codec
 from decentral.manifest import preset_manifest
+from decentral.replica.codec import Codec
 from tests.faults import trainer, worker
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], None]] = {"trainer": trainer.run, "worker": worker.run}

@@ -21,9 +21,9 @@ import torch
 from decentral.coding import PREFIX_NBYTES, Floats, Rising, frequencies
 from decentral.compressors import PartSpec, Payload
 from decentral.errors import PayloadError
-from decentral.exchange.codec import Codec, Shapes, numel
+from decentral.replica.codec import Codec, Shapes, numel
 from decentral.wire import body
-from decentral.wire.frames import HEADER_NBYTES, Header, Kind, seal
+from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, seal
 from tests.fuzz.targets import ANCHOR, PEERS, PLAN, ROUND, RUN, SIGNERS, inbox, read_body, sealed, take_frame
 
 # (offset, bytes) of a header's fields, without hash and signature
@@ -67,12 +67,12 @@ def headers() -> Iterator[Header]:
     """One of every kind and place."""
     plain = (RUN, 1, ROUND)
     for fragment in (0, 1):
-        yield Header(Kind.CONTRIBUTION, *plain, fragment, 0, 1, 0, ANCHOR, PEERS[0], 30, 15360)
-        yield Header(Kind.SWAP, *plain, fragment, 0, 1, 0, ANCHOR, PEERS[1], 0, 0)
-        yield Header(Kind.MERGE, *plain, fragment, 0, 1, 0, ANCHOR, PEERS[2], 1, 1)
+        yield Header(FrameKind.CONTRIBUTION, *plain, fragment, 0, 1, 0, ANCHOR, PEERS[0], 30, 15360)
+        yield Header(FrameKind.SWAP, *plain, fragment, 0, 1, 0, ANCHOR, PEERS[1], 0, 0)
+        yield Header(FrameKind.MERGE, *plain, fragment, 0, 1, 0, ANCHOR, PEERS[2], 1, 1)
     for part in (0, 1):
-        yield Header(Kind.SLICE, *plain, 0, part, 2, PLAN, ANCHOR, PEERS[2], 0, 0)
-        yield Header(Kind.RESULT, *plain, 0, part, 2, PLAN, ANCHOR, PEERS[part], 0, 0)
+        yield Header(FrameKind.SLICE, *plain, 0, part, 2, PLAN, ANCHOR, PEERS[2], 0, 0)
+        yield Header(FrameKind.RESULT, *plain, 0, part, 2, PLAN, ANCHOR, PEERS[part], 0, 0)
 
 
 def seeds(spelling: str, rng: random.Random) -> list[Seed]:
@@ -84,7 +84,7 @@ def seeds(spelling: str, rng: random.Random) -> list[Seed]:
         signer = SIGNERS[PEERS.index(header.sender)]
         bodies = [_valid_body(codec, shapes, scale) for scale in (1.0, 1e-30, 0.0)]
         bodies += [_hostile_body(codec, shapes, rng) for _ in range(6)]
-        if header.kind == Kind.SWAP:
+        if header.kind == FrameKind.SWAP:
             del bodies[2:]  # twice as long and no other code
         for content in bodies:
             head = seal(header, content, signer).data[:HEADER_NBYTES]

@@ -26,16 +26,15 @@ import torch
 from decentral import coding
 from decentral.coding import Floats, Form, Rising, Symbols
 from decentral.compressors import describe_compressors, parse_compressor
+from decentral.consensus.acceptor import Acceptor
+from decentral.consensus.chain import Head
+from decentral.dissemination.reassembly import Reassembly
 from decentral.errors import ConfigError, DiskError, InviteError, PayloadError, VersionError
-from decentral.exchange.codec import Codec, Shapes, numel
-from decentral.exchange.puzzle import Puzzle
 from decentral.manifest import parse_manifest
 from decentral.manifest.presets import check_methods
 from decentral.parameters import Fragment, ParameterSpec, Schema
-from decentral.peer.hello import Hello
-from decentral.rounds.acceptor import Acceptor
+from decentral.replica.codec import Codec, Shapes, numel
 from decentral.rounds.catchup import split_commits
-from decentral.rounds.chain import Head
 from decentral.rounds.inbox import Inbox
 from decentral.state.assembler import Assembler
 from decentral.state.checkpoint import META, TENSORS, read_checkpoint
@@ -45,13 +44,15 @@ from decentral.state.optimizer_state import unflatten
 from decentral.state.packed_file import unpack_file
 from decentral.state.snapshot import CHUNK_NBYTES, Layout, SnapshotIndex, chunk_hash
 from decentral.state.tensor_file import DamagedFile, read_tensor_file
-from decentral.swarm.announcement import MOST_ADDRESSES, local_addresses, read_announcement, write_announcement
+from decentral.swarm.hello import Hello
 from decentral.swarm.invite import Invite
+from decentral.swarm.lan.announcement import MOST_ADDRESSES, local_addresses, read_announcement, write_announcement
 from decentral.swarm.leases import read_lease, read_leases
-from decentral.transport import dcutr, dialback, multiaddr
-from decentral.transport.hop import Refused, read_question
-from decentral.transport.tcp import endpoint
-from decentral.transport.varint import read_varint, varint
+from decentral.transport import dialback, multiaddr
+from decentral.transport.holepunch import dcutr
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.protocols.varint import read_varint, varint
+from decentral.transport.relay.hop import Refused, read_question
 from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import SIGNATURE_NBYTES, Signer, is_sound
@@ -75,7 +76,7 @@ SCHEMA = Schema(
 )
 PARTITION = ((PEERS[0], 0, 100), (PEERS[1], 100, 144))
 REFS = tuple(messages.FrameRef(peer, bytes([n] * 32), 0, 30, 15360) for n, peer in enumerate(PEERS[:2]))
-THE_PLAN = messages.Plan(1, ROUND, 1, PLAN, REFS, PARTITION)
+THE_PLAN = messages.ReducePlan(1, ROUND, 1, PLAN, REFS, PARTITION)
 
 _SMALL = [
     "none",
@@ -174,7 +175,7 @@ def _frame(data: bytes) -> object:
 def _piece(data: bytes) -> object:
     """A piece that came in, from whomever: what is kept of it is bounded by the schema."""
     receiver = inbox("topk(k=3, chunk=64) >> signmag2")
-    puzzle = Puzzle(lambda header: receiver.max_nbytes(header, HEAD))
+    puzzle = Reassembly(lambda header: receiver.max_nbytes(header, HEAD))
     piece = read_piece(data)
     assert piece.to_bytes() == data
     return puzzle.add(piece, piece.header.sender)
@@ -431,7 +432,7 @@ def _dialback_question(data: bytes) -> object:
 
 def _dialback_answer(data: bytes) -> object:
     """Whatever an answer calls this machine, what is made of it next ends in a place or in none."""
-    answer = from_bytes(dialback.Answer, data)
+    answer = from_bytes(dialback.DialbackAnswer, data)
     assert to_bytes(answer) == data
     assert math.isfinite(answer.milliseconds / 1000)
     where = endpoint(answer.seen)
@@ -450,7 +451,7 @@ def _announcement(data: bytes) -> object:
 
 
 def _punch_message(data: bytes) -> object:
-    ends = dcutr.plausible(dcutr.read(data, dcutr.Kind.CONNECT), None)
+    ends = dcutr.plausible(dcutr.read(data, dcutr.PunchMessage.CONNECT), None)
     assert len(ends) <= dcutr.MOST_ADDRESSES
     assert all(ipaddress.ip_address(host).is_global for host, _ in ends)
     return ends

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from decentral.coding import Rising
 from decentral.compressors import Uncompressed
 from decentral.errors import PayloadError
-from decentral.exchange.codec import Codec
+from decentral.replica.codec import Codec
 from tests.corpus.make import entries
 from tests.fuzz.mutants import Count, Crash, mutant, run, seeds
 from tests.fuzz.targets import SHAPES, TARGETS, read_body, spellings

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from decentral.swarm.invite import Invite
-from decentral.transport.dialback import ANSWERED, NOT_TRIED, Answer, Question
+from decentral.transport.dialback import ANSWERED, NOT_TRIED, DialbackAnswer, Question
 from decentral.wire import messages as m
-from decentral.wire.frames import HEADER_NBYTES, Header, Kind, parse, seal
+from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, parse, seal
 from decentral.wire.keys import Signer
 from decentral.wire.layout import from_bytes, to_bytes
 from decentral.wire.pieces import Piece, read_piece
@@ -37,7 +37,7 @@ LEASE = m.Lease(RUN, PEERS[0], 7, 15, ("/ip4/192.0.2.1/tcp/4001",), 1, 17, BASE,
 
 MESSAGES: dict[str, m.Message] = {
     "offer": m.Offer(1, 17, 0, BASE, FRAMES[0], 4344, 30, 15360),
-    "plan": m.Plan(2, 18, 1, 65536, _refs(False), PARTITION),
+    "plan": m.ReducePlan(2, 18, 1, 65536, _refs(False), PARTITION),
     "missing": m.Missing(2, 18, 65536, PEERS[1:]),
     "proposal": m.Proposal(1, GATHERED),
     "vote": m.Vote(1, 17, 2, GATHERED.hash, SIGNERS[0].sign(TEXT)),
@@ -58,15 +58,16 @@ MESSAGES: dict[str, m.Message] = {
 RECORDS = {"record_of_a_gather": GATHERED, "record_of_a_reduce": REDUCED}
 DIALBACKS = {
     "dialback_question": Question(4001),
-    "dialback_answer": Answer("/ip4/192.0.2.1/tcp/4001", ANSWERED, 1_700_000_000_000),
-    "dialback_answer_of_a_relayed_peer": Answer("", NOT_TRIED, 1_700_000_000_000),
+    "dialback_answer": DialbackAnswer("/ip4/192.0.2.1/tcp/4001", ANSWERED, 1_700_000_000_000),
+    "dialback_answer_of_a_relayed_peer": DialbackAnswer("", NOT_TRIED, 1_700_000_000_000),
 }
 WANTS = {
     "want": Want(FRAMES[0]),
     "want_of_two_ranges": Want(FRAMES[1], ((0, 65536), (3_000_000_000, 2**63))),
 }
 HEADERS = {
-    f"frame_{kind.name.lower()}": Header(kind, RUN, 1, 17, 2, 1, 3, 65537, BASE, PEERS[0], 30, 15360) for kind in Kind
+    f"frame_{kind.name.lower()}": Header(kind, RUN, 1, 17, 2, 1, 3, 65537, BASE, PEERS[0], 30, 15360)
+    for kind in FrameKind
 }
 BODY = b"sixteen bytes..."
 

@@ -12,12 +12,12 @@ import pytest
 
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.daemon_options import DaemonOptions
-from decentral.transport.native import NativeOptions, NativeTransport
+from decentral.transport.daemon.options import DaemonOptions
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.pylibp2p.node import Options
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
-from decentral.transport.relay_limits import RelayLimits
+from decentral.transport.relay.limits import RelayLimits
 from decentral.transport.requests import serve_requests
 from decentral.wire.keys import PeerId, Signer, peer_name
 

@@ -8,18 +8,19 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from decentral.exchange.codec import range_shapes
-from decentral.exchange.reduce import Reduction, owned_parts
+from decentral.consensus.chain import Head
+from decentral.dissemination.reduce import owned_parts
 from decentral.manifest import Manifest
+from decentral.node.terms import make_replica
 from decentral.parameters import schema_of
-from decentral.peer.terms import make_replica
-from decentral.rounds.chain import Head
-from decentral.rounds.contribution import Contribution, header_after
-from decentral.rounds.pairstep import GossipStep
-from decentral.rounds.replica import Replica
-from decentral.wire.frames import Frame, Kind, seal
+from decentral.replica.codec import range_shapes
+from decentral.replica.contribution import Contribution, header_after
+from decentral.replica.pair_step import GossipStep
+from decentral.replica.reduction import Reduction
+from decentral.replica.replica import Replica
+from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
-from decentral.wire.messages import FrameRef, Plan, Record
+from decentral.wire.messages import FrameRef, Record, ReducePlan
 
 Books = tuple[dict[str, Tensor], ...]
 
@@ -72,7 +73,7 @@ class Swarm:
         for number, cut in enumerate(cuts):
             partition = tuple((SIGNERS[n].peer, start, stop) for n, start, stop in cut)
             contributors = tuple(FrameRef(SIGNERS[n].peer, made.commitment(), 0, 1, 1) for n, made in offered.items())
-            plan = Plan(0, self.head.round + 1, 0, number, contributors, partition)
+            plan = ReducePlan(0, self.head.round + 1, 0, number, contributors, partition)
             results = self._results(plan, self._slices(plan, offered), left)
         record = self._record(tuple(_ref(frame) for frame in results), plan)
         self._book(record, offered, left)
@@ -92,7 +93,7 @@ class Swarm:
     def _contribution(self, gradient_N: Tensor) -> Contribution:
         return Contribution(0, self.head.hash, -gradient_N, gradient_N, 1, 1)
 
-    def _slices(self, plan: Plan, offered: Mapping[int, Contribution]) -> dict[tuple[int, int], Tensor]:
+    def _slices(self, plan: ReducePlan, offered: Mapping[int, Contribution]) -> dict[tuple[int, int], Tensor]:
         """By part and peer, what the part's owner decodes."""
         return {
             (part, n): self.peers[n].codec.decode(
@@ -102,7 +103,9 @@ class Swarm:
             for n, made in offered.items()
         }
 
-    def _results(self, plan: Plan, slices: Mapping[tuple[int, int], Tensor], left: dict[bytes, Tensor]) -> list[Frame]:
+    def _results(
+        self, plan: ReducePlan, slices: Mapping[tuple[int, int], Tensor], left: dict[bytes, Tensor]
+    ) -> list[Frame]:
         """As `Reducer._result` makes them, and what `Reducer._own` keeps."""
         frames = []
         for n, signer in enumerate(SIGNERS):
@@ -120,10 +123,10 @@ class Swarm:
         weights = peer.weights(plan.contributors)
         made = reduction.result(peer.codec, weights, None if owed_N is None else owed_N[start:stop])
         parts, me = len(plan.partition), SIGNERS[n]
-        header = header_after(self.head, Kind.RESULT, 0, me.peer, reduction.part, parts, plan.number)
+        header = header_after(self.head, FrameKind.RESULT, 0, me.peer, reduction.part, parts, plan.number)
         return seal(header, made.body, me), made.feedback
 
-    def _record(self, refs: tuple[FrameRef, ...], plan: Plan | None = None) -> Record:
+    def _record(self, refs: tuple[FrameRef, ...], plan: ReducePlan | None = None) -> Record:
         head, members = self.head, tuple(signer.peer for signer in SIGNERS)
         assert head.anchor is not None
         number, contributors, partition = (
@@ -135,7 +138,7 @@ class Swarm:
         )  # fmt: skip
 
     def _book(self, record: Record, offered: Mapping[int, Contribution], left: Mapping[bytes, Tensor]) -> None:
-        """As `Settler._settle` does."""
+        """As `Bookkeeping._settle` does."""
         for n, peer in enumerate(self.peers):
             owed_N = peer.owed(0)
             if n in offered:

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.exchange.codec import Codec
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import NoLoCo, make_outer
-from decentral.optimizers.aggregate import mean_pseudo_gradient
-from decentral.peer.absence import ROUNDS
-from decentral.peer.rhythm import Rhythm
-from decentral.peer.terms import make_rhythm
-from decentral.rounds.driver import Advance
-from decentral.simulate.training import FlatModel
+from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
+from decentral.replica.codec import Codec
+from decentral.rounds.driver import CommittedUpdate
+from decentral.simulate.learning.training import FlatModel
+from decentral.training.absence import ROUNDS
+from decentral.training.sync_schedule import SyncSchedule, make_rhythm
 
 SHAPE = (64, 64)
 NUMEL = 64 * 64
@@ -36,7 +35,7 @@ WORSE = 1.5
 class Pupil:
     """One peer: a live model under the real rhythm, and its own feedback."""
 
-    rhythm: Rhythm
+    rhythm: SyncSchedule
     model: FlatModel
     debts: list[dict[str, Tensor]]
     generator: torch.Generator
@@ -108,7 +107,7 @@ class Run:
             made, encoded = named.get(number, (None, None))
             if encoded is not None:
                 pupil.debts[fragment] = encoded.feedback
-            pupil.rhythm.merge(Advance(None, bytes(32), fragment, before_N, after_N, made), pupil.model)
+            pupil.rhythm.merge(CommittedUpdate(None, bytes(32), fragment, before_N, after_N, made), pupil.model)
 
     def _pairs(self, number: int, present: list[int]) -> None:
         """Pairs in turn; a peer that was away takes over another's replica instead, as `Node.follow_others` does."""
@@ -163,7 +162,7 @@ def test_the_run_is_never_worse_for_a_peer_that_comes_back(method: str, absence:
 
 @pytest.mark.parametrize("method", ["diloco", "sparseloco"])  # streaming's blend pulls progress in by itself
 def test_the_law_catches_progress_that_is_carried_whole(method: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("decentral.peer.rhythm.share_of", lambda *_, **__: 1.0)
+    monkeypatch.setattr("decentral.training.sync_schedule.share_of", lambda *_, **__: 1.0)
     assert max(how_much_worse(method, absence) for absence in (1, 6, 30)) > WORSE
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, accumulate
-from decentral.exchange.codec import Codec
-from decentral.optimizers.aggregate import mean_of, mean_pseudo_gradient
+from decentral.optimizers.aggregation.mean import mean_of, mean_pseudo_gradient
+from decentral.replica.codec import Codec
 
 SHAPE = (67, 131)
 

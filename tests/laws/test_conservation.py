@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor
+from decentral.dissemination.pairing import matching
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, preset_manifest
-from decentral.rounds.pairing import matching
-from decentral.rounds.pairstep import half_of, step_alone, step_together
+from decentral.replica.pair_step import half_of, step_alone, step_together
 from tests.laws.swarm import METHODS, NUMEL, SIGNERS, Swarm, changed_books, install, mean, peer_of
 
 # What a sender owes is only known under feedback: "none" says that what is dropped is gone.

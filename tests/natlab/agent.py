@@ -16,9 +16,9 @@ import anyio
 from decentral.errors import DecentralError
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.daemon_options import DaemonOptions
-from decentral.transport.native import NativeOptions, NativeTransport
+from decentral.transport.daemon.options import DaemonOptions
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
 

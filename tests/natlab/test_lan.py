@@ -14,16 +14,16 @@ import anyio
 import pytest
 import torch
 
-from decentral.exchange.offload import inline
+from decentral.flow.offload import inline
 from decentral.manifest import Manifest, preset_manifest
+from decentral.node.node import Node, Start
 from decentral.parameters import schema_of
 from decentral.peer.invitation import fetch
-from decentral.peer.node import Node, Start
 from decentral.rounds.driver import Ledger
 from decentral.swarm.directory import Directory
 from decentral.swarm.invite import Invite
-from decentral.swarm.lan import Lan
-from decentral.transport.native import NativeTransport
+from decentral.swarm.lan.discovery import Lan
+from decentral.transport.native.transport import NativeTransport
 from decentral.wire.keys import Signer, peer_name
 from tests.natlab.lab import Host, Lab
 from tests.natlab.namespaces import Traveller

@@ -7,17 +7,17 @@ import functools
 import re
 from pathlib import Path
 
+from decentral.cli.commands.identity import KEY_FILE
 from decentral.cli.failure import TRACEBACK_FILE
-from decentral.cli.identity import KEY_FILE
+from decentral.node.daily_upload import UPLOAD_FILE
+from decentral.node.folder import MANIFEST_FILE
 from decentral.observe.events import EVENTS_FILE
 from decentral.observe.jsonlines import KEPT, MAX_FILE_NBYTES
 from decentral.observe.metrics import METRICS_FILE
 from decentral.observe.report import SUMMARY_FILE
 from decentral.observe.status import STATUS_FILE
-from decentral.peer.absence import Away
-from decentral.peer.daily_upload import UPLOAD_FILE
-from decentral.peer.folder import MANIFEST_FILE
 from decentral.state.frozen import FROZEN
+from decentral.training.absence import Away
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/run-directory.md").read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def test_every_metric_of_a_training_job_is_there() -> None:
     """Keywords where rows are written, and what a peer's progress adds to those of rounds."""
     rows = dict(re.findall(r"^\| `(inner|outer)` \| ([^|]+) \|", METRICS, flags=re.MULTILINE))
     written: dict[str, set[str]] = {"inner": set(), "outer": set()}
-    for path in ("decentral/cli/train_job.py", "decentral/cli/recording.py"):
+    for path in ("decentral/cli/job/train_job.py", "decentral/cli/job/recording.py"):
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in written:

@@ -11,7 +11,7 @@ from decentral.observe.requests import REQUESTS, ask, drop_requests, take_reques
 from decentral.observe.status import (
     STATUS_FILE,
     STATUS_VERSION,
-    Process,
+    ProcessInfo,
     Status,
     check_free,
     is_lost,
@@ -23,7 +23,7 @@ from decentral.observe.status import (
 
 def test_a_status_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     status = Status(state="training", round=4, members=({"peer": "a", "round": 4},), waiting_for=("b",), loss=1.5)
-    write_status(tmp_path, status, Process())
+    write_status(tmp_path, status, ProcessInfo())
     read = read_status(tmp_path)
     assert (read.state, read.round, read.members, read.waiting_for, read.loss) == (
         "training",
@@ -38,11 +38,13 @@ def test_a_status_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_reader_never_sees_half_a_status(tmp_path: Path) -> None:
     stop = threading.Event()
-    write_status(tmp_path, Status(), Process())
+    write_status(tmp_path, Status(), ProcessInfo())
 
     def write() -> None:
         for round_ in range(300):
-            write_status(tmp_path, Status(round=round_, problem="x" * (round_ * 7 % 900)), Process(pid=1, created=0.0))
+            write_status(
+                tmp_path, Status(round=round_, problem="x" * (round_ * 7 % 900)), ProcessInfo(pid=1, created=0.0)
+            )
         stop.set()
 
     writer = threading.Thread(target=write)
@@ -54,10 +56,10 @@ def test_a_reader_never_sees_half_a_status(tmp_path: Path) -> None:
 
 def test_a_process_that_ended_is_not_running_even_when_its_number_is_used_again(tmp_path: Path) -> None:
     child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    assert not Process(pid=int(child.stdout), created=0.0).is_alive()
-    mine = Process()
+    assert not ProcessInfo(pid=int(child.stdout), created=0.0).is_alive()
+    mine = ProcessInfo()
     assert mine.is_alive()
-    assert not Process(pid=mine.pid, created=mine.created - 100).is_alive()
+    assert not ProcessInfo(pid=mine.pid, created=mine.created - 100).is_alive()
 
 
 def test_unknown_fields_of_a_newer_writer_are_passed_over(tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_a_status_of_another_version_says_so_and_is_not_read_as_starting(tmp_pat
 
 
 def test_a_folder_of_another_version_is_free_once_its_peer_has_ended(tmp_path: Path) -> None:
-    mine = Process()
+    mine = ProcessInfo()
     told = {"version": 2, "pid": mine.pid, "process_created": mine.created}
     (tmp_path / STATUS_FILE).write_text(json.dumps(told))
     with pytest.raises(UsageError, match="a peer runs here already"):
@@ -86,9 +88,9 @@ def test_a_folder_of_another_version_is_free_once_its_peer_has_ended(tmp_path: P
 
 @pytest.mark.parametrize(("state", "lost"), [("training", True), ("leaving", True), ("left", False), ("done", False)])
 def test_who_is_gone_without_a_last_word_is_lost(tmp_path: Path, state: str, lost: bool) -> None:
-    write_status(tmp_path, Status(state=state), Process(pid=1, created=0.0))
+    write_status(tmp_path, Status(state=state), ProcessInfo(pid=1, created=0.0))
     assert is_lost(read_status(tmp_path)) is lost
-    write_status(tmp_path, Status(state=state), Process())
+    write_status(tmp_path, Status(state=state), ProcessInfo())
     assert not is_lost(read_status(tmp_path))
 
 
@@ -106,7 +108,7 @@ def test_a_directory_where_nobody_ran_says_so(tmp_path: Path) -> None:
 
 def test_a_status_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="status cannot be written"):
-        write_status(tmp_path / "absent", Status(), Process())
+        write_status(tmp_path / "absent", Status(), ProcessInfo())
 
 
 def test_each_request_is_taken_once_and_leave_comes_first(tmp_path: Path) -> None:

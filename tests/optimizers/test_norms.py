@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from decentral.optimizers import mean_pseudo_gradient
-from decentral.optimizers.norms import clip_scales, norm, typical_norm
-from decentral.optimizers.rounding import float32
+from decentral.optimizers.aggregation.norm_clip import clip_scales, norm, typical_norm
+from decentral.tensors.rounding import float32
 
 
 def randn(numel: int, seed: int = 0) -> torch.Tensor:

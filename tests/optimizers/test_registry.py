@@ -2,7 +2,8 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from decentral.compressors import parse_compressor, parse_feedback, plugins
+from decentral import plugins
+from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError
 from decentral.optimizers import (
     PRESETS,

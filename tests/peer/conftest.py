@@ -15,15 +15,15 @@ import trio._core._run as scheduler
 import trio.testing
 
 from decentral.errors import DiskError
-from decentral.exchange.offload import inline
+from decentral.flow.offload import inline
 from decentral.manifest import Manifest, preset_manifest
+from decentral.node.node import Node, Start
 from decentral.parameters import Schema, schema_of
-from decentral.peer.node import Node, Start
-from decentral.rounds.contribution import Contribution
-from decentral.rounds.driver import Advance, Ledger
+from decentral.replica.contribution import Contribution
+from decentral.rounds.driver import CommittedUpdate, Ledger
 from decentral.rounds.gossip import Gossip, Swapped
-from decentral.transport.memory import MemoryNetwork
-from decentral.wire.frames import Kind
+from decentral.transport.memory.transport import MemoryNetwork
+from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Signer
 
 STEP = 1.0  # s of virtual time for the inner steps of one round
@@ -55,7 +55,7 @@ class Member:
         self.digests: dict[int, str] = {}
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.log: list[Any] = []
-        self.advances: list[Advance] = []
+        self.advances: list[CommittedUpdate] = []
         anchors = [lab.first_anchor(fragment.numel) for fragment in lab.schema.fragments]
         start = Start(
             manifest=lab.manifest,
@@ -81,7 +81,7 @@ class Member:
         self.failure: BaseExceptionGroup[DiskError] | None = None
         self.swaps: list[Swapped] = []
 
-    def _on_advance(self, advance: Advance) -> None:
+    def _on_advance(self, advance: CommittedUpdate) -> None:
         self.advances.append(advance)
         if advance.record is not None:
             self.digests[advance.record.round] = self.node.replica.digest.hex()
@@ -108,7 +108,7 @@ class Member:
             if driver.pending is None:
                 slow = self.node.replica.anchors[0]
                 encoded = self.node.replica.merge_codec.encode(slow, None, self.node.replica.shapes(0))
-                kind = {"kind": Kind.MERGE, "encoded": encoded, "tail": self.tail(0)}
+                kind = {"kind": FrameKind.MERGE, "encoded": encoded, "tail": self.tail(0)}
                 await driver.contribute(Contribution(0, driver.head.hash, slow, slow, 0, 0, **kind))
             await anyio.sleep(0.1)
 

@@ -7,11 +7,11 @@ from typing import Any
 import anyio
 import torch
 
-from decentral.peer.live_model import LiveModel
-from decentral.peer.rhythm import Rhythm
-from decentral.peer.starting_over import anchors_without_debt
-from decentral.rounds.contribution import range_of
-from decentral.rounds.driver import Advance
+from decentral.replica.contribution import range_of
+from decentral.rounds.driver import CommittedUpdate
+from decentral.training.live_model import LiveModel
+from decentral.training.starting_over import anchors_without_debt
+from decentral.training.sync_schedule import SyncSchedule
 from tests.peer.conftest import Lab, Member
 
 UNIT = 60.0  # divisible by 1 to 6: the mean of so many contributions is exact in float32
@@ -33,7 +33,7 @@ class Learner(Member):
         self.given_up = [torch.zeros_like(anchor) for anchor in self.moved]  # because it was away, as movement
         self.given: dict[bytes, torch.Tensor] = {}  # record hash -> what it took from this peer
         self.generator = torch.Generator().manual_seed(number)
-        self.rhythm = Rhythm(self.interval, 0, None, bytes(32))
+        self.rhythm = SyncSchedule(self.interval, 0, None, bytes(32))
 
     def step(self) -> None:
         for fragment, moved in enumerate(self.moved):
@@ -99,7 +99,7 @@ class Learner(Member):
             if advance.contribution is not None:
                 self.given[advance.head] = self.sent(advance)
 
-    def sent(self, advance: Advance) -> torch.Tensor:
+    def sent(self, advance: CommittedUpdate) -> torch.Tensor:
         """What a commit took from this peer, as the others decoded it: a frame, or the slices of a reduce."""
         replica, mine, record = self.node.replica, advance.contribution, advance.record
         if mine.encoded is not None:

@@ -5,13 +5,13 @@ import queue
 import pytest
 import torch
 
-from decentral.peer.backlog import LIMIT, Backlog
-from decentral.rounds.driver import Advance
+from decentral.rounds.driver import CommittedUpdate
+from decentral.training.backlog import LIMIT, Backlog
 
 
-def advance(number: int, *, fragment: int = 0, at: int = 0, moves: bool = True) -> Advance:
+def advance(number: int, *, fragment: int = 0, at: int = 0, moves: bool = True) -> CommittedUpdate:
     before, after = (torch.tensor([float(at)]), torch.tensor([at + 1.0])) if moves else (None, None)
-    return Advance(None, bytes([number % 256]) * 32, fragment, before, after, None)
+    return CommittedUpdate(None, bytes([number % 256]) * 32, fragment, before, after, None)
 
 
 def test_advances_come_out_in_the_order_of_the_commits():
@@ -49,7 +49,9 @@ def test_folding_over_a_branch_that_was_given_up_keeps_what_is_owed_since():
     backlog = Backlog()
     for number in range(LIMIT):
         backlog.put(advance(number, at=number))
-    owed = Advance(None, b"h" * 32, 0, torch.tensor([LIMIT - 0.0 + 40.0]), torch.tensor([-7.0]), None, owed_steps=12)
+    owed = CommittedUpdate(
+        None, b"h" * 32, 0, torch.tensor([LIMIT - 0.0 + 40.0]), torch.tensor([-7.0]), None, owed_steps=12
+    )
     backlog.put(owed)
     live = torch.tensor([100.0])
     steps = 0

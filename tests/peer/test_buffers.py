@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from decentral.consensus.chain import contributions
+from decentral.node.terms import largest_offer, make_replica
 from decentral.parameters import schema_of
-from decentral.peer.terms import largest_offer, make_replica
-from decentral.rounds.chain import contributions
 from tests.peer.conftest import Lab, Member
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from decentral.compressors import parse_compressor
-from decentral.exchange.codec import Codec
-from decentral.exchange.gather import PUSH
+from decentral.dissemination.gather import PUSH
+from decentral.replica.codec import Codec
 from decentral.simulate import cost
-from decentral.transport.memory import MemoryTransport
+from decentral.transport.memory.transport import MemoryTransport
 
 KINDS = {"sparseloco": "gather", "diloco": "reduce", "noloco": "pair"}
 PARTS = {"frame": "frames", "pair": "frames", "control": "control", "lease": "directory", "leases": "directory"}

@@ -8,12 +8,12 @@ import pytest
 import trio
 
 from decentral.errors import ConfigError, DiskError
-from decentral.peer.daily_upload import DAY, SAVE_EVERY, UPLOAD_FILE, DailyUpload
-from decentral.peer.links import URGENT, throttled
+from decentral.node.daily_upload import DAY, SAVE_EVERY, UPLOAD_FILE, DailyUpload
+from decentral.node.links import URGENT, throttled
 from decentral.rounds.donor import PACKED
 from decentral.state.durable import Disk
 from decentral.swarm.admission import ADMISSION
-from decentral.transport.memory import MemoryNetwork
+from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.speed import SPEED
 from decentral.transport.throttle import Caps
 from decentral.wire.keys import Signer

@@ -6,10 +6,10 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, ListenError
-from decentral.peer import entrance
-from decentral.peer.entrance import check_relays, enter
+from decentral.peer import network_setup
+from decentral.peer.network_setup import check_relays, enter
 from decentral.swarm.identity import Identity
-from decentral.transport.memory import MemoryNetwork
+from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.reachability import Reachability
 from decentral.wire.keys import Signer, peer_name
 
@@ -34,7 +34,7 @@ def found(monkeypatch):
         Found.asked = others
         return Reachability(Found.kind, Found.listen)
 
-    monkeypatch.setattr(entrance, "probe", probe)
+    monkeypatch.setattr(network_setup, "probe", probe)
     return Found
 
 
@@ -77,7 +77,7 @@ def test_the_port_that_was_tried_is_listened_on_unless_somebody_took_it(identity
         def taken(listen):
             raise ListenError("taken")
 
-        patch.setattr(entrance, "check_listen", taken)
+        patch.setattr(network_setup, "check_listen", taken)
         assert enter("native", identity, LISTEN).transport._listen == LISTEN
 
 

@@ -6,10 +6,10 @@ import anyio
 import pytest
 import torch
 
-from decentral.exchange import gather
+from decentral.dissemination import gather
+from decentral.dissemination.pairing import matching, partner_of
 from decentral.rounds.gossip import AHEAD, PAIR, UNDECIDED
-from decentral.rounds.pairing import matching, partner_of
-from decentral.transport.pipe import Weight
+from decentral.transport.memory.pipe import Weight
 from decentral.wire.keys import peer_name
 from tests.peer.conftest import tiny_model
 

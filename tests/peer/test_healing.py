@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decentral.rounds.collection import references
-from decentral.rounds.history import Branch
+from decentral.consensus.collection import references
+from decentral.consensus.history import Branch
 from decentral.wire.keys import peer_name
 from tests.peer.conftest import tiny_model
 from tests.peer.learners import Learner, accounted_for, given_by

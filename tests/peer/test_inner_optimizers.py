@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, preset_manifest
 from decentral.peer import Peer, join
-from decentral.peer.inner_optimizers import Together
-from decentral.peer.inner_terms import differences
 from decentral.swarm.identity import Identity
 from decentral.tasks.schedule import warm_up
-from decentral.transport.memory import MemoryNetwork
+from decentral.training.inner_optimizers import Together
+from decentral.training.inner_terms import differences
+from decentral.transport.memory.transport import MemoryNetwork
 
 
 def terms(**tables: dict[str, Any]) -> Manifest:

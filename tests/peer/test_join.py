@@ -19,12 +19,12 @@ import decentral
 from decentral.errors import DiskError
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.requests import ask
-from decentral.observe.status import Process, Status, read_status, write_status
+from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from decentral.peer import Peer, fetch_manifest, join
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.memory import MemoryNetwork
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.memory.transport import MemoryNetwork
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
@@ -265,7 +265,7 @@ def test_a_peer_of_a_training_loop_is_seen_and_steered_through_its_folder(tmp_pa
 
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     other = psutil.Process(os.getppid())
-    write_status(tmp_path, Status(), Process(other.pid, other.create_time()))
+    write_status(tmp_path, Status(), ProcessInfo(other.pid, other.create_time()))
     problem = Problem(0)
     second = join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK)
     with pytest.raises(decentral.ConfigError, match="a peer runs here already"), second:

@@ -7,9 +7,9 @@ import hashlib
 import pytest
 import torch
 
-from decentral.peer.vault import Vault
-from decentral.rounds.acceptor import Acceptor
-from decentral.rounds.chain import Head
+from decentral.consensus.acceptor import Acceptor
+from decentral.consensus.chain import Head
+from decentral.node.durable_store import DurableStore
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Record
 
@@ -46,7 +46,7 @@ def vault(tmp_path):
     with_frames.mkdir()
     (with_frames / ".tmp-000000000001-ab").write_bytes(b"half")
     (with_frames / "000000000001-ab").write_bytes(b"whole")
-    made = Vault(tmp_path)
+    made = DurableStore(tmp_path)
     yield made
     made.close()
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 import trio
 
-from decentral.exchange.arrivals import PAUSE
+from decentral.consensus.allowance import SLACK
+from decentral.dissemination.arrivals import PAUSE
 from decentral.manifest import preset_manifest
 from decentral.parameters import schema_of
-from decentral.rounds.allowance import SLACK
-from decentral.rounds.contribution import Contribution
-from decentral.transport import pipe
+from decentral.replica.contribution import Contribution
+from decentral.transport.memory import pipe
 
 NUMEL = 1 << 18
 NBYTES = 4 * NUMEL  # of a contribution

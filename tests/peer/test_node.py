@@ -7,8 +7,8 @@ import pytest
 import torch
 import trio
 
+from decentral.consensus.acceptor import Acceptor
 from decentral.errors import DiskError
-from decentral.rounds.acceptor import Acceptor
 from decentral.wire.frames import parse
 
 SYNCHRONOUS = ["diloco", "streaming", "sparseloco"]

@@ -13,7 +13,7 @@ import pytest
 from decentral.observe.requests import ask
 from decentral.observe.status import ENDED, read_status
 from decentral.peer import join
-from decentral.transport.native import NativeTransport
+from decentral.transport.native.transport import NativeTransport
 from decentral.transport.speed import NBYTES, measure_speed
 from decentral.wire.keys import Signer, peer_from_name
 from tests.peer.test_absence import alone

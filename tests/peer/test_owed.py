@@ -8,9 +8,9 @@ import anyio
 import pytest
 import torch
 
+from decentral.consensus.history import Branch
+from decentral.replica.owing import OWED
 from decentral.rounds.gossip import Gossip
-from decentral.rounds.history import Branch
-from decentral.rounds.owing import OWED
 from decentral.wire.messages import FrameRef
 from tests.peer.conftest import Member, tiny_model
 from tests.peer.learners import Learner

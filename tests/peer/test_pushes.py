@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import trio
 
-from decentral.exchange import gather
-from decentral.rounds.contribution import header_after
-from decentral.wire.frames import Kind, seal
+from decentral.dissemination import gather
+from decentral.replica.contribution import header_after
+from decentral.wire.frames import FrameKind, seal
 from tests.peer.conftest import signer_of
 from tests.rounds.conftest import ref
 from tests.rounds.test_history import START, A, record
@@ -30,7 +30,7 @@ def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(run_lab, term
         member.idle = True
         await lab.until(lambda: member.node.driver.running)
         driver = member.node.driver
-        header = header_after(replace(driver.head, anchor=bytes(32)), Kind.CONTRIBUTION, 0, driver.me)
+        header = header_after(replace(driver.head, anchor=bytes(32)), FrameKind.CONTRIBUTION, 0, driver.me)
         named, late, next_one = (
             seal(replace(header, round=round_, tokens=n), b"", signer_of(0)) for n, round_ in enumerate((5, 5, 6))
         )

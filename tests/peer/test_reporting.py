@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from decentral.peer.reporting import NOTABLE_WAIT, Reporter
+from decentral.training.reporting import NOTABLE_WAIT, Reporter
 
 
 def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -> None:

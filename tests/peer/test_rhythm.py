@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decentral.peer.live_model import LiveModel
-from decentral.peer.rhythm import Rhythm
-from decentral.rounds.contribution import Contribution
-from decentral.rounds.driver import Advance
+from decentral.replica.contribution import Contribution
+from decentral.rounds.driver import CommittedUpdate
+from decentral.training.live_model import LiveModel
+from decentral.training.sync_schedule import SyncSchedule
 from decentral.wire.messages import FrameRef, Record
 
 PEER = b"p" * 32
@@ -24,21 +24,21 @@ def model() -> LiveModel:
     return LiveModel(module, 1, None)
 
 
-def rhythm(overlap: int = 0, alpha: float | None = None) -> Rhythm:
-    return Rhythm(interval=4, overlap=overlap, alpha=alpha, seen=bytes(32))
+def rhythm(overlap: int = 0, alpha: float | None = None) -> SyncSchedule:
+    return SyncSchedule(interval=4, overlap=overlap, alpha=alpha, seen=bytes(32))
 
 
 def contribution(local: torch.Tensor) -> Contribution:
     return Contribution(0, bytes(32), local, torch.zeros_like(local), 4, 4, trained=4)
 
 
-def send(pace: Rhythm, model: LiveModel) -> Contribution:
+def send(pace: SyncSchedule, model: LiveModel) -> Contribution:
     made = pace.take(model, 0, torch.zeros(8), bytes(32), 1)
     assert made is not None
     return made
 
 
-def step(pace: Rhythm, times: int) -> None:
+def step(pace: SyncSchedule, times: int) -> None:
     for _ in range(times):
         pace.stepped()
 
@@ -60,7 +60,7 @@ def test_a_named_contribution_without_overlap_leaves_exactly_the_anchor(model):
     local = model.read(0)
     send(pace, model)
     after = torch.arange(8.0)
-    pace.merge(Advance(record(), b"1" * 32, 0, torch.zeros(8), after, contribution(local)), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), after, contribution(local)), model)
     assert torch.equal(model.read(0), after)
     assert pace.since == 0
     assert pace.seen == b"1" * 32
@@ -73,7 +73,7 @@ def test_steps_made_while_the_round_was_in_flight_are_carried(model):
     send(pace, model)
     step(pace, 2)
     model.write(0, local + 1.0)
-    pace.merge(Advance(record(), b"1" * 32, 0, torch.zeros(8), torch.arange(8.0), contribution(local)), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), torch.arange(8.0), contribution(local)), model)
     torch.testing.assert_close(model.read(0), torch.arange(8.0) + 1.0)
     assert pace.since == 2
 
@@ -82,12 +82,14 @@ def test_our_own_commit_waits_for_the_overlap_and_others_do_not(model):
     pace = rhythm(overlap=3)
     step(pace, 4)
     send(pace, model)
-    pace.waiting.append(Advance(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(model.read(0))))
+    pace.waiting.append(
+        CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(model.read(0)))
+    )
     step(pace, 2)
     assert pace.mergeable() is None
     step(pace, 1)
     assert pace.mergeable() is not None
-    pace.waiting.append(Advance(record(), b"2" * 32, 0, torch.zeros(8), torch.ones(8), None))
+    pace.waiting.append(CommittedUpdate(record(), b"2" * 32, 0, torch.zeros(8), torch.ones(8), None))
     assert pace.mergeable() is not None
 
 
@@ -96,7 +98,7 @@ def test_a_commit_that_passes_us_by_keeps_our_progress_and_leaves_it_due(model):
     step(pace, 4)
     before, live = torch.zeros(8), model.read(0)
     send(pace, model)
-    pace.merge(Advance(record(), b"1" * 32, 0, before, torch.ones(8), None), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, before, torch.ones(8), None), model)
     torch.testing.assert_close(model.read(0) - torch.ones(8), live - before)
     assert pace.since == 4
     assert pace.due
@@ -108,14 +110,14 @@ def test_streaming_mixes_local_and_anchor_by_alpha(model):
     local = model.read(0)
     send(pace, model)
     step(pace, 1)
-    pace.merge(Advance(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(local)), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(local)), model)
     torch.testing.assert_close(model.read(0), 0.25 * local + 0.75)
 
 
 def test_a_record_that_only_changes_the_membership_moves_no_parameter(model):
     pace = rhythm()
     live = model.read(0)
-    assert not pace.merge(Advance(record(frames=False), b"3" * 32, 0, None, None, None), model)
+    assert not pace.merge(CommittedUpdate(record(frames=False), b"3" * 32, 0, None, None, None), model)
     assert torch.equal(model.read(0), live)
     assert pace.seen == b"3" * 32
 
@@ -124,7 +126,7 @@ def test_rounds_that_were_given_up_are_due_again_as_steps_and_as_progress(model)
     pace = rhythm()
     step(pace, 1)
     before, live, owed = torch.zeros(8), model.read(0), torch.full((8,), 5.0)
-    assert pace.merge(Advance(None, b"4" * 32, 0, before + owed, torch.ones(8), None, owed_steps=8), model)
+    assert pace.merge(CommittedUpdate(None, b"4" * 32, 0, before + owed, torch.ones(8), None, owed_steps=8), model)
     torch.testing.assert_close(model.read(0), torch.ones(8) + live - owed)
     assert pace.since == 9
     assert pace.due
@@ -149,7 +151,7 @@ def test_fewer_steps_are_accounted_for_by_the_commit_that_names_them(model):
     step(pace, 2)
     local = model.read(0)
     send(pace, model)
-    pace.merge(Advance(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(local)), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(local)), model)
     assert pace.since == 0
     assert not pace.due
 
@@ -192,7 +194,7 @@ def test_progress_in_bfloat16_is_what_was_learnt_whether_a_commit_takes_it_or_pa
     step(pace, 4)
     moved = pace.gradient(0, anchor, model.read(0))
     made = pace.take(model, 0, anchor, bytes(32), 1) if named else None
-    pace.merge(Advance(record(), b"1" * 32, 0, anchor, after, made), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, anchor, after, made), model)
     left = pace.gradient(0, after, model.read(0))
     torch.testing.assert_close(left, torch.zeros(1000) if named else moved, rtol=0, atol=1e-6)
 
@@ -210,14 +212,14 @@ def test_a_restart_goes_on_with_the_count_and_the_rounding(model):
 
 
 def test_tokens_are_counted_for_the_steps_behind_a_fragment_and_steps_since_the_last_contribution(model):
-    pace = Rhythm(interval=4, overlap=0, alpha=None, seen=bytes(32), num_fragments=2)
+    pace = SyncSchedule(interval=4, overlap=0, alpha=None, seen=bytes(32), num_fragments=2)
     zeros = torch.zeros(8)
     for turn in range(4):
         step(pace, 4)
         made = pace.take(model, 0, zeros, bytes(32), 10)
         assert made is not None
         assert (made.steps, made.tokens) == (4, 40 if turn == 0 else 80), "8 steps lie between two rounds of a fragment"
-        pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, made), model)
+        pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
         step(pace, 4)
         pace.since = 0  # the other fragment's turn, taken alike
 
@@ -230,7 +232,7 @@ def test_a_peer_that_was_held_back_for_a_round_sends_no_more_than_one_although_n
     assert made is not None
     torch.testing.assert_close(made.gradient_N, moved / 3)
     assert made.tokens == 40
-    pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, made), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
     (away,) = pace.given_up
     torch.testing.assert_close(away.dropped_N, moved - made.gradient_N)
     assert (away.steps, away.counted) == (12, 4)
@@ -243,12 +245,12 @@ def test_steps_of_a_fast_peer_while_its_contribution_is_in_flight_count_in_full(
         step(pace, 4)
         made = send(pace, model)
         step(pace, 20)  # the others are slow
-        pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, made), model)
+        pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
         assert pace.due
         assert pace.progress[0].steps == 20
         made = send(pace, model)
         assert made.trained == 20
-        pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, made), model)
+        pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
     assert not pace.given_up
 
 
@@ -256,9 +258,9 @@ def test_an_outlying_norm_after_an_absence_is_dropped_where_the_usual_one_is_kno
     pace, zeros = rhythm(), torch.zeros(8)
     step(pace, 4)
     usual = send(pace, model)
-    pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, usual), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, usual), model)
     step(pace, 4)
-    pace.merge(Advance(record(), b"2" * 32, 0, zeros, zeros, None), model)
+    pace.merge(CommittedUpdate(record(), b"2" * 32, 0, zeros, zeros, None), model)
     model.write(0, torch.full((8,), 100.0))
     assert pace.take(model, 0, zeros, bytes(32), 1) is None
     assert pace.sent_at is None
@@ -270,7 +272,7 @@ def test_an_outlying_norm_after_an_absence_is_dropped_where_the_usual_one_is_kno
 def test_a_peer_that_trained_on_through_one_long_round_brings_nothing_rather_than_a_thin_share(model):
     pace, zeros = rhythm(), torch.zeros(8)
     step(pace, 4 * 4)
-    pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, None), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, None), model)
     assert pace.take(model, 0, zeros, bytes(32), 1) is None
 
 
@@ -278,7 +280,7 @@ def test_a_peer_that_was_held_back_is_shortened_to_its_usual_norm_where_that_is_
     pace, zeros = rhythm(), torch.zeros(8)
     step(pace, 4)
     usual = float(send(pace, model).gradient_N.norm())
-    pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, contribution(model.read(0))), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, contribution(model.read(0))), model)
     model.write(0, torch.full((8,), 50.0))
     step(pace, 400)
     made = pace.take(model, 0, zeros, bytes(32), 1)
@@ -286,14 +288,14 @@ def test_a_peer_that_was_held_back_is_shortened_to_its_usual_norm_where_that_is_
     assert float(made.gradient_N.norm()) == pytest.approx(usual, rel=1e-5)
 
 
-def missed_round(pace: Rhythm, model: LiveModel) -> None:
+def missed_round(pace: SyncSchedule, model: LiveModel) -> None:
     """One contribution in time, then a round that passes by."""
     zeros = torch.zeros(8)
     step(pace, 4)
-    pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, send(pace, model)), model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, send(pace, model)), model)
     model.write(0, torch.ones(8))
     step(pace, 4)
-    pace.merge(Advance(record(), b"2" * 32, 0, zeros, zeros, None), model)
+    pace.merge(CommittedUpdate(record(), b"2" * 32, 0, zeros, zeros, None), model)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -311,7 +313,7 @@ def test_rounds_in_which_nothing_moved_tell_no_usual_norm(model):
     for _ in range(3):
         model.write(0, zeros)
         step(pace, 4)
-        pace.merge(Advance(record(), b"1" * 32, 0, zeros, zeros, send(pace, model)), model)
+        pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, send(pace, model)), model)
     step(pace, 12)
     made = pace.take(model, 0, zeros, bytes(32), 1)
     assert made is not None
@@ -323,6 +325,6 @@ def test_a_blend_keeps_nothing_of_what_an_absence_gave_up(model):
     missed_round(pace, model)
     made = send(pace, model)
     assert pace.progress[0].missed == 1
-    pace.merge(Advance(record(), b"3" * 32, 0, zeros, after, made), model)
+    pace.merge(CommittedUpdate(record(), b"3" * 32, 0, zeros, after, made), model)
     assert pace.given_up
     torch.testing.assert_close(model.read(0), 0.5 * (zeros - made.gradient_N) + 0.5 * after)

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import trio
 
+from decentral.dissemination.gather import PUSH
 from decentral.errors import TransportError
-from decentral.exchange.gather import PUSH
-from decentral.transport.budget import Budget, Limits
+from decentral.flow.budget import Budget, Limits
 from decentral.wire.keys import Signer
 
 from .conftest import tiny_model

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from decentral.peer.starting_over import anchors_without_debt, forget_non_finite
-from decentral.rounds.owing import OWED
+from decentral.replica.owing import OWED
+from decentral.training.starting_over import anchors_without_debt, forget_non_finite
 
 
 def test_a_peer_that_starts_over_drops_its_debt_and_keeps_what_it_owes_as_an_owner(run_lab, terms):

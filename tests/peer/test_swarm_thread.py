@@ -9,9 +9,9 @@ import sys
 import anyio
 import pytest
 
-from decentral.peer.swarm_thread import SwarmThread
 from decentral.swarm.identity import Identity
-from decentral.transport.daemon import DaemonTransport
+from decentral.training.swarm_thread import SwarmThread
+from decentral.transport.daemon.transport import DaemonTransport
 
 
 class Idle:

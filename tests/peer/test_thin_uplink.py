@@ -9,13 +9,13 @@ import torch
 import trio
 
 from decentral.benchmarks.bounds import gather_bound
-from decentral.exchange import gather
-from decentral.exchange.arrivals import PAUSE
+from decentral.consensus.effects import Fetch
+from decentral.dissemination import gather
+from decentral.dissemination.arrivals import PAUSE
+from decentral.flow.window import SECONDS
 from decentral.manifest import preset_manifest
 from decentral.parameters import schema_of
-from decentral.rounds.contribution import Contribution
-from decentral.rounds.effects import Fetch
-from decentral.transport.window import SECONDS
+from decentral.replica.contribution import Contribution
 from decentral.wire.wants import Want
 
 FAST = 625_000.0  # bytes/s

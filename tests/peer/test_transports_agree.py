@@ -11,18 +11,18 @@ import anyio
 import pytest
 import torch
 
-from decentral.exchange.offload import in_thread
+from decentral.flow.offload import in_thread
 from decentral.manifest import Manifest, preset_manifest
+from decentral.node.node import Node, Start
 from decentral.parameters import schema_of
-from decentral.peer.node import Node, Start
-from decentral.rounds.contribution import Contribution
-from decentral.rounds.driver import Advance, Ledger
+from decentral.replica.contribution import Contribution
+from decentral.rounds.driver import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.memory import MemoryNetwork
-from decentral.transport.native import NativeTransport
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.native.transport import NativeTransport
 
 PEERS, STEPS = 3, 4
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -45,7 +45,7 @@ async def anchors_of_run(
     nodes: list[Node] = []
 
     async def live(identity: Identity, bootstrap: tuple[str, ...]) -> None:
-        def on_advance(advance: Advance) -> None:
+        def on_advance(advance: CommittedUpdate) -> None:
             record = advance.record
             if record is not None and advance.after_N is not None:
                 named = len(record.contributors or record.frames)

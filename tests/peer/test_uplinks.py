@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from decentral.peer.uplinks import Uplinks
+from decentral.node.uplinks import Uplinks
 from decentral.wire.lease import PRIVATE
 
 PEERS = [bytes([number]) * 32 for number in range(4)]

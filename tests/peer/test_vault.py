@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from decentral.consensus.acceptor import Acceptor
 from decentral.errors import PayloadError
-from decentral.peer.vault import Vault
-from decentral.rounds.acceptor import Acceptor
-from decentral.rounds.contribution import header_after
-from decentral.rounds.owing import OWED
+from decentral.node.durable_store import DurableStore
+from decentral.replica.contribution import header_after
+from decentral.replica.owing import OWED
 from decentral.state.durable import Disk
-from decentral.wire.frames import Kind, seal
+from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Commit, FrameRef
 from tests.faults.history import ME, RUN, SIGNERS, History, make_history, make_record
 from tests.faults.life import Life, found_in
@@ -54,7 +54,7 @@ def test_the_last_commit_is_reached_from_every_kept_checkpoint(history, lived, d
 
 
 def test_commits_and_frames_that_no_checkpoint_needs_are_dropped(history, lived):
-    assert len(Vault(lived).journal.entries) == 5
+    assert len(DurableStore(lived).journal.entries) == 5
     assert {int(path.name.split("-")[0]) for path in (lived / "frames").iterdir()} == set(range(5, 10))
 
 
@@ -158,8 +158,10 @@ def test_a_debt_that_a_replayed_commit_paid_is_not_sent_again(history, lived):
 
 
 def test_frames_are_written_with_the_vote_once_and_found_again_if_they_are_whole(tmp_path):
-    vault = Vault(tmp_path)
-    frames = [seal(header_after(START, Kind.CONTRIBUTION, 0, signer_of(n).peer), b"body", signer_of(n)) for n in (0, 1)]
+    vault = DurableStore(tmp_path)
+    frames = [
+        seal(header_after(START, FrameKind.CONTRIBUTION, 0, signer_of(n).peer), b"body", signer_of(n)) for n in (0, 1)
+    ]
     refs = tuple(sorted((ref(f.header.sender, f.hash) for f in frames), key=lambda one: one.peer))
     voted = replace(record(START, {}), frames=refs)
     data = {f.hash: f.data for f in frames}
@@ -175,7 +177,7 @@ def test_frames_are_written_with_the_vote_once_and_found_again_if_they_are_whole
 
 
 def test_a_restarted_peer_knows_the_way_to_its_head_as_far_as_its_disk_goes(history, lived):
-    vault = Vault(lived)
+    vault = DurableStore(lived)
     past = vault.past(history.heads[ROUNDS], None)
     oldest = past.heads[0].round
     assert oldest == 4, "the oldest checkpoint that is kept"
@@ -201,7 +203,7 @@ def test_a_peer_that_adopted_a_snapshot_wakes_up_there_and_at_the_commits_after_
     behind.vault.adopt(ahead.head, ahead.replica.shared_tensors())
     behind.vault.append(history.commits[7], history.frames[7])
     behind.close()
-    found = Vault(tmp_path / "behind").load(RUN)
+    found = DurableStore(tmp_path / "behind").load(RUN)
     assert found.adopted
     assert "feedback/0/debt" not in found.tensors, "the rounds in between may have taken it"
     assert (found_in(history, tmp_path / "behind").round, found_in(history, tmp_path / "behind").equal) == (8, True)
@@ -212,7 +214,7 @@ def test_a_gossiping_peer_that_adopted_a_head_wakes_up_there_with_its_own_replic
     before = behind.vault.load(RUN).tensors
     behind.vault.adopt(ahead.head, {})
     behind.close()
-    found = Vault(tmp_path / "behind").load(RUN)
+    found = DurableStore(tmp_path / "behind").load(RUN)
     assert found.head == ahead.head
     assert not found.adopted, "its live model is as old as its replica"
     assert set(found.tensors) == set(before)
@@ -222,24 +224,24 @@ def test_the_next_checkpoint_replaces_what_was_adopted(history, tmp_path):
     behind, ahead = missed(history, tmp_path)
     behind.vault.adopt(ahead.head, ahead.replica.shared_tensors())
     behind.vault.save(behind.head, behind.replica.shared_tensors(), {})  # begun before
-    assert Vault(tmp_path / "behind").load(RUN).adopted
+    assert DurableStore(tmp_path / "behind").load(RUN).adopted
     behind.vault.save(ahead.head, ahead.replica.shared_tensors(), {})
     assert not behind.vault.adopted.exists()
-    assert not Vault(tmp_path / "behind").load(RUN).adopted
+    assert not DurableStore(tmp_path / "behind").load(RUN).adopted
 
 
 def test_a_damaged_snapshot_is_passed_over(history, tmp_path):
     behind, ahead = missed(history, tmp_path)
     behind.vault.adopt(ahead.head, ahead.replica.shared_tensors())
     damage(next(behind.vault.adopted.glob("*/tensors.safetensors")))
-    found = Vault(tmp_path / "behind").load(RUN)
+    found = DurableStore(tmp_path / "behind").load(RUN)
     assert (found.adopted, found.head) == (False, behind.head)
 
 
 def test_results_that_an_earlier_life_made_leave_nothing_to_owe(history, tmp_path):
     """What they lost died with that life; what was owed before may be in them."""
     start, (me, other) = history.heads[0], SIGNERS
-    headers = [header_after(start, Kind.RESULT, 0, signer.peer, part, 2) for part, signer in enumerate(SIGNERS)]
+    headers = [header_after(start, FrameKind.RESULT, 0, signer.peer, part, 2) for part, signer in enumerate(SIGNERS)]
     frames = [seal(header, history.replica().codec.encode(torch.ones(8), {}, ((8,),)).body, signer)
               for header, signer in zip(headers, SIGNERS, strict=True)]  # fmt: skip
     refs = tuple(FrameRef(frame.header.sender, frame.hash, part, 1, 1) for part, frame in enumerate(frames))
@@ -248,7 +250,7 @@ def test_results_that_an_earlier_life_made_leave_nothing_to_owe(history, tmp_pat
         contributors=(FrameRef(other.peer, bytes(32), 0, 1, 1),),
         partition=((me.peer, 0, 8), (other.peer, 8, 16)),
     )
-    vault, replica = Vault(tmp_path), history.replica()
+    vault, replica = DurableStore(tmp_path), history.replica()
     vault.append(replace(history.commits[0], record=reduced), [frame.data for frame in frames])
     replica.feedback[0] = {OWED: torch.ones(16)}
     head, named = vault.replay(start, replica, ME)
@@ -259,14 +261,14 @@ def test_results_that_an_earlier_life_made_leave_nothing_to_owe(history, tmp_pat
 
 def test_a_debt_that_a_partner_may_have_been_given_is_not_owed_again_after_a_crash(history, tmp_path):
     owing = {**history.replica().shared_tensors(), "feedback/0/debt": torch.ones(16)}
-    vault = Vault(tmp_path)
+    vault = DurableStore(tmp_path)
     vault.save(history.heads[0], owing, {"gossip_step": 3})
     assert "feedback/0/debt" in vault.load(RUN).tensors
     vault.ledger().swap_begins()
     vault.ledger().swap_begins()
-    assert "feedback/0/debt" not in Vault(tmp_path).load(RUN).tensors
+    assert "feedback/0/debt" not in DurableStore(tmp_path).load(RUN).tensors
     vault.save(history.heads[1], owing, {"gossip_step": 4})
-    assert "feedback/0/debt" in Vault(tmp_path).load(RUN).tensors
+    assert "feedback/0/debt" in DurableStore(tmp_path).load(RUN).tensors
     damage(sorted((tmp_path / "checkpoints").iterdir())[-1] / "tensors.safetensors")
-    assert "feedback/0/debt" not in Vault(tmp_path).load(RUN).tensors, "step 3 was swapped since"
+    assert "feedback/0/debt" not in DurableStore(tmp_path).load(RUN).tensors, "step 3 was swapped since"
     vault.close()

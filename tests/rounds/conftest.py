@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from decentral.consensus.acceptor import Acceptor
+from decentral.consensus.chain import Head, moves_anchor
+from decentral.consensus.effects import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
+from decentral.consensus.machine import TICK, RoundMachine
+from decentral.consensus.round_state import RoundTerms
+from decentral.dissemination.partition import partition
 from decentral.errors import PayloadError
-from decentral.exchange.partition import partition
-from decentral.rounds.acceptor import Acceptor
-from decentral.rounds.chain import Head, moves_anchor
-from decentral.rounds.effects import CatchUp, Decide, Effect, Fetch, Persist, Send, SendSlices
-from decentral.rounds.machine import TICK, RoundMachine, Terms
-from decentral.wire.frames import Header, Kind
+from decentral.wire.frames import FrameKind, Header
 from decentral.wire.keys import PeerId, Signer
-from decentral.wire.messages import Commit, FrameRef, JoinRequest, Message, Offer, Plan
+from decentral.wire.messages import Commit, FrameRef, JoinRequest, Message, Offer, ReducePlan
 
 RUN = bytes(range(32))
 NUMEL = 3 * 4096 + 17
@@ -59,7 +60,7 @@ class Swarm:
         self.signers = sorted((signer_of(i) for i in range(num_peers)), key=lambda s: s.peer)
         self.members = tuple(s.peer for s in self.signers)
         self.reduce = reduce
-        self.terms = Terms(
+        self.terms = RoundTerms(
             num_fragments=1,
             rounds=rounds,
             min_peers=min_peers,
@@ -133,7 +134,7 @@ class Swarm:
         if head.anchor is None or peer not in head.members or peer in machine.round.offers or head.final:
             return
         frame = digest_of("frame", peer, head.round, head.hash)
-        header = self._header(Kind.CONTRIBUTION, peer, head)
+        header = self._header(FrameKind.CONTRIBUTION, peer, head)
         offer = Offer(head.epoch, head.round + 1, 0, head.anchor, frame, 100, 5, 50)
         if not self.reduce:
             self._do(peer, machine.hold(frame, header, self.now))
@@ -150,7 +151,9 @@ class Swarm:
             if peer != sender:
                 self.queue.append((sender, peer, (frame, header)))
 
-    def _header(self, kind: Kind, peer: PeerId, head: Head, part: int = 0, parts: int = 1, plan: int = 0) -> Header:
+    def _header(
+        self, kind: FrameKind, peer: PeerId, head: Head, part: int = 0, parts: int = 1, plan: int = 0
+    ) -> Header:
         assert head.anchor is not None
         return Header(kind, RUN, head.epoch, head.round + 1, 0, part, parts, plan, head.anchor, peer, 5, 50)
 
@@ -212,7 +215,7 @@ class Swarm:
                 self._fetch(peer, effect)
             elif isinstance(effect, SendSlices):
                 self._slice(peer, effect.plan)
-            elif isinstance(effect, CatchUp):
+            elif isinstance(effect, CatchUpWith):
                 self._catch_up(peer, effect.peer)
 
     def _fetch(self, peer: PeerId, effect: Fetch) -> None:
@@ -236,7 +239,7 @@ class Swarm:
                     self._do(peer, host.machine.hold(ref.frame, header, self.now))
                 self._do(peer, host.machine.receive(ahead, commit, self.now))
 
-    def _slice(self, peer: PeerId, plan: Plan) -> None:
+    def _slice(self, peer: PeerId, plan: ReducePlan) -> None:
         """Slices arrive at once; an owner that has all makes its result."""
         head = self.hosts[peer].machine.head
         if peer in {ref.peer for ref in plan.contributors}:
@@ -248,7 +251,7 @@ class Swarm:
             frame = digest_of("result", owner, plan.number, part, head.hash)
             complete = {ref.peer for ref in plan.contributors} <= came
             if host.alive and complete and frame not in host.frames and host.machine.head.hash == head.hash:
-                header = self._header(Kind.RESULT, owner, head, part, len(plan.partition), plan.number)
+                header = self._header(FrameKind.RESULT, owner, head, part, len(plan.partition), plan.number)
                 host.frames[frame] = header
                 self.push(owner, frame, header)
                 self._do(owner, host.machine.hold(frame, header, self.now))

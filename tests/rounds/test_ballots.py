@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from decentral.consensus import chain
 from decentral.errors import PayloadError
-from decentral.rounds import chain
 from decentral.wire import messages as m
 from tests.rounds.conftest import digest_of, finish_round
 
@@ -157,7 +157,7 @@ def test_a_ballot_with_a_flipped_bit_is_refused(make_swarm):
     with pytest.raises(PayloadError, match="far above"):
         machine.receive(swarm.members[1], m.Prepare(0, 1, ballot), 0.0)
     head = machine.head
-    plan = m.Plan(0, 1, 0, 1 << 16, (m.FrameRef(swarm.members[0], digest_of("f"), 0, 1, 1),), ())
+    plan = m.ReducePlan(0, 1, 0, 1 << 16, (m.FrameRef(swarm.members[0], digest_of("f"), 0, 1, 1),), ())
     sender = machine.leader_of(0) if machine.leader_of(0) != machine.me else swarm.members[1]
     with pytest.raises(PayloadError, match="none of ballot"):
         machine.receive(sender, plan, 0.0)

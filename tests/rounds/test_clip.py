@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from decentral.compressors import parse_compressor
-from decentral.exchange.codec import Codec
-from decentral.exchange.reduce import Reduction
+from decentral.consensus.chain import Head
 from decentral.optimizers import SparseLoCo
-from decentral.optimizers.norms import clip_scales, norm
+from decentral.optimizers.aggregation.norm_clip import clip_scales, norm
 from decentral.parameters import schema_of
-from decentral.rounds.chain import Head
+from decentral.replica.codec import Codec
+from decentral.replica.reduction import Reduction
+from decentral.replica.replica import Replica
 from decentral.rounds.inbox import Inbox
-from decentral.rounds.replica import Replica
-from decentral.wire.frames import Frame, Header, Kind, seal
+from decentral.wire.frames import Frame, FrameKind, Header, seal
 from decentral.wire.keys import Signer
-from decentral.wire.messages import FrameRef, Plan, Record
+from decentral.wire.messages import FrameRef, Record, ReducePlan
 
 SIGNERS = sorted((Signer(bytes([n] * 32)) for n in range(1, 5)), key=lambda signer: signer.peer)
 PEERS = tuple(signer.peer for signer in SIGNERS)
@@ -36,7 +36,7 @@ def sent(lengths: tuple[float, ...]) -> list[torch.Tensor]:
 def round_of(codec: Codec, lengths: tuple[float, ...]) -> tuple[Record, dict[bytes, Frame]]:
     zero, frames, refs = bytes(32), {}, []
     for signer, gradient in zip(SIGNERS, sent(lengths), strict=False):
-        header = Header(Kind.CONTRIBUTION, zero, 0, 1, 0, 0, 1, 0, zero, signer.peer, 30, 30)
+        header = Header(FrameKind.CONTRIBUTION, zero, 0, 1, 0, 0, 1, 0, zero, signer.peer, 30, 30)
         frame = seal(header, codec.encode(gradient, {}, SCHEMA.fragments[0].shapes).body, signer)
         frames[frame.hash] = frame
         refs.append(FrameRef(signer.peer, frame.hash, 0, 30, 30))
@@ -77,7 +77,7 @@ def test_two_contributors_and_a_run_without_the_clip_are_summed_as_ever():
 def test_an_owner_of_a_reduce_clips_its_part_by_the_slices():
     codec = Codec(parse_compressor("none"))
     refs = tuple(FrameRef(peer, bytes(32), 0, 30, 30) for peer in PEERS[:3])
-    plan = Plan(0, 1, 0, 0, refs, ((PEERS[0], 0, NUMEL),))
+    plan = ReducePlan(0, 1, 0, 0, refs, ((PEERS[0], 0, NUMEL),))
     slices = sent((1.0, 1e5, 2.0))
     reduction = Reduction(plan, 0, dict(zip(PEERS, slices, strict=False)))
     scales = clip_scales([norm(one) for one in slices])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from decentral.wire import messages as m
-from decentral.wire.frames import Kind
+from decentral.wire.frames import FrameKind
 from tests.rounds.conftest import digest_of, finish_round
 
 
@@ -46,7 +46,7 @@ def test_the_deadline_learns_from_full_contributions_once_their_frames_are_here(
     machine = swarm.hosts[a].machine
     machine.terms = replace(machine.terms, steps=5)
     head = machine.head
-    frame, header = digest_of("late frame"), swarm._header(Kind.CONTRIBUTION, b, head)
+    frame, header = digest_of("late frame"), swarm._header(FrameKind.CONTRIBUTION, b, head)
     offer = m.Offer(head.epoch, 1, 0, head.anchor, frame, 100, 5, 50)
     machine.receive(b, offer, 2.0)
     assert not machine.deadline._delays

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from decentral.compressors import parse_compressor, threads
+from decentral.compressors import parse_compressor
 from decentral.compressors.feedback import ErrorFeedback
 from decentral.errors import NonFiniteError
-from decentral.exchange.codec import Codec
 from decentral.optimizers import DiLoCo
 from decentral.parameters import schema_of
-from decentral.rounds.replica import Replica
+from decentral.replica.codec import Codec
+from decentral.replica.replica import Replica
+from decentral.tensors import threads
 
 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from decentral.consensus.acceptor import Acceptor
+from decentral.consensus.chain import Head, counted_tokens
+from decentral.consensus.history import LENGTH, LOCATOR, History, checked_branch, retraced
 from decentral.errors import PayloadError
-from decentral.rounds.acceptor import Acceptor
-from decentral.rounds.chain import Head, counted_tokens
-from decentral.rounds.history import LENGTH, LOCATOR, History, checked_branch, retraced
 from decentral.wire import messages as m
 from tests.rounds.conftest import RUN, digest_of, ref, signer_of
 

@@ -7,9 +7,9 @@ import torch
 
 from decentral.compressors import parse_compressor
 from decentral.errors import PayloadError
-from decentral.exchange.codec import Codec
+from decentral.replica.codec import Codec
 from decentral.rounds.inbox import Inbox
-from decentral.wire.frames import Kind, seal
+from decentral.wire.frames import FrameKind, seal
 from decentral.wire.keys import Signer
 from tests.corpus.builders import header
 from tests.fuzz.targets import HEAD, SCHEMA, SIGNERS, THE_PLAN
@@ -20,7 +20,7 @@ def test_a_slice_of_a_stranger_is_refused_and_one_of_a_member_taken() -> None:
     inbox = Inbox(SCHEMA, codec, codec)
     inbox.expect(THE_PLAN)
     stranger = Signer(bytes([77]) * 32)
-    fields = {"kind": Kind.SLICE, "part": 0, "parts": len(THE_PLAN.partition), "plan": THE_PLAN.number}
+    fields = {"kind": FrameKind.SLICE, "part": 0, "parts": len(THE_PLAN.partition), "plan": THE_PLAN.number}
     _, start, stop = THE_PLAN.partition[0]
     body = codec.encode(torch.ones(stop - start), {}, ((stop - start,),)).body
     given = header(**fields)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from decentral.consensus import chain
 from decentral.errors import PayloadError
-from decentral.rounds import chain
 from decentral.wire import messages as m
 from tests.rounds.conftest import finish_round
 from tests.rounds.test_ballots import after_a_lost_tail

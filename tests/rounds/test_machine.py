@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
+from decentral.consensus import chain
+from decentral.consensus.allowance import FIRST_REST, LONGEST_REST, SLACK, Unsent
+from decentral.consensus.effects import Decide
 from decentral.errors import PayloadError
-from decentral.rounds import chain
-from decentral.rounds.allowance import FIRST_REST, LONGEST_REST, SLACK, Unsent
-from decentral.rounds.effects import Decide
 from decentral.wire import messages as m
-from decentral.wire.frames import Kind
+from decentral.wire.frames import FrameKind
 from tests.rounds.conftest import digest_of, finish_round
 
 
@@ -137,7 +137,7 @@ def test_an_offer_that_does_not_describe_its_frame_is_left_out_and_stalls_nobody
             swarm.offer(peer)
     honest = swarm.hosts[victim].machine.round.offers[victim]
     false = honest if lie == "anothers frame" else replace(honest, frame=digest_of("own"), tokens=10**18)
-    header = swarm._header(Kind.CONTRIBUTION, liar, swarm.hosts[liar].machine.head)
+    header = swarm._header(FrameKind.CONTRIBUTION, liar, swarm.hosts[liar].machine.head)
     for peer in swarm.members:
         machine = swarm.hosts[peer].machine
         if lie == "more tokens":
@@ -152,7 +152,7 @@ def test_an_offer_that_does_not_describe_its_frame_is_left_out_and_stalls_nobody
 def test_who_missed_the_plan_of_a_reduce_learns_from_the_record_how_large_its_results_are(make_swarm):
     swarm = make_swarm(3, reduce=True)
     victim = chain.leaders(swarm.genesis())[-1]
-    swarm.lose = lambda a, b, message: b == victim and isinstance(message, m.Plan | tuple)
+    swarm.lose = lambda a, b, message: b == victim and isinstance(message, m.ReducePlan | tuple)
     asked = []
     fetch = swarm._fetch
     swarm._fetch = lambda peer, effect: asked.append((peer, effect.record)) or fetch(peer, effect)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decentral.rounds import chain
+from decentral.consensus import chain
 from decentral.wire import messages as m
 from tests.rounds.conftest import finish_round, signer_of
 

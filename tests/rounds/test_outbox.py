@@ -7,22 +7,22 @@ from dataclasses import replace
 import torch
 
 from decentral.compressors import parse_compressor
-from decentral.exchange.codec import Codec, Encoded
 from decentral.optimizers import DiLoCo
 from decentral.parameters import schema_of
-from decentral.rounds.contribution import Contribution
-from decentral.rounds.outbox import ROUNDS, Outbox
-from decentral.rounds.replica import Replica
-from decentral.wire.frames import Kind
+from decentral.replica.codec import Codec, Encoded
+from decentral.replica.contribution import Contribution
+from decentral.replica.outbox import ROUNDS, Outbox
+from decentral.replica.replica import Replica
+from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Signer
-from decentral.wire.messages import Plan
+from decentral.wire.messages import ReducePlan
 from tests.rounds.test_history import START, A, B, record
 
 CODEC = Codec(parse_compressor("none"))
 SHAPES = ((4, 2),)
 
 
-def gathered(value: float, fragment: int = 0, kind: Kind = Kind.CONTRIBUTION) -> Contribution:
+def gathered(value: float, fragment: int = 0, kind: FrameKind = FrameKind.CONTRIBUTION) -> Contribution:
     gradient = torch.full((8,), value)
     made = Contribution(fragment, START.hash, -gradient, gradient, 3, 30, kind=kind)
     made.encoded = CODEC.encode(gradient, {}, SHAPES)
@@ -70,7 +70,7 @@ def test_what_is_remembered_are_the_frames_own_bytes():
     schema = schema_of({"weight": torch.zeros(8, requires_grad=True)})
     replica = Replica(schema, [torch.zeros(8)], DiLoCo(), CODEC, CODEC)
     cut = Contribution(0, START.hash, -gradient, gradient, 3, 30)
-    plan = Plan(epoch=0, round=1, ballot=0, number=7, contributors=(), partition=((A, 0, 5), (B, 5, 8)))
+    plan = ReducePlan(epoch=0, round=1, ballot=0, number=7, contributors=(), partition=((A, 0, 5), (B, 5, 8)))
     slice_ = cut.slice_frame(1, plan, START, replica, signer)
     assert cut.slices[7][1].body.obj is slice_.data
 
@@ -85,6 +85,6 @@ def test_memory_is_bounded_by_rounds_and_by_bytes_and_merges_are_not_kept():
     small = Outbox(CODEC, 3 * len(gathered(1.0).encoded.body))
     for round_ in range(9):
         named_in(small, round_, gathered(1.0))
-        named_in(small, 100 + round_, gathered(1.0, kind=Kind.MERGE))
+        named_in(small, 100 + round_, gathered(1.0, kind=FrameKind.MERGE))
     assert small.owed(-1, 0, SHAPES).rounds == 3
     assert small.nbytes <= small.capacity

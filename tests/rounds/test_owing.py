@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.exchange.codec import Codec
+from decentral.consensus.chain import Head
 from decentral.manifest import preset_manifest
+from decentral.node.terms import make_replica
 from decentral.optimizers import DiLoCo
 from decentral.parameters import schema_of
-from decentral.peer.terms import make_replica
-from decentral.rounds.chain import Head
-from decentral.rounds.contribution import Contribution
-from decentral.rounds.owing import OWED, in_own_units, owed_after
-from decentral.rounds.replica import Replica
+from decentral.replica.codec import Codec
+from decentral.replica.contribution import Contribution
+from decentral.replica.owing import OWED, in_own_units, owed_after
+from decentral.replica.replica import Replica
 from decentral.wire.keys import Signer
-from decentral.wire.messages import FrameRef, Plan, Record
+from decentral.wire.messages import FrameRef, Record, ReducePlan
 
 SIGNERS = sorted((Signer(bytes([n] * 32)) for n in range(2)), key=lambda signer: signer.peer)
 A, B = (signer.peer for signer in SIGNERS)
@@ -79,7 +79,7 @@ def test_what_is_passed_on_is_in_the_mean_as_much_as_was_owed_of_it(weighting: s
     assert in_own_units(contributors, weights, A) == units
     replica.feedback[0] = {OWED: torch.tensor([0.0, 0.0, 5.0, 0.0, 0.0, 0.0, 3.0, 0.0])}
     made = Contribution(0, START.hash, torch.zeros(8), torch.zeros(8), 1, 1)
-    plan = Plan(0, 1, 0, 0, contributors, ((A, 0, 4), (B, 4, 8)))
+    plan = ReducePlan(0, 1, 0, 0, contributors, ((A, 0, 4), (B, 4, 8)))
     for part in (0, 1):
         made.slice_frame(part, plan, START, replica, SIGNERS[0])
     bodies = [made.slices[0][part].body for part in (0, 1)]

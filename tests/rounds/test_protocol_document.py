@@ -10,10 +10,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import decentral.rounds
-from decentral.exchange import gather, passing
-from decentral.peer import hello
-from decentral.rounds import carrier, donor, gossip
-from decentral.swarm import admission, directory
+from decentral.dissemination import gather, passing
+from decentral.rounds import donor, frame_io, gossip
+from decentral.swarm import admission, directory, hello
 from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES
 
@@ -22,9 +21,9 @@ PAGE = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
 GOLDEN = ROOT / "tests/golden"
 ALSO = (
     "decentral.transport.watchdog",
-    "decentral.exchange.gather",
-    "decentral.exchange.passing",
-    "decentral.exchange.store",
+    "decentral.dissemination.gather",
+    "decentral.dissemination.passing",
+    "decentral.dissemination.store",
     "decentral.wire.wants",
 )
 
@@ -46,7 +45,7 @@ def test_every_message_is_there_with_its_number_its_fields_and_its_size() -> Non
 
 def test_every_stream_is_there() -> None:
     streams = {
-        carrier.CONTROL,
+        frame_io.CONTROL,
         gather.PUSH,
         gather.FETCH,
         passing.PIECE,

@@ -11,19 +11,19 @@ import pytest
 import trio
 import trio.testing
 
+from decentral.dissemination import gather
+from decentral.dissemination.arrivals import Arrivals
+from decentral.dissemination.broadcast import ChunkedBroadcast, all_equal
+from decentral.dissemination.passing import HASTE, PIECE
+from decentral.dissemination.range_set import RangeSet
+from decentral.dissemination.spread import UNKNOWN, Line
 from decentral.errors import PayloadError, StreamClosed
-from decentral.exchange import gather
-from decentral.exchange.arrivals import Arrivals
-from decentral.exchange.coverage import Coverage
-from decentral.exchange.passing import HASTE, PIECE
-from decentral.exchange.spread import UNKNOWN, Line
-from decentral.rounds.spreading import Spreading, all_equal
-from decentral.transport.memory import MemoryNetwork
+from decentral.flow.window import SECONDS
+from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.sequences import serve_sequences
 from decentral.transport.throttle import ThrottledStream, ThrottledTransport
-from decentral.transport.window import SECONDS
-from decentral.wire.frames import HEADER_NBYTES, Header, Kind, seal
+from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, seal
 from decentral.wire.keys import Signer
 from decentral.wire.pieces import read_piece
 
@@ -34,7 +34,7 @@ SIGNERS = [Signer(bytes([number] * 32)) for number in range(1, 7)]
 
 
 def frame(body=bytes(NBYTES)):
-    header = Header(Kind.CONTRIBUTION, bytes(32), 0, 1, 0, 0, 1, 0, bytes(32), SIGNERS[0].peer, 1, 1)
+    header = Header(FrameKind.CONTRIBUTION, bytes(32), 0, 1, 0, 0, 1, 0, bytes(32), SIGNERS[0].peer, 1, 1)
     return seal(header, body, SIGNERS[0])
 
 
@@ -57,7 +57,7 @@ def play(script, take):
         sender, *others = (network.transport(signer) for signer in SIGNERS)
         network.set_uplink(sender.peer, RATE)
         throttled = ThrottledTransport(sender, urgent=(VOTE,))
-        spreading = Spreading(throttled, sender.peer, Arrivals(), all_equal, lambda: None, fail, fail, fail)
+        spreading = ChunkedBroadcast(throttled, sender.peer, Arrivals(), all_equal, lambda: None, fail, fail, fail)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(throttled)
             for other in others:
@@ -208,7 +208,7 @@ def test_who_is_refused_a_frame_is_not_told_of_as_out_of_reach_and_the_others_ge
 
 def test_a_relay_that_ends_every_connection_with_all_that_is_under_way_stops_no_frame(monkeypatch):
     """After 128 KiB: with four seconds of the uplink under way no answer ever came back, and the frame was fetched."""
-    came, carried = Coverage(), {}
+    came, carried = RangeSet(), {}
     send = ThrottledStream.send
 
     async def send_through_relay(stream, data):

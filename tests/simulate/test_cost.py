@@ -7,10 +7,10 @@ import warnings
 import pytest
 
 from decentral.simulate import cost
-from decentral.swarm.dht import looks_in
+from decentral.swarm.dht.hivemind import looks_in
 from decentral.wire.keys import Signer
 from decentral.wire.lease import Lease, seal_lease
-from decentral.wire.messages import MAX_PEERS, Certificate, Commit, FrameRef, Plan, Proposal, Record, encode
+from decentral.wire.messages import MAX_PEERS, Certificate, Commit, FrameRef, Proposal, Record, ReducePlan, encode
 
 HASH = bytes(32)
 
@@ -53,7 +53,7 @@ def test_sizes_are_those_of_the_encoders(n):
     assert cost.commit_nbytes(cost.record_nbytes(n, n), n // 2 + 1) == len(
         encode(Commit(record, Certificate(0, votes)))
     )
-    assert cost.plan_nbytes(n, parts) == len(encode(Plan(1, 2, 0, 0, refs(n), ranges(parts))))
+    assert cost.plan_nbytes(n, parts) == len(encode(ReducePlan(1, 2, 0, 0, refs(n), ranges(parts))))
 
 
 def test_a_pair_costs_the_same_in_a_swarm_of_any_even_size():

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from decentral.simulate.disk import RecordingDisk
-from decentral.simulate.durability import SECTOR, crash_states, scan
+from decentral.simulate.machine.disk import RecordingDisk
+from decentral.simulate.machine.durability import SECTOR, crash_states, scan
 
 
 @pytest.fixture

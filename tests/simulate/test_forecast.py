@@ -10,10 +10,10 @@ import torch
 
 from decentral.manifest import preset_manifest
 from decentral.simulate.forecast import forecast
+from decentral.simulate.learning.stand_in import stand_in_for
 from decentral.simulate.profiles import PROFILES
 from decentral.simulate.scenario import drawn
 from decentral.simulate.simulation import simulate
-from decentral.simulate.stand_in import stand_in_for
 
 
 def test_peers_on_home_links_take_part_though_frames_take_long():

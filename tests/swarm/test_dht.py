@@ -11,12 +11,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decentral.swarm.dht import dht_key
+from decentral.swarm.dht.hivemind import dht_key
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
 from decentral.swarm.leases import LeaseTable
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.unary import quiet_hivemind
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.daemon.unary import quiet_hivemind
 from decentral.wire.keys import Signer, peer_name
 from decentral.wire.messages import Lease, encode, seal_lease
 
@@ -68,7 +68,7 @@ import sys, anyio
 from pathlib import Path
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
-from decentral.transport.daemon import DaemonTransport
+from decentral.transport.daemon.transport import DaemonTransport
 
 async def main():
     identity = Identity.load_or_create(Path(sys.argv[1]))
@@ -137,7 +137,7 @@ def record(lease: Lease, *, key: str | None = None, name: str | None = None, val
 
 
 def test_the_dht_keeps_only_signed_leases_of_its_run_each_under_its_signers_name(hivemind):
-    from decentral.swarm.dht_validator import LeaseValidator
+    from decentral.swarm.dht.validator import LeaseValidator
 
     validator, lease = LeaseValidator(dht_key(RUN), RUN), signed(1)
     assert validator.validate(record(lease))
@@ -155,12 +155,12 @@ def test_the_dht_keeps_only_signed_leases_of_its_run_each_under_its_signers_name
 
 
 def test_the_dht_keeps_records_of_so_many_peers_and_no_more(hivemind, monkeypatch):
-    from decentral.swarm import dht_validator
+    from decentral.swarm.dht import validator
 
-    monkeypatch.setattr(dht_validator, "_KEPT", 3)
-    validator = dht_validator.LeaseValidator(dht_key(RUN), RUN)
-    assert [validator.validate(record(signed(seed))) for seed in range(1, 6)] == [True, True, True, False, False]
-    assert validator.validate(record(signed(1))), "who is kept may renew"
+    monkeypatch.setattr(validator, "_KEPT", 3)
+    kept = validator.LeaseValidator(dht_key(RUN), RUN)
+    assert [kept.validate(record(signed(seed))) for seed in range(1, 6)] == [True, True, True, False, False]
+    assert kept.validate(record(signed(1))), "who is kept may renew"
 
 
 def test_a_hint_of_another_run_or_of_oneself_is_not_followed(tmp_path):

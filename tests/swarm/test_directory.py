@@ -10,7 +10,7 @@ import trio.testing
 from decentral.errors import StreamClosed
 from decentral.swarm.directory import LEASE, LEASES, Directory
 from decentral.swarm.leases import write_leases
-from decentral.transport.memory import MemoryNetwork
+from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.requests import request
 from decentral.wire.keys import Signer
 from decentral.wire.lease import PRIVATE

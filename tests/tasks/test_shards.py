@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from decentral.errors import ConfigError
-from decentral.tasks.shards import Place, ShardSampler, seed_of, shard
+from decentral.tasks.shards import ShardPlace, ShardSampler, seed_of, shard
 from decentral.tasks.shuffle import Shuffle
 
 RUN = b"run" * 10
@@ -21,7 +21,7 @@ class Member:
     """A peer that draws; its place is set from outside, as commits do."""
 
     def __init__(self, length: int, rank: int, count: int, steps: int = 0, batch_size: int = 4) -> None:
-        self.place = Place(rank, count, steps)
+        self.place = ShardPlace(rank, count, steps)
         self.sampler = ShardSampler(length, batch_size, RUN, lambda: self.place)
         self._drawing: Iterator[int] = iter(())
 
@@ -84,7 +84,7 @@ def test_the_rest_of_a_pass_is_shared_out_anew_when_members_leave_and_nobody_dra
     members = [Member(1200, rank, 3) for rank in range(3)]
     drawn = [index for member in members for index in member.draw(200)]
     for rank, member in enumerate(members[:2]):
-        member.place = Place(rank, 2, steps=150)
+        member.place = ShardPlace(rank, 2, steps=150)
     drawn += members[0].draw(300) + members[1].draw(300)
     assert sorted(drawn) == list(range(1200))
 
@@ -94,7 +94,7 @@ def test_a_newcomer_and_a_restarted_peer_begin_where_the_others_are():
     drawn = old[0].draw(300) + old[1].draw(300)
     members = [*old, Member(1200, 2, 3)]
     for rank, member in enumerate(members):
-        member.place = Place(rank, 3, steps=150)
+        member.place = ShardPlace(rank, 3, steps=150)
     members[0] = Member(1200, 0, 3, steps=150)
     for member in members:
         drawn += member.draw(200)
@@ -104,7 +104,7 @@ def test_a_newcomer_and_a_restarted_peer_begin_where_the_others_are():
 def test_who_was_further_than_the_commits_say_draws_nothing_of_its_own_again():
     member = Member(1000, 0, 2)
     before = member.draw(200)
-    member.place = Place(1, 3, steps=10)
+    member.place = ShardPlace(1, 3, steps=10)
     assert not set(before) & set(member.draw(100))
 
 
@@ -118,7 +118,7 @@ def test_the_length_is_what_is_left_of_the_pass():
 
 def test_a_loader_draws_batches_of_this_peers_part_only():
     data = torch.utils.data.TensorDataset(torch.arange(40))
-    place = Place(1, 4)
+    place = ShardPlace(1, 4)
     sampler = shard(data, 5, RUN, lambda: place)
     drawn = [batch for (batch,) in DataLoader(data, batch_size=5, sampler=sampler)]
     assert [len(batch) for batch in drawn] == [5, 5]
@@ -131,24 +131,24 @@ class Counting(IterableDataset[int]):
 
 
 def test_what_can_only_be_walked_through_is_shared_item_by_item_and_follows_the_members():
-    place = Place(1, 3)
+    place = ShardPlace(1, 3)
     stream = shard(Counting(), 1, RUN, lambda: place)
     walk = iter(stream)
     assert [next(walk), next(walk)] == [1, 4]
-    place = Place(0, 2)
+    place = ShardPlace(0, 2)
     assert list(walk) == [6, 8, 10]
     assert list(shard((n for n in range(4)), 1, RUN, lambda: place)) == [0, 2]
 
 
 def test_a_workers_copy_of_a_stream_knows_the_place_of_when_it_started():
-    stream = shard(Counting(), 1, RUN, lambda: Place(2, 3))  # a lambda cannot be sent, as a peer cannot
+    stream = shard(Counting(), 1, RUN, lambda: ShardPlace(2, 3))  # a lambda cannot be sent, as a peer cannot
     loader = DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="spawn")
     assert list(loader) == [2, 5, 8, 11]
 
 
 def test_an_empty_data_set_is_refused():
     with pytest.raises(ConfigError, match="0 items by 4 per step"):
-        shard([], 4, RUN, Place)
+        shard([], 4, RUN, ShardPlace)
 
 
 def test_seeds_follow_from_run_and_peer_and_fit_a_generator():

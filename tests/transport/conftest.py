@@ -10,12 +10,12 @@ from pathlib import Path
 import anyio
 import pytest
 
+from decentral.flow.budget import Limits
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
-from decentral.transport.budget import Limits
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.memory import MemoryNetwork
-from decentral.transport.native import NativeTransport
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.native.transport import NativeTransport
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import Signer
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import anyio
 
 from decentral.transport import Transport
-from decentral.transport.multistream import propose
-from decentral.transport.secured import secure_outbound
-from decentral.transport.tcp import endpoint
-from decentral.transport.yamux import PROTOCOL
+from decentral.transport.native.secured import secure_outbound
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.protocols.multistream import propose
+from decentral.transport.protocols.yamux import PROTOCOL
 from decentral.wire.keys import Signer
 
 BROKEN_FRAMES = {

@@ -11,9 +11,9 @@ from decentral.cli import main
 from decentral.errors import ConfigError, UsageError
 from decentral.swarm.identity import Identity
 from decentral.transport.choice import default_kind, make_transport
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.memory import MemoryNetwork
-from decentral.transport.native import NativeTransport
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.native.transport import NativeTransport
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 
 # What a Windows machine has not: a run of every module that a peer imports, and one listening transport.
@@ -31,8 +31,8 @@ importlib.util.find_spec = lambda name, *more: None if name == "hivemind" else f
 sys.meta_path.insert(0, Absent())
 
 import anyio
-import decentral.cli.train_job, decentral.peer
-from decentral.cli.doctor import examine
+import decentral.cli.job.train_job, decentral.peer
+from decentral.cli.doctor.checks import examine
 from pathlib import Path
 
 findings = {finding.what: finding for finding in examine(Path("."), None)}
@@ -81,7 +81,7 @@ def test_a_transport_whose_package_is_missing_says_what_to_install(
 
 def test_libp2p_is_imported_by_nobody_who_did_not_ask_for_it(tmp_path: Path) -> None:
     code = """
-import sys, decentral.cli.train_job, decentral.peer, decentral.transport.choice
+import sys, decentral.cli.job.train_job, decentral.peer, decentral.transport.choice
 assert not [name for name in sys.modules if name.partition(".")[0] == "libp2p"]
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -18,14 +18,14 @@ import psutil
 import pytest
 
 from decentral.errors import ListenError, StreamClosed, TransportError
-from decentral.transport import supervisor
-from decentral.transport.child import Child, private_folder
-from decentral.transport.control import Control
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.daemon_options import DaemonOptions
-from decentral.transport.native import NativeOptions, NativeTransport
-from decentral.transport.placeless import grants_little
-from decentral.transport.relay_limits import RelayLimits
+from decentral.transport.daemon import supervisor
+from decentral.transport.daemon.child import DaemonProcess, private_folder
+from decentral.transport.daemon.control import Control
+from decentral.transport.daemon.options import DaemonOptions
+from decentral.transport.daemon.reservation_watch import grants_little
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.transport.relay.limits import RelayLimits
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 
@@ -278,7 +278,7 @@ def test_a_busy_port_is_one_line_that_names_the_address(daemons):
 
 
 def test_a_daemon_that_is_killed_while_it_starts_for_the_first_time_is_started_again(daemons, monkeypatch):
-    until_ready, killed = Child.until_ready, []
+    until_ready, killed = DaemonProcess.until_ready, []
 
     async def kill_the_first(child, timeout):
         if not killed:
@@ -286,7 +286,7 @@ def test_a_daemon_that_is_killed_while_it_starts_for_the_first_time_is_started_a
             os.kill(child.pid, signal.SIGKILL)
         await until_ready(child, timeout)
 
-    monkeypatch.setattr(Child, "until_ready", kill_the_first)
+    monkeypatch.setattr(DaemonProcess, "until_ready", kill_the_first)
     a = daemons.transport()
 
     async def script():
@@ -341,9 +341,9 @@ PARENT = """
 import sys, anyio
 from pathlib import Path
 from decentral.swarm.identity import Identity
-from decentral.transport.control import Control
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.daemon_options import DaemonOptions
+from decentral.transport.daemon.control import Control
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.daemon.options import DaemonOptions
 
 async def main():
     options = DaemonOptions(watcher={"True": True, "False": False}[sys.argv[2]])

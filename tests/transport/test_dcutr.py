@@ -6,9 +6,9 @@ import anyio
 import pytest
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.transport.dcutr import Kind, packed, plausible, read, receive
+from decentral.transport.holepunch.dcutr import PunchMessage, packed, plausible, read, receive
 from decentral.transport.multiaddr import to_bytes
-from decentral.transport.protobuf import bytes_field, number_field
+from decentral.transport.protocols.protobuf import bytes_field, number_field
 from decentral.wire.keys import Signer, peer_name
 
 HERE, THERE = "/ip4/45.67.0.9/tcp/4001", "/ip6/2a02:45:67::9/tcp/4001"
@@ -34,10 +34,10 @@ class Sent:
 
 
 def test_messages_are_those_of_the_specification() -> None:
-    assert packed(Kind.SYNC).hex() == "08ac02"
-    assert packed(Kind.CONNECT, [HERE]).hex() == "08641208" + "042d430009060fa1"
-    assert read(packed(Kind.CONNECT, [HERE, THERE]), Kind.CONNECT) == (HERE, THERE)
-    assert read(packed(Kind.SYNC), Kind.SYNC) == ()
+    assert packed(PunchMessage.SYNC).hex() == "08ac02"
+    assert packed(PunchMessage.CONNECT, [HERE]).hex() == "08641208" + "042d430009060fa1"
+    assert read(packed(PunchMessage.CONNECT, [HERE, THERE]), PunchMessage.CONNECT) == (HERE, THERE)
+    assert read(packed(PunchMessage.SYNC), PunchMessage.SYNC) == ()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_messages_are_those_of_the_specification() -> None:
         b"",
         b"\x08",
         b"\x00" * 9,
-        packed(Kind.SYNC),
+        packed(PunchMessage.SYNC),
         CONNECT + b"\x12\x7f",
         CONNECT + bytes_field(2, b"") * 64,
         b"\xff" * 9,
@@ -55,20 +55,20 @@ def test_messages_are_those_of_the_specification() -> None:
 )
 def test_a_message_that_makes_no_sense_is_refused(message: bytes) -> None:
     with pytest.raises(PayloadError, match="drop"):
-        read(message, Kind.CONNECT)
+        read(message, PunchMessage.CONNECT)
 
 
 def test_addresses_that_are_none_are_passed_over_and_few_are_looked_at() -> None:
     useless = [b"", b"\xff" * 40, to_bytes("/dns4/example.org/udp/1/quic-v1")]
     message = CONNECT + b"".join(bytes_field(2, one) for one in [*useless, to_bytes(HERE)])
-    assert read(message, Kind.CONNECT)[-1] == HERE
-    assert len(read(CONNECT + bytes_field(2, to_bytes(HERE)) * 60, Kind.CONNECT)) == 16
+    assert read(message, PunchMessage.CONNECT)[-1] == HERE
+    assert len(read(CONNECT + bytes_field(2, to_bytes(HERE)) * 60, PunchMessage.CONNECT)) == 16
 
 
 def test_a_length_beyond_the_bound_is_refused_before_anything_is_read() -> None:
     async def script() -> None:
         with pytest.raises(PayloadError, match="more than 4096 bytes"):
-            await receive(Sent(b"\xff\x7f"), Kind.CONNECT)
+            await receive(Sent(b"\xff\x7f"), PunchMessage.CONNECT)
 
     anyio.run(script)
 

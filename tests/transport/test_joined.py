@@ -9,13 +9,13 @@ import anyio
 import pytest
 
 from decentral.errors import StreamClosed
-from decentral.transport.joined import Terms, join
-from decentral.transport.native_stream import NativeStream
+from decentral.transport.native.stream import NativeStream
+from decentral.transport.relay.splice import SpliceTerms, join
 from decentral.transport.throttle import Gate
 
 from .test_yamux import MIB, first, ignore, two_sessions, virtually
 
-FREE = Terms(seconds=None, nbytes=None, gate=None, on_bytes=ignore)
+FREE = SpliceTerms(seconds=None, nbytes=None, gate=None, on_bytes=ignore)
 
 
 @asynccontextmanager
@@ -138,7 +138,7 @@ def test_a_half_open_pair_ends_when_the_half_that_ended_is_gone():
 
 def test_a_connection_lasts_and_carries_no_more_than_its_terms():
     async def lasts():
-        async with joined_pair(Terms(60, None, None, ignore)) as (a, b, over):
+        async with joined_pair(SpliceTerms(60, None, None, ignore)) as (a, b, over):
             began = anyio.current_time()
             await over.wait()
             assert anyio.current_time() - began == pytest.approx(60, abs=0.1)
@@ -146,7 +146,7 @@ def test_a_connection_lasts_and_carries_no_more_than_its_terms():
 
     async def carries():
         passed = []
-        async with joined_pair(Terms(None, MIB, None, passed.append)) as (a, b, over):
+        async with joined_pair(SpliceTerms(None, MIB, None, passed.append)) as (a, b, over):
             async with anyio.create_task_group() as group:
                 group.start_soon(all_of, b)
                 await a.send(bytes(MIB), ignore)
@@ -170,7 +170,7 @@ def test_all_pairs_keep_to_one_rate_and_senders_share_it_equally_however_many_co
         def count(nbytes):
             counts[name] += nbytes
 
-        return Terms(None, None, gate, count)
+        return SpliceTerms(None, None, gate, count)
 
     async def script():
         async with anyio.create_task_group() as group:

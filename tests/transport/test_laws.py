@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamClosed, TransportError
-from decentral.transport.budget import Limits
+from decentral.flow.budget import Limits
+from decentral.flow.window import SECONDS, Window
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.transport.sequences import sequence, serve_sequences
-from decentral.transport.window import SECONDS, Window
 from decentral.wire.keys import Signer
 
 ECHO = "/test/echo"

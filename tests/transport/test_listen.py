@@ -7,7 +7,7 @@ import pytest
 
 from decentral.errors import ConfigError, ListenError
 from decentral.transport.listen import MAX_ADDRESSES, check_listen, dialable, everywhere, pinned
-from decentral.transport.tcp import bound_addresses, listeners
+from decentral.transport.native.tcp import bound_addresses, listeners
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, ListenError, PeerUnreachable
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.native import NativeTransport
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.native.transport import NativeTransport
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 

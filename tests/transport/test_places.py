@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from decentral.errors import PeerUnreachable, StreamClosed
-from decentral.transport.circuit import STOP, admit
-from decentral.transport.daemon import DaemonTransport
-from decentral.transport.daemon_options import DaemonOptions
-from decentral.transport.native import NativeTransport
+from decentral.transport.daemon.options import DaemonOptions
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.native.transport import NativeTransport
+from decentral.transport.relay.circuit import STOP, admit
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import peer_name
 
@@ -87,7 +87,7 @@ def test_a_native_peer_dials_a_daemon_through_a_relay(daemons):
 
 def test_a_place_is_asked_for_again_when_the_relay_was_away(daemons, monkeypatch):
     identity = daemons.identity()
-    monkeypatch.setattr("decentral.transport.places.LEAST", 0)  # what it carries is not the question here
+    monkeypatch.setattr("decentral.transport.relay.reservations.LEAST", 0)  # what it carries is not the question here
 
     async def script():
         async with DaemonTransport(identity, listen=LOOPBACK, options=RELAYS) as relay:
@@ -104,7 +104,7 @@ def test_a_place_is_asked_for_again_when_the_relay_was_away(daemons, monkeypatch
 
 
 def test_a_relay_that_carries_too_little_is_passed_over(daemons, monkeypatch, caplog):
-    monkeypatch.setattr("decentral.transport.places.LEAST", 1 << 62)
+    monkeypatch.setattr("decentral.transport.relay.reservations.LEAST", 1 << 62)
 
     async def script():
         async with (

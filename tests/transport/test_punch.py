@@ -10,11 +10,12 @@ import anyio
 import pytest
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.transport import dialling, punch
-from decentral.transport.dcutr import DCUTR, Kind, receive, send
-from decentral.transport.native import NativeTransport
+from decentral.transport.holepunch import punch
+from decentral.transport.holepunch.dcutr import DCUTR, PunchMessage, receive, send
+from decentral.transport.native import dialling
+from decentral.transport.native.transport import NativeTransport
+from decentral.transport.protocols.yamux import Session
 from decentral.transport.requests import request, serve_requests
-from decentral.transport.yamux import Session
 
 from .relays import NOWHERE, echo, native, relay, run, through, until
 
@@ -224,9 +225,9 @@ def test_a_stranger_makes_us_dial_few_addresses_and_only_when_it_was_dialled_thr
 async def say(one: NativeTransport, session: Session, addresses: list[str]) -> None:
     """Play the other side's part up to the moment at which both dial."""
     stream = await _stream(one, session)
-    await send(stream, Kind.CONNECT, addresses)
-    await receive(stream, Kind.CONNECT)
-    await send(stream, Kind.SYNC)
+    await send(stream, PunchMessage.CONNECT, addresses)
+    await receive(stream, PunchMessage.CONNECT)
+    await send(stream, PunchMessage.SYNC)
     await stream.aclose()
 
 

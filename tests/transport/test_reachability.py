@@ -7,8 +7,8 @@ import pytest
 
 from decentral.errors import TransportError
 from decentral.transport.dialback import ANSWERED, DIALBACK, NOT_TRIED, SILENT, ask_dialback, serve_dialback
-from decentral.transport.memory import MemoryNetwork
-from decentral.transport.native import NativeTransport
+from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.native.transport import NativeTransport
 from decentral.transport.reachability import Reachability, View, probe, relays_among, verdict
 from decentral.transport.requests import request
 from decentral.transport.speed import NBYTES, SPEED, SpeedTest, measure_speed, serve_speed

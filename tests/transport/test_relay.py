@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from decentral.errors import PeerUnreachable, StreamClosed
-from decentral.transport import placeless
-from decentral.transport.circuit import HOP, admit, pass_through
-from decentral.transport.hop import Status
-from decentral.transport.native import NativeTransport
+from decentral.transport.daemon import reservation_watch
+from decentral.transport.native.transport import NativeTransport
+from decentral.transport.relay.circuit import HOP, admit, pass_through
+from decentral.transport.relay.hop import HopStatus
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 
@@ -118,12 +118,12 @@ def test_connections_above_a_bound_are_refused_and_room_is_made_when_one_ends():
         async with at, a, b:
             await a.connect(at.peer, at.addresses())
             async with by_hand(at, a, b, 2) as (ends, _):
-                assert await status(at, a, connect_to(b.peer)) == Status.RESOURCE_LIMIT_EXCEEDED
+                assert await status(at, a, connect_to(b.peer)) == HopStatus.RESOURCE_LIMIT_EXCEEDED
                 with pytest.raises(PeerUnreachable, match="201"):
                     await pass_through(await a.open(at.peer, HOP), b.peer)
                 ends[0].reset()
                 await until(lambda: at.relay.connections == 1)
-                assert await status(at, a, connect_to(b.peer)) == Status.OK
+                assert await status(at, a, connect_to(b.peer)) == HopStatus.OK
 
     run(script)
 
@@ -136,7 +136,7 @@ def test_connections_are_bounded_in_all_and_for_one_peer(limits):
         async with at, a, b, other:
             await a.connect(at.peer, at.addresses())
             async with by_hand(at, a, b):
-                assert await status(at, other, connect_to(b.peer)) == Status.RESOURCE_LIMIT_EXCEEDED
+                assert await status(at, other, connect_to(b.peer)) == HopStatus.RESOURCE_LIMIT_EXCEEDED
 
     run(script)
 
@@ -308,8 +308,8 @@ def test_what_is_said_last_before_leaving_arrives(daemons, who):
 @pytest.mark.parametrize("kind", ["native", "daemon"])
 def test_peers_take_their_places_again_when_it_was_away(kind, daemons, monkeypatch):
     """A daemon does so by being started again: sooner here than where a place is worth its connections."""
-    monkeypatch.setattr(placeless, "FIRST_PATIENCE", 1.0)
-    monkeypatch.setattr(placeless, "LOOK_EVERY", 0.2)
+    monkeypatch.setattr(reservation_watch, "FIRST_PATIENCE", 1.0)
+    monkeypatch.setattr(reservation_watch, "LOOK_EVERY", 0.2)
     signer = Signer.generate()
 
     async def serve(at, away, gone, task_status):
@@ -363,15 +363,15 @@ def test_the_rate_it_is_given_is_kept_over_sockets():
 
 def test_a_daemon_is_reached_at_a_place_that_it_does_not_name_and_not_started_again_for_it(daemons, monkeypatch):
     """The relay is on loopback: go-libp2p names places at public addresses only."""
-    monkeypatch.setattr(placeless, "FIRST_PATIENCE", 1.0)
-    monkeypatch.setattr(placeless, "LOOK_EVERY", 0.2)
-    at, found_out, unnamed_places = relay(), [], placeless.unnamed_places
+    monkeypatch.setattr(reservation_watch, "FIRST_PATIENCE", 1.0)
+    monkeypatch.setattr(reservation_watch, "LOOK_EVERY", 0.2)
+    at, found_out, unnamed_places = relay(), [], reservation_watch.unnamed_places
 
     async def counted(*about):
         found_out.append(await unnamed_places(*about))
         return found_out[-1]
 
-    monkeypatch.setattr(placeless, "unnamed_places", counted)
+    monkeypatch.setattr(reservation_watch, "unnamed_places", counted)
 
     async def script():
         async with at, hidden_daemon(at, daemons) as hidden, native() as dials:

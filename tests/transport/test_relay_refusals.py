@@ -8,12 +8,12 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, TransportError
-from decentral.transport.circuit import read_message, write_message
-from decentral.transport.hop import Status
 from decentral.transport.multiaddr import to_text
-from decentral.transport.protobuf import bytes_fields, number_field, number_fields
-from decentral.transport.relay import Relay
-from decentral.transport.relay_limits import RelayLimits, network_of
+from decentral.transport.protocols.protobuf import bytes_fields, number_field, number_fields
+from decentral.transport.relay.circuit import read_message, write_message
+from decentral.transport.relay.hop import HopStatus
+from decentral.transport.relay.limits import RelayLimits, network_of
+from decentral.transport.relay.service import Relay
 from decentral.wire.keys import Signer
 
 from .relays import (
@@ -62,13 +62,13 @@ async def it_names_nobody(at, a, b):
 @pytest.mark.parametrize(
     ("ask", "answer"),
     [
-        (nobody_is_at_home, Status.NO_RESERVATION),
-        (it_has_no_place, Status.NO_RESERVATION),
-        (it_asks_for_itself, Status.PERMISSION_DENIED),
-        (the_other_does_not_take_it, Status.CONNECTION_FAILED),
-        (that_is_no_question, Status.UNEXPECTED_MESSAGE),
-        (that_is_no_message, Status.MALFORMED_MESSAGE),
-        (it_names_nobody, Status.MALFORMED_MESSAGE),
+        (nobody_is_at_home, HopStatus.NO_RESERVATION),
+        (it_has_no_place, HopStatus.NO_RESERVATION),
+        (it_asks_for_itself, HopStatus.PERMISSION_DENIED),
+        (the_other_does_not_take_it, HopStatus.CONNECTION_FAILED),
+        (that_is_no_question, HopStatus.UNEXPECTED_MESSAGE),
+        (that_is_no_message, HopStatus.MALFORMED_MESSAGE),
+        (it_names_nobody, HopStatus.MALFORMED_MESSAGE),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_own_word(ask, answer):
@@ -93,9 +93,9 @@ def test_places_are_refused_above_the_bound_and_who_has_one_may_renew_it(limits)
     async def script():
         async with at, peers[0], peers[1], peers[2]:
             for peer in peers[:2]:
-                assert await status(at, peer, RESERVE) == Status.OK
-            assert await status(at, peers[2], RESERVE) == Status.RESERVATION_REFUSED
-            assert await status(at, peers[0], RESERVE) == Status.OK
+                assert await status(at, peer, RESERVE) == HopStatus.OK
+            assert await status(at, peers[2], RESERVE) == HopStatus.RESERVATION_REFUSED
+            assert await status(at, peers[0], RESERVE) == HopStatus.OK
             with pytest.raises(TransportError, match="says no"):
                 await take_place(at, peers[2])
             assert at.relay.places == 2

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decentral.transport.schedule import BURST, EXPRESS_BURST, EXPRESS_SHARE, Schedule
+from decentral.flow.schedule import BURST, EXPRESS_BURST, EXPRESS_SHARE, Schedule
 
 RATE = 1e6
 A, B, C = (bytes([number]) * 32 for number in range(3))

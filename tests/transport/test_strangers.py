@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from decentral.errors import PeerUnreachable, StreamClosed
-from decentral.transport import sessions
+from decentral.transport.native import sessions
+from decentral.transport.native.secured import Plain
+from decentral.transport.native.strangers import Strangers
+from decentral.transport.native.tcp import endpoint
 from decentral.transport.requests import request, serve_requests
-from decentral.transport.secured import Plain
-from decentral.transport.strangers import Strangers
-from decentral.transport.tcp import endpoint
 from decentral.wire.keys import Signer
 
 from .raw import BROKEN_FRAMES, raw_connection, until_dropped
@@ -168,7 +168,7 @@ def test_who_speaks_something_else_or_nothing_is_dropped():
 
 
 def test_when_there_are_too_many_connections_idle_ones_go_and_those_in_use_stay(monkeypatch):
-    monkeypatch.setattr("decentral.transport.sessions._CONNECTIONS", 8)
+    monkeypatch.setattr("decentral.transport.native.sessions._CONNECTIONS", 8)
     a, b = native(), native()
 
     async def answer_later(stream):

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.transport.window import FIRST, SECONDS, Flight, Window
+from decentral.flow.window import FIRST, SECONDS, InFlight, Window
 
 RATE = 1000.0
 
@@ -25,7 +25,7 @@ def test_streams_that_are_open_share_what_the_uplink_carries(number):
 
     async def script():
         with ExitStack() as stack:
-            flights = [stack.enter_context(Flight(window, at_once, heard.append)) for _ in range(number)]
+            flights = [stack.enter_context(InFlight(window, at_once, heard.append)) for _ in range(number)]
             for flight in flights:
                 while not heard:
                     await flight.begin(10)
@@ -42,9 +42,9 @@ def test_what_some_have_under_way_is_no_room_for_those_that_come_later():
     window, heard = Window(lambda: RATE), []
 
     async def script():
-        with Flight(window, at_once, heard.append) as first:
+        with InFlight(window, at_once, heard.append) as first:
             await first.begin(int(SECONDS * RATE))
-            with Flight(window, at_once, heard.append) as second:
+            with InFlight(window, at_once, heard.append) as second:
                 await second.begin(10)  # one goes always
                 assert not heard
                 await second.begin(11)
@@ -57,7 +57,7 @@ def test_a_body_larger_than_the_share_goes_alone():
     window, heard = Window(lambda: 1.0), []
 
     async def script():
-        with Flight(window, at_once, heard.append) as flight:
+        with InFlight(window, at_once, heard.append) as flight:
             for nbytes in (100, 200, 300):
                 await flight.begin(nbytes)
             assert [landing.nbytes for landing in heard] == [100, 200]
@@ -69,7 +69,7 @@ def test_an_uplink_that_is_not_known_keeps_no_first_piece_waiting():
     window, heard = Window(lambda: None), []
 
     async def script():
-        with Flight(window, at_once, heard.append) as flight:
+        with InFlight(window, at_once, heard.append) as flight:
             await flight.begin(FIRST // 2)
             await flight.begin(FIRST // 2)
             assert not heard
@@ -95,7 +95,7 @@ def test_when_a_body_was_handled_does_not_depend_on_how_long_its_answer_took(del
     async def script():
         nonlocal began
         began = trio.current_time()
-        with Flight(window, hear, heard.append) as flight:
+        with InFlight(window, hear, heard.append) as flight:
             for _ in handled:
                 await flight.begin(10)
             await flight.land()
@@ -117,7 +117,7 @@ def test_no_body_was_handled_before_it_left_or_after_its_answer_whatever_clock_t
         return next(left)
 
     async def script():
-        with Flight(window, hear, heard.append) as flight:
+        with InFlight(window, hear, heard.append) as flight:
             for _ in claims:
                 began = trio.current_time()
                 await flight.begin(10)

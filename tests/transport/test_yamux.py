@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.transport.muxed_stream import FIRST_WINDOW, Stock
-from decentral.transport.yamux import Session
+from decentral.transport.protocols.muxed_stream import FIRST_WINDOW, Stock
+from decentral.transport.protocols.yamux import Session
 
 MIB = 1 << 20
 

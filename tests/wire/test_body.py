@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from decentral.compressors import Compressor, Payload, parse_compressor
 from decentral.errors import PayloadError
-from decentral.exchange.codec import Codec
+from decentral.replica.codec import Codec
 from decentral.wire import body
 
 SPELLINGS = [

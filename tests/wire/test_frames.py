@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decentral.errors import PayloadError
-from decentral.wire.frames import HEADER_NBYTES, Frame, Header, Kind, parse, seal
+from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header, parse, seal
 from decentral.wire.keys import Signer
 
 SIGNER = Signer(bytes(32))
@@ -19,7 +19,7 @@ DIGEST = st.binary(min_size=32, max_size=32)
 
 
 def header(**changes: object) -> Header:
-    plain = Header(Kind.CONTRIBUTION, bytes(32), 3, 17, 0, 0, 1, 0, bytes([7] * 32), SIGNER.peer, 30, 15360)
+    plain = Header(FrameKind.CONTRIBUTION, bytes(32), 3, 17, 0, 0, 1, 0, bytes([7] * 32), SIGNER.peer, 30, 15360)
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -27,7 +27,7 @@ def header(**changes: object) -> Header:
 def headers(draw: st.DrawFn) -> Header:
     parts = draw(st.integers(1, 2**32 - 1))
     part = draw(st.integers(0, parts - 1))
-    kind = draw(st.sampled_from(Kind))
+    kind = draw(st.sampled_from(FrameKind))
     before = (kind, draw(DIGEST), draw(U64), draw(U64), draw(U32), part, parts, draw(U32))
     return Header(*before, draw(DIGEST), SIGNER.peer, draw(U32), draw(U64))
 

@@ -86,7 +86,7 @@ def leases(draw: st.DrawFn) -> m.Lease:
 
 MESSAGES = st.one_of(
     st.builds(m.Offer, U64, U64, U32, DIGEST, DIGEST, U64, U32, U64),
-    st.builds(m.Plan, U64, U64, U32, U32, refs(least=1), partitions()),
+    st.builds(m.ReducePlan, U64, U64, U32, U32, refs(least=1), partitions()),
     st.builds(m.Missing, U64, U64, U32, MEMBERS),
     st.builds(m.Proposal, U32, records()),
     st.builds(m.Vote, U64, U64, U32, DIGEST, SIGNATURE),

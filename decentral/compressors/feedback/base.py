@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.base import Compressor, Payload, accumulate
-from decentral.compressors.threads import spread
 from decentral.errors import ConfigError
 from decentral.parameters import split
+from decentral.tensors.threads import spread
 
 __all__ = ["Feedback", "Sending", "Shapes", "State", "add_sent", "compress_flat", "slot"]
 

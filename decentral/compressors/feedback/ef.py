@@ -16,10 +16,10 @@ from torch import Tensor
 
 from decentral.compressors.base import About, Compressor, Method, Payload, accumulate, check_dtype
 from decentral.compressors.feedback.base import Sending, Shapes, State, slot
-from decentral.compressors.fresh import fresh_like
-from decentral.compressors.threads import spread
 from decentral.errors import ConfigError
 from decentral.parameters import split
+from decentral.tensors.alloc import fresh_like
+from decentral.tensors.threads import spread
 
 __all__ = ["ErrorFeedback", "compress_with_debt"]
 

@@ -11,9 +11,9 @@ from decentral.compressors.feedback.econtrol import EControl
 from decentral.compressors.feedback.ef import ErrorFeedback
 from decentral.compressors.feedback.ef21 import EF21
 from decentral.compressors.feedback.none import NoFeedback
-from decentral.compressors.plugins import Plugins
-from decentral.compressors.spelling import make
 from decentral.errors import ConfigError
+from decentral.plugins import Plugins
+from decentral.spelling import make
 
 __all__ = ["describe_feedback", "parse_feedback"]
 

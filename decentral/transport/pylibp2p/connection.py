@@ -20,11 +20,11 @@ from multiaddr import Multiaddr
 
 from decentral.errors import StreamClosed
 from decentral.transport.multiaddr import to_bytes
-from decentral.transport.muxed_stream import MuxedStream
+from decentral.transport.native.secured import BROKEN, Secured, Socket, close_now
+from decentral.transport.native.tcp import SocketEnds, ends_of
+from decentral.transport.protocols.muxed_stream import MuxedStream
+from decentral.transport.protocols.yamux import Session
 from decentral.transport.pylibp2p.keys import SignerKey, peer_id, public_key
-from decentral.transport.secured import BROKEN, Secured, Socket, close_now
-from decentral.transport.tcp import SocketEnds, ends_of
-from decentral.transport.yamux import Session
 
 _PIECE = 1 << 18  # bytes handed out at a time
 _MOST_AT_ONCE = 1 << 20  # bytes that who reads to the end of a stream can be made to hold
@@ -159,21 +159,21 @@ class Connection(IMuxedConn):
         """Whether it is over."""
         return self.session.ended
 
-    async def open_stream(self) -> Stream:
+    async def open_stream(self) -> MuxedLibp2pStream:
         """A new one. MuxedConnUnavailable."""
         try:
-            return Stream(self, self.session.open())
+            return MuxedLibp2pStream(self, self.session.open())
         except StreamClosed as error:
             raise MuxedConnUnavailable(str(error)) from None
 
-    async def accept_stream(self) -> Stream:
+    async def accept_stream(self) -> MuxedLibp2pStream:
         """The next one of the other side. MuxedConnUnavailable at the end."""
         while not self._came:
             if self.session.ended:
                 raise MuxedConnUnavailable("the connection ended")
             self._changed = trio.Event()
             await self._changed.wait()
-        return Stream(self, self._came.popleft())
+        return MuxedLibp2pStream(self, self._came.popleft())
 
     def get_transport_addresses(self) -> list[Multiaddr]:
         """The other end."""
@@ -184,7 +184,7 @@ class Connection(IMuxedConn):
         return _kind(self.ends)
 
 
-class Stream(IMuxedStream):
+class MuxedLibp2pStream(IMuxedStream):
     """One of our streams. ``handed_on``: somebody else closes it."""
 
     def __init__(self, connection: Connection, muxed: MuxedStream) -> None:
@@ -223,7 +223,7 @@ class Stream(IMuxedStream):
         """Host and port; None through a relay."""
         return _host_and_port(self.ends)
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> MuxedLibp2pStream:
         return self
 
     async def _read_all(self) -> bytes:

@@ -11,12 +11,12 @@ from multiaddr import Multiaddr
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable
 from decentral.transport.multiaddr import to_bytes
+from decentral.transport.native.secured import Socket, close_now
+from decentral.transport.native.strangers import Strangers, accept_for_ever
+from decentral.transport.protocols.yamux import Session
 from decentral.transport.pylibp2p.connection import Connection, RawConnection
 from decentral.transport.pylibp2p.keys import peer_id
 from decentral.transport.pylibp2p.swarm import GuardedSwarm
-from decentral.transport.secured import Socket, close_now
-from decentral.transport.strangers import Strangers, accept_for_ever
-from decentral.transport.yamux import Session
 from decentral.wire.keys import PeerId, peer_name
 
 logger = logging.getLogger("decentral.transport")

@@ -20,11 +20,11 @@ from libp2p.identity.identify_push.identify_push import ID_PUSH
 from multiaddr import Multiaddr
 
 from decentral.errors import DecentralError
-from decentral.transport.budget import Budget
+from decentral.flow.budget import Budget
 from decentral.transport.multiaddr import to_bytes
-from decentral.transport.native_stream import NativeStream
-from decentral.transport.negotiations import Negotiations
-from decentral.transport.pylibp2p.connection import Connection, Stream
+from decentral.transport.native.negotiations import Negotiations
+from decentral.transport.native.stream import NativeStream
+from decentral.transport.pylibp2p.connection import Connection, MuxedLibp2pStream
 from decentral.transport.pylibp2p.swarm import GuardedSwarm
 from decentral.wire.keys import PeerId, peer_name
 
@@ -94,16 +94,16 @@ class GuardedHost(BasicHost):
             await handler(net_stream)
 
 
-def _ours(stream: INetStream) -> Stream:
+def _ours(stream: INetStream) -> MuxedLibp2pStream:
     inner = getattr(stream, "muxed_stream", None)
-    assert isinstance(inner, Stream), "made by our connection"
+    assert isinstance(inner, MuxedLibp2pStream), "made by our connection"
     return inner
 
 
-def _peer(stream: Stream) -> PeerId:
+def _peer(stream: MuxedLibp2pStream) -> PeerId:
     assert isinstance(stream.muxed_conn, Connection), "made by it"
     return stream.muxed_conn.session.peer
 
 
-def _as_native(stream: Stream) -> NativeStream:
+def _as_native(stream: MuxedLibp2pStream) -> NativeStream:
     return NativeStream(_peer(stream), stream.muxed)

@@ -12,18 +12,18 @@ import trio
 
 from decentral.errors import DecentralError
 from decentral.transport.base import Traffic
-from decentral.transport.circuit import STOP, RelayedSocket, admit
-from decentral.transport.dialling import Dialler
 from decentral.transport.listen import check_listen, dialable
-from decentral.transport.native_stream import NativeStream
-from decentral.transport.opening import Opener
-from decentral.transport.places import Places
-from decentral.transport.ports import Ports
+from decentral.transport.native.dialling import Dialler
+from decentral.transport.native.opening import Opener
+from decentral.transport.native.ports import Ports
+from decentral.transport.native.stream import NativeStream
+from decentral.transport.native.tcp import bound_addresses, check_tcp, listeners
 from decentral.transport.pylibp2p.doors import Doors
 from decentral.transport.pylibp2p.host import GuardedHost
 from decentral.transport.pylibp2p.swarm import GuardedSwarm
 from decentral.transport.pylibp2p.upgrader import Upgrader
-from decentral.transport.tcp import bound_addresses, check_tcp, listeners
+from decentral.transport.relay.circuit import STOP, RelayedSocket, admit
+from decentral.transport.relay.reservations import Places
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 _PARTING = 1.0  # s for what is queued to leave when the transport is left
@@ -50,7 +50,7 @@ class Above:
     traffic: Traffic
 
 
-class Node:
+class Libp2pNode:
     """Runs while it is entered, in a trio loop."""
 
     def __init__(self, signer: Signer, listen: Sequence[str], options: Options, above: Above) -> None:
@@ -61,7 +61,7 @@ class Node:
         self._found: tuple[str, ...] = ()
         self._stack: AsyncExitStack | None = None
 
-    async def __aenter__(self) -> Node:
+    async def __aenter__(self) -> Libp2pNode:
         check_tcp(self._listen)
         check_listen(self._listen)
         logging.getLogger("libp2p").setLevel(logging.CRITICAL)  # it says an error for each stranger; we have our own

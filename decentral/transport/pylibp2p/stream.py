@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import anyio.lowlevel
 
-from decentral.transport.native_stream import NativeStream
+from decentral.transport.native.stream import NativeStream
 from decentral.transport.pylibp2p.trio_thread import TrioThread
 
 

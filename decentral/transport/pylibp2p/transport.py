@@ -17,12 +17,12 @@ import anyio
 import anyio.abc
 
 from decentral.errors import DecentralError, PeerUnreachable, StreamClosed
+from decentral.flow.budget import Budget, Limits
 from decentral.transport.base import Handler, Services, Traffic, attend
-from decentral.transport.budget import Budget, Limits
 from decentral.transport.listen import everywhere
-from decentral.transport.native_stream import NativeStream
-from decentral.transport.opening import unreachable
-from decentral.transport.pylibp2p.node import Above, Node, Options
+from decentral.transport.native.opening import unreachable
+from decentral.transport.native.stream import NativeStream
+from decentral.transport.pylibp2p.node import Above, Libp2pNode, Options
 from decentral.transport.pylibp2p.stream import ThreadedStream
 from decentral.transport.pylibp2p.trio_thread import TrioThread
 from decentral.wire.keys import PeerId, Signer, peer_name
@@ -52,7 +52,7 @@ class PyLibp2pTransport:
         self._services = Services()
         self._signer = signer
         self._listen = tuple(listen) if listen is not None else everywhere()
-        self._node: Node | None = None
+        self._node: Libp2pNode | None = None
         self._arrived: deque[tuple[str, ThreadedStream]] = deque()  # as many as negotiate at most
         self._stack: AsyncExitStack | None = None
 
@@ -63,7 +63,7 @@ class PyLibp2pTransport:
     async def __aenter__(self) -> Self:
         self._services.fixed, self._arrival = True, anyio.Event()
         above = Above(tuple(self._services.handlers), self._take, self.budget.comes_first, self.traffic)
-        self._node = Node(self._signer, self._listen, self.options, above)
+        self._node = Libp2pNode(self._signer, self._listen, self.options, above)
         self._thread = TrioThread(self._node)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._thread)
@@ -107,7 +107,7 @@ class PyLibp2pTransport:
         return ThreadedStream(self._thread, inner)
 
     @property
-    def _node_there(self) -> Node:
+    def _node_there(self) -> Libp2pNode:
         if self._node is None:
             raise PeerUnreachable("this peer has not started")
         return self._node

@@ -10,13 +10,13 @@ from libp2p.peer.id import ID
 from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
 
 from decentral.errors import DecentralError
-from decentral.transport.multistream import answer, propose
-from decentral.transport.muxed_stream import MuxedStream
+from decentral.transport.native.secured import secure_inbound, secure_outbound
+from decentral.transport.native.sessions import Sessions
+from decentral.transport.protocols.multistream import answer, propose
+from decentral.transport.protocols.muxed_stream import MuxedStream
+from decentral.transport.protocols.yamux import PROTOCOL, Session
 from decentral.transport.pylibp2p.connection import Connection, RawConnection, SecureConnection
 from decentral.transport.pylibp2p.keys import SignerKey, peer_of
-from decentral.transport.secured import secure_inbound, secure_outbound
-from decentral.transport.sessions import Sessions
-from decentral.transport.yamux import PROTOCOL, Session
 from decentral.wire.keys import Signer
 
 

@@ -12,13 +12,13 @@ import psutil
 import pytest
 
 from decentral.errors import StreamClosed
-from decentral.transport.circuit import STOP
-from decentral.transport.identify import IDENTIFY
+from decentral.transport.native.secured import Plain
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.protocols.identify import IDENTIFY
 from decentral.transport.pylibp2p.node import Options
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
+from decentral.transport.relay.circuit import STOP
 from decentral.transport.requests import request, serve_requests
-from decentral.transport.secured import Plain
-from decentral.transport.tcp import endpoint
 from decentral.wire.keys import Signer
 
 from ..conftest import LOOPBACK

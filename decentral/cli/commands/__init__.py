@@ -1,0 +1,1 @@
+"""The commands of ``decentral``, one file per family."""

@@ -1,0 +1,232 @@
+"""``status``, ``peers``, ``logs``: what the peer that runs in a directory says of itself. ``doctor``: what
+this machine can.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from decentral.cli.options import as_json, directory_of_a_peer, remember
+
+if TYPE_CHECKING:
+    from decentral.observe.status import Status
+
+_LOOK_SECONDS = 0.25  # between two looks at what is new
+
+
+@click.command("status")
+@directory_of_a_peer
+@as_json
+@click.pass_context
+def status_command(context: click.Context, directory: Path, as_json: bool) -> None:
+    """Say in one sentence how the peer is, and what it cost so far.
+
+    Ends with code 1 when the peer is gone without a word, killed or crashed; in JSON, "alive" tells whether it runs.
+
+    \b
+    $ decentral status --out decentral-run
+    """
+    from decentral.observe.status import is_lost
+
+    status, alive = _read(remember(context, directory))
+    if as_json:
+        click.echo(json.dumps({**asdict(status), "alive": alive}))
+    else:
+        _print_status(status, alive=alive)
+    if is_lost(status):
+        context.exit(1)
+
+
+def _print_status(status: "Status", *, alive: bool) -> None:
+    from decentral.observe.health import in_time, in_units
+
+    click.echo(status.health)
+    rounds = "" if status.rounds is None else f" of {status.rounds}"
+    click.echo(
+        f"run       {status.run or '?'} ({status.algorithm or '?'}), round {status.round}{rounds}, epoch {status.epoch}"
+    )
+    click.echo(f"peer      {status.peer or '?'}, {status.inner_steps} inner steps")
+    if losses := _losses(status):
+        click.echo(f"loss      {losses}, nats per token")
+    if alive and status.seconds_left:
+        click.echo(f"left      {in_time(status.seconds_left)}, as it goes now")
+    click.echo(f"traffic   {in_units(status.bytes_sent)} sent, {in_units(status.bytes_received)} received")
+    if status.bytes_measuring:
+        click.echo(f"besides   {in_units(status.bytes_measuring)} sent to who measured this line (decentral doctor)")
+    if limits := _limits(status):
+        click.echo(f"limits    {limits}")
+    if status.uplink_bits:
+        click.echo(f"uplink    {status.uplink_bits / 1e6:g} Mbit/s, from the transfers made")
+    click.echo(f"members   {len(status.members)}{'' if alive else ', when it was last here'}")
+    if status.invite:
+        click.echo(f"invite    {status.invite}")
+
+
+def _losses(status: "Status") -> str:
+    """Those of training and of held-out text, as far as they are known."""
+    known = (("", status.loss), ("held-out ", status.held_out_loss))
+    return ", ".join(f"{name}{loss:.4f}" for name, loss in known if loss is not None)
+
+
+def _limits(status: "Status") -> str:
+    """What the person of this peer allows it."""
+    from decentral.observe.health import in_units
+
+    caps = (("up", status.max_upload), ("down", status.max_download))
+    parts = [f"{8 * rate / 1e6:g} Mbit/s {way}" for way, rate in caps if rate is not None]
+    if status.daily_upload is not None:
+        parts.append(f"{in_units(status.sent_today)} of {in_units(status.daily_upload)} sent today (UTC)")
+    return ", ".join(parts)
+
+
+@click.command("peers")
+@directory_of_a_peer
+@as_json
+@click.pass_context
+def peers_command(context: click.Context, directory: Path, as_json: bool) -> None:
+    """List the members of the swarm as this peer sees them.
+
+    \b
+    $ decentral peers --out decentral-run --json
+    """
+    status, alive = _read(remember(context, directory))
+    if as_json:
+        click.echo(json.dumps({"epoch": status.epoch, "members": list(status.members)}))
+        return
+    from decentral.observe.health import in_units
+
+    if not alive:
+        click.echo("the peer has ended; this is what it saw last:", err=True)
+    for member in status.members:
+        you = "  (you)" if member.get("peer") == status.peer else ""
+        live = "live" if member.get("live", True) else "gone"
+        traffic = f"{in_units(member.get('bytes_sent', 0))} to, {in_units(member.get('bytes_received', 0))} from"
+        click.echo(f"{member.get('peer', '?')}  {live}  {_after(member)}  {traffic}{_way(member)}{you}")
+    if not status.members:
+        click.echo("nobody yet: this peer looks for others and trains on alone", err=True)
+
+
+def _after(member: Mapping[str, Any]) -> str:
+    """How many outer steps a member has made; in gossip the others do not tell."""
+    made = member.get("round")
+    return "round ?" if made is None else f"round {made}"
+
+
+def _way(member: Mapping[str, Any]) -> str:
+    """How a member is reached, as far as it is known: path, time to an answer, uplink, share that went relayed."""
+    parts = [str(member.get("path") or "")]
+    if member.get("answers_in") is not None:
+        parts.append(f"{1000 * member['answers_in']:.0f} ms")
+    if member.get("uplink_bits"):
+        parts.append(f"sends {member['uplink_bits'] / 1e6:.1f} Mbit/s")
+    if member.get("relayed_share"):
+        parts.append(f"{100 * member['relayed_share']:.0f} % relayed")
+    return "".join(f"  {part}" for part in parts if part)
+
+
+@click.command("logs")
+@directory_of_a_peer
+@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="How many events.")
+@click.option("--event", help="Only events of this name, such as commit.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
+@as_json
+@click.pass_context
+def logs_command(
+    context: click.Context, directory: Path, last: int, event: str | None, follow: bool, as_json: bool
+) -> None:
+    """Show the last events of the peer.
+
+    \b
+    $ decentral logs --out decentral-run --last 5 --event commit
+    """
+    from decentral.errors import UsageError
+    from decentral.observe.events import EVENTS_FILE, event_line, read_events
+
+    if not (remember(context, directory) / EVENTS_FILE).exists():
+        raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
+    shape = json.dumps if as_json else event_line
+    if follow:
+        context.exit(_follow(directory, last, event, shape))
+    rows = list(read_events(directory, last=last, event=event))
+    for row in rows:
+        click.echo(shape(row))
+    if not rows:
+        click.echo(f"no event {'yet' if event is None else f'called {event!r} yet'}", err=True)
+
+
+def _follow(directory: Path, last: int, event: str | None, shape: Callable[[dict[str, Any]], str]) -> int:
+    """Print events as they come; returns the exit code of who ends that, which is no error."""
+    from decentral.cli.failure import INTERRUPTED
+    from decentral.observe.follow import follow_events
+
+    nobody = threading.Event()
+    try:
+        for row in follow_events(directory, last=last, event=event, idle=lambda: _idle(nobody)):
+            click.echo(shape(row))
+    except KeyboardInterrupt:
+        pass
+    return INTERRUPTED
+
+
+def _idle(nobody: threading.Event) -> None:
+    nobody.wait(_LOOK_SECONDS)
+
+
+@click.command("doctor")
+@click.argument("invite", required=False)
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Where a run would be kept; its disk is checked.",
+)
+@click.option(
+    "--listen", multiple=True, metavar="ADDR", help="Multiaddr that the peer will listen on; all interfaces by default."
+)
+@click.option("--relay", "relays", multiple=True, metavar="ADDR", help="A relay to ask, as decentral relay prints it.")
+@as_json
+@click.pass_context
+def doctor_command(
+    context: click.Context,
+    invite: str | None,
+    directory: Path,
+    listen: tuple[str, ...],
+    relays: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Check what a peer needs here: versions, device, disk, transport, and whether others can dial this machine.
+
+    \b
+    $ decentral doctor INVITE
+    """
+    from decentral.cli.doctor.checks import examine
+    from decentral.swarm.invite import Invite
+
+    if invite is not None:
+        Invite.parse(invite)  # before minutes are spent on what is none
+    findings = examine(remember(context, directory), invite, listen=listen, relays=relays)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.verdict:<5} {finding.what:<10} {finding.detail}")
+    if any(finding.verdict == "fail" for finding in findings):
+        context.exit(1)
+
+
+def _read(directory: Path) -> "tuple[Status, bool]":
+    """The last status and whether its process runs; the sentence is another when it is gone without a word."""
+    from decentral.observe.health import lost_sentence
+    from decentral.observe.status import is_lost, is_running, read_status
+
+    status = read_status(directory)
+    if is_lost(status):
+        status = replace(status, health=lost_sentence(status, time.time()))
+    return status, is_running(status)

@@ -1,0 +1,73 @@
+"""``relay``: a public peer that carries the bytes of others and trains nothing."""
+
+from pathlib import Path
+
+import click
+
+from decentral.cli.quantities import Rate, Size
+
+LISTEN = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")  # a port of its own: invites name it for months
+
+
+@click.command("relay")
+@click.option(
+    "--listen",
+    multiple=True,
+    metavar="ADDR",
+    help="Multiaddr to listen on, repeatable; TCP port 4001 on all interfaces when not given.",
+)
+@click.option(
+    "--announce",
+    multiple=True,
+    metavar="ADDR",
+    help="Where others can dial it, when this machine cannot know that, such as /dns4/relay.example.org/tcp/4001.",
+)
+@click.option(
+    "--max-peers",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Peers that can be reached through it at a time.",
+)
+@click.option(
+    "--max-rate", type=Rate(), metavar="RATE", help="Pass on no faster than this, such as 50mbit. No cap else."
+)
+@click.option(
+    "--max-memory",
+    type=Size(),
+    default="256MB",
+    show_default=True,
+    metavar="SIZE",
+    help="Memory of the process, whatever peers do; it bounds how many connections are relayed at a time.",
+)
+@click.option("--metrics", metavar="[HOST:]PORT", help="Answer Prometheus there, such as 9400; on localhost only.")
+@click.option(
+    "--identity",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("relay.key"),
+    show_default=True,
+    help="Key file, made when there is none. Keep it: the relay's address ends in its name.",
+)
+@click.pass_context
+def relay_command(
+    context: click.Context,
+    listen: tuple[str, ...],
+    announce: tuple[str, ...],
+    max_peers: int,
+    max_rate: float | None,
+    max_memory: int,
+    metrics: str | None,
+    identity: Path,
+) -> None:
+    """Carry the bytes of peers that cannot be dialled. Prints what they give as --relay; runs until Ctrl-C.
+
+    \b
+    $ decentral relay --max-rate 50mbit
+    """
+    from decentral.cli.relaying import RelayPlan, run_relay
+    from decentral.transport.relay.limits import RelayLimits
+
+    limits = RelayLimits.within(max_memory, places=max_peers, rate=max_rate)
+    plan = RelayPlan(listen or LISTEN, announce, limits, metrics, identity)
+    context.exit(run_relay(plan))

@@ -1,0 +1,263 @@
+"""``init``, ``start``, ``join``, ``demo``: make a run, be its first peer, be another one, see it all on one
+machine.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from decentral.cli.options import as_json, remember
+from decentral.cli.peer_options import options_of_a_peer
+from decentral.errors import ConfigError, UsageError
+from decentral.swarm.patience import time_left
+
+if TYPE_CHECKING:
+    from decentral.manifest import Manifest
+    from decentral.tasks.survey import Survey
+
+PATIENCE = 15.0  # s until somebody who waits is told what may be wrong
+NOBODY = (
+    "nobody has answered yet, looking on: is a peer of the run up? Try a fresh invite, decentral doctor INVITE, or "
+    "--join-timeout S to give up by itself"
+)
+ALGORITHMS = ("sparseloco", "diloco", "streaming", "noloco")
+
+
+@click.command("init")
+@click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--preset", default="sparseloco", show_default=True, help="Which algorithm's defaults to write.")
+@click.option("--name", help="Name of the run, for people.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the first model and of the data's order.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Outer steps after which the run is over.")
+@click.option("--inner-steps", type=click.IntRange(min=1), metavar="H", help="Inner steps between two rounds.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time after which the run is over.")
+@click.option("--corpus", help="What is trained on: a label for --data, or for what each peer brings.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Text that all peers train on, a file or a folder: the terms name it and its digest.",
+)
+@click.option("--overlap", type=click.IntRange(min=0), metavar="TAU", help="Inner steps that hide a round.")
+@click.option("--min-peers", type=click.IntRange(min=1), help="Members below which nothing is committed.")
+@click.option("--compressor", help="What is sent, such as 'topk(k=64, chunk=4096) >> signmag2'.")
+@click.option("--force", is_flag=True, help="Write over an existing file.")
+@click.pass_context
+def init_command(
+    context: click.Context, /, file: Path, preset: str, force: bool, data: Path | None, **overrides: Any
+) -> None:
+    """Write a manifest: the terms all peers of a run agree on, with a comment at every key.
+
+    \b
+    $ decentral init run.toml --preset sparseloco
+    """
+    from decentral.cli.terms import with_text, write_terms
+
+    if file.exists() and not force:
+        raise UsageError(f"{file} exists; --force writes over it, or name another file")
+    manifest = write_terms(file, preset, overrides if data is None else with_text(overrides, data))
+    needs = "" if data is None else f" --data {data}"
+    click.echo(f"{file}: run {manifest.run.name}, {preset}; start it with: decentral start {file}{needs}")
+
+
+@click.command("start")
+@click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
+@options_of_a_peer
+@click.option("--admit", metavar="TOKEN", help="Let in only who has this token: it is in the invites of all peers.")
+@click.option("--alone", is_flag=True, help="Train at once; the first peer waits for a second one else.")
+@click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
+@click.option(
+    "--pace",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="With --solo: keep in step with the peer that runs in DIR, and end where it ends.",
+)
+@click.pass_context
+def start_command(
+    context: click.Context, /, file: Path, alone: bool, solo: bool, pace: Path | None, **options: Any
+) -> None:
+    """Be the first peer of a run; prints the line with which others join.
+
+    \b
+    $ decentral start run.toml --out decentral-run
+    decentral join INVITE
+    """
+    from decentral.cli.preflight import look_over
+    from decentral.manifest import load_manifest
+    from decentral.swarm.admission import check_token
+
+    if options["admit"] is not None:
+        check_token(options["admit"])
+    if pace is not None and not solo:
+        raise UsageError("--pace is for a baseline; add --solo")
+    if alone and options["require_peers"] > 1:
+        raise UsageError("--alone waits for nobody and --require-peers for others; give one of them")
+    if not file.exists():
+        raise ConfigError(f"{file}: no such manifest; write one with: decentral init {file}")
+    waits = not (alone or options["require_peers"])
+    manifest = load_manifest(file)
+    text = look_over(options["directory"], options["listen"], options["relays"], options["data"])
+    _train(context, manifest, text, invite=None, waits=waits, solo=solo, pace=pace, **options)
+
+
+@click.command("join")
+@click.argument("invite")
+@click.argument("arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
+@options_of_a_peer
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="TRAIN.py",
+    help="Run this training script: its decentral.join() takes the invite and these options; ARGS are its own.",
+)
+@click.pass_context
+def join_command(
+    context: click.Context, /, invite: str, script: Path | None, arguments: tuple[str, ...], **options: Any
+) -> None:
+    """Be another peer of a run: all that is needed is its invite.
+
+    \b
+    $ decentral join INVITE --out decentral-run
+    """
+    from decentral.cli.hints import hint_after
+    from decentral.cli.preflight import look_over
+    from decentral.swarm.invite import Invite
+
+    Invite.parse(invite)  # before anything is made or started
+    if script is not None:
+        from decentral.cli.job.scripts import run_script
+
+        run_script(context, script, arguments, invite, options)
+        return
+    if arguments:
+        raise UsageError(f"{arguments[0]!r}: arguments after the invite are a script's; name it with --script")
+    from decentral.peer import fetch_manifest
+
+    directory = remember(context, options["directory"])
+    text = look_over(directory, options["listen"], options["relays"], options["data"])
+    click.echo("looking for the run's peers ...", err=True)
+    with hint_after(PATIENCE, NOBODY):
+        manifest = fetch_manifest(
+            invite,
+            directory,
+            listen=options["listen"] or None,
+            join_timeout=time_left(options["give_up_at"]),
+            transport=options["transport"],
+            lan=options["lan"],
+        )
+    _train(context, manifest, text, invite=invite, admit=None, waits=False, solo=False, pace=None, **options)
+
+
+def _train(
+    context: click.Context,
+    manifest: "Manifest",
+    text: "Survey | None",
+    *,
+    invite: str | None,
+    admit: str | None,
+    waits: bool,
+    solo: bool,
+    pace: Path | None,
+    directory: Path,
+    data: Path | None,
+    listen: tuple[str, ...],
+    transport: str | None,
+    relays: tuple[str, ...],
+    lan: bool,
+    require_peers: int,
+    give_up_at: float | None,
+    keep_serving: bool,
+    on_nan: Literal["stop", "restart"],
+    max_upload: float | None,
+    max_download: float | None,
+    daily_upload: int | None,
+    as_json: bool,
+) -> None:
+    from decentral.cli.job.train_job import JobOptions, train_alone, train_with_swarm
+    from decentral.cli.preflight import taken_back
+    from decentral.cli.stopping import stop_signals
+    from decentral.manifest import summary as describe
+    from decentral.node.folder import kept_terms
+    from decentral.observe.log_lines import log_shown_on
+    from decentral.observe.terminal import open_display
+    from decentral.tasks.survey import check_agreed
+
+    kept_terms(remember(context, directory), manifest.digest)
+    this_text = check_agreed(manifest.data, text)
+    options = JobOptions(
+        out=directory,
+        data=data,
+        listen=listen or None,
+        transport=transport,
+        relays=relays,
+        lan=lan,
+        require_peers=require_peers,
+        waits_for_company=waits,
+        give_up_at=give_up_at,
+        keep_serving=keep_serving,
+        on_nan=on_nan,
+        max_upload=max_upload,
+        max_download=max_download,
+        daily_upload=daily_upload,
+        admit=admit,
+        invite=invite,
+        pace=pace,
+    )
+    click.echo(describe(manifest), err=True)
+    click.echo(this_text, err=True)
+    display = open_display(sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
+    show_invite = partial(_show_invite, display.say if as_json else display.result, manifest.data.corpus)
+    with stop_signals() as stop, log_shown_on(display), taken_back(directory):
+        try:
+            if solo:
+                summary = train_alone(manifest, options, display, stop)
+            else:
+                summary = train_with_swarm(manifest, options, display, stop, show_invite)
+        finally:
+            display.close()
+    if as_json:
+        click.echo(json.dumps(summary))
+    if stop.code is not None:
+        click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)
+        context.exit(stop.code)
+
+
+def _show_invite(show: Callable[[str], None], corpus: str, invite: str) -> None:
+    brings = "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
+    show(f"decentral join {invite}{brings}")
+
+
+@click.command("demo")
+@click.option("--peers", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Peers at the start.")
+@click.option(
+    "--algorithm", type=click.Choice(ALGORITHMS), default=ALGORITHMS[0], show_default=True, help="How they agree."
+)
+@click.option("--minutes", type=click.FloatRange(min=0.2), default=3.0, show_default=True, help="How long to train.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of model and data order.")
+@click.option("--churn/--no-churn", default=True, show_default=True, help="Kill a peer, add a newcomer.")
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo-run"),
+    show_default=True,
+    help="Where everything is kept; an earlier demo there is replaced.",
+)
+@as_json
+@click.pass_context
+def demo_command(context: click.Context, /, directory: Path, as_json: bool, **options: Any) -> None:
+    """Train with four peers on this machine, kill one, add one, compare with training alone.
+
+    \b
+    $ decentral demo --peers 3 --minutes 1
+    """
+    from decentral.cli.demo.run import DemoOptions, run_demo
+
+    remember(context, directory)
+    context.exit(run_demo(DemoOptions(out=directory, **options), as_json=as_json))

@@ -1,0 +1,1 @@
+"""``decentral demo``: peers as real processes on this machine."""

@@ -1,0 +1,1 @@
+"""``decentral doctor``: what is looked at, and what is said of it."""

@@ -1,0 +1,84 @@
+"""What ``decentral doctor`` says of the way to other peers: who can dial this machine, how fast, and what to do."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from decentral.cli.findings import Finding
+from decentral.errors import DecentralError
+from decentral.observe.health import short_name
+from decentral.peer.network_setup import check_relays
+from decentral.swarm.invite import Invite
+from decentral.transport.native.transport import NativeTransport
+from decentral.transport.reachability import Reachability, probe, relays_among
+from decentral.transport.speed import Speed, measure_speed
+from decentral.wire.keys import Signer, peer_from_name, peer_name
+
+_SKEW_SECONDS = 30.0  # nothing here needs clocks to agree; logs are read side by side
+_DIAL_SECONDS = 5.0
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def reachable(listen: "Sequence[str]", relays: "Sequence[str]", invite: str | None) -> Iterator[Finding]:
+    """Ask the run's peers and the relays to dial back, then send one of them something."""
+    check_relays(relays)
+    others = (*relays, *(Invite.parse(invite).addresses if invite is not None else ()))
+    known = relays_among(others)
+    found = anyio.run(probe, listen or None, (*others, *known), time.time)
+    yield verdict(found, relays_known=bool(known))
+    for view in found.views[:1]:
+        behind = "behind" if view.skew > 0 else "ahead of"
+        detail = f"{abs(view.skew):.1f} s {behind} {short_name(peer_name(view.peer))}"
+        yield Finding("warn" if abs(view.skew) > _SKEW_SECONDS else "ok", "clock", detail)
+    for where in known if found.views else ():
+        with suppress(DecentralError):  # a relay carries bytes, and measures nothing
+            speed = anyio.run(_speed, where)
+            rates = f"{speed.up / 1e6:.1f} Mbit/s up, {speed.down / 1e6:.1f} down"
+            yield Finding("ok", "speed", f"at least {rates}, to {_label(where)}")
+            return
+
+
+def verdict(found: Reachability, *, relays_known: bool) -> Finding:
+    """What was found out, and what to do where it is not enough."""
+    seen = ", ".join(sorted({view.seen for view in found.views if view.seen}))
+    ports = ", ".join(sorted({address.rpartition("/")[2] for address in found.listen}))
+    relayed = (
+        "others reach it through relays" if relays_known else "name a relay with --relay (decentral relay runs one)"
+    )
+    forward = f"; for a way in, forward TCP port {ports} on the router and give --listen /ip4/0.0.0.0/tcp/{ports}"
+    hidden = "ok" if relays_known else "warn"
+    match found.kind:
+        case "public":
+            how = f"dialled back at {seen}" if found.views else "an interface has a public address; nobody was asked"
+            return Finding("ok", "reached", f"public: {how}")
+        case "local":
+            return Finding("ok", "reached", f"local: dialled back at {seen}; nobody outside this network was asked")
+        case "nat":
+            return Finding(hidden, "reached", f"behind a port-preserving NAT, seen at {seen}: {relayed}{forward}")
+        case "symmetric nat":
+            return Finding(hidden, "reached", f"behind a symmetric NAT, seen at {seen}: {relayed}{forward}")
+        case "firewall":
+            return Finding(hidden, "reached", f"behind a firewall, seen at {seen}: open TCP port {ports}, or {relayed}")
+        case _:
+            return Finding(
+                "warn",
+                "reached",
+                "nobody could say whether others can dial this machine: give an invite, or --relay ADDR",
+            )
+
+
+async def _speed(where: str) -> Speed:
+    peer = peer_from_name(where.rpartition("/p2p/")[2])
+    async with NativeTransport(Signer.generate(), listen=("/ip4/127.0.0.1/tcp/0",)) as transport:
+        with anyio.move_on_after(_DIAL_SECONDS):
+            await transport.connect(peer, (where,))
+        return await measure_speed(transport, peer)
+
+
+def _label(where: str) -> str:
+    return short_name(where.rpartition("/p2p/")[2])

@@ -1,0 +1,79 @@
+"""What a training job leaves behind: a row per round in ``metrics.jsonl``, and ``summary.json`` at its end."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from decentral.cli.job.training_context import TrainingContext
+from decentral.observe.report import write_summary
+from decentral.parameters import gather, schema_of
+
+if TYPE_CHECKING:
+    from decentral.peer import Peer
+
+
+def record_round(
+    bench: TrainingContext, anchor: list[Tensor], progress: dict[str, object], *, evaluate: bool = False
+) -> float | None:
+    """One row of the state after a round; its bits per byte when that was asked for or takes little of the time."""
+    bits = None
+    if evaluate or bench.judge.affordable(bench.watch.seconds):
+        bits = bench.judge.bits_per_byte(anchor)
+        bench.held_out_loss = bits * math.log(2)
+    tokens = bench.num_steps * bench.tokens_per_step
+    quality = {} if bits is None else {"bits_per_byte": bits}
+    bench.metrics.outer(bench.num_steps, tokens=tokens, **quality, **progress)
+    return bits
+
+
+def progress_of(peer: "Peer") -> dict[str, object]:
+    """Where a peer of a swarm is, and what it cost so far."""
+    status = peer.status()
+    return {
+        "round": status.round,
+        "members": len(status.members),
+        "bytes_sent": status.bytes_sent,
+        "bytes_received": status.bytes_received,
+        "anchor_digest": status.anchor_digest,
+    }
+
+
+def conclude(bench: TrainingContext, peer: "Peer | None", *, evaluate: bool) -> dict[str, Any]:
+    """Evaluate what was reached and write ``summary.json``. The peer is still there, so that laggards can ask it."""
+    seconds, busy = bench.watch.seconds, bench.watch.busy
+    summary: dict[str, Any] = {
+        "algorithm": bench.manifest.outer.method,
+        "solo": peer is None,
+        "num_parameters": bench.num_parameters,
+        "inner_steps": bench.num_steps,
+        "tokens": bench.num_steps * bench.tokens_per_step,
+        "seconds": seconds,
+        "busy_seconds": busy,
+        "utilisation": bench.watch.utilisation,
+    }
+    progress = progress_alone(bench) if peer is None else progress_of(peer)
+    summary |= {"peer": "" if peer is None else peer.status().peer, **progress}
+    if evaluate:
+        anchor = live_fragments(bench) if peer is None else peer.anchor()
+        bits = record_round(bench, anchor, progress, evaluate=True)
+        assert bits is not None, "it was asked for"
+        summary |= {"bits_per_byte": bits, "loss": bits * math.log(2)}
+        if peer is not None:
+            peer.log(held_out_loss=bits * math.log(2))  # the last status tells of the last anchor
+    write_summary(bench.out, summary)
+    return summary
+
+
+def progress_alone(bench: TrainingContext) -> dict[str, object]:
+    """The same for a baseline: rounds are the intervals at which a swarm would have met."""
+    interval = bench.manifest.inner.steps // bench.manifest.outer.fragments
+    return {"round": bench.num_steps // interval, "members": 1, "bytes_sent": 0, "bytes_received": 0}
+
+
+def live_fragments(bench: TrainingContext) -> list[Tensor]:
+    """The model as it is trained now, fragment by fragment, flat float32."""
+    bare = bench.accelerator.unwrap_model(bench.model)
+    parameters = dict(bare.named_parameters())
+    fragments = schema_of(bare, bench.manifest.outer.fragments).fragments
+    return [gather(parameters, fragment) for fragment in fragments]

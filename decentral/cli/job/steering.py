@@ -1,0 +1,73 @@
+"""Between a running job and the people around it: what they ask of it, what it tells them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from decentral.cli.job.training_context import TrainingContext
+from decentral.observe.status import Status
+
+if TYPE_CHECKING:
+    from decentral.peer import Peer
+
+
+class Steering:
+    """What people ask of a running job: from a signal, or from another command through the run directory."""
+
+    def __init__(self, bench: TrainingContext, peer: "Peer") -> None:
+        self._bench, self._peer = bench, peer
+        self.left = False
+
+    def obey(self, request: str) -> None:
+        """Do what one of ``leave``, ``pause``, ``resume`` asks."""
+        {"leave": self.leave, "pause": self.pause, "resume": self.resume}[request]()
+
+    def leave(self) -> None:
+        """End at the next step boundary."""
+        self.left = True
+        self._peer.leave()
+        self._bench.running.set()
+
+    @property
+    def trains_while_paused(self) -> bool:
+        """With several processes only contributing stops: the others would wait in a collective."""
+        return bool(self._bench.accelerator.num_processes > 1)
+
+    def pause(self) -> None:
+        """Stop training, as far as that can be."""
+        self._peer.pause()
+        if not self.trains_while_paused:
+            self._bench.running.clear()
+
+    def resume(self) -> None:
+        """Train on."""
+        self._peer.resume()
+        self._bench.running.set()
+
+
+class StatusPublisher:
+    """Tells the beacon how the peer is; hands its invite on once; has the last word when the peer has gone."""
+
+    def __init__(self, peer: "Peer", on_invite: Callable[[str], None], *, trains_while_paused: bool) -> None:
+        self._peer, self._on_invite = peer, on_invite
+        self._trains_while_paused = trains_while_paused
+        self._ended = ""
+
+    def __call__(self) -> Status:
+        """The status now; the last one that there was, once the peer's swarm side has ended."""
+        status = replace(self._peer.status(), trains_while_paused=self._trains_while_paused)
+        if self._ended:
+            return replace(status, state=self._ended)
+        if status.invite and self._on_invite is not _keep_quiet:
+            self._on_invite(status.invite)
+            self._on_invite = _keep_quiet
+        return status
+
+    def end(self, state: str) -> None:
+        """From now on this is its state, whatever else is new."""
+        self()  # a run that took less than a second has an invite, too
+        self._ended = state
+
+
+def _keep_quiet(invite: str) -> None:
+    """The invite was told already."""

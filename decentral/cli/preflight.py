@@ -1,0 +1,77 @@
+"""What a person typed, looked at before anything is made, bound or asked of the network; and what a refused start made
+all the same is taken back.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from decentral.errors import DiskError
+
+if TYPE_CHECKING:
+    from decentral.tasks.survey import Survey
+
+# What a run directory holds before a peer has learnt, voted or fetched anything: worth nothing yet.
+_WORTHLESS = (
+    *("admission.token", "events.jsonl", "identity.key", "journal", "metrics.jsonl", "requests", "run.toml"),
+    "status.json",
+)
+# And what it holds from then on: votes bind, progress is somebody's work.
+_WORTH = ("acceptor", "adopted", "checkpoints", "download", "frames", "journal", "metrics.jsonl")
+
+
+def look_over(directory: Path, listen: Sequence[str], relays: Sequence[str], data: Path | None) -> "Survey | None":
+    """What ``--data`` names. Raises UsageError, ListenError, DiskError or DataError; nothing was written."""
+    from decentral.observe.status import check_free
+    from decentral.peer.network_setup import check_relays
+    from decentral.tasks.survey import survey
+    from decentral.transport.listen import check_listen
+
+    check_place(directory)
+    check_free(directory)
+    if listen:
+        check_listen(listen)
+    check_relays(relays)
+    return None if data is None else survey(data)
+
+
+def check_place(directory: Path) -> None:
+    """DiskError unless files can be made in ``directory``, which need not be there yet."""
+    place = next(path for path in (directory, *directory.absolute().parents) if os.path.exists(path))
+    doing = "written" if place == directory else "made"
+    if not place.is_dir():
+        raise DiskError(f"{directory}: cannot be {doing} (Not a directory); choose another place")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise DiskError(f"{directory}: cannot be {doing} ({place} is not writable); choose another place")
+
+
+@contextmanager
+def taken_back(directory: Path) -> Iterator[None]:
+    """An error inside removes what is new in ``directory``, and a new ``directory`` itself, while it is worth nothing.
+
+    Only what a peer makes is removed: others may write there meanwhile.
+    """
+    absent = [path for path in (directory, *directory.absolute().parents) if not os.path.exists(path)]
+    before = set() if absent else set(os.listdir(directory))
+    try:
+        yield
+    except Exception:
+        if not any(_holds_something(directory / name) for name in _WORTH):
+            _remove([directory / name for name in _WORTHLESS if name not in before], absent)
+        raise
+
+
+def _holds_something(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists() and path.stat().st_size > 0
+
+
+def _remove(files: Sequence[Path], folders: Sequence[Path]) -> None:
+    for path in files:
+        with suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for path in folders:
+        with suppress(OSError):  # somebody else put something there
+            path.rmdir()

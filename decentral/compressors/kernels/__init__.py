@@ -1,0 +1,1 @@
+"""The loops and tables that compressors share."""

@@ -1,0 +1,1 @@
+"""With how many bits a value is sent: one quantiser per file."""

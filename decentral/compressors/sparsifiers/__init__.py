@@ -1,0 +1,1 @@
+"""Which entries are sent: one sparsifier per file."""

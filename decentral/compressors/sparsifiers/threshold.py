@@ -1,0 +1,158 @@
+"""Keep the largest entries of the whole tensor: one threshold for all of it, guessed from a sample.
+
+Parts: indices int32 (1, K) into the flattened tensor, rising strictly; then the K kept values, float32 when used alone,
+as rows of 64 neighbours and a rest, so that a quantiser with scales per row follows the tensor's large and small
+regions. K = max(1, round(N * k / 4096)), so the shape alone bounds the message. An index takes 7.4 bits as a coded gap
+at k=64 when large entries lie evenly, less when they crowd, and at most log2(N).
+Where `topk` keeps k of every chunk, this follows the energy: a region that learns nothing sends nothing.
+
+On the processor, the magnitudes of a ``sample`` of the entries give a threshold that a few more than K should reach;
+one pass writes those down, and the exact K are taken from them. A guess that too few reach costs another pass. So
+``sample`` changes the time, never the result: of equal magnitudes the first are kept. Other devices select with torch,
+and which of equal magnitudes is kept is their choice.
+
+The paper keeps 0.1 % (k = 4); the default is topk's 1.6 %. Its momentum is ``dgc``, among the feedbacks.
+
+Source: Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887 (a threshold from 0.1 to 1 % of the entries,
+then an exact selection among what reached it).
+"""
+# Shape suffixes: N = values, K = entries kept.
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from decentral.coding import Rising
+from decentral.compressors.base import About, PartSpec, Shape, check_input, require_rising
+from decentral.compressors.chain import SparsifierBase
+from decentral.errors import ConfigError
+from decentral.tensors.compiled import compiled
+
+__all__ = ["Threshold"]
+
+_OF = 4096  # k is counted among so many entries, as in topk
+_ROW = 64  # kept values in a row
+_LARGEST = 2**31 - 1  # what an int32 index can point into
+_LEAST_SAMPLE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold(SparsifierBase):
+    """Keep ``k`` in 4096 of all entries, wherever they are; ``sample`` of them are looked at for a guess."""
+
+    name: ClassVar[str] = "threshold"
+    about: ClassVar[About] = About(
+        layout="indices, coded gaps (N*k/4096), values float32 (N*k/4096)",
+        biased=True,
+        source='Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887',
+        bound="|error|**2 <= (1 - K / N) * |x|**2, K = max(1, round(N * k / 4096))",
+    )
+    k: int = 64
+    sample: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= _OF:
+            raise ConfigError(f"{self}: k of {_OF} entries are kept; want 1 <= k <= {_OF}")
+        if not 0 < self.sample <= 1:
+            raise ConfigError(f"{self}: sample is a share of the entries; want 0 < sample <= 1, 0.01 is usual")
+
+    def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Indices (1, K), unless there is nothing to keep."""
+        kept = self._kept(math.prod(shape))
+        return (PartSpec("places", torch.int32, (1, kept), Rising(math.prod(shape))),) if kept else ()
+
+    def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """Whole rows, then the rest."""
+        whole, rest = divmod(self._kept(math.prod(shape)), _ROW)
+        return tuple(rows for rows in ((whole, _ROW), (1, rest)) if rows[0] and rows[1])
+
+    def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Rising indices, and the values there."""
+        flat_N = check_input(tensor).flatten()
+        if flat_N.numel() > _LARGEST:
+            raise ConfigError(f"{self}: a tensor of {flat_N.numel()} values, an index reaches {_LARGEST}; use topk")
+        if not flat_N.numel():
+            return (), ()
+        kept = self._kept(flat_N.numel())
+        find = self._largest if tensor.device.type == "cpu" else _largest_on_device
+        index_K = find(flat_N, kept)
+        rows = self.value_shapes(tuple(tensor.shape))
+        values = torch.split_with_sizes(flat_N[index_K], [math.prod(row) for row in rows])
+        return (index_K.int()[None],), tuple(value.view(row) for value, row in zip(values, rows, strict=True))
+
+    def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
+        """Add at the kept places; PayloadError unless indices rise strictly inside the tensor."""
+        for index_1K in index:
+            require_rising(index_1K, total.numel(), self)
+            flat_N = total.contiguous().view(-1)
+            flat_N[index_1K[0].long()] += torch.cat([value.flatten() for value in values]) * weight
+            if not total.is_contiguous():
+                total.copy_(flat_N.view(total.shape))
+
+    def _kept(self, numel: int) -> int:
+        return max(1, round(numel * self.k / _OF)) if numel else 0
+
+    def _largest(self, flat_N: Tensor, kept: int) -> Tensor:
+        """Rising places (K,) of the largest magnitudes."""
+        index_K = np.empty(kept, dtype=np.int32)
+        size_N = flat_N.contiguous().numpy().view(np.uint32)
+        if not _reaching(size_N, self._guess(size_N, kept), index_K):
+            _reaching(size_N, np.uint32(0), index_K)
+        return torch.from_numpy(index_K)
+
+    def _guess(self, size_N: NDArray[np.uint32], kept: int) -> np.uint32:
+        """The magnitude that a few more than K entries should reach, from every so many-th entry."""
+        step = max(1, min(int(1 / self.sample), size_N.size // _LEAST_SAMPLE))
+        seen = np.sort(size_N[::step] & np.uint32(0x7FFFFFFF))
+        wanted = seen.size * kept / size_N.size
+        rank = math.ceil(wanted + 3 * math.sqrt(wanted) + 1)  # short of K in one guess of 700, were the sample random
+        return np.uint32(seen[seen.size - rank] if rank < seen.size else 0)
+
+
+def _largest_on_device(flat_N: Tensor, kept: int) -> Tensor:
+    return flat_N.abs().topk(kept, sorted=False).indices.sort().values
+
+
+@compiled
+def _reaching(bits, least, index):  # type: ignore[no-untyped-def]  # numba reads the types of the arguments
+    """Fill rising places of the largest magnitudes among those of at least ``least``; False when these are too few."""
+    kept = index.size
+    size, place = np.empty(2 * kept, dtype=np.uint32), np.empty(2 * kept, dtype=np.int32)
+    n = 0
+    for i in range(bits.size):
+        s = bits[i] & np.uint32(0x7FFFFFFF)
+        if s >= least:
+            if n == size.size:  # what follows must be larger: of equal magnitudes the first are kept
+                least = _best(size, place, n, kept) + np.uint32(1)
+                n = kept
+                if s < least:
+                    continue
+            size[n], place[n] = s, i
+            n += 1
+    if n < kept:
+        return False
+    _best(size, place, n, kept)
+    index[:] = place[:kept]
+    return True
+
+
+@compiled
+def _best(size, place, n, kept):  # type: ignore[no-untyped-def]
+    """Move the ``kept`` largest of n to the front, in their order; returns the smallest of them."""
+    threshold = np.partition(size[:n], n - kept)[n - kept]
+    spare = kept
+    for i in range(n):
+        spare -= size[i] > threshold
+    at = 0
+    for i in range(n):
+        tied = size[i] == threshold
+        if size[i] > threshold or (tied and spare > 0):
+            spare -= tied
+            size[at], place[at] = size[i], place[i]
+            at += 1
+    return threshold

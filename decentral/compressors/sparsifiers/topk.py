@@ -1,0 +1,110 @@
+"""Keep the k entries of largest magnitude of every chunk; ``>>`` says how their values are sent.
+
+Parts: indices int16 (C, k) of every region of equal chunks (at most four regions), rising strictly inside each chunk;
+then the kept values of every region, float32 when used alone. An index of 64 in 4096 takes 7.4 bits as a coded gap,
+where log2 C(4096, 64) / 64 = 7.36, and at most 12; with ``k=64, chunk=4096`` one value of 64 is kept. Chunks are 64x64
+tiles of a matrix, runs of 4096 of anything else (`tiles`); a chunk of L values keeps max(1, round(L * k / chunk)), so
+that a short one may keep a smaller share than k / chunk: at 64 of 4096, 1 of 95.
+Biased: use it with error feedback, or what it drops is gone for good.
+
+Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706; chunked
+selection from Peng et al., "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.
+"""
+# Shape suffixes: C = chunks of a region, L = values per chunk, k = entries kept per chunk.
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.coding import Rising
+from decentral.compressors.base import About, PartSpec, Shape, check_dtype, non_finite, require_rising
+from decentral.compressors.chain import SparsifierBase
+from decentral.compressors.kernels.selection import add_at, largest
+from decentral.compressors.kernels.tiles import Region, as_matrix, cut, paste, regions
+from decentral.errors import ConfigError
+from decentral.tensors.finite import is_finite
+
+__all__ = ["TopK", "largest_of_rows"]
+
+_LONGEST_CHUNK = 4096  # what 12 bits can point into
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(SparsifierBase):
+    """Keep ``k`` of every ``chunk`` entries."""
+
+    name: ClassVar[str] = "topk"
+    about: ClassVar[About] = About(
+        layout="indices, coded gaps (N*k/chunk), values float32 (N*k/chunk)",
+        biased=True,
+        source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706',
+        bound="|error|**2 <= (1 - kept / L) * |x|**2 per chunk of L values, kept = max(1, round(L * k / chunk))",
+    )
+    k: int = 64
+    chunk: int = 4096
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.chunk <= _LONGEST_CHUNK and math.isqrt(self.chunk) ** 2 == self.chunk):
+            raise ConfigError(
+                f"{self}: chunk is the area of a square tile and an index has 12 bits; use 4096, 1024 or 256"
+            )
+        if not 1 <= self.k <= self.chunk:
+            raise ConfigError(f"{self}: k entries of a chunk are kept; want 1 <= k <= {self.chunk}")
+
+    def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Indices (C, k) of every region."""
+        places = regions(shape, self.chunk)
+        return tuple(
+            PartSpec("index", torch.int16, (region.num_chunks, self._kept(region)), Rising(region.length))
+            for region in places
+        )
+
+    def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """(C, k) of every region."""
+        return tuple((region.num_chunks, self._kept(region)) for region in regions(shape, self.chunk))
+
+    def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Rising indices and kept values, (C, k) of every region. NaN and Inf are the largest of all, so they are kept:
+        looking at what is kept finds them without another pass over everything.
+        """
+        matrix = as_matrix(check_dtype(tensor)).contiguous()
+        find = largest if tensor.device.type == "cpu" else _largest
+        found = [find(matrix, region, self._kept(region)) for region in regions(tuple(tensor.shape), self.chunk)]
+        if not all(is_finite(value_Ck) for _, value_Ck in found):
+            raise non_finite(tensor)
+        return tuple(index_Ck for index_Ck, _ in found), tuple(value_Ck for _, value_Ck in found)
+
+    def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
+        """Add at the kept places; PayloadError unless every index is inside its chunk and above the one before."""
+        places = regions(tuple(total.shape), self.chunk)
+        for region, index_Ck in zip(places, index, strict=True):
+            require_rising(index_Ck, region.length, self)
+        matrix = as_matrix(total)
+        add = add_at if total.device.type == "cpu" else _add_at
+        for region, index_Ck, value_Ck in zip(places, index, values, strict=True):
+            add(matrix, region, index_Ck, value_Ck.view(index_Ck.shape), weight)
+
+    def _kept(self, region: Region) -> int:
+        return max(1, round(region.length * self.k / self.chunk))
+
+
+def largest_of_rows(value_CL: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Rising indices int16 (C, k) of the largest magnitudes of each row, and the values there."""
+    rows = Region(0, 0, value_CL.shape[0], 1, 1, value_CL.shape[1])
+    return largest(value_CL, rows, k) if value_CL.device.type == "cpu" else _largest(value_CL, rows, k)
+
+
+def _largest(matrix: Tensor, region: Region, k: int) -> tuple[Tensor, Tensor]:
+    """What `selection.largest` does, on any device; which of equal magnitudes is kept is the device's choice."""
+    chunk_CL = cut(matrix, region)
+    index_Ck = chunk_CL.abs().topk(k, dim=1, sorted=False).indices.sort(dim=1).values
+    return index_Ck.to(torch.int16), chunk_CL.gather(1, index_Ck)
+
+
+def _add_at(matrix: Tensor, region: Region, index_Ck: Tensor, value_Ck: Tensor, weight: float) -> None:
+    """What `selection.add_at` does, on any device."""
+    chunk_CL = cut(matrix, region)
+    paste(matrix, region, chunk_CL.scatter_add(1, index_Ck.long(), value_Ck * weight))

@@ -1,0 +1,87 @@
+"""What one peer has seen of the round in progress: offers, frames held, who is there, whether to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from decentral.consensus.chain import Digest, Head
+from decentral.consensus.deadline import Deadline
+from decentral.consensus.membership import Presence
+from decentral.wire.frames import FrameKind, Header
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import FrameRef, Offer, Record
+
+
+class Collection:
+    """Offers and frames of one round."""
+
+    def __init__(self, opened: float) -> None:
+        self.opened = opened
+        self.offers: dict[PeerId, Offer] = {}
+        self.offered_at: dict[PeerId, float] = {}
+        self.first_offer: float | None = None
+        self.arrived: set[PeerId] = set()
+        self.ask_at: dict[Digest, float] = {}  # when a frame that is missing will be asked for
+
+    def add(self, peer: PeerId, offer: Offer, now: float) -> bool:
+        """Take the first offer of a peer; an equivocating second one is ignored."""
+        if peer in self.offers:
+            return False
+        self.offers[peer] = offer
+        self.offered_at[peer] = now
+        self.first_offer = now if self.first_offer is None else self.first_offer
+        return True
+
+    def usable(self, head: Head, held: Mapping[Digest, Header], reduce: bool) -> list[PeerId]:
+        """The members whose offers start from our anchor and whose frames are here, in peer order."""
+        return [
+            peer
+            for peer in head.members
+            if (offer := self.offers.get(peer)) is not None
+            and offer.base == head.anchor
+            and (reduce or (offer.frame in held and _describes(offer, peer, held[offer.frame])))
+        ]
+
+    def newly(self, usable: Iterable[PeerId]) -> list[Offer]:
+        """The offers among ``usable`` that were not before."""
+        new = [peer for peer in usable if peer not in self.arrived]
+        self.arrived.update(new)
+        return [self.offers[peer] for peer in new]
+
+    def ready(self, usable: Sequence[PeerId], head: Head, presence: Presence, deadline: Deadline, now: float) -> bool:
+        """All who are there have offered, or the deadline is over and waiting longer helps nobody."""
+        if not usable or self.first_offer is None:
+            return False
+        waited_for = [peer for peer in head.members if presence.present(peer)]
+        late = [peer for peer in waited_for if peer not in usable and peer not in head.newcomers]
+        if not late:
+            return True
+        if now >= self.first_offer + deadline.ceiling:
+            return True
+        return now >= deadline.at(self.opened, self.first_offer) and 2 * len(usable) >= len(waited_for)
+
+
+def _describes(offer: Offer, peer: PeerId, header: Header) -> bool:
+    """Whether an offer says of a frame what the frame says of itself: else nobody could vote for it."""
+    found = (header.sender, header.epoch, header.round, header.fragment, header.base, header.steps, header.tokens)
+    said = (peer, offer.epoch, offer.round, offer.fragment, offer.base, offer.steps, offer.tokens)
+    return found == said and header.kind in (FrameKind.CONTRIBUTION, FrameKind.MERGE)
+
+
+def references(peers: Iterable[PeerId], offers: dict[PeerId, Offer]) -> tuple[FrameRef, ...]:
+    """The offers of ``peers`` as a record names them, in peer order."""
+    return tuple(
+        FrameRef(peer, offers[peer].frame, 0, offers[peer].steps, offers[peer].tokens) for peer in sorted(peers)
+    )
+
+
+def fits(header: Header, ref: FrameRef, record: Record) -> bool:
+    """Whether a held frame is the one the record means: every field that changes its meaning is compared."""
+    kind = FrameKind.RESULT if record.contributors else header.kind
+    return (
+        (header.kind, header.sender, header.round, header.epoch) == (kind, ref.peer, record.round, record.epoch)
+        and (header.fragment, header.base, header.part) == (record.fragment, record.base, ref.part)
+        and header.kind in (FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.MERGE)
+        and (header.kind != FrameKind.RESULT or header.plan == record.plan)
+        and (header.steps, header.tokens) == (ref.steps, ref.tokens)  # they are what it weighs
+    )

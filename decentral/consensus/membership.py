@@ -1,0 +1,51 @@
+"""Who is in the next epoch: without those who left or whose lease ran out, with those who asked to come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from decentral.consensus.chain import electorate
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import Record
+
+
+@dataclass(slots=True)
+class Presence:
+    """Who can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
+
+    me: PeerId
+    expired: frozenset[PeerId] = frozenset()  # lease ran out
+    gone: frozenset[PeerId] = frozenset()  # lease ran out long enough ago to give the peer up
+    leaving: set[PeerId] = field(default_factory=set)  # said goodbye
+    unreachable: set[PeerId] = field(default_factory=set)  # the last send failed
+
+    def present(self, peer: PeerId) -> bool:
+        """Whether a message to ``peer`` may be expected to arrive and be answered."""
+        away = peer in self.expired or peer in self.leaving or peer in self.unreachable
+        return peer == self.me or not away
+
+    def heard(self, peer: PeerId) -> None:
+        """``peer`` just spoke, so the last failed send says nothing any more."""
+        self.unreachable.discard(peer)
+
+    def given_up(self) -> frozenset[PeerId]:
+        """Those whose votes are not waited for when too few others are left."""
+        return self.gone | frozenset(self.leaving)
+
+    def next_members(self, members: tuple[PeerId, ...], joiners: Iterable[PeerId]) -> tuple[PeerId, ...]:
+        """The membership that a record made now would set, sorted."""
+        away = {peer for peer in members if peer in self.leaving or peer in self.expired} - {self.me}
+        if 2 * (len(members) - len(away)) <= len(members):
+            away &= self.given_up()  # no majority would be left: drop only those who left or are gone for good
+        joined = {peer for peer in joiners if self.present(peer)}
+        return tuple(sorted((set(members) - away) | joined))
+
+    def may_drop(self, record: Record) -> bool:
+        """Whether to vote for whom ``record`` drops: if that leaves no majority, only when we gave them up, too."""
+        dropped = set(record.members) - set(record.next_members)
+        return 2 * (len(record.members) - len(dropped)) > len(record.members) or dropped <= self.given_up()
+
+    def is_majority_here(self, members: tuple[PeerId, ...]) -> bool:
+        """Whether everybody votes, rather than the few who are left."""
+        return electorate(members, self.given_up()) == members

@@ -1,0 +1,1 @@
+"""Rates: when bytes may leave, how many may be under way, how fast a line is."""

@@ -1,0 +1,1 @@
+"""One peer's swarm side, put together. No thread, no torch.nn."""

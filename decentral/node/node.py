@@ -1,0 +1,267 @@
+"""One peer's swarm side, put together: chain, frames, directory, catch-up, gossip. No thread, no torch.nn.
+
+Runs on any transport and any anyio backend, so that tests drive real nodes in memory under virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.abc
+from torch import Tensor
+
+from decentral.consensus.acceptor import Acceptor
+from decentral.consensus.chain import Head
+from decentral.consensus.deadline import Deadline
+from decentral.dissemination.partition import USUAL, Grain
+from decentral.errors import NoPeersError, PayloadError, TransportError
+from decentral.flow.offload import Offload, in_thread
+from decentral.flow.uplink import lease_bits
+from decentral.manifest import Manifest
+from decentral.node.company import Company
+from decentral.node.daily_upload import DailyUpload
+from decentral.node.suspension import Suspension
+from decentral.node.terms import make_replica, make_terms
+from decentral.node.uplinks import Uplinks
+from decentral.optimizers import NoLoCo
+from decentral.parameters import Schema
+from decentral.rounds.catchup import CatchUp
+from decentral.rounds.driver import CommittedUpdate, Driver, Ledger
+from decentral.rounds.gossip import Gossip
+from decentral.rounds.inbox import Inbox
+from decentral.swarm.admission import Admission
+from decentral.swarm.directory import Directory
+from decentral.swarm.hello import HELLO, ask_hello, check_terms, greeting, refusal
+from decentral.swarm.paths import Paths
+from decentral.transport import Transport
+from decentral.transport.dialback import serve_dialback
+from decentral.transport.requests import serve_requests
+from decentral.transport.speed import serve_speed
+from decentral.wire.keys import PeerId, Signer, peer_name
+from decentral.wire.lease import PRIVATE
+
+END_TIMEOUT = 15.0  # s for the others to get the last commit: a frame of 10 MB and 10 Mbit/s take 8
+RETRY = 0.5  # s between looks for a peer that answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a peer begins: its model, and what it remembers or whom it was invited by."""
+
+    manifest: Manifest
+    schema: Schema
+    anchors: Sequence[Tensor]  # the model as it is now, fragment by fragment, flat float32
+    buffers_B: Tensor | None = None  # and its buffers, flat float32; needed where the schema has any
+    founder: bool  # starts the run's chain
+    bootstrap: tuple[str, ...] = ()
+    head: Head | None = None  # resumed from a checkpoint
+    acceptor: Acceptor | None = None  # the last vote: also without a checkpoint it must not be given twice
+    age: float = 0.0  # s the run has lasted already
+    gossip_step: int = 0
+    folder: Path | None = None  # for the chunks of a snapshot that is being fetched
+    join_timeout: float | None = None  # s to look for anybody when it has no model yet
+
+
+class Node:
+    """One peer. ``run`` it in a task; ``ready`` is set once its chain has a head and training may begin."""
+
+    def __init__(
+        self,
+        start: Start,
+        *,
+        signer: Signer,
+        transport: Transport,
+        ledger: Ledger,
+        on_advance: Callable[[CommittedUpdate], None],
+        on_event: Callable[[str, dict[str, object]], None],
+        offload: Offload = in_thread,
+        uplink: Callable[[], float | None] = lambda: None,
+        daily_upload: DailyUpload | None = None,
+        private: bool = False,
+        admission: Admission | None = None,
+        grain: Grain = USUAL,
+    ) -> None:
+        """``uplink`` tells the bytes per second that this peer was seen to send, for its lease; ``private`` that others
+        reach it through relays only; ``admission`` who may ask for the terms, where the run admits by token; ``grain``
+        how finely a reduce is cut.
+        """
+        manifest = start.manifest
+        self.start, self.manifest, self.transport, self.signer = start, manifest, transport, signer
+        self.on_event, self.admission = on_event, admission
+        self.directory = Directory(transport, signer, manifest.digest, ttl=manifest.swarm.lease)
+        self.directory.update(state=PRIVATE if private else 0)
+        self.replica = make_replica(manifest, start.schema, start.anchors, start.buffers_B)
+        replica = self.replica
+        inbox = Inbox(start.schema, replica.codec, replica.merge_codec, offload, replica.tail, replica.measures)
+        uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
+        head = start.head or Head.genesis(manifest.digest, start.schema.digest, self.replica.digest, signer.peer)
+        self.driver = Driver(
+            signer=signer,
+            head=head,
+            terms=make_terms(manifest, self.replica, uplinks, grain),
+            replica=self.replica,
+            inbox=inbox,
+            transport=transport,
+            directory=self.directory,
+            ledger=ledger,
+            on_advance=on_advance,
+            on_event=on_event,
+            lease=manifest.swarm.lease,
+            shrink_after=manifest.swarm.shrink_after,
+            acceptor=start.acceptor,
+            offload=offload,
+            lines_of=uplinks.lines_of,
+        )
+        self.paths = Paths(transport)
+        self.catch_up = CatchUp(self.driver, transport, self.directory, start.folder)
+        self.gossip: Gossip | None = None
+        if isinstance(self.replica.outer, NoLoCo):
+            deadline = Deadline(manifest.swarm.deadline_floor, manifest.swarm.deadline_ceiling)
+            self.gossip = Gossip(self.driver, deadline, start.gossip_step)
+            gossip = self.gossip
+            self.catch_up.gossip_step = lambda: gossip.step
+        self.state = "looking"
+        self.ready = anyio.Event()
+        self.uplink, self.daily_upload = uplink, daily_upload
+        self.resting = Suspension(self.driver, on_event, offload)
+        self.company = Company()
+        self.waits = False  # training has not begun here, for want of others
+        self._began = 0.0
+        transport.budget.is_member = lambda peer: peer in self.driver.head.members
+        serve_requests(transport, HELLO, self._on_hello, limit=64)
+        serve_dialback(transport)
+        self.speed = serve_speed(transport)
+
+    @property
+    def outer_steps(self) -> int:
+        """Made so far; in gossip by this peer."""
+        return self.gossip.step if self.gossip is not None else self.driver.head.outer_step
+
+    @property
+    def age(self) -> float:
+        """Seconds since the run began, wherever that was; it has not, while its first peers wait for others."""
+        if self.waits and not self.outer_steps:
+            self._began = anyio.current_time()
+        return anyio.current_time() - self._began
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Take part until cancelled. Raises ManifestMismatch, VersionError or NoPeersError while joining."""
+        self._began = anyio.current_time() - self.start.age
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.directory.run)
+            self.directory.add_bootstrap(self.start.bootstrap)
+            if not self.start.founder and self.start.head is None:
+                await self._join()
+            await group.start(self.driver.run)
+            group.start_soon(self.catch_up.run)
+            group.start_soon(self.paths.watch)
+            group.start_soon(self._announce_forever)
+            if self.daily_upload is not None:
+                group.start_soon(self.resting.keep_to, self.daily_upload, self.transport.traffic)
+            self.ready.set()
+            task_status.started()
+
+    async def see_others_to_the_end(self) -> None:
+        """After the last commit stay until the other members have it, too, or ``END_TIMEOUT``.
+
+        Who is a message behind needs the commit and its frames from somebody: two of three used to leave with them.
+        """
+        driver = self.driver
+        with anyio.move_on_after(END_TIMEOUT):
+            while driver.head.final and any(map(driver.lacks_the_end, driver.head.members)):
+                await anyio.sleep(0.1)
+
+    async def leave(self) -> None:
+        """Say farewell, so that nobody waits for this peer."""
+        self.state = "leaving"
+        await self.driver.goodbye()
+        await self.directory.goodbye()
+
+    # ---- joining ----
+
+    async def _join(self) -> None:
+        """Find a peer that answers, compare the terms, take its snapshot. Looks on for as long as nobody is there."""
+        with anyio.move_on_after(self.start.join_timeout):
+            await self._look_until_synced()
+            return
+        raise NoPeersError(
+            "nobody answered within the time given to join_timeout; check the invite, or that a peer of the run is up, "
+            "with: decentral doctor INVITE"
+        )
+
+    async def _look_until_synced(self) -> None:
+        while True:
+            for peer in list(self.directory.live()):
+                try:
+                    await self._sync_with(peer)
+                    return
+                except (TransportError, PayloadError) as error:
+                    self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
+            self.state = "looking"
+            await anyio.sleep(RETRY)
+
+    async def _sync_with(self, peer: PeerId) -> None:
+        hello = await ask_hello(self.transport, peer, self.admission)
+        check_terms(self.manifest, self.start.schema, hello)
+        self.state = "syncing"
+        self._began = anyio.current_time() - hello.age
+        fetched = await self.catch_up.snapshots.fetch(peer)
+        self.replica.load(fetched.tensors)
+        self.driver.begin_at(fetched.head, self.start.acceptor)
+        if self.gossip is not None:
+            self.gossip.step = fetched.gossip_step
+        self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
+
+    async def follow_others(self) -> bool:
+        """In gossip, take over the replica of a peer that is here, as a newcomer does; False when nobody gives one.
+
+        Asked twice: a donor that lets this peer in again just now is between two commits.
+        """
+        for _ in range(2):
+            for peer in list(self.directory.live()):
+                if await self._follow(peer):
+                    return True
+            await anyio.sleep(RETRY)
+        return False
+
+    async def _follow(self, peer: PeerId) -> bool:
+        assert self.gossip is not None
+        try:
+            fetched = await self.catch_up.snapshots.fetch(peer)
+        except (TransportError, PayloadError) as error:
+            self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
+            return False
+        self.replica.load(fetched.tensors)
+        self.gossip.step = max(self.gossip.step, fetched.gossip_step)
+        self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
+        return True
+
+    # ---- being there ----
+
+    async def _announce_forever(self) -> None:
+        """Keep the lease in step with the chain, and the clock of a run that ends by time."""
+        minutes = self.manifest.run.minutes
+        while True:
+            head = self.driver.head
+            uplink = lease_bits(self.uplink())
+            self.directory.update(epoch=head.epoch, round=head.round, digest=head.hash, uplink=uplink)
+            self.driver.machine.time_is_up = minutes is not None and self.age >= 60 * minutes
+            if self.state in ("looking", "syncing") and self.ready.is_set():
+                self.state = "training"
+            self._look_who_is_here(head)
+            await anyio.sleep(0.25)
+
+    def _look_who_is_here(self, head: Head) -> None:
+        """Say once when the last of the others has gone, unless the run is over: then all go."""
+        alone = self.company.look(self.directory.live(), head.members, self.directory.said_goodbye)
+        if alone and not head.final and self.state != "leaving":
+            names = [peer_name(peer) for peer in sorted(self.company.gone)]
+            self.on_event("alone", {"peers": names, "left": self.company.left})
+
+    async def _on_hello(self, peer: PeerId, data: bytes) -> bytes:
+        if self.admission is not None and not self.admission.take(peer, data):
+            return refusal()
+        return greeting(self.manifest, self.start.schema, self.age)

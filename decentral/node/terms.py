@@ -1,0 +1,78 @@
+"""What a manifest means to the parts of a peer: its replica, and the terms of its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from decentral.compressors import parse_compressor, parse_feedback
+from decentral.consensus.round_state import RoundTerms
+from decentral.dissemination.partition import Grain, partition, shares
+from decentral.manifest import Manifest
+from decentral.node.uplinks import Uplinks
+from decentral.optimizers import DiLoCo, OuterOptimizer, make_outer, outer_learning_rate
+from decentral.parameters import Schema
+from decentral.replica.buffers import Tail
+from decentral.replica.codec import Codec
+from decentral.replica.replica import Replica
+from decentral.wire.keys import PeerId
+
+
+def make_replica(
+    manifest: Manifest, schema: Schema, anchors: Sequence[Tensor], buffers_B: Tensor | None = None
+) -> Replica:
+    """Anchor, buffers, outer optimizer and codec as the manifest says."""
+    outer = manifest.outer
+    made = make_outer(outer.method, outer.hyper)
+    codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
+    codec.warm_up()
+    by_peers = outer.learning_rate is None and isinstance(made, DiLoCo)
+    return Replica(
+        schema,
+        anchors,
+        made,
+        codec,
+        Codec(parse_compressor("none")),
+        _lr_by_peers if by_peers else None,
+        outer.weighting or "equal",
+        buffers_B,
+        Tail.of(schema, manifest.model.buffers or "average"),
+        outer.norm_clip or "none",
+    )
+
+
+def _lr_by_peers(outer: OuterOptimizer, num_peers: int) -> OuterOptimizer:
+    """DiLoCo's outer learning rate for as many contributors as this very commit names: the same on every peer."""
+    assert isinstance(outer, DiLoCo)
+    return replace(outer, lr=outer_learning_rate(num_peers))
+
+
+def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
+    """Bytes of the largest body that a peer may offer: a contribution, whole or in slices, or what gossip merges."""
+    codec = replica.merge_codec if gossips else replica.codec
+    shapes = [*map(replica.shapes, range(fragments)), *(((replica.numel(f),),) for f in range(fragments))]
+    return max(map(codec.max_body_nbytes, shapes)) + replica.tail.nbytes(0)
+
+
+def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain) -> RoundTerms:
+    """What the round machine needs of the manifest and of the links."""
+
+    def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
+        return partition(replica.numel(fragment), owners, shares(uplinks.for_owners(owners)), grain)
+
+    swarm, fragments = manifest.swarm, manifest.outer.fragments
+    gossips = manifest.exchange.kind == "pair"
+    return RoundTerms(
+        num_fragments=fragments,
+        rounds=fragments if gossips else manifest.run.rounds,  # gossip commits only the merge at the end
+        min_peers=swarm.min_peers,
+        floor=swarm.deadline_floor,
+        ceiling=swarm.deadline_ceiling,
+        patience=max(2.0, swarm.deadline_floor),
+        partition=ranges if uplinks.reduces else None,
+        steps=manifest.inner.steps // fragments,
+        largest=largest_offer(replica, gossips, fragments),
+        takes=uplinks.takes,
+    )

@@ -1,0 +1,66 @@
+"""What members' leases say that each can send, and what follows from it for a round: a hint, wrong ones cost time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+
+import anyio
+
+from decentral.dissemination.partition import alike
+from decentral.dissemination.spread import UNKNOWN, Line, seconds_to_all
+from decentral.swarm.directory import Directory
+from decentral.wire.keys import PeerId
+from decentral.wire.lease import PRIVATE
+
+FRESH = 0.25  # s for which lines are remembered; asked for anew with every event, they took a sixth of the event loop
+LEAST = 0.1  # of the usual uplink: nobody is waited for as long as who says that it sends less would need
+
+
+@dataclass(slots=True)
+class Uplinks:
+    """Of the members of one run; ``reduces``: whether its rounds are reduces."""
+
+    directory: Directory
+    reduces: bool
+    clock: Callable[[], float] = anyio.current_time
+    _found: dict[tuple[PeerId, ...], list[Line] | None] = field(default_factory=dict)
+    _since: float = -math.inf
+
+    def lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
+        """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
+        live, own = self.directory.live(), self.directory.draft()
+        leases = [own if peer == own.peer else live.get(peer) for peer in peers]
+        known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
+        others = [rate for peer, rate in known.items() if peer != own.peer]  # the own line says nothing of theirs
+        usual = fmean(others or known.values() or [UNKNOWN])
+        rates = alike([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
+        private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
+        return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
+
+    def for_owners(self, peers: Sequence[PeerId]) -> list[float]:
+        """Bytes per second for a reduce; private peers own nothing of it, unless all are."""
+        lines = self.lines_of(peers)
+        nobody = not any(line.passes_on for line in lines)
+        return [line.rate if line.passes_on or nobody else 0.0 for line in lines]
+
+    def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
+        """See Takes. Of a reduce, slices and results are about two bodies."""
+        lines = self._waited_for(tuple(members))
+        if lines is None or peer not in members:
+            return None
+        me = list(members).index(peer)
+        return 2 * nbytes / lines[me].rate if self.reduces else seconds_to_all(nbytes, lines, me)
+
+    def _waited_for(self, members: tuple[PeerId, ...]) -> list[Line] | None:
+        now = self.clock()
+        if not self._since <= now < self._since + FRESH:
+            self._found, self._since = {}, now
+        if members not in self._found:
+            lines = self.lines_of(members)
+            usual = median(line.rate for line in lines)
+            least = [replace(line, rate=max(line.rate, LEAST * usual)) for line in lines]
+            self._found[members] = None if usual == UNKNOWN else least
+        return self._found[members]

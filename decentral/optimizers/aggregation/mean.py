@@ -1,0 +1,105 @@
+"""The one place where contributions are averaged: one order, one divisor, float32.
+
+mean = sum(weight * pseudo_gradient) / sum(weight), over the contributors *actually summed*: a peer that is absent, was
+dropped or came late is in neither sum, and a sparse contribution counts in full at coordinates it did not send.
+The order is that of the peer ids: summing in another order changed 73 % of the elements' bits, and then anchors differ.
+
+Weights are equal, or go by the tokens that contributors say they trained on. Saying is free, so a weight stays within
+``OUTLIER`` times the typical one: a lie of 10**18 tokens counts as much as 16 peers and no more.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError, NonFiniteError
+from decentral.tensors.finite import is_finite
+from decentral.tensors.rounding import float32
+
+__all__ = ["OUTLIER", "contribution_weights", "mean_of", "mean_pseudo_gradient", "scaled"]
+
+OUTLIER = 16.0  # times, up or down, that a weight may differ from the typical: one GPU beside a machine of eight
+
+Contribution = tuple[bytes, Tensor, float]  # peer id, (N,) float32, weight >= 0
+Adder = tuple[bytes, Callable[..., None], float]  # peer id, add(total, weight=...), weight >= 0
+
+
+def contribution_weights(weighting: str, tokens: Sequence[int]) -> list[float]:
+    """One weight per contributor, from the tokens behind each as a record names them: the same bits on every peer.
+
+    ``equal``: all 1. ``tokens``: tokens over their lower median, within [1/16, 16], rounded to float32; all 1 when the
+    median is 0, for a training loop that tells no tokens.
+    """
+    typical = statistics.median_low(tokens) if tokens else 0
+    if weighting == "equal" or typical == 0:
+        return [1.0] * len(tokens)
+    return [float32(min(max(count / typical, 1 / OUTLIER), OUTLIER)) for count in tokens]
+
+
+def mean_pseudo_gradient(contributions: Sequence[Contribution], scales: Sequence[float] | None = None) -> Tensor:
+    """The weighted mean of pseudo-gradients, (N,) float32, the same bits for any order of arrival.
+
+    ``scales``: what each is multiplied by, see ``scaled``; None: 1.
+
+    ConfigError when there is nothing to average; NonFiniteError when finite contributions sum beyond float32.
+    """
+    if len({gradient.shape for _, gradient, _ in contributions}) > 1:
+        raise ConfigError("mean_pseudo_gradient: contributions differ in shape; they must be of one fragment")
+    if not contributions:
+        raise ConfigError("mean_pseudo_gradient: there is nothing to average; pass one tensor per peer")
+    total = torch.zeros_like(contributions[0][1], dtype=torch.float32)
+    adders: list[Adder] = [(peer, partial(_add, gradient), weight) for peer, gradient, weight in contributions]
+    return mean_of(total, scaled(adders, scales))
+
+
+def mean_of(total: Tensor, adders: Sequence[Adder]) -> Tensor:
+    """The same mean, of contributions that add themselves, weighted, to ``total``, which starts at zero.
+
+    Sparse contributions need no dense copy each. ``total`` is used up.
+    """
+    ordered = sorted(adders, key=lambda adder: adder[0])
+    divisor = _divisor([peer for peer, _, _ in ordered], [weight for _, _, weight in ordered])
+    with torch.no_grad():
+        for _, add, weight in ordered:
+            add(total, weight=weight)
+        total /= torch.full_like(total[:1], divisor)  # a tensor: CUDA turns /number into *(1/number)
+    if not is_finite(total):
+        raise NonFiniteError(
+            f"mean_pseudo_gradient: the sum of {len(ordered)} contributions is not finite; "
+            "drop the contributor with values near 1e38"
+        )
+    return total
+
+
+def scaled(adders: Sequence[Adder], scales: Sequence[float] | None) -> list[Adder]:
+    """The same contributors, each adding ``scale`` times as much; the divisor counts them in full, as it does absent
+    coordinates: a shortened contribution moves the anchor less, and lengthens nobody else's.
+    """
+    if scales is None:
+        return list(adders)
+    return [
+        (peer, add if scale == 1.0 else partial(_add_scaled, add, scale), weight)
+        for (peer, add, weight), scale in zip(adders, scales, strict=True)
+    ]
+
+
+def _add_scaled(add: Callable[..., None], scale: float, total: Tensor, weight: float) -> None:
+    add(total, weight=float32(weight * scale))  # two float32 make an exact float64: rounded once
+
+
+def _add(gradient: Tensor, total: Tensor, weight: float) -> None:
+    total += gradient.to(torch.float32) * weight
+
+
+def _divisor(peers: Sequence[bytes], weights: Sequence[float]) -> float:
+    """The sum of the weights of the contributors that are summed, in their order."""
+    if len(set(peers)) != len(peers):
+        raise ConfigError("mean_pseudo_gradient: a peer contributed twice; pass one tensor per peer")
+    divisor = math.fsum(weights)
+    if not (divisor > 0 and math.isfinite(divisor) and min(weights) >= 0):
+        raise ConfigError(f"mean_pseudo_gradient: weights {weights}; want them >= 0, with a positive, finite sum")
+    return divisor

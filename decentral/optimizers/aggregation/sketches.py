@@ -1,0 +1,53 @@
+"""A contribution as 1024 numbers whose angles tell those of the contributions: who does the same work twice?
+
+sketch[(j + turn_r) mod 1024] += sign_r * value[1024 r + j]      turn and sign of row r from a seed
+
+The inner product of two sketches is that of the contributions, give or take 3 % of their norms' product, and exact for
+equal ones: near cosine 1 the error is 3 % of the sine squared. A row is turned as one, which keeps the loop at the
+speed of memory; without the turn a matrix of rank one would count its rows as one.
+
+Source: Charikar, Chen and Farach-Colton, "Finding Frequent Items in Data Streams", 2002 (CountSketch).
+"""
+# Shape suffixes: N = elements of a contribution, R = rows of S elements, K = contributions, S = numbers of a sketch.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decentral.tensors.compiled import compiled
+from decentral.tensors.rows import rows_of
+
+__all__ = ["WIDTH", "cosines", "sketch"]
+
+WIDTH = 1024  # numbers: 4 KiB for each contributor of a round
+_SEED = 1  # any: a sketch is compared with others of the same process only
+
+
+def sketch(value_N: Tensor) -> Tensor:
+    """(S,) float32 of a flat float32 tensor on the processor."""
+    random = np.random.default_rng(_SEED)
+    made_2S = np.zeros(2 * WIDTH, dtype=np.float32)  # what turns beyond the end is added to the beginning below
+    for value_RS in rows_of(value_N, WIDTH):
+        turn_R = random.integers(0, WIDTH, len(value_RS))
+        sign_R = random.integers(0, 2, len(value_RS)).astype(np.float32) * 2 - 1
+        _add_rows(value_RS, turn_R, sign_R, made_2S)
+    return torch.from_numpy(made_2S[:WIDTH] + made_2S[WIDTH:])
+
+
+def cosines(sketches: Sequence[Tensor]) -> Tensor:
+    """(K, K) cosines between contributions, by their sketches; 0 with one that is all zeros."""
+    stacked_KS = torch.stack(list(sketches)).double()
+    stacked_KS /= stacked_KS.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    return stacked_KS @ stacked_KS.T
+
+
+@compiled
+def _add_rows(value_RS, turn_R, sign_R, made_2S):  # type: ignore[no-untyped-def]
+    for row in range(value_RS.shape[0]):
+        turned_S, sign = made_2S[turn_R[row] : turn_R[row] + WIDTH], sign_R[row]
+        for j in range(WIDTH):  # see norms
+            turned_S[j] += sign * value_RS[row, j]

@@ -1,0 +1,82 @@
+"""How a peer goes on the network: whether it can be dialled, through which relays otherwise, and so in which role.
+
+Public peers relay for others from the start; private ones keep places at the relays they know and hold no directory
+keys. Asked before the transport starts, because the daemon takes its role on its command line.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from decentral.errors import ListenError, PayloadError, UsageError
+from decentral.peer.notebooks import run_apart
+from decentral.transport import Transport
+from decentral.transport.choice import Keys, make_transport
+from decentral.transport.listen import check_listen
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.reachability import Kind, probe, relays_among
+from decentral.wire.keys import peer_from_name
+
+logger = logging.getLogger("decentral.peer")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSetup:
+    """The transport, not yet started, and what was found out for it."""
+
+    transport: Transport
+    kind: Kind = "unknown"
+    relays: tuple[str, ...] = ()  # where it keeps places
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it is known that others cannot dial this machine."""
+        return self.kind in ("nat", "symmetric nat", "firewall")
+
+
+def check_relays(relays: Sequence[str]) -> None:
+    """UsageError for what is no address of a relay."""
+    for address in relays:
+        where, _, name = address.rpartition("/p2p/")
+        try:
+            peer_from_name(name)
+            direct = endpoint(where) is not None
+        except PayloadError:
+            direct = False
+        if not direct:
+            raise UsageError(f"relay {address!r}: want /ip4/HOST/tcp/PORT/p2p/NAME, as decentral relay prints it")
+
+
+def enter(
+    asked: Transport | str | None,
+    keys: Keys,
+    listen: Sequence[str] | None,
+    *,
+    relays: Sequence[str] = (),
+    invited_by: Sequence[str] = (),
+) -> NetworkSetup:
+    """Ask the relays and who invited this peer whether it can be dialled, then make its transport.
+
+    Takes milliseconds where somebody can dial it, 3 s behind a NAT. Raises ListenError, UsageError.
+    """
+    if asked is not None and not isinstance(asked, str):
+        return NetworkSetup(asked)
+    check_relays(relays)
+    others = (*relays, *invited_by)
+    known = relays_among(others)
+    found = run_apart(probe, listen, (*others, *known), time.time)
+    chosen = {"public": (), "private": known, None: tuple(relays)}[found.role]
+    logger.debug("reachability: %s, seen by %s", found.kind, found.views)
+    where = found.listen if _free(found.listen) else listen
+    return NetworkSetup(make_transport(asked, keys, where, role=found.role, relays=chosen), found.kind, chosen)
+
+
+def _free(listen: Sequence[str]) -> bool:
+    try:
+        check_listen(listen)
+    except ListenError:
+        return False
+    return True

@@ -1,0 +1,142 @@
+"""A fragment's pseudo-gradient to the bytes of a frame's body, and back.
+
+What crosses the wire is the compressor's parts, entropy coded; it costs at most ``max_body_nbytes``. Sparse
+methods see every parameter in its own shape (tiles need it); a reduce sees flat ranges, so that it can be cut
+anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from decentral.compressors import Compressor, Payload, Uncompressed, accumulate
+from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
+from decentral.errors import PayloadError
+from decentral.parameters import Fragment, split
+from decentral.tensors.alloc import fresh_zeros
+from decentral.tensors.finite import is_finite
+from decentral.wire import body
+
+# Shape suffixes: N = elements of the fragment or range, flat float32.
+
+Shapes = Sequence[tuple[int, ...]]
+_SMALL = 70  # more than a tile
+_warm: set[str] = set()  # codecs that this process has warmed up
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The bytes to send, and the sender's feedback to book if, and only if, a commit names them."""
+
+    body: bytes | memoryview
+    feedback: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """A compressor with its feedback, applied to fragments."""
+
+    compressor: Compressor
+    feedback: Feedback = field(default_factory=NoFeedback)
+
+    def max_body_nbytes(self, shapes: Shapes) -> int:
+        """What a body over ``shapes`` takes at most: known before a byte arrives."""
+        return body.max_nbytes(self.compressor, shapes)
+
+    def encode(self, gradient_N: Tensor, state: State, shapes: Shapes) -> Encoded:
+        """Compress the gradient with what ``state``, this sender's feedback, remembers. Pure: neither is changed.
+
+        Raises NonFiniteError when the gradient holds NaN or Inf.
+        """
+        sending = self.feedback.send(self.compressor, gradient_N, state, shapes)
+        return Encoded(body.encode(self.compressor, sending.payloads), sending.state)
+
+    def encode_beside(self, change_N: Tensor, state: State, value_N: Tensor, shapes: Shapes) -> Encoded:
+        """One body of a change, sent with feedback as by ``encode``, and of a value of the same shapes after it.
+
+        The value gets no feedback: what its compression loses is no progress that could be sent later, but how wrong
+        it is now, and next time it is sent whole again.
+        """
+        sending = self.feedback.send(self.compressor, change_N, state, shapes)
+        value = compress_flat(self.compressor, value_N, shapes)
+        return Encoded(body.encode(self.compressor, (*sending.payloads, *value)), sending.state)
+
+    def all_of(self, gradient_N: Tensor, state: State, shapes: Shapes) -> tuple[Tensor, dict[str, Tensor]]:
+        """What ``encode`` would send if compression lost nothing, and the feedback after it: for who applies it alone.
+
+        Raises NonFiniteError when the gradient holds NaN or Inf.
+        """
+        sending = self.feedback.send(Uncompressed(), gradient_N, state, shapes)
+        whole_N = torch.zeros_like(gradient_N)
+        add_sent(Uncompressed(), whole_N, sending.payloads)
+        return whole_N, sending.state
+
+    def for_results(self) -> Codec:
+        """What the owners of a reduce compress their results with: under feedback of any kind they owe what it loses.
+
+        Not by the senders' mechanism: the momentum of dgc would be applied twice, and a decay would forget what the
+        contributors have struck off their own books.
+        """
+        return replace(self, feedback=ErrorFeedback(beta=1.0) if self.feedback.sender else NoFeedback())
+
+    def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
+        """The flat float32 tensor that every receiver of ``data`` applies. Raises PayloadError."""
+        payloads = body.decode(self.compressor, data, shapes)
+        decoded_N = self._decompress(payloads, shapes)
+        if not is_finite(decoded_N):  # a second guard: one NaN in a mean would reach every peer
+            raise PayloadError(f"body decodes to NaN or Inf through {self.compressor}; drop it and its sender")
+        return decoded_N
+
+    def _decompress(self, payloads: Sequence[Payload], shapes: Shapes) -> Tensor:
+        if len(payloads) == 1:  # as a reduce sees it, for instance: no need to copy
+            return self.compressor.decompress(payloads[0]).to(torch.float32).flatten().contiguous()
+        decoded_N = fresh_zeros(numel(shapes))
+        for decoded, payload in zip(split_shapes(decoded_N, shapes), payloads, strict=True):
+            decoded.copy_(self.compressor.decompress(payload))
+        return decoded_N
+
+    def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
+        """``total += weight * decode(data)`` in place: sparse frames touch only what they hold.
+
+        Raises PayloadError; ``total`` is then to be thrown away.
+        """
+        payloads = body.decode(self.compressor, data, shapes)
+        for total, payload in zip(split_shapes(total_N, shapes), payloads, strict=True):
+            accumulate(self.compressor, total, payload, weight)
+
+    def warm_up(self) -> None:
+        """Compile what encoding and decoding need, so that the first round does not wait for it: some seconds on a
+        machine that never did, half a second later.
+        """
+        if repr(self) in _warm:
+            return
+        _warm.add(repr(self))
+        shapes = ((_SMALL, _SMALL), (_SMALL,))
+        ramp_N = torch.linspace(-1, 1, numel(shapes))
+        encoded = self.encode(ramp_N, {}, shapes)
+        self.add_to(self.decode(encoded.body, shapes), encoded.body, shapes)
+
+
+def split_shapes(flat_N: Tensor, shapes: Shapes) -> list[Tensor]:
+    """Views of the flat tensor in the given shapes, in order."""
+    return split(flat_N, shapes)
+
+
+def fragment_shapes(fragment: Fragment) -> Shapes:
+    """The shapes of a fragment's parameters, as sparse methods see them."""
+    return fragment.shapes
+
+
+def range_shapes(start: int, stop: int) -> Shapes:
+    """A flat range, as a reduce sees it."""
+    return ((stop - start,),)
+
+
+def numel(shapes: Shapes) -> int:
+    """Elements over all shapes."""
+    return sum(math.prod(shape) for shape in shapes)

@@ -1,0 +1,119 @@
+"""This peer's part in the round in progress: what it measured, what it sends, what it will owe."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from decentral.consensus.chain import Head
+from decentral.replica.codec import Encoded, range_shapes
+from decentral.replica.owing import in_own_units
+from decentral.replica.replica import Replica
+from decentral.wire.frames import Frame, FrameKind, Header, seal
+from decentral.wire.keys import PeerId, Signer
+from decentral.wire.messages import Offer, Record, ReducePlan
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+@dataclass(slots=True)
+class Contribution:
+    """The pseudo-gradient of ``steps`` inner steps on one fragment, offered until a commit names it or passes it by."""
+
+    fragment: int
+    based_on: bytes  # hash of the chain's head whose anchor the gradient was measured from
+    local_N: Tensor  # the parameters it was measured at
+    gradient_N: Tensor  # anchor - local
+    steps: int  # inner steps since the last contribution, of any fragment
+    tokens: int
+    kind: FrameKind = FrameKind.CONTRIBUTION  # or MERGE: the parameters themselves, at the end of a gossip run
+    trained: int = 0  # inner steps of this fragment behind it: with P fragments P times ``steps``; 0: as ``steps``
+    encoded: Encoded | None = None  # gather: made once, sealed anew when a round ends without moving the anchor
+    slices: dict[int, dict[int, Encoded]] = field(default_factory=dict)  # reduce: plan number -> part -> slice
+    tail: bytes = b""  # this peer's buffers, with fragment 0
+    offered: bytes = b""  # what the newest offer of it named: a frame, or the commitment of a reduce
+
+    def __post_init__(self) -> None:
+        self.trained = self.trained or self.steps
+
+    def commitment(self) -> bytes:
+        """What a reduce offer names instead of a frame."""
+        return hashlib.blake2b(self.gradient_N.numpy().data, digest_size=32).digest()
+
+    def feedback_after(self, record: Record) -> dict[str, Tensor]:
+        """The feedback to book with ``record``, which names this contribution. Nothing where slices are of an earlier
+        life, which may have sent all that was owed.
+        """
+        if self.encoded is not None:
+            return self.encoded.feedback
+        slices = self.slices.get(record.plan, {})
+        made = [slices[part].feedback for part in range(len(record.partition)) if part in slices]
+        if len(made) != len(record.partition):
+            return {}
+        return {name: torch.cat([part[name] for part in made]) for name in made[0]}
+
+    def frame(self, head: Head, signer: Signer) -> Frame:
+        """The frame for the round after ``head``."""
+        assert self.encoded is not None
+        header = header_after(head, self.kind, self.fragment, signer.peer, steps=self.steps, tokens=self.tokens)
+        frame = seal(header, self.encoded.body, signer, self.tail)
+        own = frame.body[: len(self.encoded.body)]  # the frame's own bytes: see Outbox
+        self.encoded = replace(self.encoded, body=own)
+        _ = frame.hash  # see Inbox.check
+        return frame
+
+    def offer(self, head: Head, frame: bytes, nbytes: int) -> Offer:
+        """The offer for the round after ``head``."""
+        assert head.anchor is not None
+        return Offer(head.epoch, head.round + 1, self.fragment, head.anchor, frame, nbytes, self.steps, self.tokens)
+
+    def slice_frame(self, part: int, plan: ReducePlan, head: Head, replica: Replica, signer: Signer) -> Frame:
+        """The frame of one part of ``plan``; what it leaves to owe is remembered."""
+        owner, start, stop = plan.partition[part]
+        passed_on = 0.0
+        if owner != signer.peer and replica.owed(self.fragment) is not None:
+            passed_on = in_own_units(plan.contributors, replica.weights(plan.contributors), signer.peer)
+        made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on)
+        parts = len(plan.partition)
+        header = header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
+        frame = seal(header, made.body, signer, self.tail if part == 0 else b"")
+        self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body[: len(made.body)])
+        return frame
+
+
+def header_after(
+    head: Head,
+    kind: FrameKind,
+    fragment: int,
+    sender: PeerId,
+    part: int = 0,
+    parts: int = 1,
+    plan: int = 0,
+    steps: int = 0,
+    tokens: int = 0,
+) -> Header:
+    """The header of a frame for the round after ``head``."""
+    assert head.anchor is not None
+    return Header(
+        kind=kind,
+        run=head.run,
+        epoch=head.epoch,
+        round=head.round + 1,
+        fragment=fragment,
+        part=part,
+        parts=parts,
+        plan=plan,
+        base=head.anchor,
+        sender=sender,
+        steps=steps,
+        tokens=tokens,
+    )
+
+
+def range_of(record_or_plan: Record | ReducePlan, part: int) -> tuple[tuple[int, ...], ...]:
+    """The shapes of one partition."""
+    _, start, stop = record_or_plan.partition[part]
+    return tuple(range_shapes(start, stop))

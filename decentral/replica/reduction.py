@@ -1,0 +1,96 @@
+"""The owner's half of a reduce: the sum of exactly the contributors' slices, compressed once.
+
+Compressing a result loses something as compressing a slice does. Under feedback the owner owes it, in units of the
+mean: it adds it to the next result that it makes of these elements (`decentral.replica.owing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
+from decentral.replica.codec import Codec, Encoded, range_shapes
+from decentral.wire.frames import Frame
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import ReducePlan
+
+
+@dataclass(slots=True)
+class Reduction:
+    """One part that this peer owns in a plan: collects slices, then makes the result."""
+
+    plan: ReducePlan
+    part: int
+    slices: dict[PeerId, Tensor] = field(default_factory=dict)
+    tails: dict[PeerId, Tensor] = field(default_factory=dict)  # the contributors' buffers, where the part has them
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The elements owned, [start, stop)."""
+        _, start, stop = self.plan.partition[self.part]
+        return start, stop
+
+    def missing(self) -> tuple[PeerId, ...]:
+        """Contributors whose slice has not come."""
+        return tuple(ref.peer for ref in self.plan.contributors if ref.peer not in self.slices)
+
+    def told_buffers(self) -> list[Tensor]:
+        """The buffers of exactly the plan's contributors, in peer order; nothing where the part carries none."""
+        peers = sorted(ref.peer for ref in self.plan.contributors)
+        return [self.tails[peer] for peer in peers if peer in self.tails]
+
+    def result(
+        self,
+        codec: Codec,
+        weights: Sequence[float],
+        owed_N: Tensor | None = None,
+        scales: Sequence[float] | None = None,
+    ) -> Encoded:
+        """The mean over exactly the plan's contributors, each by its weight and scale, and what this owner owes of
+        these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
+        """
+        refs = zip(self.plan.contributors, weights, strict=True)
+        weighted = [(ref.peer, self.slices[ref.peer], weight) for ref, weight in refs]
+        mean_N = mean_pseudo_gradient(weighted, scales)
+        owed = {} if owed_N is None else {"debt": owed_N}
+        return codec.for_results().encode(mean_N, owed, range_shapes(*self.range))
+
+
+class Results:
+    """What results decoded to when they came, so that the outer step need not decode them again.
+
+    Kept for the newest plan only, and one for each part: an owner that sends several fills no memory.
+    """
+
+    def __init__(self) -> None:
+        self._plan = (0, 0)
+        self._of_part: dict[int, tuple[bytes, Tensor]] = {}
+
+    def add(self, frame: Frame, decoded: Tensor) -> None:
+        """Remember a checked result."""
+        header = frame.header
+        plan = (header.round, header.plan)
+        if plan > self._plan:
+            self._plan, self._of_part = plan, {}
+        if plan == self._plan:
+            self._of_part.setdefault(header.part, (frame.hash, decoded))
+
+    def by_frame(self) -> dict[bytes, Tensor]:
+        """Those that are known, by their frames' hashes."""
+        return dict(self._of_part.values())
+
+    def forget(self) -> None:
+        """The round is over."""
+        self._of_part = {}
+
+
+def assembled(
+    plan_partition: tuple[tuple[PeerId, int, int], ...], parts: Mapping[int, Tensor], out_N: Tensor
+) -> Tensor:
+    """Lay the owners' decoded results into ``out_N`` (flat, float32) and return it."""
+    for part, (_, start, stop) in enumerate(plan_partition):
+        out_N[start:stop] = parts[part]
+    return out_N

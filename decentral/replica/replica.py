@@ -1,0 +1,319 @@
+"""The state every peer holds alike: anchor, outer optimizer state, and this peer's own feedback.
+
+Tensors are replaced, never written to: whoever holds a reference (a snapshot being served, a checkpoint being
+written, a round being encoded) has an immutable copy for free. Everything lives in float32 on the CPU, so that
+the same commit gives the same bits on every peer, whatever it trains on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from decentral.consensus.chain import contributions
+from decentral.errors import ConfigError, NonFiniteError, PayloadError
+from decentral.optimizers import NoLoCo, OuterOptimizer
+from decentral.optimizers.aggregation.mean import Adder, contribution_weights, mean_of, mean_pseudo_gradient, scaled
+from decentral.optimizers.aggregation.norm_clip import clip_scales
+from decentral.parameters import Schema, combined_digest, digest, first_non_finite
+from decentral.replica.buffers import NO_TAIL, Tail
+from decentral.replica.codec import Codec, Encoded, Shapes, range_shapes
+from decentral.replica.measures import Measure, Measures
+from decentral.replica.owing import OWED, owed_after
+from decentral.replica.reduction import assembled
+from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
+from decentral.tensors.alloc import fresh_zeros
+from decentral.tensors.finite import is_finite
+from decentral.wire.frames import Frame, FrameKind
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import FrameRef, Record
+
+# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """The result of one commit, not yet installed."""
+
+    fragment: int
+    before_N: Tensor
+    after_N: Tensor
+    state: dict[str, Tensor]
+    digest: bytes  # of after_N
+    buffers_B: Tensor | None = None  # after it; None: as before
+
+
+class Replica:
+    """Anchor and outer state of one peer, fragment by fragment."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        anchors: Sequence[Tensor],
+        outer: OuterOptimizer | NoLoCo,
+        codec: Codec,
+        merge_codec: Codec,
+        tuned: Callable[[OuterOptimizer, int], OuterOptimizer] | None = None,
+        weighting: str = "equal",
+        buffers_B: Tensor | None = None,
+        tail: Tail = NO_TAIL,
+        norm_clip: str = "none",
+    ) -> None:
+        """``buffers_B``: the model's, in the schema's order; ``tail`` says what of them crosses; ``norm_clip``: whether
+        contributions far longer than the typical one are shortened: none, or median.
+        """
+        self.norm_clip, self.measures = norm_clip, Measures()
+        self.weighting = weighting  # what contributors count by: equal, or tokens
+        self.tuned = tuned  # the outer optimizer for a number of contributors, when the manifest leaves it open
+
+        self.schema, self.outer, self.codec, self.merge_codec = schema, outer, codec, merge_codec
+        self.anchors: list[Tensor] = list(anchors)
+        self.states: list[dict[str, Tensor]] = [outer.init(anchor) for anchor in self.anchors]
+        self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as sender and owner
+        self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
+        self.tail = tail
+        self.buffers_B = torch.zeros(0) if buffers_B is None else buffers_B
+        if self.buffers_B.shape != (schema.buffer_numel,):
+            raise ConfigError(f"Replica: {len(self.buffers_B)} values of buffers, the schema has {schema.buffer_numel}")
+        tail.pack(self.buffers_B)  # what could not be sent is refused here, and not after the first inner steps
+
+    @property
+    def digest(self) -> bytes:
+        """The anchor's digest over all fragments, and the buffers where there are any."""
+        return self._combined(self.digests, self.buffers_B)
+
+    def digest_of(self, tensors: Mapping[str, Tensor]) -> bytes:
+        """What ``digest`` would be with these ``shared_tensors`` of another peer."""
+        digests = [digest(tensors[anchor_name(f)]) for f in range(len(self.anchors))]
+        return self._combined(digests, tensors.get(BUFFERS, self.buffers_B))
+
+    def _combined(self, digests: Sequence[bytes], buffers_B: Tensor) -> bytes:
+        return combined_digest([*digests, digest(buffers_B)] if self.schema.buffers else digests)
+
+    def shared_buffers(self, fragment: int) -> Tensor | None:
+        """What the live buffers become when ``fragment`` has moved; None: they stay."""
+        return self.buffers_B if self.tail.nbytes(fragment) else None
+
+    def shapes(self, fragment: int) -> Shapes:
+        """Shapes of a fragment's parameters."""
+        return self.schema.fragments[fragment].shapes
+
+    def numel(self, fragment: int) -> int:
+        """Elements of a fragment."""
+        return self.schema.fragments[fragment].numel
+
+    def encode(self, fragment: int, gradient_N: Tensor) -> Encoded:
+        """The body of a gather frame and the feedback to book with its commit. NonFiniteError names the parameter."""
+        self.check_finite(fragment, gradient_N)
+        return self.codec.encode(gradient_N, self.feedback[fragment], self.shapes(fragment))
+
+    def encode_range(self, fragment: int, gradient_N: Tensor, start: int, stop: int, passed_on: float = 0.0) -> Encoded:
+        """The body of one slice of a reduce and its share of the feedback.
+
+        ``passed_on``: how often what this peer owes of the range as an owner goes into it; 0 where it owns it still.
+        """
+        if not is_finite(gradient_N[start:stop]):
+            self.check_finite(fragment, gradient_N)
+        part = {name: tensor[start:stop] for name, tensor in self.feedback[fragment].items()}
+        owed_N, slice_N = part.pop(OWED, None), gradient_N[start:stop]
+        if passed_on and owed_N is not None and "velocity" in self.codec.feedback.sender:  # momentum would repeat it
+            part["debt"] = part.get("debt", torch.zeros_like(slice_N)) + owed_N * passed_on
+        elif passed_on and owed_N is not None:
+            slice_N = slice_N + owed_N * passed_on
+        return self.codec.encode(slice_N, part, range_shapes(start, stop))
+
+    def owed(self, fragment: int) -> Tensor | None:
+        """What this peer owes as an owner of a reduce, over the whole fragment."""
+        return self.feedback[fragment].get(OWED)
+
+    def owe_after(self, record: Record, me: PeerId, made: Mapping[bytes, Tensor], since: Tensor | None) -> None:
+        """Book as an owner what ``record`` leaves of what was owed ``since``: see `owed_after`."""
+        owed_N = owed_after(since, record, me, made, self.numel(record.fragment))
+        if owed_N is not None:
+            self.feedback[record.fragment] = {**self.feedback[record.fragment], OWED: owed_N}
+
+    def outer_step(
+        self, record: Record, frames: Mapping[bytes, Frame], decoded: Mapping[bytes, Tensor] | None = None
+    ) -> OuterStep:
+        """What ``record`` makes of this replica. Pure: install it once the record is durable.
+
+        ``decoded``: what results are known to hold, by their frames' hashes.
+        Raises PayloadError when a frame does not decode; frames are checked when they arrive, so that is a bug or
+        a damaged disk, and nothing has changed.
+        """
+        f = record.fragment
+        if any(frames[ref.frame].header.kind == FrameKind.MERGE for ref in record.frames):
+            return self._merge(record, frames)
+        bodies, buffers_B = self.tail.opened(record, frames)
+        scales = None if record.contributors else self.scales([frames[ref.frame] for ref in record.frames])
+        mean_N = self._mean(record, bodies, decoded or {}, scales)
+        assert not isinstance(self.outer, NoLoCo), "a gossip run commits merges only"
+        if mean_N is None:
+            return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
+        contributors = len(contributions(record))
+        outer = self.outer if self.tuned is None else self.tuned(self.outer, contributors)
+        after_N, state = outer.step(self.anchors[f], mean_N, self.states[f])
+        return OuterStep(f, self.anchors[f], after_N, state, digest(after_N), buffers_B)
+
+    def weights(self, contributors: Sequence[FrameRef]) -> list[float]:
+        """What each of a record's contributors counts."""
+        return contribution_weights(self.weighting, [ref.tokens for ref in contributors])
+
+    def scales(self, frames: Sequence[Frame]) -> list[float] | None:
+        """What a gather's contributions are multiplied by; None: nothing is clipped."""
+        if self.norm_clip == "none":
+            return None
+        return clip_scales([self.measure(frame).norm for frame in frames])
+
+    def measure(self, frame: Frame) -> Measure:
+        """A contribution's norm and sketch, decoded again when they are not known. Raises PayloadError."""
+        known = self.measures.get(frame.hash)
+        if known is not None:
+            return known
+        body, _ = self.tail.split(frame)
+        return self.measures.add(frame.hash, self.codec.decode(body, self.shapes(frame.header.fragment)))
+
+    def install(self, step: OuterStep) -> None:
+        """Make an outer step this replica's state."""
+        self.anchors[step.fragment] = step.after_N
+        self.states[step.fragment] = step.state
+        self.digests[step.fragment] = step.digest
+        self.buffers_B = self.buffers_B if step.buffers_B is None else step.buffers_B
+
+    def forget_sent(self, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Tensor:
+        """Drop from this peer's feedback what a commit of a lost process already applied; what is not known, too.
+
+        Returns where something may have been sent, as booleans over the fragment.
+
+        The feedback to book with a contribution dies with the process that made it. Going on with the older one would
+        send again what was sent: where our frame has a value it may hold that, so it becomes zero there and stays
+        elsewhere, as sparse methods owe it. Of a reduce the frames are the owners', so all of it goes.
+        """
+        f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
+        if record.contributors or any(frame.header.kind == FrameKind.MERGE for frame in mine):
+            self.feedback[f] = {}
+            return torch.ones(self.numel(f), dtype=torch.bool)
+        sent_N = torch.zeros(self.numel(f), dtype=torch.bool)
+        for frame in mine:
+            sent_N |= self.codec.decode(self.tail.split(frame)[0], self.shapes(f)) != 0
+        self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
+        return sent_N
+
+    def check_finite(self, fragment: int, gradient_N: Tensor) -> None:
+        """Raise NonFiniteError, which names the parameter, for NaN or Inf."""
+        culprit = first_non_finite(gradient_N, self.schema.fragments[fragment])
+        if culprit is not None:
+            raise NonFiniteError(
+                f"NaN or Inf in the pseudo-gradient of {culprit}; nothing was sent: "
+                "lower the learning rate or clip the gradients, then start again from the last commit"
+            )
+
+    def _mean(
+        self,
+        record: Record,
+        bodies: Sequence[memoryview],
+        decoded: Mapping[bytes, Tensor],
+        scales: Sequence[float] | None,
+    ) -> Tensor | None:
+        """The mean pseudo-gradient; None when finite contributions sum beyond float32: alike on every peer, such a
+        record moves nothing.
+        """
+        try:
+            if record.contributors:
+                return self._reduced(record, bodies, decoded)
+            return self._gathered(record, bodies, scales)
+        except NonFiniteError:
+            return None
+
+    def refresh(self, fragment: int) -> None:
+        """Recompute a fragment's digest after a gossip step replaced its anchor."""
+        self.digests[fragment] = digest(self.anchors[fragment])
+
+    def _merge(self, record: Record, frames: Mapping[bytes, Frame]) -> OuterStep:
+        """The one full average at the end of a gossip run.
+
+        Source: "On the Surprising Effectiveness of a Single Global Merging in Decentralized Learning", 2025,
+        arXiv:2507.06542.
+        """
+        f = record.fragment
+        shapes = self.shapes(f)
+        bodies, buffers_B = self.tail.opened(record, frames)
+        peers = [ref.peer for ref in record.frames]
+        decoded = [(peer, self.merge_codec.decode(body, shapes), 1.0) for peer, body in zip(peers, bodies, strict=True)]
+        after_N = mean_pseudo_gradient(decoded)
+        return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
+
+    def _gathered(self, record: Record, bodies: Sequence[memoryview], scales: Sequence[float] | None) -> Tensor:
+        shapes = self.shapes(record.fragment)
+        adders: list[Adder] = [
+            (ref.peer, partial(self.codec.add_to, data=data, shapes=shapes), weight)
+            for ref, data, weight in zip(record.frames, bodies, self.weights(record.frames), strict=True)
+        ]
+        return mean_of(fresh_zeros(self.numel(record.fragment)), scaled(adders, scales))
+
+    def _reduced(self, record: Record, bodies: Sequence[memoryview], decoded: Mapping[bytes, Tensor]) -> Tensor:
+        parts = {}
+        for ref, data in zip(record.frames, bodies, strict=True):
+            _, start, stop = record.partition[ref.part]
+            known = decoded.get(ref.frame)
+            parts[ref.part] = self.codec.decode(data, range_shapes(start, stop)) if known is None else known
+        if len(parts) != len(record.partition):
+            raise PayloadError(
+                f"round {record.round} names {len(parts)} of {len(record.partition)} partitions; drop it"
+            )
+        return assembled(record.partition, parts, fresh_zeros(self.numel(record.fragment)))
+
+    # ---- what a checkpoint or a snapshot holds ----
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Anchor, outer state and buffers: what every peer holds alike."""
+        named = {anchor_name(f): anchor for f, anchor in enumerate(self.anchors)}
+        if self.schema.buffers:
+            named[BUFFERS] = self.buffers_B
+        for f, state in enumerate(self.states):
+            named |= {outer_name(f, key): tensor for key, tensor in state.items()}
+        return named
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """The feedback, debts for instance: this peer's alone."""
+        return {feedback_name(f, name): t for f, own in enumerate(self.feedback) for name, t in own.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over ``shared_tensors`` and, when they are there, ``own_tensors``; all or nothing.
+
+        Raises PayloadError when a tensor is missing or has another size.
+        """
+        anchors = [self._wanted(tensors, anchor_name(f), a) for f, a in enumerate(self.anchors)]
+        states = [
+            {key: self._wanted(tensors, outer_name(f, key), t) for key, t in state.items()}
+            for f, state in enumerate(self.states)
+        ]
+        buffers_B = self._wanted(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
+        names = (*self.codec.feedback.sender, OWED)
+        feedback = [
+            {name: tensors[key] for name in names if (key := feedback_name(f, name)) in tensors}
+            for f in range(len(anchors))
+        ]
+        self.anchors, self.states, self.feedback, self.buffers_B = anchors, states, feedback, buffers_B
+        self.digests = [digest(anchor) for anchor in anchors]
+
+    @staticmethod
+    def _wanted(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+        found = tensors.get(name)
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            raise PayloadError(f"state lacks {name} of shape {tuple(like.shape)}; use another donor or checkpoint")
+        return found
+
+
+def feedback_name(fragment: int, name: str) -> str:
+    """Name of a fragment's feedback in a checkpoint; feedback is never in a snapshot."""
+    return f"feedback/{fragment}/{name}"
+
+
+def is_feedback(name: str) -> bool:
+    """Whether a tensor of a checkpoint is some fragment's feedback."""
+    return name.startswith("feedback/")

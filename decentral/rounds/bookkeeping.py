@@ -1,0 +1,181 @@
+"""What becomes of this peer's own progress when the chain moves: taken by a commit, given up with a branch, or kept.
+
+The training side is told moves of the anchor. Progress is the anchor less the live parameters, so what must stay or go
+is said by where the move begins: further from the live parameters by what is owed again, nearer by what was taken.
+A frame that an earlier life of this peer sent may be named long after that life ended. Where it has a value, this
+peer's progress may be in the anchor already, and goes: a crash may lose steps, and none may count twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import anyio
+import torch
+from torch import Tensor
+
+from decentral.consensus.chain import Head, contributions, moves_anchor
+from decentral.consensus.history import Branch
+from decentral.optimizers import NoLoCo
+from decentral.replica.contribution import Contribution
+from decentral.replica.outbox import Owed
+from decentral.replica.owing import OWED
+from decentral.rounds.frame_io import CommittedUpdate
+from decentral.rounds.reducing import Reducer
+from decentral.wire.frames import Frame
+from decentral.wire.messages import Record
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+class Bookkeeping(Reducer):
+    """Books contributions with the commits that name them, and adopts branches."""
+
+    async def adopt(self, head: Head, tensors: Mapping[str, Tensor], branch: Branch) -> None:
+        """Take over a verified snapshot: another branch, or too far ahead to replay. Gossip takes over no tensors.
+
+        What this peer gave to rounds that are given up is owed again, and what the records of the branch took from it
+        is not: the debt stays as it is.
+        """
+        async with self._lock:
+            if head.weight <= self.head.weight:
+                return  # ours grew meanwhile
+            owed = await self.offload(self._owed, branch)
+            taken = self._taken(branch)
+            self._reclaimed = self._reclaimed or bool(owed)
+            self._settle_as_owner(branch)
+            before = list(self.replica.anchors)
+            await self.offload(self.ledger.adopt, head, tensors)
+            if tensors:
+                self.replica.load({**tensors, **self.replica.own_tensors()})
+            self._tell_adopted(head, branch, owed)
+            self.pending, self._inherits = None, False
+            self.machine.switch(head, branch, anyio.current_time())
+            self._tidy(head.round)
+            if not self.machine.forgetful:
+                await self.offload(self.ledger.save_acceptor, self.machine.acceptor.to_bytes())
+            if isinstance(self.replica.outer, NoLoCo):  # a swap may have moved replica and live model meanwhile
+                self.on_advance(CommittedUpdate(None, head.hash, 0, None, None, None, self.replica.digest))
+                return
+            rounds = _rounds_of_each(head, branch, len(before))
+            for f, old_N in enumerate(before):
+                self.on_advance(self._move(head, f, old_N, owed.get(f), taken, rounds))
+
+    def _move(
+        self,
+        head: Head,
+        f: int,
+        old_N: Tensor,
+        owed: Owed | None,
+        taken: Mapping[int, Contribution | None],
+        rounds: int,
+    ) -> CommittedUpdate:
+        """One fragment's part of an adoption, as the training side sees it.
+
+        What the branch took is booked as its commit would have: progress and debt apart. Taking all that was sent from
+        the progress leaves the same sum, until a crash drops one of the two.
+        """
+        before_N, steps = (old_N, 0) if owed is None else (old_N + owed.gradient_N, owed.steps)
+        taken_N, mine = None, taken.get(f)
+        if mine is not None:
+            assert mine.encoded is not None, "see _taken"
+            before_N, self.replica.feedback[f] = before_N - mine.gradient_N, mine.encoded.feedback
+            steps -= mine.trained
+        elif f in taken:
+            taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), self._owed_as_owner(f)
+        after_N, anchor = self.replica.anchors[f], self.replica.digest
+        buffers_B = self.replica.shared_buffers(f)
+        return CommittedUpdate(None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, taken_N)
+
+    def _owed(self, branch: Branch) -> dict[int, Owed]:
+        """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""
+        if branch.shared is None:
+            return {}
+        fragments = range(len(self.replica.anchors))
+        found = {f: self.outbox.owed(branch.shared.round, f, self.replica.shapes(f)) for f in fragments}
+        return {f: owed for f, owed in found.items() if owed is not None}
+
+    def _taken(self, branch: Branch) -> dict[int, Contribution | None]:
+        """By fragment, what the records of ``branch`` took from this peer; None: something, and nobody knows what."""
+        if branch.shared is None:
+            unsure = self._inherits or self._reclaimed or self.pending is not None
+            return dict.fromkeys(range(len(self.replica.anchors)), None) if unsure else {}
+        found: dict[int, Contribution | None] = {}
+        for record in branch.records:
+            for ref in contributions(record):
+                if ref.peer == self.me:
+                    found[record.fragment] = self._pending_as(ref.frame)
+        return found
+
+    def _pending_as(self, frame: bytes) -> Contribution | None:
+        """The contribution in flight, if ``frame`` is what it offered and all of that is known."""
+        pending = self.pending
+        known = pending is not None and pending.encoded is not None and pending.offered == frame
+        return pending if known else None
+
+    def _settle_as_owner(self, branch: Branch) -> None:
+        """Book what a branch that follows on our chain took. Of another, contributors owe again all that they gave to
+        the rounds given up: nothing is owed as their owner any more.
+        """
+        follows = branch.shared is not None and branch.shared.hash == self.head.hash
+        for record in branch.records if follows else ():
+            self.replica.owe_after(record, self.me, self._left, self.replica.owed(record.fragment))
+        if not follows:
+            kept = [{name: own[name] for name in own if name != OWED} for own in self.replica.feedback]
+            self.replica.feedback = kept
+
+    def _owed_as_owner(self, fragment: int) -> dict[str, Tensor]:
+        owed_N = self.replica.owed(fragment)
+        return {} if owed_N is None else {OWED: owed_N}
+
+    def _settle(self, record: Record, frames: Mapping[bytes, Frame]) -> tuple[Contribution | None, Tensor | None]:
+        """Book the debts if the record names our contribution or our results; else they stay as they are, and the
+        contribution whole in the local parameters.
+
+        Returns the contribution if it is the one in flight; where it is one of an earlier life, what it took.
+        """
+        if not moves_anchor(record):
+            return None, None
+        owed_N = self.replica.owed(record.fragment)
+        settled = self._settle_contribution(record, frames)
+        self.replica.owe_after(record, self.me, self._left, owed_N)
+        return settled
+
+    def _settle_contribution(
+        self, record: Record, frames: Mapping[bytes, Frame]
+    ) -> tuple[Contribution | None, Tensor | None]:
+        pending, self.pending, self._inherits = self.pending, None, False
+        mine = next((ref for ref in contributions(record) if ref.peer == self.me), None)
+        if mine is None:
+            return None, None
+        if pending is None or mine.frame != pending.offered:
+            return None, self.replica.forget_sent(record, frames, self.me)
+        self.contributed += 1
+        self.outbox.add(record, pending)
+        self.replica.feedback[record.fragment] = pending.feedback_after(record)
+        return pending, None
+
+    def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
+        """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
+        old, shared = self.head, branch.shared
+        self.outbox.forget_after(-1 if shared is None else shared.round)
+        where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
+        self.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
+        if shared is not None and shared.hash == old.hash:
+            return
+        self.on_event(
+            "healed",
+            {
+                "round": head.round,
+                "epoch": head.epoch,
+                "given_up": None if shared is None else old.outer_step - shared.outer_step,
+                "kept": sum(one.rounds for one in owed.values()),
+                "steps": sum(one.steps for one in owed.values()),
+            },
+        )
+
+
+def _rounds_of_each(head: Head, branch: Branch, num_fragments: int) -> int:
+    """Outer steps of each fragment on ``branch``; all of the run's where it left ours too long ago to be known."""
+    left = 0 if branch.shared is None else branch.shared.outer_step
+    return -(-(head.outer_step - left) // num_fragments)

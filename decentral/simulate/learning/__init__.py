@@ -1,0 +1,1 @@
+"""What simulated peers train, and when."""

@@ -1,0 +1,84 @@
+"""What inner steps do to the parameters of a simulated peer: leave marks, make noise, or learn.
+
+``marks``: step n subtracts 840 from one parameter. 840 is divisible by 1 to 8, so with that many contributors means,
+debts and carried progress stay integers below 2**24 and float32 sums of them are exact: no tolerance hides anything.
+``noise``: steps are random, so that an order of summation shows in the digests. ``learn``: a small model is trained.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from decentral.parameters import Fragment, ParameterSpec, Schema
+from decentral.simulate.learning.student import WIDTH, Student
+
+__all__ = ["UNIT", "VALUES", "Lesson", "LessonName", "lesson_named", "toy_schema"]
+
+UNIT = 840.0  # lcm(1..8)
+VALUES = 96  # parameters of one fragment: more than any peer makes inner steps between two commits of its own
+LessonName = Literal["marks", "noise", "learn"]
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+class Lesson(Protocol):
+    """What one peer's inner steps do."""
+
+    def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
+        """What inner step ``number`` of this peer subtracts from each fragment."""
+        ...
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """How much is left to learn; None where nothing is learnt."""
+        ...
+
+
+class Marks:
+    """See the module."""
+
+    def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
+        """See Lesson."""
+        marks = [torch.zeros_like(live_N) for live_N in live]
+        for fragment, mark_N in enumerate(marks):
+            mark_N[(number - 1 + fragment) % len(mark_N)] = UNIT
+        return marks
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """See Lesson."""
+        return None
+
+
+class Noise:
+    """See the module."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
+        """See Lesson."""
+        return [0.01 * torch.randn(live_N.shape, generator=self._generator) for live_N in live]
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """See Lesson."""
+        return None
+
+
+def lesson_named(name: LessonName, num_fragments: int, generator: random.Random) -> Lesson:
+    """The lesson of one process of one peer."""
+    if name == "marks":
+        return Marks()
+    seed = generator.randrange(1 << 30)
+    return Noise(seed) if name == "noise" else Student(num_fragments, seed)
+
+
+def toy_schema(name: LessonName, num_fragments: int) -> Schema:
+    """A model of one small matrix per fragment."""
+    shape = (WIDTH, WIDTH) if name == "learn" else (8, VALUES // 8)
+    return Schema(
+        tuple(Fragment(f, (ParameterSpec(f"layers.{f}.weight", shape),)) for f in range(num_fragments)),
+    )

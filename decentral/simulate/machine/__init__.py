@@ -1,0 +1,1 @@
+"""One simulated machine: its disk, its links, its clock, its process."""

@@ -1,0 +1,154 @@
+"""hivemind's DHT beside the directory: how peers that share no bootstrap peer still hear of each other.
+
+A lease found there is only a hint where to dial; nobody counts as present before it answers itself. So neither a
+forged expiry nor a wrong clock matters, and when the DHT fails, the directory does not notice.
+
+Crosses the wire: one lease to at most five peers per third of its life, and about four look-ups of all of them by the
+whole swarm: an answer holds the lease of every peer, and comes from each of the five, so that a look-up by everybody
+would cost them N**2 leases.
+
+Source: Maymounkov and Mazieres, "Kademlia: A peer-to-peer information system based on the XOR metric", 2002.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from decentral.errors import PayloadError
+from decentral.swarm.directory import Directory
+from decentral.swarm.leases import MAX_LEASE_NBYTES, read_lease
+from decentral.transport.daemon.control import peer_to_id
+from decentral.transport.daemon.transport import DaemonTransport
+from decentral.wire.keys import Digest, PeerId, peer_name
+from decentral.wire.messages import MAX_PEERS, Lease, encode
+
+_PATIENCE = 10.0  # s for any one call; hivemind's own wait without end once the daemon is dead
+_LOOKS = 4  # look-ups per renewal, of all peers together
+_PINGED = 8  # live peers per renewal that are added to the routing table
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s between attempts when it fails
+
+logger = logging.getLogger("decentral.swarm")
+
+
+async def share(transport: DaemonTransport, directory: Directory) -> None:
+    """Keep this peer's lease in the DHT and look for others there, until cancelled. Never raises an error."""
+    pause = _FIRST_PAUSE
+    while directory.looking:  # nobody to ask, and no reason to load hivemind yet
+        await directory.until_changed()
+    while True:
+        starts = transport.starts
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(_end_with_daemon, transport, starts, group.cancel_scope)
+                async with _node(transport, directory.run_digest) as node:
+                    pause = _FIRST_PAUSE
+                    await _exchange_forever(node, directory)
+        except Exception as error:  # noqa: BLE001  hivemind raises what it likes; none of it may reach the directory
+            logger.debug("the DHT failed and is tried again in %.0f s: %r", pause, error)
+        await anyio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def dht_key(run: Digest) -> str:
+    """Where the leases of a run are kept."""
+    return f"decentral/1/{run.hex()}"
+
+
+async def _end_with_daemon(transport: DaemonTransport, starts: int, scope: anyio.CancelScope) -> None:
+    await transport.until_restarted(starts)
+    scope.cancel()
+
+
+@asynccontextmanager
+async def _node(transport: DaemonTransport, run: Digest) -> AsyncIterator[Any]:  # Any: hivemind has no types
+    async with transport.attached() as client:
+        from hivemind.dht.node import DHTNode
+
+        from decentral.swarm.dht.validator import LeaseValidator
+
+        with anyio.fail_after(_PATIENCE):
+            node = await DHTNode.create(
+                client,
+                ensure_bootstrap_success=False,
+                strict=False,
+                cache_size=MAX_PEERS,
+                client_mode=transport.options.reachability == "private",  # who cannot be asked holds no keys
+                cache_refresh_before_expiry=0,  # a refresh of its own would ask while nobody wants to know
+                record_validator=LeaseValidator(dht_key(run), run),
+            )
+        try:
+            yield node
+        finally:
+            with anyio.move_on_after(1.0, shield=True):  # it asks a daemon that may be dead
+                await node.shutdown()
+
+
+async def _exchange_forever(node: Any, directory: Directory) -> None:
+    turn = 0
+    while True:
+        live = list(directory.live())
+        turn += 1
+        for n in range(min(_PINGED, len(live))):
+            await _ping(node, live[(_PINGED * turn + n) % len(live)])
+        if live:
+            await _store(node, directory)
+            if turn == 1 or looks_in(turn, directory.peer, len(live)):
+                await _look(node, directory)
+        with anyio.move_on_after(directory.ttl / 3):
+            await _until_company(directory)
+
+
+def looks_in(turn: int, peer: PeerId, others: int) -> bool:
+    """Whether it is ``peer``'s turn to look for all: everybody's in a small swarm, four peers' in a large one."""
+    every = max(1, (others + 1) // _LOOKS)
+    return (turn + int.from_bytes(peer[:8], "little")) % every == 0
+
+
+async def _until_company(directory: Directory) -> None:
+    """Return at once when the first peer appears; later ones can wait for their turn."""
+    while directory.looking:
+        await directory.until_changed()
+    await anyio.sleep_forever()
+
+
+async def _ping(node: Any, peer: PeerId) -> None:
+    from hivemind.p2p import PeerID
+
+    with anyio.move_on_after(_PATIENCE):
+        await node.protocol.call_ping(PeerID(peer_to_id(peer)))
+
+
+async def _store(node: Any, directory: Directory) -> None:
+    from hivemind.utils.timed_storage import get_dht_time
+
+    lease, key = directory.own(), dht_key(directory.run_digest)
+    with anyio.move_on_after(_PATIENCE):
+        await node.store(
+            key, encode(lease), subkey=peer_name(lease.peer), expiration_time=get_dht_time() + directory.ttl
+        )
+
+
+async def _look(node: Any, directory: Directory) -> None:
+    found = None
+    with anyio.move_on_after(_PATIENCE):
+        found = await node.get(dht_key(directory.run_digest), latest=True)
+    values = found.value if found is not None and isinstance(found.value, dict) else {}
+    for lease in map(_lease_in, list(values.values())[:MAX_PEERS]):
+        if lease is not None:
+            directory.hint(lease)
+
+
+def _lease_in(item: Any) -> Lease | None:
+    """The lease in one value of the DHT, if it is one."""
+    value = getattr(item, "value", None)
+    if not isinstance(value, bytes) or len(value) > MAX_LEASE_NBYTES:
+        return None
+    try:
+        return read_lease(value)
+    except PayloadError:
+        return None

@@ -1,0 +1,1 @@
+"""Peers of one run find each other on the local network."""

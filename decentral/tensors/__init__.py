@@ -1,0 +1,1 @@
+"""Loops over tensors that compressors, coding and optimizers stand on."""

@@ -1,0 +1,1 @@
+"""The outer loop beside any inner loop: when a peer contributes, waits and merges."""

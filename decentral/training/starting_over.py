@@ -1,0 +1,51 @@
+"""Putting a live model back to the anchor: after an absence, or after NaN where the user asked for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decentral.consensus.chain import Digest
+from decentral.node.node import Node
+from decentral.replica.owing import OWED
+from decentral.tensors.finite import is_finite
+
+RESTARTS = 3  # after NaN, without a commit that names this peer in between: then the settings are wrong, not a batch
+
+
+async def anchors_without_debt(
+    node: Node, seen: Digest, fragments: Sequence[int]
+) -> tuple[list[Tensor], Tensor | None] | None:
+    """Drop what ``fragments`` owe of this peer's progress, and return all anchors and the shared buffers.
+
+    As they are after the record ``seen``. None: the chain moved. No buffers: each peer has its own, or there are none.
+
+    To be run on the swarm's loop, where no commit can come in between, with nothing of this peer's in flight.
+    """
+    if node.driver.head.hash != seen or node.driver.pending is not None:
+        return None
+    for fragment in fragments:
+        owed_N = node.replica.owed(fragment)  # as an owner of a reduce: the progress of others, which nobody else has
+        node.replica.feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
+    return list(node.replica.anchors), node.replica.shared_buffers(0)
+
+
+def forget_non_finite(optimizer: torch.optim.Optimizer) -> int:
+    """Drop an inner optimizer's state of every parameter where it holds NaN or Inf; returns of how many.
+
+    Such moments would make the parameter NaN again at the next step. It starts anew there, as a joiner does everywhere.
+    """
+    poisoned = [
+        parameter
+        for parameter, state in optimizer.state.items()
+        if any(isinstance(value, Tensor) and _is_poisoned(value) for value in state.values())
+    ]
+    for parameter in poisoned:
+        del optimizer.state[parameter]
+    return len(poisoned)
+
+
+def _is_poisoned(value: Tensor) -> bool:
+    return value.is_floating_point() and not is_finite(value)

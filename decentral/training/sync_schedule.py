@@ -1,0 +1,255 @@
+"""When a peer contributes, waits and merges: the training side of a round, without a swarm.
+
+Counts inner steps. Every ``H / P`` of them one fragment is due; what a commit brings is merged at a step boundary,
+our own contribution ``overlap`` steps after it was sent, everybody else's at once.
+
+Progress is measured from the value that was *written* into the live model, not from the anchor: a model in bfloat16
+rounds what is written, and a rounding that is counted as progress moved a run in which nobody trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from decentral.consensus.chain import Digest
+from decentral.manifest import Manifest
+from decentral.optimizers import StreamingDiLoCo, make_outer
+from decentral.optimizers.merge import merge
+from decentral.replica.contribution import Contribution
+from decentral.rounds.driver import CommittedUpdate
+from decentral.state.snapshot import anchor_name
+from decentral.training.absence import Away, Progress, share_of
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+class Parameters(Protocol):
+    """The live parameters, fragment by fragment: a model, or what stands for one in a simulation."""
+
+    def read(self, fragment: int) -> Tensor:
+        """A copy of one fragment."""
+        ...
+
+    def write(self, fragment: int, flat_N: Tensor) -> None:
+        """Overwrite one fragment."""
+        ...
+
+    def keeps(self, fragment: int) -> bool:
+        """Whether reading gives the very bits that were written: not where parameters have less than float32."""
+        ...
+
+
+@dataclass(slots=True)
+class SyncSchedule:
+    """Step counters of one peer and the advances it has not merged yet."""
+
+    interval: int  # inner steps between two contributions: H / number of fragments
+    overlap: int  # tau: inner steps between sending a contribution and merging the commit that names it
+    alpha: float | None  # weight of the local parameters at a merge; None: carry on from the anchor
+    seen: Digest  # hash of the newest record that is merged into the live model
+    num_fragments: int = 1
+    since: int = 0  # inner steps since the last contribution, of any fragment, that a commit named
+    held: int = 0  # of them those made while a contribution was due and could not be sent
+    sent_at: int | None = None  # value of ``since`` when the contribution in flight was taken
+    num_merged: int = 0
+    waiting: deque[CommittedUpdate] = field(default_factory=deque)
+    progress: list[Progress] = field(default_factory=list)
+    given_up: list[Away] = field(default_factory=list)  # what absences cost, for the caller to tell and to clear
+    _away: Away | None = None  # what is given up when the contribution in flight is named
+
+    def __post_init__(self) -> None:
+        self.progress = self.progress or [Progress() for _ in range(self.num_fragments)]
+
+    @property
+    def due(self) -> bool:
+        """Whether enough inner steps were made for a contribution, and none is in flight."""
+        return self.sent_at is None and self.since >= self.interval and not self.waiting
+
+    def due_early(self, pressed: tuple[Digest, float] | None, step_seconds: float) -> bool:
+        """Whether to contribute what there is, because the round after the next inner step would go on without it.
+
+        ``pressed``: the head after which others wait, and the seconds left. At least one inner step is needed, and a
+        round whose beginning is not merged yet presses nobody.
+        """
+        ready = self.since > 0 and self.sent_at is None and not self.waiting
+        return ready and pressed is not None and pressed[0] == self.seen and pressed[1] <= step_seconds
+
+    def stepped(self) -> None:
+        """One inner step was made."""
+        self.since += 1
+        self.held += self.sent_at is None and self.since > self.interval
+        for progress in self.progress:
+            progress.steps += 1
+
+    @property
+    def was_away(self) -> bool:
+        """Whether contributions were held back for a round or more."""
+        return self.held >= self.interval * self.num_fragments
+
+    def withdrawn(self) -> None:
+        """The contribution in flight will not be named by any commit."""
+        self.sent_at = None
+
+    # ---- sending ----
+
+    def gradient(self, fragment: int, anchor_N: Tensor, local_N: Tensor) -> Tensor:
+        """The pseudo-gradient of a fragment: what was written, less what the live model holds now."""
+        rounding_N = self.progress[fragment].rounding_N
+        return anchor_N - local_N if rounding_N is None else (anchor_N + rounding_N) - local_N
+
+    def take(
+        self, model: Parameters, fragment: int, anchor_N: Tensor, based_on: Digest, per_step: int
+    ) -> Contribution | None:
+        """The contribution of a fragment, from now on in flight; ``per_step``: tokens behind one inner step.
+
+        After an absence only a share of the progress counts, and the rest is given up when a commit names the
+        contribution; or nothing counts: None, and ``restart`` is due. The live model is not changed here.
+        """
+        progress, local_N = self.progress[fragment], model.read(fragment)
+        gradient_N = self.gradient(fragment, anchor_N, local_N)
+        norm = float(gradient_N.norm())
+        share = 1.0  # of NaN and Inf, too: whoever checks what is sent names the parameter
+        if math.isfinite(norm):
+            share = share_of(progress, norm, whole=self.interval * self.num_fragments, held=self.held)
+        if share == 0.0:
+            return None
+        steps, counted, self._away = progress.steps, max(1, round(progress.steps * share)), None
+        if share < 1.0:
+            whole_N, gradient_N = gradient_N, gradient_N * share
+            self._away = Away(fragment, progress.missed, steps, counted, whole_N - gradient_N)
+        elif math.isfinite(norm) and norm > 0:
+            progress.norms.append(norm)
+        self.sent_at = self.since
+        return Contribution(fragment, based_on, local_N, gradient_N, self.since, counted * per_step, trained=steps)
+
+    # ---- merging ----
+
+    def mergeable(self) -> CommittedUpdate | None:
+        """The oldest advance if its time has come, taken off the queue."""
+        if not self.waiting:
+            return None
+        named = self.waiting[0].contribution is not None
+        early = named and self.sent_at is not None and self.since - self.sent_at < self.overlap
+        return None if early else self.waiting.popleft()
+
+    def merge(self, advance: CommittedUpdate, model: Parameters) -> bool:
+        """Bring one commit into the live model; returns whether parameters changed."""
+        self.seen = advance.head
+        if advance.before_N is None or advance.after_N is None:
+            return False
+        live_N = model.read(advance.fragment)
+        self.put(model, advance.fragment, self._merged(advance, live_N, advance.before_N, advance.after_N))
+        self.num_merged += 1
+        return True
+
+    def put(self, model: Parameters, fragment: int, wanted_N: Tensor) -> None:
+        """Write a fragment into the live model, and remember by how much the model rounds it."""
+        model.write(fragment, wanted_N)
+        rounds = not model.keeps(fragment)
+        self.progress[fragment].rounding_N = model.read(fragment) - wanted_N if rounds else None
+
+    def restart(self, model: Parameters, anchors: Sequence[Tensor], fragments: Sequence[int]) -> None:
+        """Put fragments to the anchor, their progress given up. Nothing may be in flight."""
+        for f in fragments:
+            progress, lost_N = self.progress[f], self.gradient(f, anchors[f], model.read(f))
+            self.given_up.append(Away(f, progress.missed, progress.steps, 0, lost_N))
+            progress.steps = progress.missed = 0
+            self.put(model, f, anchors[f])
+        self.since = self.held = 0
+
+    def swapped(self, model: Parameters, fragment: int, after_N: Tensor) -> None:
+        """A gossip step took the contribution in flight, and left ``after_N``."""
+        self.since = 0
+        self._named(self.progress[fragment], self.progress[fragment].steps)
+        self.put(model, fragment, after_N)
+
+    def away_too_long(self, because_of: int) -> list[int]:
+        """The fragments to restart when ``because_of`` is dropped: those that rounds have passed by are as old."""
+        return [f for f, progress in enumerate(self.progress) if f == because_of or progress.missed]
+
+    def _merged(self, advance: CommittedUpdate, live_N: Tensor, before_N: Tensor, after_N: Tensor) -> Tensor:
+        progress, mine = self.progress[advance.fragment], advance.contribution
+        if mine is None:  # passed by: our progress stays, measured from the new anchor
+            self._passed_by(advance)
+            if progress.rounding_N is not None:
+                before_N = before_N + progress.rounding_N
+            if advance.taken_N is not None:  # what an earlier life of this peer sent is in the anchor, and no progress
+                live_N = torch.where(advance.taken_N, before_N, live_N)
+            return merge(live_N, before_N, after_N, None)
+        self.since -= self.sent_at if self.sent_at is not None else 0
+        local_N = mine.local_N
+        if self._away is not None:  # a blend would keep a part of it
+            live_N, local_N = live_N + self._away.dropped_N, local_N + self._away.dropped_N
+        self._named(progress, mine.trained)
+        return merge(live_N, local_N, after_N, self.alpha)
+
+    def _named(self, progress: Progress, trained: int) -> None:
+        """The contribution in flight was taken, with the ``trained`` inner steps behind it."""
+        self.held, self.sent_at = 0, None
+        progress.steps, progress.missed = max(0, progress.steps - trained), 0
+        if self._away is not None:
+            self.given_up.append(self._away)
+            self._away = None
+
+    def _passed_by(self, advance: CommittedUpdate) -> None:
+        progress = self.progress[advance.fragment]
+        self.sent_at = None
+        self.since = max(0, self.since + advance.owed_steps // self.num_fragments)
+        progress.steps = max(0, progress.steps + advance.owed_steps)
+        progress.missed += advance.rounds if progress.steps else 0
+
+    # ---- over a restart ----
+
+    def memory(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON."""
+        return {"since": self.since, "held": self.held, "fragments": [p.memory() for p in self.progress]}
+
+    def roundings(self) -> dict[str, Tensor]:
+        """The tensors that a checkpoint keeps."""
+        given = ((f, progress.rounding_N) for f, progress in enumerate(self.progress))
+        return {_rounding_name(f): rounding_N for f, rounding_N in given if rounding_N is not None}
+
+    def resume(
+        self,
+        model: Parameters,
+        tensors: Mapping[str, Tensor],
+        memory: Mapping[str, Any] | None,
+        anchors: Sequence[Tensor],
+        outer_steps: int,
+    ) -> None:
+        """Go on from a checkpoint's ``tensors`` and ``memory``, its progress carried on to ``anchors``.
+
+        The live model is as the checkpoint has it; ``anchors`` are ``outer_steps`` further, over all fragments.
+        """
+        if memory is not None:  # None: of a version before 0.2, which kept no count
+            self.since, self.held = int(memory["since"]), int(memory["held"])
+            told = enumerate(memory["fragments"])
+            self.progress = [Progress.recalled(one, tensors.get(_rounding_name(f))) for f, one in told]
+        for f, anchor_N in enumerate(anchors):
+            before_N, progress = tensors[anchor_name(f)], self.progress[f]
+            if torch.equal(before_N, anchor_N):
+                continue
+            progress.missed += -(-outer_steps // self.num_fragments) if progress.steps else 0
+            if progress.rounding_N is not None:
+                before_N = before_N + progress.rounding_N
+            self.put(model, f, merge(model.read(f), before_N, anchor_N, None))
+
+
+def make_rhythm(manifest: Manifest, seen: bytes) -> SyncSchedule:
+    """When a peer contributes and how it merges, from the record ``seen`` on."""
+    outer = manifest.outer
+    method = make_outer(outer.method, outer.hyper)
+    alpha = method.alpha if isinstance(method, StreamingDiLoCo) else None  # NoLoCo's alpha is its momentum
+    interval = manifest.inner.steps // outer.fragments
+    return SyncSchedule(interval, outer.overlap, alpha, seen, outer.fragments)
+
+
+def _rounding_name(fragment: int) -> str:
+    return f"rounding/{fragment}"

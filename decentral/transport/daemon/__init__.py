@@ -1,0 +1,1 @@
+"""Streams over the go-libp2p daemon that comes with hivemind."""

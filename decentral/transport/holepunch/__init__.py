@@ -1,0 +1,1 @@
+"""A direct connection between two peers behind NATs: DCUtR."""

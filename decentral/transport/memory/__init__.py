@@ -1,0 +1,1 @@
+"""A network inside one event loop."""

@@ -1,0 +1,261 @@
+"""A network inside one event loop: the daemon transport's laws, with delay, rate, cuts and deaths at will.
+
+Nothing crosses a wire. On anyio only, so it runs under trio's MockClock (virtual time) as well as asyncio.
+The order of events depends on nothing but the calls made, and a seeded ``jitter`` keeps it so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from decentral.errors import PeerUnreachable, TransportError
+from decentral.flow.budget import Budget, Limits
+from decentral.transport.base import Handler, Services, Traffic, attend
+from decentral.transport.memory.pipe import Downlink, Link, Pipe, Weight
+from decentral.transport.watchdog import Holdable, Watchdog
+from decentral.wire.keys import PeerId, Signer, peer_name
+
+AS_THEY_ARE = Weight()
+
+
+@dataclass(eq=False)
+class MemoryStream(Holdable):
+    """One end of two pipes. Where a byte stands for many, watchdogs rest: they count bytes, and hardly any move."""
+
+    peer: PeerId
+    outgoing: Pipe
+    incoming: Pipe
+    traffic: Traffic
+    weight: Weight
+    watchdogs: list[Watchdog] = field(default_factory=list)
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """See Stream."""
+        start = self.outgoing.written
+        with self._counted():
+            await self.outgoing.write(data)
+        self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))))
+
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """See Stream."""
+        start = self.incoming.read_so_far
+        with self._counted():
+            data = await self.incoming.read(nbytes, on_bytes)
+        self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)))
+        return data
+
+    async def aclose(self) -> None:
+        """See Stream."""
+        self.outgoing.end()
+        self.incoming.refuse()
+
+    def _counted(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.weight.each == 1.0 else self.held()
+
+
+class MemoryNetwork:
+    """Where memory transports meet.
+
+    ``latency`` is one way in seconds, ``bandwidth`` each peer's uplink and ``downlink`` its downlink in bytes per
+    second (None: no limit), ``jitter`` the largest extra delay of a piece in seconds, drawn from ``generator``.
+    ``weights`` says how many bytes those of a protocol take the time of: small tensors that stand for large ones.
+    """
+
+    def __init__(
+        self,
+        *,
+        latency: float = 0.0,
+        bandwidth: float | None = None,
+        downlink: float | None = None,
+        jitter: float = 0.0,
+        generator: random.Random | None = None,
+        weights: Mapping[str, Weight] | None = None,
+    ) -> None:
+        self.latency, self.bandwidth, self.downlink, self.jitter = latency, bandwidth, downlink, jitter
+        self.generator = generator or random.Random(0)
+        self.weights = weights or {}
+        self._up: dict[PeerId, MemoryTransport] = {}
+        self._cut: set[frozenset[PeerId]] = set()
+        self._links: dict[tuple[PeerId, PeerId], Link] = {}
+        self._uplinks: dict[PeerId, Link] = {}
+        self._downlinks: dict[PeerId, Downlink] = {}
+        self._pipes: dict[frozenset[PeerId], list[Pipe]] = {}
+
+    def transport(self, signer: Signer, *, limits: Limits | None = None) -> MemoryTransport:
+        """A transport for the peer of ``signer``; enter it to be reachable. After ``kill``, make another."""
+        return MemoryTransport(self, signer.peer, limits)
+
+    def set_link(self, sender: PeerId, receiver: PeerId, *, latency: float, bandwidth: float | None = None) -> None:
+        """Give one direction between two peers its own latency (s) and rate (bytes/s)."""
+        self._links[sender, receiver] = Link(latency=latency, bandwidth=bandwidth)
+
+    def set_uplink(self, peer: PeerId, bandwidth: float | None) -> None:
+        """Change what ``peer`` can send, in bytes per second over all its streams."""
+        self._uplink(peer).bandwidth = bandwidth
+
+    def set_downlink(self, peer: PeerId, bandwidth: float | None) -> None:
+        """Change what ``peer`` can receive, in bytes per second over all its streams, links of their own included."""
+        self._downlink(peer).bandwidth = bandwidth
+
+    def kill(self, peer: PeerId) -> None:
+        """End a peer as SIGKILL would: its handlers stop, its streams break, bytes in flight are lost.
+
+        Other tasks of that peer are the caller's to cancel; whatever they try on the network fails.
+        """
+        transport = self._up.pop(peer, None)
+        for pair in [pair for pair in self._pipes if peer in pair]:
+            self._break(pair)
+        if transport is not None:
+            transport.stop()
+
+    def cut(self, a: PeerId, b: PeerId) -> None:
+        """Break every stream between two peers and let no new one come about, until ``heal``."""
+        self._cut.add(frozenset((a, b)))
+        self._break(frozenset((a, b)))
+
+    def heal(self, a: PeerId, b: PeerId) -> None:
+        """Undo ``cut``."""
+        self._cut.discard(frozenset((a, b)))
+
+    def attach(self, transport: MemoryTransport) -> None:
+        """Make a transport reachable; TransportError when its identity is on the network already."""
+        if transport.peer in self._up:
+            name = peer_name(transport.peer)
+            raise TransportError(f"{name}: this identity is running already; give every peer its own key")
+        self._up[transport.peer] = transport
+
+    def detach(self, transport: MemoryTransport) -> None:
+        """Take a transport off the network in good order."""
+        if self._up.get(transport.peer) is transport:
+            self.kill(transport.peer)
+
+    def reach(self, sender: PeerId, receiver: PeerId) -> MemoryTransport:
+        """The receiver's transport, if there is a path to it now."""
+        transport = self._up.get(receiver)
+        if transport is None or sender not in self._up or sender == receiver:
+            raise PeerUnreachable(f"{peer_name(receiver)}: no such peer is up; try again or ask another")
+        if frozenset((sender, receiver)) in self._cut:
+            raise PeerUnreachable(f"{peer_name(receiver)}: the link to it is cut; try again or ask another")
+        return transport
+
+    def delay(self, sender: PeerId, receiver: PeerId) -> float:
+        """The one-way delay between two peers in seconds."""
+        return self._link(sender, receiver).latency
+
+    def pipes(self, a: PeerId, b: PeerId, weight: Weight = AS_THEY_ARE) -> tuple[Pipe, Pipe]:
+        """A fresh pipe each way between two peers."""
+        there = Pipe(self._link(a, b), self._downlink(b), self._jitter, weight)
+        back = Pipe(self._link(b, a), self._downlink(a), self._jitter, weight)
+        both = self._pipes.setdefault(frozenset((a, b)), [])
+        both[:] = [pipe for pipe in both if not pipe.over]
+        both += (there, back)
+        return there, back
+
+    def _link(self, sender: PeerId, receiver: PeerId) -> Link:
+        if (sender, receiver) in self._links:
+            return self._links[sender, receiver]
+        return self._uplink(sender)
+
+    def _uplink(self, peer: PeerId) -> Link:
+        return self._uplinks.setdefault(peer, Link(latency=self.latency, bandwidth=self.bandwidth))
+
+    def _downlink(self, peer: PeerId) -> Downlink:
+        return self._downlinks.setdefault(peer, Downlink(bandwidth=self.downlink))
+
+    def _jitter(self) -> float:
+        return self.generator.uniform(0.0, self.jitter) if self.jitter else 0.0
+
+    def _break(self, pair: frozenset[PeerId]) -> None:
+        for pipe in self._pipes.pop(pair, []):
+            pipe.sever()
+
+
+class MemoryTransport:
+    """One peer on a MemoryNetwork. See Transport."""
+
+    def __init__(self, network: MemoryNetwork, peer: PeerId, limits: Limits | None = None) -> None:
+        self.peer = peer
+        self.traffic = Traffic()
+        self.budget = Budget(limits)
+        self._network = network
+        self._services = Services()
+        self._group: anyio.abc.TaskGroup | None = None
+        self._scopes: dict[anyio.CancelScope, None] = {}  # in order of arrival: a set would not replay
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        """See Transport."""
+        self._services.add(protocol, handler)
+
+    async def __aenter__(self) -> Self:
+        self._network.attach(self)
+        self._services.fixed = True
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._group is not None, "entered before it is left"
+        self._network.detach(self)
+        self.stop()
+        await self._group.__aexit__(None, None, None)  # its handlers only: the body's error leaves as it is
+        return None
+
+    def stop(self) -> None:
+        """End the handlers, and nothing else of whoever entered this transport."""
+        for scope in tuple(self._scopes):
+            scope.cancel()
+
+    async def paths(self) -> dict[PeerId, tuple[str, ...]]:
+        """See Transport; there are no connections here."""
+        return {}
+
+    def addresses(self) -> tuple[str, ...]:
+        """See Transport."""
+        name = peer_name(self.peer)
+        return (f"/memory/{name}/p2p/{name}",)
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """See Transport."""
+        await anyio.lowlevel.checkpoint()
+        name = peer_name(peer)
+        if f"/memory/{name}/p2p/{name}" not in addresses:
+            raise PeerUnreachable(f"{name}: none of its {len(addresses)} addresses is a /memory one; ask for others")
+        self._network.reach(self.peer, peer)
+
+    async def open(self, peer: PeerId, protocol: str) -> MemoryStream:
+        """See Transport."""
+        await anyio.sleep(2 * self._network.delay(self.peer, peer))  # the other side confirms the protocol
+        other = self._network.reach(self.peer, peer)
+        weight = self._network.weights.get(protocol, AS_THEY_ARE)
+        there, back = self._network.pipes(self.peer, peer, weight)
+        other.accept(MemoryStream(self.peer, back, there, other.traffic, weight), protocol)
+        return MemoryStream(peer, there, back, self.traffic, weight)
+
+    def accept(self, stream: MemoryStream, protocol: str) -> None:
+        """Start the handler of an inbound stream; PeerUnreachable when there is none."""
+        handler = self._services.handlers.get(protocol)
+        if handler is None or self._group is None:
+            raise PeerUnreachable(f"{peer_name(self.peer)}: it does not serve {protocol}; compare the versions")
+        scope = anyio.CancelScope()  # made here: who is killed before the handler's first step must not start it
+        self._scopes[scope] = None
+        self._group.start_soon(self._attend, scope, stream, protocol, handler)
+
+    async def _attend(self, scope: anyio.CancelScope, stream: MemoryStream, protocol: str, handler: Handler) -> None:
+        try:
+            with scope, self.budget.inbound(stream.peer):
+                await attend(stream, protocol, handler)
+        except TransportError:
+            await stream.aclose()  # over its budget: it sees StreamClosed
+        finally:
+            del self._scopes[scope]

@@ -1,0 +1,1 @@
+"""Streams over TCP, Noise and yamux in this process."""

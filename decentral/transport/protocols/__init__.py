@@ -1,0 +1,1 @@
+"""What libp2p peers say to each other, byte by byte. No sockets."""

@@ -1,0 +1,81 @@
+"""What libp2p peers ask of each other when they meet: key, addresses, protocols, and how they look from the other side.
+
+Without an answer the daemon would not know what is served here, and propose every protocol anew. Asked is only who may
+tell something new: a relay, and a peer that came through one.
+
+Source: libp2p/specs, identify/README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from decentral.errors import PayloadError
+from decentral.transport.multiaddr import to_bytes, to_text
+from decentral.transport.native.stream import NativeStream
+from decentral.transport.protocols.multistream import Ends, propose
+from decentral.transport.protocols.protobuf import bytes_field, bytes_fields
+from decentral.transport.protocols.varint import varint
+from decentral.transport.relay.circuit import read_message
+from decentral.wire.keys import PeerId
+
+IDENTIFY = "/ipfs/id/1.0.0"
+_KEY = bytes.fromhex("08011220")  # protobuf of a public key: Ed25519, 32 bytes
+_LONGEST = 8192  # bytes of an answer, as the specification asks
+_MOST_FIELDS = 512  # that fit into it, and are one protocol or address each
+_MOST_ADDRESSES = 16  # that are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a peer says of itself, and of who asks. None of it is proven."""
+
+    addresses: tuple[str, ...]
+    observed: str | None  # the asker's end of the connection
+
+
+async def tell(
+    stream: NativeStream, peer: PeerId, addresses: Iterable[str], protocols: Iterable[str], observed: str
+) -> None:
+    """Answer one question and close; ``observed`` is the other end of the connection, or empty."""
+    message = bytes_field(1, _KEY + peer)
+    for address in addresses:
+        message += bytes_field(2, _bare(address))
+    for protocol in protocols:
+        message += bytes_field(3, protocol.encode())
+    if observed:
+        message += bytes_field(4, _packed(observed))
+    message += bytes_field(5, b"ipfs/0.1.0") + bytes_field(6, b"decentral")
+    await stream.send(varint(len(message)) + message)
+    await stream.aclose()
+
+
+async def ask(ends: Ends) -> Told:
+    """What the other side tells. StreamClosed, PeerUnreachable, PayloadError."""
+    await propose(ends, IDENTIFY)
+    fields = bytes_fields(await read_message(ends, _LONGEST), _MOST_FIELDS)
+    observed = _known(fields.get(4, [])[-1:])
+    return Told(_known(fields.get(2, [])[:_MOST_ADDRESSES]), observed[0] if observed else None)
+
+
+def _known(values: Iterable[bytes]) -> tuple[str, ...]:
+    """As text, without those of protocols that are not spoken here."""
+    found = []
+    for value in values:
+        with suppress(PayloadError):
+            found.append(to_text(value))
+    return tuple(found)
+
+
+def _bare(address: str) -> bytes:
+    """Without ``/p2p/<name>``, which the connection has proven."""
+    return _packed(address.rpartition("/p2p/")[0])
+
+
+def _packed(address: str) -> bytes:
+    try:
+        return to_bytes(address)
+    except PayloadError:
+        return b""

@@ -1,0 +1,301 @@
+"""Many streams over one connection, each with a window that a slow reader holds shut. Knows no protocol names.
+
+Crosses the wire: 12 bytes with every piece of at most 65,507, and 12 bytes back per half window that was read.
+
+Who reads never waits for who writes, so two peers that send to each other at once cannot block each other. What is
+queued is bounded: four pieces of all streams together, because ``write`` waits its turn; and a peer that has us pile up
+answers that it does not read loses the connection. A window starts at the 256 KiB of the specification; one whose
+reader keeps pace grows, from a stock that all connections share.
+
+Source: hashicorp/yamux, spec.md; libp2p/specs, yamux/README.md (stream ids, windows).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+import anyio.abc
+
+from decentral.errors import PayloadError, StreamClosed
+from decentral.transport.native.secured import Secured
+from decentral.transport.protocols.muxed_stream import FIRST_WINDOW, Flags, MuxedStream, Stock
+from decentral.wire.keys import peer_name
+
+PROTOCOL = "/yamux/1.0.0"
+_HEADER = struct.Struct("!BBHII")  # version, type, flags, stream, length
+_DATA, _WINDOW, _PING, _GO_AWAY = range(4)
+_LARGEST = 65507  # bytes of a piece: with its header one Noise message
+_QUEUED = 4  # pieces of all streams together that wait for the socket
+_MOST_ANSWERS = 4096  # frames of 12 bytes that wait; a peer that makes more of them does not read
+_INBOUND = (
+    128  # streams of the other side at a time; those above the peer's budget are refused after their protocol is known
+)
+_LINGERING = 64  # streams closed here and not yet there
+_DISCARDED = 1 << 24  # bytes in one piece for a stream that is gone; go-yamux's largest window
+_PING_EVERY, _SILENT = 15.0, 40.0  # s: a dead path is found, and the NAT in between kept open
+
+logger = logging.getLogger("decentral.transport")
+
+
+@dataclass(slots=True)
+class _Body:
+    """A piece of data whose bytes are coming."""
+
+    stream: MuxedStream | None
+    missing: int
+    flags: int
+
+
+class Session:
+    """The streams of one connection. ``run`` it in a task; it ends with the connection."""
+
+    def __init__(
+        self, secured: Secured, *, dialled: bool, stock: Stock, on_stream: Callable[[MuxedStream], None]
+    ) -> None:
+        self.peer = secured.peer
+        self.dialled, self.ended = dialled, False
+        self._secured, self._stock, self._on_stream = secured, stock, on_stream
+        self._next, self._theirs = (1, 0) if dialled else (2, 1)  # ours count on by two; theirs are odd or even
+        self._streams: dict[int, MuxedStream] = {}
+        self._inbound = 0
+        self._lingering: dict[int, None] = {}
+        self._answers: deque[bytes] = deque()
+        self._pieces: deque[bytes] = deque()
+        self._slots, self._taken = anyio.Semaphore(_QUEUED), 0  # first come, first served: no stream starves another
+        self._work, self._over = anyio.Event(), anyio.Event()
+        self._heard = -math.inf
+        self._leaving = self._finishing = self._shut = False
+        self._scope = anyio.CancelScope()
+        self._head, self._body = b"", _Body(None, 0, 0)
+
+    @property
+    def usable(self) -> bool:
+        """Whether new streams may be opened."""
+        return not (self.ended or self._leaving)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody uses it."""
+        return not self._streams
+
+    def open(self) -> MuxedStream:
+        """A new stream. The other side hears of it with the first bytes."""
+        if not self.usable:
+            raise StreamClosed("the connection ended; dial again")
+        stream = self._add(self._next)
+        self._next += 2
+        self._answer(_WINDOW, Flags.SYN, stream.number)
+        return stream
+
+    async def run(self) -> None:
+        """Move bytes until the connection ends, however it does; then every stream has ended."""
+        self._heard = anyio.current_time()
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self._write_forever)
+                    group.start_soon(self._ping_forever)
+                    await self._read_forever()
+                    group.cancel_scope.cancel()
+        finally:
+            self._end()
+            with anyio.CancelScope(shield=True):
+                await self._secured.aclose()
+
+    def abort(self) -> None:
+        """End it at once."""
+        self._leaving = True
+        self._scope.cancel()
+
+    async def until_over(self) -> None:
+        """Wait until it has ended."""
+        await self._over.wait()
+
+    async def finish(self, timeout: float) -> None:
+        """Let what is queued leave, then say that nothing more comes and let the other side close."""
+        self._answer(_GO_AWAY, 0, 0)
+        self._leaving = self._finishing = True
+        with anyio.move_on_after(timeout):
+            await self.until_over()
+
+    # ---- for the streams ----
+
+    async def write(self, stream: MuxedStream, data: memoryview) -> int:
+        """Queue as much of ``data`` as the window lets through, one piece at most; returns how much that was."""
+        await self._slots.acquire()
+        allowed = 0 if stream.send_ended else min(len(data), stream.send_window, _LARGEST)
+        if not allowed:
+            self._slots.release()
+            return 0
+        stream.send_window -= allowed
+        self._pieces.append(_HEADER.pack(0, _DATA, 0, stream.number, allowed) + data[:allowed])
+        self._taken += 1
+        self._work.set()
+        return allowed
+
+    def grant(self, stream: MuxedStream, nbytes: int) -> None:
+        """Let the other side send ``nbytes`` more."""
+        self._answer(_WINDOW, 0, stream.number, nbytes)
+
+    def end(self, stream: MuxedStream) -> None:
+        """Nothing more comes from us; it follows what is queued."""
+        self._pieces.append(_HEADER.pack(0, _WINDOW, Flags.FIN, stream.number, 0))
+        self._work.set()
+
+    def linger(self, stream: MuxedStream) -> None:
+        """Nobody reads it any more; the other side has yet to end it."""
+        self._lingering[stream.number] = None
+        while len(self._lingering) > _LINGERING:
+            self.reset(self._streams[next(iter(self._lingering))])
+
+    def reset(self, stream: MuxedStream) -> None:
+        """End both directions now."""
+        if self._streams.get(stream.number) is stream:
+            self._answer(_WINDOW, Flags.RST, stream.number)
+            self.forget(stream)
+
+    def forget(self, stream: MuxedStream) -> None:
+        """Both directions have ended."""
+        if self._streams.pop(stream.number, None) is not None:
+            self._lingering.pop(stream.number, None)
+            self._inbound -= stream.number % 2 == self._theirs
+            stream.gone()
+
+    # ---- writing ----
+
+    async def _write_forever(self) -> None:
+        try:
+            while batch := await self._next_batch():
+                await self._secured.send(*batch)
+            await self._secured.send_eof()
+        except StreamClosed:
+            self._shut = True  # what the other side sent before is still being read, and then its end
+
+    async def _next_batch(self) -> list[bytes]:
+        """What is queued; nothing once this side has finished."""
+        while not self._answers and not self._pieces:
+            if self._finishing:
+                self._shut = True
+                return []
+            self._work = anyio.Event()
+            await self._work.wait()
+        batch = [b"".join(self._answers), *self._pieces]
+        self._answers.clear()
+        self._pieces.clear()
+        taken, self._taken = self._taken, 0
+        for _ in range(taken):
+            self._slots.release()
+        return batch
+
+    async def _ping_forever(self) -> None:
+        """A path that died says nothing; TCP alone would wait for a quarter of an hour."""
+        while anyio.current_time() - self._heard < _SILENT:
+            self._answer(_PING, Flags.SYN, 0)
+            await anyio.sleep(_PING_EVERY)
+        self.abort()
+
+    def _answer(self, kind: int, flags: int, number: int, length: int = 0) -> None:
+        if len(self._answers) >= _MOST_ANSWERS:
+            self.abort()
+        elif not self._shut:
+            self._answers.append(_HEADER.pack(0, kind, flags, number, length))
+            self._work.set()
+
+    # ---- reading ----
+
+    async def _read_forever(self) -> None:
+        try:
+            while True:
+                data = await self._secured.receive()
+                self._heard = anyio.current_time()
+                self._feed(data)
+        except StreamClosed:
+            return
+        except PayloadError as error:
+            logger.debug("%s: %s", peer_name(self.peer), error)
+
+    def _feed(self, data: bytes) -> None:
+        view, at = memoryview(data), 0
+        while at < len(view):
+            if self._body.missing:
+                piece = view[at : at + self._body.missing]
+                at += len(piece)
+                self._take(piece)
+                continue
+            missing = _HEADER.size - len(self._head)
+            self._head += view[at : at + missing]
+            at += missing
+            if len(self._head) == _HEADER.size:
+                head, self._head = self._head, b""
+                self._on_frame(*_HEADER.unpack(head))
+
+    def _take(self, piece: memoryview) -> None:
+        body = self._body
+        body.missing -= len(piece)
+        if body.stream is not None:
+            body.stream.arrived(piece)
+        if not body.missing:
+            self._on_flags(body.stream, body.flags)
+
+    def _on_frame(self, version: int, kind: int, flags: int, number: int, length: int) -> None:
+        if version != 0 or kind > _GO_AWAY:
+            raise PayloadError(f"yamux: version {version}, type {kind}; drop the connection")
+        if kind == _PING:
+            if flags & Flags.SYN:
+                self._answer(_PING, Flags.ACK, 0, length)
+        elif kind == _GO_AWAY:
+            self._leaving = True  # what is under way ends first
+        else:
+            if flags & Flags.SYN:
+                self._accept(number)
+            self._on_stream_frame(kind, flags, self._streams.get(number), length)
+
+    def _on_stream_frame(self, kind: int, flags: int, stream: MuxedStream | None, length: int) -> None:
+        if kind == _WINDOW:
+            if stream is not None:
+                stream.widen(length)
+            self._on_flags(stream, flags)
+            return
+        if length > (stream.receive_window if stream is not None else _DISCARDED):
+            raise PayloadError(f"yamux: a piece of {length} bytes is more than its window; drop the connection")
+        if stream is not None:
+            stream.receive_window -= length
+        self._body = _Body(stream, length, flags)
+        if not length:
+            self._on_flags(stream, flags)
+
+    def _on_flags(self, stream: MuxedStream | None, flags: int) -> None:
+        if stream is None or not flags & (Flags.FIN | Flags.RST):
+            return
+        if flags & Flags.RST:
+            self.forget(stream)
+        else:
+            stream.ended_there()
+
+    def _accept(self, number: int) -> None:
+        if number in self._streams or number % 2 != self._theirs or not number:
+            raise PayloadError(f"yamux: stream {number} cannot be opened from there; drop the connection")
+        if self._inbound >= _INBOUND or self._leaving:
+            self._answer(_WINDOW, Flags.RST, number)
+            return
+        self._inbound += 1
+        stream = self._add(number)
+        self._answer(_WINDOW, Flags.ACK, number)
+        self._on_stream(stream)
+
+    def _add(self, number: int) -> MuxedStream:
+        stream = self._streams[number] = MuxedStream(self, number, self._stock, FIRST_WINDOW)
+        return stream
+
+    def _end(self) -> None:
+        self.ended = True
+        for stream in tuple(self._streams.values()):
+            self.forget(stream)
+        self._slots.release()  # whoever waits for one finds its stream gone, and passes it on
+        self._over.set()

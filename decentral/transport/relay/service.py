@@ -1,0 +1,209 @@
+"""The serving half of a relay: gives places to peers that nobody can dial, and joins to them who asks for them.
+
+It holds a place per peer, two streams per joined pair, and nothing else; all of it is bounded (``RelayLimits``), and
+what is above a bound is refused by the word that the specification has for it. It sees who talks to whom, when, and how
+much; what they say is encrypted between them.
+
+Source: libp2p/specs, relay/circuit-v2.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import anyio
+
+from decentral.errors import DecentralError, PayloadError, StreamClosed
+from decentral.transport.base import Stream
+from decentral.transport.native.links import Links
+from decentral.transport.native.stream import NativeStream
+from decentral.transport.protocols.multistream import propose
+from decentral.transport.relay.circuit import STOP, Reservation, read_message, write_message
+from decentral.transport.relay.hop import HopStatus, Refused, granted, joined, offer, read_question, refused
+from decentral.transport.relay.limits import RelayLimits, network_of
+from decentral.transport.relay.splice import SpliceTerms, join
+from decentral.transport.throttle import Gate
+from decentral.wire.keys import PeerId, peer_name
+
+logger = logging.getLogger("decentral.transport")
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A place: from which network it is held, and until when (s, the loop's clock)."""
+
+    network: str
+    until: float
+
+
+@dataclass(slots=True)
+class RelayCounts:
+    """What a relay has done so far."""
+
+    nbytes: int = 0  # passed on, both directions
+    joined: int = 0  # pairs
+    granted: int = 0  # places, each renewal counted
+    refused: Counter[HopStatus] = field(default_factory=Counter)
+
+
+class Relay:
+    """Answers the questions of a relay for one transport. ``addresses`` are where that can be dialled."""
+
+    def __init__(
+        self, links: Links, addresses: Callable[[], tuple[str, ...]], limits: RelayLimits, timeout: float
+    ) -> None:
+        self.limits = limits
+        self.counts = RelayCounts()
+        self._sessions, self._dialler = links.sessions, links.dialler
+        self._addresses, self._timeout = addresses, timeout
+        self._gate = None if limits.rate is None else Gate(limits.rate)
+        self._places: dict[PeerId, _Held] = {}
+        self._pairs: Counter[tuple[PeerId, PeerId]] = Counter()
+        links.sessions.on_gone = self._gone
+
+    def has_place(self, peer: PeerId) -> bool:
+        """Whether ``peer`` can be reached through here."""
+        held = self._places.get(peer)
+        return held is not None and held.until > anyio.current_time()
+
+    @property
+    def peers(self) -> int:
+        """Peers with a connection, with a place and without."""
+        return self._sessions.num_peers
+
+    @property
+    def places(self) -> int:
+        """Places held now."""
+        self._drop_expired()
+        return len(self._places)
+
+    @property
+    def connections(self) -> int:
+        """Pairs that are joined now, or being so."""
+        return self._pairs.total()
+
+    async def attend(self, stream: Stream) -> None:
+        """Answer one question; when it was for a connection, carry it until it ends."""
+        assert isinstance(stream, NativeStream), "served by the native transport only"
+        try:
+            wanted = await self._asked(stream)
+            if wanted is None:
+                await self._say(stream, self._give_place(stream.peer))
+            else:
+                await self._connect(stream, wanted)
+        except Refused as refusal:
+            logger.debug("%s: %s", peer_name(stream.peer), refusal)
+            await self._refuse(stream, refusal.status)
+        except PayloadError as error:
+            logger.debug("%s: %s", peer_name(stream.peer), error)
+            await self._refuse(stream, HopStatus.MALFORMED_MESSAGE)
+
+    async def _asked(self, stream: NativeStream) -> PeerId | None:
+        try:
+            with anyio.fail_after(self._timeout):
+                return read_question(await read_message(stream))
+        except TimeoutError:
+            raise StreamClosed(f"{peer_name(stream.peer)}: asked nothing within {self._timeout:g} s") from None
+
+    # ---- places ----
+
+    def _give_place(self, peer: PeerId) -> bytes:
+        """A place, or a longer one for who has one."""
+        host = self._sessions.host_of(peer)
+        if host is None:
+            raise Refused(HopStatus.PERMISSION_DENIED, "a place is for who came here directly")
+        network = network_of(host)
+        self._drop_expired()
+        others = [held.network for one, held in self._places.items() if one != peer]
+        if len(others) >= self.limits.places:
+            raise Refused(HopStatus.RESERVATION_REFUSED, f"all {self.limits.places} places are taken")
+        if others.count(network) >= self.limits.places_per_network:
+            raise Refused(HopStatus.RESERVATION_REFUSED, f"{network} holds {self.limits.places_per_network} places")
+        self._places[peer] = _Held(network, anyio.current_time() + self.limits.place_seconds)
+        self.counts.granted += 1
+        here = [address for address in self._addresses() if "/p2p-circuit" not in address]
+        return granted(self._terms_told(int(time.time()) + self.limits.place_seconds), here)
+
+    def _terms_told(self, expires: int = 0) -> Reservation:
+        return Reservation(expires, self.limits.nbytes, self.limits.seconds)
+
+    def _gone(self, peer: PeerId) -> None:
+        """Its last connection ended, and with it its place."""
+        self._places.pop(peer, None)
+
+    def _drop_expired(self) -> None:
+        now = anyio.current_time()
+        for peer in [peer for peer, held in self._places.items() if held.until <= now]:
+            del self._places[peer]
+
+    # ---- connections ----
+
+    async def _connect(self, source: NativeStream, peer: PeerId) -> None:
+        if peer == source.peer:
+            raise Refused(HopStatus.PERMISSION_DENIED, "that is the asking peer itself")
+        if not self.has_place(peer):
+            raise Refused(HopStatus.NO_RESERVATION, f"{peer_name(peer)} has no place here")
+        with self._room(source.peer, peer):
+            async with self._brought(source.peer, peer) as target:
+                await self._say(source, joined(self._terms_told()))
+                self.counts.joined += 1
+                limits = self.limits
+                await join(source, target, SpliceTerms(limits.seconds, limits.nbytes, self._gate, self._count))
+
+    @contextmanager
+    def _room(self, source: PeerId, target: PeerId) -> Iterator[None]:
+        """Hold one connection between two peers."""
+        limits, pair = self.limits, (source, target)
+        if self.connections >= limits.connections:
+            raise Refused(HopStatus.RESOURCE_LIMIT_EXCEEDED, f"{self.connections} connections are relayed")
+        if self._pairs[pair] >= limits.connections_per_pair:
+            raise Refused(HopStatus.RESOURCE_LIMIT_EXCEEDED, f"these two have {self._pairs[pair]} connections")
+        for peer in pair:
+            if sum(count for ends, count in self._pairs.items() if peer in ends) >= limits.connections_per_peer:
+                raise Refused(HopStatus.RESOURCE_LIMIT_EXCEEDED, f"{peer_name(peer)} has too many connections")
+        self._pairs[pair] += 1
+        try:
+            yield
+        finally:
+            self._pairs[pair] -= 1
+            if not self._pairs[pair]:
+                del self._pairs[pair]
+
+    @asynccontextmanager
+    async def _brought(self, source: PeerId, peer: PeerId) -> AsyncIterator[NativeStream]:
+        """A stream to ``peer`` that it takes for a connection of ``source``."""
+        target = None
+        try:
+            try:
+                target = NativeStream(peer, (await self._dialler.session(peer)).open())
+                with anyio.fail_after(self._timeout):
+                    await propose(target, STOP)
+                    await offer(target, source, self._terms_told())
+            except (DecentralError, TimeoutError) as error:
+                raise Refused(HopStatus.CONNECTION_FAILED, str(error)) from None
+            yield target
+        finally:
+            if target is not None:
+                target.reset()
+
+    def _count(self, nbytes: int) -> None:
+        self.counts.nbytes += nbytes
+
+    # ---- answers ----
+
+    async def _say(self, stream: NativeStream, answer: bytes) -> None:
+        """Answer; a peer that takes nothing does not hold us up."""
+        try:
+            with anyio.fail_after(self._timeout):
+                await write_message(stream, answer)
+        except TimeoutError:
+            raise StreamClosed(f"{peer_name(stream.peer)}: takes no answer") from None
+
+    async def _refuse(self, stream: NativeStream, status: HopStatus) -> None:
+        self.counts.refused[status] += 1
+        await self._say(stream, refused(status))
