@@ -1,16 +1,21 @@
 """Events as they come: a file that another process appends to, renames when it is long, and starts anew.
 
-Only whole lines are told. What is left of a file when it is renamed is read first, then the new one from its beginning.
+Only whole lines are told. What is left of a file when it is put aside is read first, then those that were put aside
+after it, then the new one from its beginning. A file that was packed meanwhile is known by its first line, which is
+stamped.
 """
 
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
 from decentral.observe.events import EVENTS_FILE
+from decentral.observe.rotation import Opened, opened
 
 
 def follow_events(
@@ -20,18 +25,17 @@ def follow_events(
 
     Never ends by itself; calls ``idle`` whenever there is nothing new. The directory's file need not exist yet.
     """
-    tail = _Tail(directory / EVENTS_FILE)
-    rows = deque(_rows(tail.new_lines(), event), maxlen=last)
+    tail = Tail(directory / EVENTS_FILE)
     try:
+        yield from deque(_rows(tail.new_lines(), event), maxlen=last)
         while True:
-            yield from rows
             idle()
-            rows = deque(_rows(tail.new_lines(), event))
+            yield from _rows(tail.new_lines(), event)
     finally:
         tail.close()
 
 
-def _rows(lines: list[bytes], event: str | None) -> Iterator[dict[str, Any]]:
+def _rows(lines: Iterable[bytes], event: str | None) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             row = json.loads(line)
@@ -41,7 +45,7 @@ def _rows(lines: list[bytes], event: str | None) -> Iterator[dict[str, Any]]:
             yield row
 
 
-class _Tail:
+class Tail:
     """The whole lines of ``path`` since the last look."""
 
     def __init__(self, path: Path) -> None:
@@ -49,34 +53,53 @@ class _Tail:
         self._file: IO[bytes] | None = None
         self._rest = b""  # the beginning of a line that is being written
 
-    def new_lines(self) -> list[bytes]:
-        """Read on; empty when nothing came."""
-        replaced = self._is_replaced()  # before reading: nothing is added to a file that has been renamed
-        lines = self._read()
+    def new_lines(self) -> Iterator[bytes]:
+        """Read on; empty when nothing came. At first all that is there."""
+        replaced = self._is_replaced()  # before reading: nothing is added to a file that has been put aside
+        yield from self._read()
         if replaced:
-            self.close()
-            self._rest = b""
-            lines += self._read()
-        return lines
+            yield from self._catch_up()
 
     def _read(self) -> list[bytes]:
         if self._file is None:
-            try:
-                self._file = self._path.open("rb")
-            except FileNotFoundError:  # between two files, or before the first
-                return []
+            return []
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # emptied
+            self._file.seek(0)
+            self._rest = b""
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
         return lines
 
+    def _catch_up(self) -> Iterator[bytes]:
+        """Read what was put aside after our file, then go over to the one that grows: who reads slowly misses none."""
+        mine = self._first_line()
+        with ExitStack() as stack:
+            files = opened(self._path, stack)
+            if not files or files[0].path != self._path:
+                return  # the next one is not there yet
+            newer = [*takewhile(lambda file: file.first_line() != mine, files)]
+            for file in reversed(newer[1:]):
+                yield from file.lines()
+            self.close()
+            self._file = os.fdopen(os.dup(files[0].file.fileno()), "rb")
+            self._file.seek(0)
+        self._rest = b""
+        yield from self._read()
+
+    def _first_line(self) -> bytes | None:
+        if self._file is None:
+            return None
+        at = self._file.tell()
+        line = Opened(self._path, self._file).first_line()
+        self._file.seek(at)
+        return line
+
     def _is_replaced(self) -> bool:
         if self._file is None:
-            return False
-        mine = os.fstat(self._file.fileno())
+            return self._path.exists()
         try:
-            there = self._path.stat()
+            return not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
         except FileNotFoundError:
             return False  # renamed, and the new one is not there yet
-        return not os.path.samestat(mine, there) or there.st_size < self._file.tell()
 
     def close(self) -> None:
         """Close what is open."""

@@ -1,4 +1,4 @@
-"""Files of lines that grow no more, as zstd: a tenth of the bytes, and ``zstd -dc FILE | grep`` reads them, too.
+"""Files of lines that grow no more, as zstd: a quarter of the bytes or less, and ``zstd -dc FILE | grep`` reads them.
 
 A reader's memory is bounded whatever a damaged file says: by the window, by the longest line and by what all may expand
 to. Lines before the damage are read.
@@ -12,7 +12,7 @@ from typing import IO
 
 import zstandard
 
-from decentral.observe.jsonlines import MAX_LINE_NBYTES
+from decentral.observe.line import MAX_LINE_NBYTES
 from decentral.state.durable import DISK, Disk, disk_errors
 
 SUFFIX = ".zst"
@@ -31,6 +31,7 @@ def pack_lines(path: Path, disk: Disk = DISK) -> Path:
     with disk_errors(f"packing {path}"):
         with path.open("rb") as file:
             disk.replace_file(packed, zstandard.ZstdCompressor(level=_LEVEL).read_to_iter(file))
+        packed.chmod(path.stat().st_mode)  # who may read the logs still may
         disk.remove(path)
     return packed
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from decentral.errors import DiskError, UsageError, VersionError
-from decentral.observe.jsonlines import plain
+from decentral.observe.line import plain
 
 STATUS_FILE = "status.json"
 STATUS_VERSION = 1

@@ -10,8 +10,9 @@ from click.testing import Result
 
 from decentral.cli import COMMANDS, main
 from decentral.manifest import load_manifest
-from decentral.observe.events import EventLog
+from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.requests import take_requests
+from decentral.observe.rotation import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 
 Run = Callable[..., Result]
@@ -91,6 +92,19 @@ def test_the_example_in_the_help_runs(run: Run, running_peer: Path, name: str, f
     assert result.exit_code == 0, result.stderr
     for fragment in fragments:
         assert fragment in result.stdout
+
+
+def test_logs_are_read_also_where_all_of_them_lie_packed(run: Run, running_peer: Path) -> None:
+    log = EventLog(running_peer)
+    log("commit", round=3)
+    log.close()
+    put_aside(running_peer / EVENTS_FILE)
+    pack_put_aside(running_peer / EVENTS_FILE)
+    assert "round=3" in run("logs").stdout
+    log = EventLog(running_peer)
+    log("commit", round=4)
+    log.close()
+    assert re.findall(r"round=(\d)", run("logs").stdout) == ["3", "4"]
 
 
 def test_the_version_is_told(run: Run) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.follow import follow_events
+from decentral.observe.rotation import pack_put_aside, put_aside
 
 
 class Nothing(Exception):
@@ -63,11 +64,42 @@ def test_a_file_that_is_renamed_and_started_anew_is_followed_without_a_gap(tmp_p
     assert seen(rows) == [("commit", n) for n in (1, 2, 3, 2, 4)]
 
 
-def test_a_file_that_was_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:
+def rotate(directory: Path) -> None:
+    put_aside(directory / EVENTS_FILE)
+    pack_put_aside(directory / EVENTS_FILE)
+
+
+def test_the_last_events_come_also_from_files_that_were_put_aside(tmp_path: Path) -> None:
+    for n in (1, 3, 5):
+        write(tmp_path, n, n + 1)
+        rotate(tmp_path)
+    write(tmp_path, 7)
+    rows, _ = follow(tmp_path, last=4)
+    assert seen(rows) == [("commit", n) for n in (4, 5, 6, 7)]
+
+
+def test_who_looks_again_only_after_several_files_were_put_aside_and_packed_misses_none(tmp_path: Path) -> None:
+    """A pager that nobody scrolls stops the command for days."""
+
+    def much() -> None:
+        for n in (2, 4, 6):
+            write(tmp_path, n, n + 1)
+            rotate(tmp_path)
+        write(tmp_path, 8)
+
+    write(tmp_path, 1)
+    rows, happens = follow(tmp_path)
+    happens += [much, lambda: write(tmp_path, 9), lambda: rotate(tmp_path), lambda: write(tmp_path, 10)]
+    assert seen(rows) == [("commit", n) for n in range(1, 11)]
+
+
+def test_a_file_that_was_emptied_is_read_from_its_beginning_and_no_older_one_again(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    rotate(tmp_path)
     write(tmp_path, 1, 2)
     rows, happens = follow(tmp_path)
     happens += [lambda: (tmp_path / EVENTS_FILE).write_bytes(b""), lambda: write(tmp_path, 3)]
-    assert seen(rows) == [("commit", n) for n in (1, 2, 3)]
+    assert seen(rows) == [("commit", n) for n in (0, 1, 2, 3)]
 
 
 def test_half_a_line_is_told_when_it_is_whole_and_a_torn_one_never(tmp_path: Path) -> None:

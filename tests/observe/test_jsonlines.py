@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import DiskError
-from decentral.observe.jsonlines import MAX_LINE_NBYTES, JsonLines, read_json_lines, to_line
+from decentral.observe.jsonlines import JsonLines, read_json_lines
+from decentral.observe.line import MAX_LINE_NBYTES, to_line
 
 
 def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_a_full_file_is_put_aside_and_what_is_read_is_the_last_of_all_in_order(t
         lines.append({"i": i, "pad": "x" * 50})
     lines.close()
     names = sorted(file.name for file in tmp_path.iterdir())
-    assert names == ["x.1.jsonl", "x.2.jsonl", "x.3.jsonl", "x.jsonl"]
+    assert names == ["x.1.jsonl.zst", "x.2.jsonl.zst", "x.3.jsonl.zst", "x.jsonl"]
     assert all(file.stat().st_size <= 1000 for file in tmp_path.iterdir())
     read = [row["i"] for row in read_json_lines(path)]
     assert read == list(range(500 - len(read), 500))

@@ -6,7 +6,8 @@ import pytest
 import zstandard
 
 from decentral.errors import DiskError
-from decentral.observe.jsonlines import MAX_LINE_NBYTES, JsonLines, read_json_lines
+from decentral.observe.jsonlines import JsonLines, read_json_lines
+from decentral.observe.line import MAX_LINE_NBYTES
 from decentral.observe.packed_lines import lines_of, pack_lines
 from decentral.state.durable import Disk
 

@@ -12,9 +12,11 @@ from decentral.cli.failure import TRACEBACK_FILE
 from decentral.node.daily_upload import UPLOAD_FILE
 from decentral.node.folder import MANIFEST_FILE
 from decentral.observe.events import EVENTS_FILE
-from decentral.observe.jsonlines import KEPT, MAX_FILE_NBYTES
+from decentral.observe.jsonlines import MAX_FILE_NBYTES
 from decentral.observe.metrics import METRICS_FILE
+from decentral.observe.packed_lines import SUFFIX
 from decentral.observe.report import SUMMARY_FILE
+from decentral.observe.rotation import KEPT
 from decentral.observe.status import STATUS_FILE
 from decentral.state.frozen import FROZEN
 from decentral.training.absence import Away
@@ -86,6 +88,7 @@ def test_the_bounds_are_as_the_page_says() -> None:
     assert MAX_FILE_NBYTES == 16 * 2**20
     assert "has 16 MiB" in FILES
     assert f"`.{KEPT}`, " in FILES
+    assert f"`{Path(EVENTS_FILE).stem}.1.jsonl{SUFFIX}`" in FILES
     assert f"{(KEPT + 1) * 16} MiB each at most" in FILES
 
 

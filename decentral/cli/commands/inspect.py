@@ -147,8 +147,9 @@ def logs_command(
     """
     from decentral.errors import UsageError
     from decentral.observe.events import EVENTS_FILE, event_line, read_events
+    from decentral.observe.rotation import there
 
-    if not (remember(context, directory) / EVENTS_FILE).exists():
+    if not there(remember(context, directory) / EVENTS_FILE):
         raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
     shape = json.dumps if as_json else event_line
     if follow:
