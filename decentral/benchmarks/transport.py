@@ -1,7 +1,8 @@
 """What a transport makes of loopback: one long stream, its cost in processor time, and the round trip of a request.
 
 Both ends are processes of their own, as peers are, each with its daemon where there is one. Loopback has no delay and
-no limit, so it is the transport that is measured, encryption and multiplexing included.
+no limit, so it is the transport that is measured, encryption and multiplexing included. Transports take turns, a stream
+and some requests each, so that what else this machine does meanwhile is in the medians of all of them alike.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +31,9 @@ from decentral.wire.keys import PeerId
 PIECE = bytes(1 << 18)  # sent at a time, as frames are
 TIMEOUT = 30.0  # s for a path and for an answer
 MEGABYTE = 1e6
-_REQUESTS = 200  # asked one after the other
+_REQUESTS = 200  # asked one after the other, all turns together
+
+Ask = Callable[[bool], dict[str, Any]]  # Any: JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +52,23 @@ class TransportResult:
         return {key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
-def measure(kind: str, folder: Path, *, nbytes: int, repeats: int) -> TransportResult:
-    """``repeats`` streams of ``nbytes`` each, and requests of a kilobyte, from this process to another one."""
-    with _far_end(TransportSeat(folder=str(folder), transport=kind)) as ask:
-        return anyio.run(_measured, kind, folder, nbytes, repeats, ask)
+def measure(kinds: Sequence[str], folder: Path, *, nbytes: int, repeats: int) -> list[TransportResult]:
+    """Of each kind ``repeats`` streams of ``nbytes``, and requests of a kilobyte, from this process to another one."""
+    with ExitStack() as stack:
+        asks = [
+            stack.enter_context(_far_end(TransportSeat(folder=str(_made(folder / kind)), transport=kind)))
+            for kind in kinds
+        ]
+        return anyio.run(_measured, kinds, folder, nbytes, repeats, asks)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 @contextmanager
-def _far_end(seat: TransportSeat) -> Iterator[Callable[[bool], dict[str, Any]]]:
+def _far_end(seat: TransportSeat) -> Iterator[Ask]:
     """The other process; call it for what it says next, first asking for it or not."""
     command = [sys.executable, "-m", "decentral.benchmarks.transport_peer", json.dumps(asdict(seat))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -86,27 +98,58 @@ def _far_end(seat: TransportSeat) -> Iterator[Callable[[bool], dict[str, Any]]]:
 
 
 async def _measured(
-    kind: str, folder: Path, nbytes: int, repeats: int, ask: Callable[[bool], dict[str, Any]]
-) -> TransportResult:
-    far = ask(False)
-    peer = PeerId(bytes.fromhex(far["peer"]))
-    transport = make_transport(kind, Identity.load_or_create(folder / "near.key"), LOOPBACK)
-    async with transport:
-        await transport.connect(peer, far["addresses"])
-        await _stream(transport, peer, len(PIECE))  # windows grow, code is loaded
-        spent = processor_seconds() + ask(True)["processor"]
-        seconds = [await _stream(transport, peer, nbytes) for _ in range(repeats)]
-        spent = processor_seconds() + ask(True)["processor"] - spent
-        trips = sorted([await _request(transport, peer) for _ in range(_REQUESTS)])
-    megabytes = nbytes / MEGABYTE
-    return TransportResult(
-        kind,
-        megabytes,
-        megabytes / median(seconds),
-        1e3 * spent / (repeats * megabytes),
-        1e3 * median(trips),
-        1e3 * trips[9 * len(trips) // 10],
-    )
+    kinds: Sequence[str], folder: Path, nbytes: int, repeats: int, asks: Sequence[Ask]
+) -> list[TransportResult]:
+    pairs = []
+    async with AsyncExitStack() as stack:
+        for kind, ask in zip(kinds, asks, strict=True):
+            transport = make_transport(kind, Identity.load_or_create(folder / kind / "near.key"), LOOPBACK)
+            pairs.append(_Pair(kind, await stack.enter_async_context(transport), ask))
+            await pairs[-1].meet()
+        for _ in range(repeats):
+            for pair in pairs:
+                await pair.turn(nbytes, -(-_REQUESTS // repeats))
+    return [pair.result(nbytes) for pair in pairs]
+
+
+@dataclass(slots=True)
+class _Pair:
+    """Two ends on one transport, and what was seen of them."""
+
+    kind: str
+    transport: Transport
+    ask: Ask
+    peer: PeerId = field(init=False)
+    seconds: list[float] = field(default_factory=list)  # of each stream
+    spent: list[float] = field(default_factory=list)  # s of processor, of each stream
+    trips: list[float] = field(default_factory=list)  # s of each request
+
+    async def meet(self) -> None:
+        far = self.ask(False)
+        self.peer = PeerId(bytes.fromhex(far["peer"]))
+        await self.transport.connect(self.peer, far["addresses"])
+        await _stream(self.transport, self.peer, len(PIECE))  # windows grow, code is loaded
+
+    async def turn(self, nbytes: int, num_requests: int) -> None:
+        before = self._processor()
+        self.seconds.append(await _stream(self.transport, self.peer, nbytes))
+        self.spent.append(self._processor() - before)
+        self.trips += [await _request(self.transport, self.peer) for _ in range(num_requests)]
+
+    def result(self, nbytes: int) -> TransportResult:
+        megabytes, trips = nbytes / MEGABYTE, sorted(self.trips)
+        return TransportResult(
+            self.kind,
+            megabytes,
+            megabytes / median(self.seconds),
+            1e3 * sum(self.spent) / (len(self.spent) * megabytes),
+            1e3 * median(trips),
+            1e3 * trips[9 * len(trips) // 10],
+        )
+
+    def _processor(self) -> float:
+        """Seconds so far; this process has the near ends of the others, too, which stand still meanwhile."""
+        return processor_seconds() + float(self.ask(True)["processor"])
 
 
 async def _stream(transport: Transport, peer: PeerId, nbytes: int) -> float:

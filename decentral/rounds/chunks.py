@@ -6,46 +6,16 @@ asked once more, with the 36 bytes of the protocol before it, and only so from t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import anyio
 
 from decentral.errors import PeerUnreachable, TransportError
 from decentral.rounds.donor import ANY_FORM, CHUNK, PACKED, STATE
+from decentral.rounds.gain import Gain
 from decentral.state.chunk_form import BY_PLANES, HEAD_NBYTES, PLANES, from_form
 from decentral.state.snapshot import SnapshotIndex
 from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name
-
-_BOTH_ENDS = 4  # times unpacking
-
-
-@dataclass(slots=True)
-class Gain:
-    """Whether a byte less on the way is worth more time than packing takes. Pure: the times come in.
-
-    The way is as fast as answers came over all of it. Unpacking is measured; the quickest counts, as a busy machine
-    makes one slow and nothing makes one fast. Packing takes longer, and both take turns from the streams: over
-    loopback, where the processor is the limit, plain chunks came at 65 to 68 MB/s, packed ones at 42 to 62.
-    """
-
-    began: float  # s
-    arrived: int = 0  # bytes
-    saved: float = 0.0  # of a byte, by the last chunk that came packed
-    unpacking: float = 0.0  # s for a byte
-
-    def came(self, nbytes: int, chunk_nbytes: int, seconds: float, packed: bool) -> None:
-        """A chunk came as ``nbytes``, and was made what it is in so many seconds."""
-        self.arrived += nbytes
-        if packed:
-            took = seconds / chunk_nbytes
-            self.unpacking = min(self.unpacking, took) if self.saved else took
-            self.saved = 1 - nbytes / chunk_nbytes
-
-    def pays(self, now: float) -> bool:
-        """Whether to ask for packed chunks; yes while nothing is known of them."""
-        return not self.saved or self.saved * (now - self.began) >= _BOTH_ENDS * self.unpacking * self.arrived
 
 
 class Chunks:
@@ -53,7 +23,7 @@ class Chunks:
 
     def __init__(self, transport: Transport, index: SnapshotIndex, timeout: float) -> None:
         self.transport, self.index, self.timeout = transport, index, timeout
-        self.gain = Gain(anyio.current_time())
+        self.gain = Gain()
         self._packs: dict[PeerId, bool] = {}  # who has answered, and whether in any form
 
     async def ask(self, donor: PeerId, number: int) -> bytes:
@@ -72,13 +42,18 @@ class Chunks:
 
     async def _in_a_form(self, donor: PeerId, number: int) -> bytes:
         nbytes = self.index.layout.chunk_nbytes(number)
-        forms = BY_PLANES if self.gain.pays(anyio.current_time()) else 0
-        ask = ANY_FORM.pack(self.index.digest, number, forms)
+        packed = self.gain.packed
+        ask = ANY_FORM.pack(self.index.digest, number, BY_PLANES if packed else 0)
         answer = self._there(donor, await self._request(donor, PACKED, ask, nbytes + HEAD_NBYTES))
+        chunk = self._plain(answer, nbytes)
+        self.gain.came(nbytes, anyio.current_time(), packed=packed)
+        return chunk
+
+    def _plain(self, answer: bytes, nbytes: int) -> bytes:
         began = anyio.current_time()
         chunk = from_form(answer, nbytes)
-        took = anyio.current_time() - began
-        self.gain.came(len(answer), nbytes, took, packed=answer[0] == PLANES)
+        if answer[0] == PLANES:
+            self.gain.unpacked(len(answer), nbytes, anyio.current_time() - began)
         return chunk
 
     async def _as_it_is(self, donor: PeerId, number: int) -> bytes:

@@ -1,7 +1,7 @@
 """Which transport a peer runs on: what was asked for, else the daemon where hivemind brings one, else the native one.
 
-The daemon is the faster one and has the DHT; the native one runs wherever Python does, and punches holes with one relay
-where the daemon needs several; py-libp2p is an extra, imported only when it is asked for. They speak to each other.
+The daemon has the DHT; the native one runs wherever Python does, takes less processor time, and punches holes with one
+relay where the daemon needs several; py-libp2p is an extra, imported only when asked for. They speak to each other.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from decentral.wire.keys import Signer
 
 Kind = Literal["daemon", "native", "py-libp2p"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+_PACKAGES = {"daemon": "hivemind", "py-libp2p": "libp2p"}
 
 
 class Keys(KeyFile, Protocol):
@@ -31,8 +32,13 @@ class Keys(KeyFile, Protocol):
 
 
 def default_kind() -> Kind:
-    """The daemon where there is one. hivemind is looked for and not imported."""
-    return "daemon" if importlib.util.find_spec("hivemind") is not None else "native"
+    """The daemon where there is one."""
+    return "daemon" if _is_here("daemon") else "native"
+
+
+def kinds_here() -> tuple[Kind, ...]:
+    """All that can be asked for on this system."""
+    return tuple(kind for kind in KINDS if _is_here(kind))
 
 
 def make_transport(
@@ -61,7 +67,7 @@ def make_transport(
 
 def check_there(kind: str | None) -> None:
     """UsageError for a transport whose package is not installed."""
-    if kind == "py-libp2p" and importlib.util.find_spec("libp2p") is None:
+    if kind == "py-libp2p" and not _is_here(kind):
         raise UsageError("transport 'py-libp2p': the package libp2p is not here; pip install 'decentral[libp2p]'")
 
 
@@ -71,3 +77,8 @@ def _on_libp2p(signer: Signer, listen: Sequence[str] | None, relays: tuple[str, 
     from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 
     return PyLibp2pTransport(signer, listen=listen, options=Options(relays=relays))
+
+
+def _is_here(kind: str) -> bool:
+    """Whether its package is installed: looked for, not imported."""
+    return kind not in _PACKAGES or importlib.util.find_spec(_PACKAGES[kind]) is not None

@@ -21,16 +21,16 @@ import torch
 import trio
 import trio._core._run as scheduler
 import trio.testing
-from decentral.exchange.offload import inline
-from decentral.peer.node import Node, Start
-from decentral.rounds.contribution import Contribution
 from safetensors.torch import load_file
 
+from decentral.flow.offload import inline
 from decentral.manifest import Manifest, preset_manifest
+from decentral.node.node import Node, Start
 from decentral.parameters import Schema, schema_of
+from decentral.replica.contribution import Contribution
 from decentral.rounds.donor import PACKED
 from decentral.rounds.driver import Ledger
-from decentral.transport.memory import MemoryNetwork
+from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.keys import Signer
 
 MBIT = 125_000.0  # bytes/s

@@ -16,15 +16,15 @@ import json
 import statistics
 
 import torch
-from decentral.exchange.codec import Codec, range_shapes
-from decentral.optimizers.norms import clip_scales, norm
-from decentral.optimizers.sketches import cosines, sketch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import make_outer, mean_pseudo_gradient
+from decentral.optimizers.aggregation.norm_clip import clip_scales, norm
+from decentral.optimizers.aggregation.sketches import cosines, sketch
 from decentral.parameters import gather, scatter, schema_of
+from decentral.replica.codec import Codec, range_shapes
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.evaluate import bits_per_byte

@@ -18,9 +18,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from decentral.exchange.codec import Codec
 
 from decentral.compressors import parse_compressor
+from decentral.replica.codec import Codec
 from decentral.simulate import cost
 from decentral.wire.keys import Signer
 from decentral.wire.lease import Lease, seal_lease

@@ -24,14 +24,14 @@ from statistics import median
 
 import anyio
 import psutil
-from decentral.exchange.gather import PUSH
-from decentral.rounds.carrier import CONTROL
-from decentral.transport.tcp import endpoint
 
 from decentral.benchmarks.exchange import Case, Worker, step, swarm
+from decentral.dissemination.gather import PUSH
 from decentral.errors import DecentralError
+from decentral.rounds.frame_io import CONTROL
 from decentral.swarm.directory import LEASES
-from decentral.transport.native import NativeTransport
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.native.transport import NativeTransport
 from decentral.wire.keys import PeerId, Signer, peer_from_name
 
 ATTACKS = ("none", "connections", "identities", "lengths", "withheld")

@@ -16,7 +16,7 @@ import anyio
 
 from decentral.swarm.identity import Identity
 from decentral.transport.base import Stream
-from decentral.transport.daemon import DaemonTransport
+from decentral.transport.daemon.transport import DaemonTransport
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 PIECE = 1 << 16

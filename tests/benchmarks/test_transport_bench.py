@@ -9,9 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
+from decentral.transport import choice
+from decentral.transport.choice import kinds_here
 
 
-@pytest.mark.parametrize("kind", ["daemon", "native"])
+@pytest.mark.parametrize("kind", kinds_here())
 def test_a_stream_and_requests_are_timed_and_nothing_is_left_running(kind):
     result = CliRunner().invoke(
         main, ["bench", "transport", "--megabytes", "2", "--repeats", "2", "--only", kind, "--json"]
@@ -25,6 +27,23 @@ def test_a_stream_and_requests_are_timed_and_nothing_is_left_running(kind):
     assert 0 < found["request_ms"] <= found["request_ms_p90"] < 1e4
     left = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
     assert not [line for line in left if "transport_peer" in line or "p2pd" in line]
+
+
+def test_all_transports_of_this_system_take_turns():
+    result = CliRunner().invoke(main, ["bench", "transport", "--megabytes", "1", "--repeats", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [row["transport"] for row in found] == list(kinds_here())
+    assert all(0 < row["processor_ms_per_MB"] < 1e4 for row in found)
+
+
+def test_a_transport_whose_package_is_missing_is_left_out_and_refused_by_name(monkeypatch):
+    others = tuple(kind for kind in kinds_here() if kind != "py-libp2p")
+    monkeypatch.setattr(choice, "_PACKAGES", {"daemon": "hivemind", "py-libp2p": "no_such_package"})
+    assert kinds_here() == others
+    result = CliRunner().invoke(main, ["bench", "transport", "--only", "py-libp2p"])
+    assert result.exit_code == 2
+    assert "pip install 'decentral[libp2p]'" in result.output
 
 
 def test_the_lines_for_people_name_the_unit_of_each_figure():

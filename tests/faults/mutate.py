@@ -28,7 +28,18 @@ def planted(patch: Path, folder: Path) -> None:
     for name in ("decentral", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "corpus"))
     shutil.copy(ROOT / "pyproject.toml", folder)
+    apply(patch, folder)
+
+
+def apply(patch: Path, folder: Path) -> None:
+    """Plant the bug in what is in ``folder``. Raises CalledProcessError when the patch does not fit any more."""
     subprocess.run(["git", "apply", "-C1", str(patch)], cwd=folder, check=True, capture_output=True, text=True)
+
+
+def shown_by(patch: Path) -> str | None:
+    """The test that shows it, where chance does not."""
+    found = _SHOWN_BY.search(patch.read_text(encoding="utf-8"))
+    return found and found[1]
 
 
 def caught(patch: Path, seeds: int, rounds: int) -> dict[str, object]:
@@ -36,8 +47,8 @@ def caught(patch: Path, seeds: int, rounds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="decentral-mutant-") as name:
         folder = Path(name)
         planted(patch, folder)
-        test = _SHOWN_BY.search(patch.read_text())
-        found = _simulated(folder, seeds, rounds) if test is None else _tested(folder, test[1])
+        test = shown_by(patch)
+        found = _simulated(folder, seeds, rounds) if test is None else _tested(folder, test)
     return {"mutant": patch.stem, **found}
 
 

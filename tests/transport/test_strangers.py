@@ -224,8 +224,12 @@ def test_connections_of_members_stay_and_others_make_room_for_them(monkeypatch, 
 def test_each_stranger_too_many_drops_another_one_however_fast_they_come():
     """They take a moment to end: had the oldest been asked twice, a burst would have stayed beyond the bound."""
 
+    strangers_begun = 0
+
     async def shake_hands_for_ever(strangers):
+        nonlocal strangers_begun
         with strangers.one_more():
+            strangers_begun += 1
             try:
                 await anyio.sleep_forever()
             finally:
@@ -237,7 +241,9 @@ def test_each_stranger_too_many_drops_another_one_however_fast_they_come():
         async with anyio.create_task_group() as group:
             for _ in range(100):
                 group.start_soon(shake_hands_for_ever, strangers)
-            await anyio.sleep(0.5)
+            with anyio.fail_after(20):
+                while strangers_begun < 100 or len(strangers) > 64:
+                    await anyio.sleep(0.01)
             assert len(strangers) == 64
             group.cancel_scope.cancel()
 

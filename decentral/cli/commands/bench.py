@@ -12,7 +12,7 @@ from decentral.errors import DataError, UsageError
 
 AT_LEAST_ONE = click.IntRange(min=1)
 TILE = 64  # rows and columns of what top-k chooses from
-KINDS = ("daemon", "native")
+KINDS = ("daemon", "native", "py-libp2p")
 _COLUMNS = (
     ("bits_per_value", "bits/value", ".4f"),
     ("bits_per_kept", "bits/kept", ".2f"),
@@ -124,7 +124,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Timed, after one that is not."
 )
-@click.option("--transport", type=click.Choice([*KINDS, "py-libp2p"]), help="The daemon where there is one.")
+@click.option("--transport", type=click.Choice(KINDS), help="The daemon where there is one.")
 @as_json
 def exchange_bench(
     peers: int,
@@ -174,7 +174,7 @@ def exchange_bench(
 @click.option("--only", type=click.Choice(KINDS), help="One of them; all that this system has when not given.")
 @as_json
 def transport_bench(megabytes: int, repeats: int, only: str | None, as_json: bool) -> None:
-    """One stream and many small requests between two processes on loopback, for each transport.
+    """Streams and small requests between two processes on loopback; the transports take turns.
 
     \b
     $ decentral bench transport --json
@@ -182,18 +182,17 @@ def transport_bench(megabytes: int, repeats: int, only: str | None, as_json: boo
     import tempfile
 
     from decentral.benchmarks.transport import measure
-    from decentral.transport.choice import default_kind
+    from decentral.transport.choice import check_there, kinds_here
 
-    kinds = [only] if only else list(KINDS) if default_kind() == "daemon" else ["native"]
-    found = []
-    for kind in kinds:
-        with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder:
-            found.append(measure(kind, Path(folder), nbytes=megabytes << 20, repeats=repeats).as_json())
+    check_there(only)
+    kinds = [only] if only else kinds_here()
+    with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder:
+        found = [row.as_json() for row in measure(kinds, Path(folder), nbytes=megabytes << 20, repeats=repeats)]
     if as_json:
         click.echo(json.dumps(found))
         return
     for row in found:
         click.echo(
-            f"{row['transport']:<8}{row['MBps']:8.0f} MB/s{row['processor_ms_per_MB']:8.2f} ms of processor a MB"
+            f"{row['transport']:<10}{row['MBps']:8.0f} MB/s{row['processor_ms_per_MB']:8.2f} ms of processor a MB"
             f"{row['request_ms']:8.2f} ms for a request of 1 kB (p90 {row['request_ms_p90']:.2f})"
         )
