@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from decentral.benchmarks.exchange import Case, Result, Step, Worker, step, swarm
+from decentral.benchmarks.exchange import Case, ExchangeResult, Step, Worker, step, swarm
 from experiments.exchange.rival_peer import SYSTEMS, RivalSeat
 from tests.natlab.lab import Host, Lab
 from tests.natlab.namespaces import why_impossible
@@ -66,7 +66,7 @@ def main() -> int:
         teams |= {system: stack.enter_context(_rivals(system, case, hosts)) for system in given.against}
         found = _in_turns(teams, given.warm, given.rounds)
     for name, steps in found.items():
-        print(json.dumps({"system": name, **Result(case, tuple(steps)).to_json()}), flush=True)
+        print(json.dumps({"system": name, **ExchangeResult(case, tuple(steps)).to_json()}), flush=True)
     return 0
 
 
