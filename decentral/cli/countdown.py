@@ -17,7 +17,7 @@ class Countdown:
         self._stream, self._clock = stream, clock
         self._is_terminal = stream.isatty()
         self._began = self._shown_at = clock()
-        self._tenths = 0
+        self._furthest, self._tenths = 0.0, 0
         self._shown = False
 
     def __enter__(self) -> Self:
@@ -28,8 +28,9 @@ class Countdown:
             self._write(_CLEAR)
 
     def __call__(self, share: float) -> None:
-        """``share``: from 0 to 1."""
+        """``share``: from 0 to 1. It never goes back: who is furthest may crash, and what is done is done."""
         now = self._clock()
+        share = self._furthest = max(self._furthest, share)
         if share <= 0 or now - self._began < _QUIET_SECONDS:
             return
         if self._is_terminal and now - self._shown_at >= _REFRESH_SECONDS:

@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decentral.errors import DiskError
+from decentral.errors import ConfigError, DiskError
 
 if TYPE_CHECKING:
+    from decentral.manifest import Manifest
     from decentral.tasks.survey import Survey
 
 # What a run directory holds before a peer has learnt, voted or fetched anything: worth nothing yet.
@@ -36,6 +37,15 @@ def look_over(directory: Path, listen: Sequence[str], relays: Sequence[str], dat
         check_listen(listen)
     check_relays(relays)
     return None if data is None else survey(data)
+
+
+def check_trained_here(manifest: "Manifest") -> None:
+    """ConfigError for the run of a script, whose model this program does not have."""
+    if manifest.model.task != "causal-lm":
+        raise ConfigError(
+            f'model.task = "{manifest.model.task}": this command trains causal-lm only; the run has a script of its '
+            "own, which python starts, and decentral join INVITE --script TRAIN.py joins with"
+        )
 
 
 def check_place(directory: Path) -> None:

@@ -3,13 +3,18 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from decentral.cli.files import write_text
 from decentral.errors import UsageError
 from decentral.manifest import Manifest, check_methods, preset_manifest
 
+if TYPE_CHECKING:
+    from decentral.tasks.survey import Survey
+
 # option of init -> table and key of the manifest
 KEYS = {
+    "task": ("model", "task"),
     "name": ("run", "name"),
     "seed": ("run", "seed"),
     "rounds": ("run", "rounds"),
@@ -23,14 +28,13 @@ KEYS = {
 }
 
 
-def with_text(overrides: Mapping[str, object], data: Path) -> dict[str, object]:
-    """The overrides with the corpus at ``data``: its digest, and its name where no label is given. Raises DataError."""
-    from decentral.tasks.survey import survey
-
-    label = overrides.get("corpus") or re.sub(r"[^A-Za-z0-9 ._-]+", "-", data.resolve().name)[:128].lstrip(" ._-")
+def with_text(overrides: Mapping[str, object], text: "Survey") -> dict[str, object]:
+    """The overrides with the corpus ``text``: its digest, and its name where no label is given. Raises UsageError."""
+    named = re.sub(r"[^A-Za-z0-9 ._-]+", "-", text.path.resolve().name)[:128].lstrip(" ._-")
+    label = overrides.get("corpus") or named
     if label == "stdlib":
         raise UsageError("--corpus stdlib means the standard library; give the text at --data another label")
-    return {**overrides, "corpus": label or "text", "digest": survey(data).digest}
+    return {**overrides, "corpus": label or "text", "digest": text.digest}
 
 
 def write_terms(file: Path, preset: str, overrides: Mapping[str, object]) -> Manifest:
@@ -44,3 +48,11 @@ def write_terms(file: Path, preset: str, overrides: Mapping[str, object]) -> Man
     check_methods(manifest)
     write_text(file, manifest.to_toml())
     return manifest
+
+
+def next_step(manifest: Manifest, file: Path, data: Path | None) -> str:
+    """What to type when the terms are written; a script's model is trained by that script."""
+    if manifest.model.task == "custom":
+        return f'train your own model with it, in a script: decentral.join("{file}", model, optimizer)'
+    needs = "" if data is None else f" --data {data}"
+    return f"start it with: decentral start {file}{needs}"

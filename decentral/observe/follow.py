@@ -19,17 +19,20 @@ from decentral.observe.rotation import Opened, opened
 
 
 def follow_events(
-    directory: Path, *, last: int, event: str | None, idle: Callable[[], None]
+    directory: Path, *, last: int, event: str | None, idle: Callable[[], None], ended: Callable[[], bool]
 ) -> Iterator[dict[str, Any]]:
     """Yield the ``last`` events of a run directory, then new ones as they come; only those named ``event``.
 
-    Never ends by itself; calls ``idle`` whenever there is nothing new. The directory's file need not exist yet.
+    Calls ``idle`` whenever there is nothing new, until ``ended`` says that nobody writes any more. The directory's file
+    need not exist yet.
     """
     tail = Tail(directory / EVENTS_FILE)
+    over = ended()  # before reading, here and below: what was written last is told, too
     try:
         yield from deque(_rows(tail.new_lines(), event), maxlen=last)
-        while True:
+        while not over:
             idle()
+            over = ended()
             yield from _rows(tail.new_lines(), event)
     finally:
         tail.close()

@@ -10,6 +10,7 @@ from decentral.observe.status import Status
 _HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
 _RESUME = "decentral resume continues from there"
 _AGAIN = "start it again with the same --out to resume"
+_SCRIPT_ALONE = "a script goes on without when it calls decentral.join(require_peers=0), and no peer.wait_for_company()"
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
 
 
@@ -107,7 +108,8 @@ def _waiting(status: Status) -> str:
 
 def _waiting_for_members(status: Status) -> str:
     if status.wanted_members == 2:
-        return "waiting: for a second peer, who joins with the invite; --alone goes on without"
+        without = _SCRIPT_ALONE if status.own_loop else "--alone goes on without"
+        return f"waiting: for a second peer, who joins with the invite; {without}"
     return f"waiting: {len(status.members)} of {status.wanted_members} peers are here; training begins with the last"
 
 

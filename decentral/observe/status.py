@@ -60,6 +60,7 @@ class Status:
     seconds_left: float | None = None  # until the run is over, as it goes now; None: not known yet
     loss: float | None = None  # of an inner step, nats per token
     held_out_loss: float | None = None  # of the anchor, nats per token; None: never evaluated
+    own_loop: bool = False  # beside a script's loop, by decentral.join; not one of decentral start or join
     trains_while_paused: bool = False  # a loop of one's own trains on, and holds back contributions only
     anchor_digest: str = ""
     invite: str = ""

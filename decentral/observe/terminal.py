@@ -1,6 +1,6 @@
 """What a running peer shows: a live view on a terminal, one plain line per round anywhere else.
 
-Both write to stderr, because stdout belongs to results. Both end with how to stop. Colours follow
+Both write to stderr, because stdout belongs to results. Both say how to stop. Colours follow
 ``NO_COLOR``.
 """
 
@@ -93,7 +93,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A small table that is redrawn in place; the last line says how to stop.
+    """A small table that is redrawn in place; the last line says how to stop, until it is closed.
 
     Whatever else goes to this terminal must go through ``say`` or ``result``: what is written past them is wiped off by
     the next redraw, which goes up as many lines as the table had.
@@ -102,11 +102,13 @@ class LiveDisplay:
     def __init__(self, console: Console, *, stop: str) -> None:
         self._console = console
         self._stop = stop
+        self._last: Status | None = None
         self._live = Live(console=console, auto_refresh=False, transient=False, redirect_stdout=_is_terminal_out())
         self._live.start()
 
     def show(self, status: Status) -> None:
         """Redraw."""
+        self._last = status
         self._live.update(render(status, self._stop, rows=self._console.height), refresh=True)
 
     def say(self, text: str) -> None:
@@ -120,7 +122,9 @@ class LiveDisplay:
             _write_out(text)
 
     def close(self) -> None:
-        """Leave the last picture and give the cursor back."""
+        """Leave the last picture, in which there is nothing to stop any more, and give the cursor back."""
+        if self._last is not None:
+            self._live.update(render(self._last, None, rows=self._console.height))
         self._live.stop()
 
 
@@ -133,13 +137,13 @@ def _write_out(text: str) -> None:
     sys.stdout.flush()
 
 
-def render(status: Status, stop: str, *, rows: int) -> Group:
-    """The live view of one status, on a screen of so many rows."""
+def render(status: Status, stop: str | None, *, rows: int) -> Group:
+    """The live view of one status, on a screen of so many rows; ``stop`` is None when all is over."""
     return Group(
         Text(health_sentence(status), style=_STYLES.get(health_word(status), "cyan")),
         _numbers(status),
         _members(status, max(1, min(_MAX_MEMBERS_SHOWN, rows - _OTHER_ROWS))),
-        Text(f"to stop: {stop}", style="dim"),
+        *(() if stop is None else (Text(f"to stop: {stop}", style="dim"),)),
     )
 
 

@@ -77,7 +77,11 @@ class Peer(Startup):
         self._gossips = self.manifest.exchange.kind == "pair"
         terms = self.manifest
         self._last_status = Status(
-            run=terms.run.name, run_id=terms.digest.hex(), algorithm=terms.outer.method, trains_while_paused=True
+            run=terms.run.name,
+            run_id=terms.digest.hex(),
+            algorithm=terms.outer.method,
+            own_loop=True,
+            trains_while_paused=True,
         )
 
     @property
@@ -180,8 +184,8 @@ class Peer(Startup):
             if self._model.is_main and time_left(give_up_at) == 0.0:
                 here = len(self.swarm.node.driver.head.members)
                 raise NoPeersError(
-                    f"{here} of {count} required peers within the time given to join_timeout; start the others, or ask "
-                    "for fewer with --require-peers"
+                    f"{here} of {count} required peers within the time given to join_timeout; start the others, then "
+                    f"this one again in {self.out}, where it goes on as the same peer, or require fewer of them"
                 )
             self._asked_to_leave.wait(LOOK_EVERY)
         self.done = self._share((), self.done or self._leaving)
@@ -248,9 +252,12 @@ class Peer(Startup):
             self._wait_for_members(
                 count, lambda h: len(h.members) >= count and me in h.members, self.settings.give_up_at
             )
-        except BaseException:
+        except BaseException as error:
             if self._swarm is not None:
+                last = self.status()
                 self._swarm.stop(politely=False)
+                if isinstance(error, NoPeersError):  # as asked for, and no crash: it can be started again
+                    self._last_status = replace(last, state="left")
                 self._vault.close()
                 self._events.close()
             raise

@@ -49,6 +49,7 @@ class Outcome:
             "rounds": self.rounds,
             "commits": len(named),
             "contributors": round(statistics.fmean(named), 2) if named else 0.0,
+            **self._paired(),
             "divergence": self.verdict.divergence,
             "lost_updates": self.verdict.lost_updates,
             "duplicated_updates": self.verdict.duplicated_updates,
@@ -92,6 +93,14 @@ class Outcome:
         steps, alone = self._steps_per_peer(points[-1][0]), int(points[-1][0] / self.scenario.step_seconds)
         lone = {"loss_alone": round(student.alone(fragments, alone), 5), "steps_alone": alone}
         return {"loss": points[-1][1], "steps": steps, **lone, "loss_curve": points}
+
+    def _paired(self) -> dict[str, int]:
+        """Gossip only, which commits no round: pairs that were merged, and steps that a peer took alone."""
+        if self.scenario.manifest.exchange.kind != "pair":
+            return {}
+        partners = [entry.fields["partner"] for entry in self._until_the_calm("swapped")]
+        alone = partners.count(None)
+        return {"pairs": (len(partners) - alone + 1) // 2, "unpaired": alone}  # both of a pair tell of it
 
     def _steps_per_peer(self, until: float) -> int:
         """Inner steps that a peer made by then, on average."""

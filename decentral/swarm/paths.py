@@ -1,7 +1,7 @@
 """How each peer is reached, and how much of what was exchanged with it went through relays.
 
-The transport knows its connections and counts bytes by peer, not both together; looked at every few seconds, what was
-exchanged since the last look went the way that is there now.
+The transport knows its connections and counts bytes by peer, not both together; looked at every few seconds, and when a
+way is wanted that nobody has looked at yet, what was exchanged since the last look went the way that is there now.
 """
 
 from __future__ import annotations
@@ -39,17 +39,24 @@ class Paths:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._known: dict[PeerId, Path] = {}
+        self._asked = anyio.Event()
 
     def get(self, peer: PeerId) -> Path | None:
         """The way to ``peer``; None before there was a connection."""
         return self._known.get(peer)
 
+    def look_soon(self) -> None:
+        """Not only when it is time again: somebody wants to know the way to a peer that has just come."""
+        self._asked.set()
+
     async def watch(self) -> None:
-        """Look now and then, until cancelled."""
+        """Look now and then, and when it is asked for, until cancelled."""
         while True:
             with suppress(TransportError):  # the daemon is being started again
                 self.look(await self._transport.paths())
-            await anyio.sleep(LOOK_EVERY)
+            with anyio.move_on_after(LOOK_EVERY):
+                await self._asked.wait()
+            self._asked = anyio.Event()
 
     def look(self, connections: dict[PeerId, tuple[str, ...]]) -> None:
         """Book what was exchanged since the last look; a connection without a relay is used where there is one."""

@@ -6,7 +6,7 @@ The last part of the row is held out for evaluation; batches are drawn from the 
 
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ DATA_MAX_NBYTES = 2**30  # the corpus lives in memory
 MIN_NBYTES = 64 * 2**10  # less than this is no corpus: windows would repeat within one round
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 _CHUNK_NBYTES = 2**20
+_BEGINNING_NBYTES = 8192  # text has no zero byte there, nearly all else has
 FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
@@ -61,20 +62,20 @@ def load_corpus(data: Path | str | None = None, *, held_out: float = 0.05) -> Co
     return Corpus(row[:cut], row[cut:], source)
 
 
-def check_size(nbytes: int, source: str) -> None:
-    """DataError for too little to train on."""
+def check_size(nbytes: int, source: str, passed_over: str = "") -> None:
+    """DataError for too little to train on; ``passed_over`` is what was not read, and why."""
     if nbytes < MIN_NBYTES:
         raise DataError(
-            f"{source} holds {nbytes} bytes of text, at least {MIN_NBYTES} are needed; "
+            f"{source} holds {nbytes} bytes of text{passed_over}, at least {MIN_NBYTES} are needed; "
             "name a larger file or folder with --data"
         )
 
 
-def chunks(path: Path) -> Iterator[tuple[Path, bytes]]:
+def chunks(path: Path, on_foreign: Callable[[Path], None] = lambda file: None) -> Iterator[tuple[Path, bytes]]:
     """What ``--data`` names, a MiB at a time in the order in which it is trained on, each with its file.
 
-    Of a folder, files with a zero byte near their beginning are left out; a file that was named itself is taken as it
-    is. Raises DataError.
+    Of a folder, files with a zero byte near their beginning are left out, each told to ``on_foreign``; a file that was
+    named itself is taken as it is. Raises DataError.
     """
     try:
         files = _sorted_files(path) if path.is_dir() else [path]
@@ -82,20 +83,24 @@ def chunks(path: Path) -> Iterator[tuple[Path, bytes]]:
         if nbytes > DATA_MAX_NBYTES:
             raise DataError(f"--data {path} holds {nbytes} bytes, at most {DATA_MAX_NBYTES} fit; name a part")
         for file in files:
-            for chunk in _chunks_of(file, text_only=path.is_dir()):
+            if path.is_dir() and _is_foreign(file):
+                on_foreign(file)
+                continue
+            for chunk in _chunks_of(file):
                 yield file, chunk
     except OSError as error:
         raise DataError(f"--data {path} cannot be read ({error.strerror}); name one that this user can read") from error
 
 
-def _chunks_of(path: Path, *, text_only: bool) -> Iterator[bytes]:
+def _is_foreign(path: Path) -> bool:
     with path.open("rb") as file:
-        chunk = file.read(_CHUNK_NBYTES)
-        if text_only and b"\0" in chunk[:8192]:
-            return
-        while chunk:
+        return b"\0" in file.read(_BEGINNING_NBYTES)
+
+
+def _chunks_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_NBYTES):
             yield chunk
-            chunk = file.read(_CHUNK_NBYTES)
 
 
 def _standard_library() -> tuple[bytearray, str]:

@@ -6,6 +6,7 @@ tokens, which here are the bytes. Streamed: a chunk is in memory at a time, what
 
 import codecs
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,30 +31,44 @@ class Survey:
     nbytes: int
     text_share: float  # of the bytes, those that are UTF-8 and no control characters
     digest: str
+    left_out: str = ""  # what was passed over, and why
 
     def __str__(self) -> str:
-        files = "1 file" if self.num_files == 1 else f"{self.num_files:,} files"
-        share = f"{100 * self.text_share:.1f} % of it text"
+        files, share = f"{_files(self.num_files)}{self.left_out}", f"{100 * self.text_share:.1f} % of it text"
         return f"{self.path}: {files}, {self.nbytes:,} bytes, {share}, digest {self.digest[:8]}"
 
 
 def survey(path: Path) -> Survey:
     """Look through a file or a folder. Raises DataError for what cannot be trained on."""
+    passed_over: list[Path] = []
     digest, decoder = hashlib.blake2b(_DOMAIN, digest_size=32), codecs.getincrementaldecoder("utf-8")("replace")
     files, nbytes, foreign = set[Path](), 0, 0
-    for file, chunk in chunks(path):
+    for file, chunk in chunks(path, passed_over.append):
         files.add(file)
         digest.update(chunk)
         nbytes += len(chunk)
         foreign += len(chunk) - len(chunk.translate(None, _CONTROL)) + decoder.decode(chunk).count(_NOT_UTF8)
-    check_size(nbytes, f"--data {path}")
-    found = Survey(path, len(files), nbytes, 1 - foreign / nbytes, digest.hexdigest())
+    left_out = _left_out(passed_over)
+    check_size(nbytes, f"--data {path}", f" in {_files(len(files))}{left_out}" if path.is_dir() else "")
+    found = Survey(path, len(files), nbytes, 1 - foreign / nbytes, digest.hexdigest(), left_out)
     if found.text_share < LEAST_TEXT:
         raise DataError(
             f"--data {path} is no text: {100 * found.text_share:.0f} % of its {nbytes} bytes are UTF-8 text, at least "
             f"{100 * LEAST_TEXT:.0f} % are needed; name text, converted to UTF-8 where it has another encoding"
         )
     return found
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count:,} files"
+
+
+def _left_out(files: Sequence[Path]) -> str:
+    """What was not read of a folder, and why; empty where that is nothing."""
+    if not files:
+        return ""
+    nbytes = sum(file.stat().st_size for file in files)
+    return f" ({_files(len(files))} of {nbytes:,} bytes passed over: zero bytes near the beginning, so no text)"
 
 
 def check_agreed(terms: Data, found: Survey | None) -> str:

@@ -163,6 +163,7 @@ class Reporter:
             loss=self._loss,
             notices=peer.notices.now(head.round),
             held_out_loss=self._held_out_loss,
+            own_loop=True,
             trains_while_paused=True,
             anchor_digest=peer.anchor_digest,
             invite=peer.invite,
@@ -215,6 +216,8 @@ class Reporter:
         """How a member is reached; directly although both are private is punched."""
         node = peer.swarm.node
         path, lease = node.paths.get(member), node.directory.live().get(member)
+        if path is None and lease is not None:
+            node.paths.look_soon()  # the next status has it
         hidden = lease is not None and bool(lease.state & PRIVATE) and peer.entrance.is_private
         names = {None: None, False: "relayed", True: "punched" if hidden else "direct"}
         return {

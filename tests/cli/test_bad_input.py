@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from decentral.errors import ListenError
+from decentral.swarm.admission import MAX_TOKEN, MIN_TOKEN
+from decentral.tasks.corpus import MIN_NBYTES
+
+ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]
 
 MANIFEST = """
@@ -127,9 +132,18 @@ def test_data_that_is_missing_or_too_small_is_exit_code_30(
 
 def test_a_custom_model_is_sent_to_the_python_interface(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(manifest("[outer]", '[model]\ntask = "custom"\n[outer]'))
-    result = run("start", "run.toml", "--solo")
-    assert result.exit_code == 10
-    assert "the run has a script of its own, which python starts" in result.stderr.splitlines()[-1]
+    one_line(run("start", "run.toml", "--solo"), 10, "the run has a script of its own, which python starts")
+
+
+def test_the_terms_of_a_custom_model_name_a_script_as_the_next_step(run: Run, tmp_path: Path) -> None:
+    result = run("init", "run.toml", "--task", "custom")
+    assert result.stdout.splitlines()[0].endswith(
+        'train your own model with it, in a script: decentral.join("run.toml", model, optimizer)'
+    )
+    assert 'task = "custom"' in (tmp_path / "run.toml").read_text()
+    (tmp_path / "text").write_text("the quick brown fox. " * 5000)
+    refused = run("init", "new.toml", "--task", "custom", "--data", "text")
+    one_line(refused, 2, "--data is text for causal-lm; with --task custom a script reads its own")
 
 
 def test_a_directory_that_cannot_be_made_is_exit_code_50(run: Run, tmp_path: Path) -> None:
@@ -148,3 +162,21 @@ def test_a_foreign_directory_is_not_emptied_by_a_demo(run: Run, tmp_path: Path) 
     (tmp_path / "photos/cat.png").write_text("meow")
     one_line(run("demo", "--out", "photos"), 2, "photos is not empty and no earlier demo made it")
     assert (tmp_path / "photos/cat.png").exists()
+
+
+def test_what_init_reads_of_a_folder_and_what_it_passes_over_is_said(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "foxes").mkdir()
+    (tmp_path / "foxes/fox.txt").write_text("the quick brown fox. " * 5000)
+    (tmp_path / "foxes/fox.png").write_bytes(bytes(1000))
+    result = run("init", "run.toml", "--data", "foxes")
+    assert result.exit_code == 0
+    passed = "1 file of 1,000 bytes passed over: zero bytes near the beginning, so no text"
+    assert result.stderr.startswith(f"data    foxes: 1 file ({passed}), 105,000 bytes, 100.0 % of it text, digest ")
+
+
+def test_the_bounds_of_what_is_typed_are_in_the_documents() -> None:
+    readme, transports = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/transports.md"))
+    said = " ".join(readme.split())
+    assert f"at least {MIN_NBYTES // 1024} KiB" in said
+    assert f"the token, {MIN_TOKEN} to {MAX_TOKEN} visible characters" in said
+    assert f"ends with exit code {ListenError.exit_code} before anything is made" in " ".join(transports.split())

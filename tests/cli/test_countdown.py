@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,44 @@ def test_learning_is_told_with_what_is_compared(run, tmp_path):
     assert re.search(
         r"of a small model, after \d+ per peer; [\d.]+ for a median peer alone as long, which makes \d+ inner", line
     )
+
+
+def test_what_is_done_never_grows_less():
+    stream, now = io.StringIO(), [0.0]
+    with Countdown(stream, lambda: now[0]) as countdown:
+        for share in (0.5, 0.3, 0.45, 0.4, 0.5, 0.6):  # of a swarm, as its foremost peer crashes and comes back
+            now[0] += 10.0
+            countdown(share)
+    assert re.findall(r"(\d+)% done", stream.getvalue()) == ["50", "60"]
+
+
+def test_gossip_tells_its_pairs_where_rounds_tell_their_commits(run, tmp_path):
+    manifest = preset_manifest("noloco", inner={"steps": 3}, run={"salt": "countdown"})
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    found = run("simulate", "run.toml", "--peers", "4", "--profile", "lab", "--rounds", "4", *SMALL)
+    figures = dict(line.split(maxsplit=1) for line in found.stdout.splitlines()[1:])
+    assert int(figures["pairs"]) > 0
+    assert "unpaired" in figures
+    assert not {"commits", "contributors"} & set(figures)
+
+
+def test_every_figure_of_a_simulation_is_in_the_docs(run, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+    for method in ("diloco", "noloco"):
+        manifest = preset_manifest(method, inner={"steps": 3}, run={"salt": "countdown"})
+        (tmp_path / "run.toml").write_text(manifest.to_toml())
+        asked = (
+            "simulate",
+            "run.toml",
+            "--peers",
+            "2",
+            "--profile",
+            "lab",
+            "--rounds",
+            "2",
+            *SMALL,
+            "--learn",
+            "--json",
+        )
+        found = json.loads(run(*asked).stdout)
+        assert [name for name in found if f"`{name}`" not in text] == []

@@ -82,6 +82,7 @@ def test_who_comes_late_gets_the_run_from_a_peer_that_keeps_serving(
     late = run("join", invite, *terms, "--out", "late")
     assert late.exit_code == 0, late.stderr
     assert OVER.format("late") in late.stderr
+    assert late.stdout == ""  # it goes at once: its own invite would lead to nobody
     assert read_status(tmp_path / "late").inner_steps == 0
     assert run("export", "late", "--to", "model").exit_code == 0
 

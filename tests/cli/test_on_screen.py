@@ -1,5 +1,6 @@
 """What `decentral start` leaves on a real terminal and in pipes, as people start it."""
 
+import os
 import re
 import signal
 import subprocess
@@ -58,7 +59,7 @@ def test_the_invite_is_whole_in_the_scrollback_while_the_view_is_live_and_after_
         assert terminal.finish(PATIENCE) == 130
     lines = [row.rstrip() for row in terminal.screen.lines]
     assert lines.count(line) == 1, "\n".join(lines)
-    assert "\n".join(lines).count("to stop: ") == 1
+    assert "to stop: " not in "\n".join(lines)  # there is nothing to stop any more
 
 
 @pytest.mark.timeout(240)
@@ -105,6 +106,39 @@ def test_logs_are_followed_until_ctrl_c(run: Run, running_peer: Path) -> None:
         assert process.wait(PATIENCE) == 130
         assert process.stderr.read() == ""
     log.close()
+
+
+@pytest.mark.parametrize("follow", [["--follow"], ["-f", "--json"]])
+def test_logs_of_a_peer_that_has_ended_are_not_followed(run: Run, running_peer: Path, follow: list[str]) -> None:
+    log = EventLog(running_peer)
+    log("commit", round=1)
+    log.close()
+    status = Status(state="done", round=1, rounds=1, health="done: 1 rounds, 0.2 MB sent")
+    write_status(running_peer, status, ProcessInfo(pid=os.getpid(), created=1.0))  # a number that was reused since
+    result = run("logs", *follow)
+    assert result.exit_code == 0
+    assert [line for line in result.stdout.splitlines() if "commit" in line] == result.stdout.splitlines() != []
+    assert result.stderr == "the peer has ended: done: 1 rounds, 0.2 MB sent\n"
+
+
+def test_logs_are_followed_until_the_peer_ends_and_its_last_words_are_told(running_peer: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    peer = ProcessInfo(child.pid, psutil.Process(child.pid).create_time())
+    write_status(running_peer, Status(state="training", health="healthy: round 3"), peer)
+    log = EventLog(running_peer)
+    log("commit", round=1)
+    command = [*COMMAND, "logs", "-f", "--out", str(running_peer)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "round=1" in process.stdout.readline()
+        log("commit", round=2)
+        log.close()
+        write_status(running_peer, Status(state="left", health="left: round 2 was its last"), peer)
+        child.communicate()
+        assert "round=2" in process.stdout.readline()
+        assert process.wait(PATIENCE) == 0
+        assert process.stderr.read() == "the peer has ended: left: round 2 was its last\n"
 
 
 def test_a_killed_peer_is_told_from_one_that_ended(run: Run, running_peer: Path) -> None:

@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from decentral.cli import main
 from decentral.cli.doctor.reached import reachable, verdict
+from decentral.swarm.invite import Invite
 from decentral.transport.reachability import Reachability, View
-from decentral.wire.keys import Signer
+from decentral.wire.keys import Signer, peer_name
 
 LISTEN = ("/ip4/0.0.0.0/tcp/4001",)
 VIEW = View(Signer(bytes(32)).peer, "/ip4/45.67.0.9/tcp/9", 9, answered=False, skew=0.0)
@@ -36,9 +37,23 @@ def test_every_verdict_says_what_was_found_and_what_to_do(kind, relays_known, gr
     assert "\n" not in found.detail
 
 
+def test_an_invite_that_nobody_answers_is_not_asked_for_again():
+    nowhere = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(VIEW.peer)}"  # nothing listens there
+    for relays, invite, whom in (
+        ((), str(Invite(bytes(32), (nowhere,))), "the invite's addresses"),
+        ((nowhere,), None, "the addresses at --relay"),
+    ):
+        (finding,) = reachable(("/ip4/127.0.0.1/tcp/0",), relays, invite)
+        assert finding.verdict == "warn"
+        assert f"nobody at {whom} answered; is somebody up there" in finding.detail
+        assert "fresh invite" in finding.detail
+        assert "give an invite" not in finding.detail
+
+
 def test_without_anybody_to_ask_it_says_so_and_takes_no_time():
     (finding,) = reachable(("/ip4/127.0.0.1/tcp/0",), (), None)
     assert finding.verdict == "warn"
+    assert "give an invite, or --relay ADDR" in finding.detail
 
 
 def test_what_is_no_relay_is_one_line():

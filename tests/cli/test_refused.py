@@ -7,6 +7,8 @@ taken, one of another run, texts and noise, manifests good and bad, a damaged ch
 
 import resource
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from click.testing import Result
 
 from decentral.manifest import load_manifest, preset_manifest
-from decentral.observe.status import ProcessInfo, Status, write_status
+from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
@@ -234,3 +236,24 @@ def test_a_command_that_the_disk_refuses_changes_no_file(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     check(before, tree(world), result, code)
+
+
+@pytest.mark.timeout(240)
+def test_a_start_whose_peers_do_not_come_leaves_only_a_folder_in_which_it_can_be_started_again(
+    world: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has voted there: that may not be taken back."""
+    monkeypatch.chdir(world)
+    before = tree(world)
+    net = ["--no-lan", "--transport", "native", "--listen", "/ip4/127.0.0.1/tcp/0"]
+    start = ["start", "run.toml", *net, "--out", "new"]
+    typed = [sys.executable, "-m", "decentral", *start, "--require-peers", "2", "--join-timeout", "0.2"]
+    refused = subprocess.run(typed, capture_output=True, text=True)  # a process of its own: it must have ended
+    assert refused.returncode == 20, refused.stderr
+    assert "then this one again in new, where it goes on as the same peer" in refused.stderr
+    changed = {path for path, state in tree(world).items() if before.get(path) != state}
+    assert {Path(path).parts[:1] for path in changed} <= {(), ("new",)}
+    assert read_status(world / "new").state == "left"
+    me = read_status(world / "new").peer
+    assert run(*start, "--alone").exit_code == 0
+    assert (read_status(world / "new").state, read_status(world / "new").peer) == ("done", me)

@@ -2,8 +2,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from decentral.cli.job.steering import StatusPublisher
 from decentral.observe.status import Status
+
+SELF, OTHER = {"self": True}, {"self": False}
 
 
 def test_the_last_word_has_the_last_round_although_nobody_asked_meanwhile() -> None:
@@ -18,7 +22,7 @@ def test_the_last_word_has_the_last_round_although_nobody_asked_meanwhile() -> N
 
 def test_the_invite_is_told_once_and_not_before_there_is_one() -> None:
     told: list[str] = []
-    answers = iter([Status(), Status(invite="decentral1:a"), Status(invite="decentral1:b")])
+    answers = iter([Status(), *(Status(members=(SELF,), invite=f"decentral1:{word}") for word in "ab")])
     peer: Any = SimpleNamespace(status=lambda: next(answers))
     teller = StatusPublisher(peer, told.append, trains_while_paused=False)
     for _ in range(3):
@@ -26,7 +30,22 @@ def test_the_invite_is_told_once_and_not_before_there_is_one() -> None:
     assert told == ["decentral1:a"]
 
 
+@pytest.mark.parametrize(
+    ("keeps_serving", "members", "invites"),
+    [(False, (OTHER,), []), (True, (OTHER,), ["decentral1:a"]), (False, (OTHER, SELF), ["decentral1:a"])],
+)
+def test_who_comes_after_the_end_and_goes_at_once_invites_nobody(
+    keeps_serving: bool, members: tuple[dict[str, bool], ...], invites: list[str]
+) -> None:
+    told: list[str] = []
+    late = Status(state="done", members=members, invite="decentral1:a")
+    peer: Any = SimpleNamespace(status=lambda: late)
+    StatusPublisher(peer, told.append, trains_while_paused=False, keeps_serving=keeps_serving).end("done")
+    assert told == invites
+
+
 def test_a_loop_of_one_process_stops_while_paused_and_its_status_says_so() -> None:
-    peer: Any = SimpleNamespace(status=lambda: Status(state="paused", trains_while_paused=True))
+    peer: Any = SimpleNamespace(status=lambda: Status(state="paused", own_loop=True, trains_while_paused=True))
     assert not StatusPublisher(peer, print, trains_while_paused=False)().trains_while_paused
+    assert not StatusPublisher(peer, print, trains_while_paused=False)().own_loop
     assert StatusPublisher(peer, print, trains_while_paused=True)().trains_while_paused

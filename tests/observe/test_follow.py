@@ -20,7 +20,7 @@ def follow(directory: Path, *, last: int = 20, event: str | None = None) -> tupl
             raise Nothing
         happens.pop(0)()
 
-    return follow_events(directory, last=last, event=event, idle=idle), happens
+    return follow_events(directory, last=last, event=event, idle=idle, ended=lambda: False), happens
 
 
 def seen(rows: Iterator[dict[str, Any]]) -> list[Any]:

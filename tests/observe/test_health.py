@@ -43,6 +43,10 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
             "waiting: for a second peer, who joins with the invite; --alone goes on without",
         ),
         (
+            Status(state="waiting", wanted_members=2, members=({},), own_loop=True),
+            "joins with the invite; a script goes on without when it calls decentral.join(require_peers=0), and no",
+        ),
+        (
             Status(state="waiting", wanted_members=4, members=({}, {})),
             "waiting: 2 of 4 peers are here; training begins with the last",
         ),

@@ -106,3 +106,11 @@ def test_every_metric_of_a_training_job_is_there() -> None:
                 written["outer"] |= _keys(answer)
     written["outer"].add("bits_per_byte")
     assert {scope: set(fields.split(", ")) for scope, fields in rows.items()} == written
+
+
+def test_the_two_counts_of_a_commit_are_told_apart() -> None:
+    (row,) = re.findall(r"^\| `commit` \|.*$", EVENTS, flags=re.MULTILINE)
+    assert (
+        "`outer_step` counts those, as `round` of `decentral status` does, and `round` the records of the chain" in row
+    )
+    assert "`round` is the height of the chain in every event but two" in EVENTS

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -56,12 +58,29 @@ def test_a_script_that_asks_for_quiet_gets_it(tmp_path: Path) -> None:
     assert stderr_of(tmp_path, "quiet", "commands") == []
 
 
+def test_the_way_to_a_member_is_told_as_soon_as_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decentral.swarm.paths.LOOK_EVERY", 1e6)  # s: only who asks for it gets a look
+    first, second = Problem(0), Problem(1)
+    net: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False}
+    terms = run_terms("sparseloco", run={"rounds": 10**6})
+    with (
+        join(terms, first.model, first.optimizer, out=tmp_path / "a", **net) as host,
+        join(host.invite, second.model, second.optimizer, out=tmp_path / "b", **net) as joiner,
+    ):
+        for peer in (host, joiner):
+            deadline = time.monotonic() + LONG
+            while {member.get("path") for member in peer.status().members} != {None, "direct"}:
+                threading.Event().wait(0.05)
+                assert time.monotonic() < deadline
+
+
 def test_a_script_that_is_paused_trains_on_and_its_status_says_so(tmp_path: Path) -> None:
     problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 10**6}, inner={"steps": 2})
     with join(
         manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native", lan=False
     ) as peer:
         assert read_status(tmp_path).trains_while_paused
+        assert read_status(tmp_path).own_loop
         ask(tmp_path, "pause")
         deadline = time.monotonic() + LONG
         while read_status(tmp_path).state != "paused":

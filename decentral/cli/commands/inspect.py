@@ -134,7 +134,7 @@ def _way(member: Mapping[str, Any]) -> str:
 @directory_of_a_peer
 @click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="How many events.")
 @click.option("--event", help="Only events of this name, such as commit.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens, until the peer ends or Ctrl-C.")
 @as_json
 @click.pass_context
 def logs_command(
@@ -162,21 +162,38 @@ def logs_command(
 
 
 def _follow(directory: Path, last: int, event: str | None, shape: Callable[[dict[str, Any]], str]) -> int:
-    """Print events as they come; returns the exit code of who ends that, which is no error."""
+    """Print events as they come, until the peer ends; returns the exit code, Ctrl-C's when that ended it before."""
     from decentral.cli.failure import INTERRUPTED
     from decentral.observe.follow import follow_events
 
     nobody = threading.Event()
     try:
-        for row in follow_events(directory, last=last, event=event, idle=lambda: _idle(nobody)):
+        for row in follow_events(
+            directory,
+            last=last,
+            event=event,
+            idle=lambda: _idle(nobody),
+            ended=lambda: _has_ended(directory),
+        ):
             click.echo(shape(row))
     except KeyboardInterrupt:
-        pass
-    return INTERRUPTED
+        return INTERRUPTED
+    click.echo(f"the peer has ended: {_read(directory)[0].health}", err=True)
+    return 0
 
 
 def _idle(nobody: threading.Event) -> None:
     nobody.wait(_LOOK_SECONDS)
+
+
+def _has_ended(directory: Path) -> bool:
+    """Whether its process is gone. A folder whose status says nothing, or nothing that this version reads, never is."""
+    from decentral.errors import DecentralError
+
+    try:
+        return not _read(directory)[1]
+    except DecentralError:
+        return False
 
 
 @click.command("doctor")

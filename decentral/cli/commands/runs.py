@@ -32,6 +32,11 @@ ALGORITHMS = ("sparseloco", "diloco", "streaming", "noloco")
 @click.command("init")
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--preset", default="sparseloco", show_default=True, help="Which algorithm's defaults to write.")
+@click.option(
+    "--task",
+    type=click.Choice(["causal-lm", "custom"]),
+    help="Whose model: a small language model, which start and join train, or custom, your own script's.",
+)
 @click.option("--name", help="Name of the run, for people.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the first model and of the data's order.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Outer steps after which the run is over.")
@@ -57,13 +62,19 @@ def init_command(
     \b
     $ decentral init run.toml --preset sparseloco
     """
-    from decentral.cli.terms import with_text, write_terms
+    from decentral.cli.terms import next_step, with_text, write_terms
+    from decentral.tasks.survey import survey
 
+    if data is not None and overrides["task"] == "custom":
+        raise UsageError("--data is text for causal-lm; with --task custom a script reads its own, name it by --corpus")
     if file.exists() and not force:
         raise UsageError(f"{file} exists; --force writes over it, or name another file")
-    manifest = write_terms(file, preset, overrides if data is None else with_text(overrides, data))
-    needs = "" if data is None else f" --data {data}"
-    click.echo(f"{file}: run {manifest.run.name}, {preset}; start it with: decentral start {file}{needs}")
+    if data is not None:
+        text = survey(data)
+        click.echo(f"data    {text}", err=True)
+        overrides = with_text(overrides, text)
+    manifest = write_terms(file, preset, overrides)
+    click.echo(f"{file}: run {manifest.run.name}, {preset}; {next_step(manifest, file, data)}")
 
 
 @click.command("start")
@@ -88,7 +99,7 @@ def start_command(
     $ decentral start run.toml --out decentral-run
     decentral join INVITE
     """
-    from decentral.cli.preflight import look_over
+    from decentral.cli.preflight import check_trained_here, look_over
     from decentral.manifest import load_manifest
     from decentral.swarm.admission import check_token
 
@@ -102,6 +113,7 @@ def start_command(
         raise ConfigError(f"{file}: no such manifest; write one with: decentral init {file}")
     waits = not (alone or options["require_peers"])
     manifest = load_manifest(file)
+    check_trained_here(manifest)
     text = look_over(options["directory"], options["listen"], options["relays"], options["data"])
     _train(context, manifest, text, invite=None, waits=waits, solo=solo, pace=pace, **options)
 
@@ -126,7 +138,7 @@ def join_command(
     $ decentral join INVITE --out decentral-run
     """
     from decentral.cli.hints import hint_after
-    from decentral.cli.preflight import look_over
+    from decentral.cli.preflight import check_trained_here, look_over
     from decentral.swarm.invite import Invite
 
     Invite.parse(invite)  # before anything is made or started
@@ -151,6 +163,7 @@ def join_command(
             transport=options["transport"],
             lan=options["lan"],
         )
+    check_trained_here(manifest)
     _train(context, manifest, text, invite=invite, admit=None, waits=False, solo=False, pace=None, **options)
 
 

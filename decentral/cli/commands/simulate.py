@@ -71,8 +71,8 @@ def simulate_command(
 
 def _print(found: dict[str, object], profile: str, peers: int) -> None:
     click.echo(f"{found['rounds']} rounds of {peers} peers ({profile}) in {found['seconds']:,.0f} simulated seconds")
-    costs = ("commits", "contributors", "utilisation", "bytes_per_peer", "join_seconds")
-    for name in (*costs, "divergence", "hangs", "trace_hash"):
+    made = ("pairs", "unpaired") if "pairs" in found else ("commits", "contributors")
+    for name in (*made, "utilisation", "bytes_per_peer", "join_seconds", "divergence", "hangs", "trace_hash"):
         click.echo(f"{name:16} {found[name]}")
     if "loss" in found:
         alone = (

@@ -30,7 +30,8 @@ def reachable(listen: "Sequence[str]", relays: "Sequence[str]", invite: str | No
     others = (*relays, *(Invite.parse(invite).addresses if invite is not None else ()))
     known = relays_among(others)
     found = anyio.run(probe, listen or None, (*others, *known), time.time)
-    yield verdict(found, relays_known=bool(known))
+    asked = "the invite's addresses" if invite is not None else "the addresses at --relay" if relays else ""
+    yield verdict(found, relays_known=bool(known), asked=asked)
     for view in found.views[:1]:
         behind = "behind" if view.skew > 0 else "ahead of"
         detail = f"{abs(view.skew):.1f} s {behind} {short_name(peer_name(view.peer))}"
@@ -43,8 +44,8 @@ def reachable(listen: "Sequence[str]", relays: "Sequence[str]", invite: str | No
             return
 
 
-def verdict(found: Reachability, *, relays_known: bool) -> Finding:
-    """What was found out, and what to do where it is not enough."""
+def verdict(found: Reachability, *, relays_known: bool, asked: str = "") -> Finding:
+    """What was found out, and what to do where it is not enough; ``asked`` names whom, and is empty for nobody."""
     seen = ", ".join(sorted({view.seen for view in found.views if view.seen}))
     ports = ", ".join(sorted({address.rpartition("/")[2] for address in found.listen}))
     relayed = (
@@ -66,10 +67,20 @@ def verdict(found: Reachability, *, relays_known: bool) -> Finding:
             return Finding(hidden, "reached", f"behind a firewall, seen at {seen}: open TCP port {ports}, or {relayed}")
         case _:
             return Finding(
-                "warn",
-                "reached",
-                "nobody could say whether others can dial this machine: give an invite, or --relay ADDR",
+                "warn", "reached", f"nobody could say whether others can dial this machine: {_why(found, asked)}"
             )
+
+
+def _why(found: Reachability, asked: str) -> str:
+    """Why nobody could say, and what to try."""
+    if found.views:
+        return "who was asked did not reach it, or did not try; ask others with another invite, or --relay ADDR"
+    if not asked:
+        return "give an invite, or --relay ADDR"
+    return (
+        f"nobody at {asked} answered; is somebody up there, and this machine on the internet? Try a fresh invite (in "
+        "decentral status of every peer that is up), or --relay ADDR"
+    )
 
 
 async def _speed(where: str) -> Speed:

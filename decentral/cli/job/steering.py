@@ -48,20 +48,31 @@ class Steering:
 class StatusPublisher:
     """Tells the beacon how the peer is; hands its invite on once; has the last word when the peer has gone."""
 
-    def __init__(self, peer: "Peer", on_invite: Callable[[str], None], *, trains_while_paused: bool) -> None:
+    def __init__(
+        self,
+        peer: "Peer",
+        on_invite: Callable[[str], None],
+        *,
+        trains_while_paused: bool,
+        keeps_serving: bool = False,
+    ) -> None:
         self._peer, self._on_invite = peer, on_invite
-        self._trains_while_paused = trains_while_paused
+        self._trains_while_paused, self._keeps_serving = trains_while_paused, keeps_serving
         self._ended = ""
 
     def __call__(self) -> Status:
         """The status now; the last one that there was, once the peer's swarm side has ended."""
-        status = replace(self._peer.status(), trains_while_paused=self._trains_while_paused)
+        status = replace(self._peer.status(), own_loop=False, trains_while_paused=self._trains_while_paused)
         if self._ended:
             return replace(status, state=self._ended)
-        if status.invite and self._on_invite is not _keep_quiet:
+        if status.invite and self._on_invite is not _keep_quiet and self._lets_in(status):
             self._on_invite(status.invite)
             self._on_invite = _keep_quiet
         return status
+
+    def _lets_in(self, status: Status) -> bool:
+        """Not who is no member: it may have come after the run's end, and goes at once then."""
+        return self._keeps_serving or any(member.get("self") for member in status.members)
 
     def end(self, state: str) -> None:
         """From now on this is its state, whatever else is new."""

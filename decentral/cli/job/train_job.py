@@ -92,7 +92,9 @@ def train_with_swarm(
         quiet=True,  # its display shows the same
     )
     steering = Steering(bench, peer)
-    teller = StatusPublisher(peer, on_invite, trains_while_paused=steering.trains_while_paused)
+    teller = StatusPublisher(
+        peer, on_invite, trains_while_paused=steering.trains_while_paused, keeps_serving=options.keep_serving
+    )
     with ExitStack() as stack:
         stack.enter_context(closing(bench.metrics))
         if bench.is_main:

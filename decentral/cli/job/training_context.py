@@ -10,7 +10,6 @@ from accelerate import Accelerator
 
 from decentral.cli.files import make_directory
 from decentral.cli.job.measuring import AnchorJudge, Stopwatch
-from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.observe.metrics import MetricsLog
 from decentral.parameters import schema_of
@@ -86,9 +85,4 @@ def set_up(manifest: Manifest, out: Path, data: Path | None) -> TrainingContext:
 def model_config(manifest: Manifest) -> LanguageModelConfig:
     """Size of the model that the manifest describes."""
     model = manifest.model
-    if model.task != "causal-lm":
-        raise ConfigError(
-            f'model.task = "{model.task}": this command trains causal-lm only; the run has a script of its own, which '
-            "python starts, and decentral join INVITE --script TRAIN.py joins with"
-        )
     return LanguageModelConfig(hidden=model.hidden, layers=model.layers, heads=model.heads, context=model.context)
