@@ -1,7 +1,8 @@
 """Which transport a peer runs on: what was asked for, else the daemon where hivemind brings one, else the native one.
 
 The daemon has the DHT; the native one runs wherever Python does, takes less processor time, and punches holes with one
-relay where the daemon needs several; py-libp2p is an extra, imported only when asked for. They speak to each other.
+relay where the daemon needs several; py-libp2p does so, too, and is an extra, imported only when it is asked for. They
+speak to each other.
 """
 
 from __future__ import annotations

@@ -269,7 +269,8 @@ def _addresses() -> Iterator[Entry]:
 
 
 def _relay_questions() -> Iterator[Entry]:
-    target, ends_early = "relay question", "no end within 5 bytes"
+    target = "relay question"
+    strange = {"nul": "no end within 10 bytes", "all ones": "no end within 5 bytes"}
     peer = bytes.fromhex("002408011220") + PEERS[0]
 
     def connect(who: bytes) -> bytes:
@@ -292,13 +293,15 @@ def _relay_questions() -> Iterator[Entry]:
     yield target, "to a weak key", connect(bytes_field(1, peer[:6] + bytes(32))), "not an Ed25519 identity"
     yield target, "an answer", number_field(1, 2) + number_field(5, 100), "a message of type 2 is no question"
     yield target, "type 2**35-1", number_field(1, 2**35 - 1), "a message of type 34359738367 is no question"
-    yield target, "type of ten bytes", b"\x08" + b"\xff" * 9 + b"\1", ends_early
+    yield target, "type of 64 bits", b"\x08" + b"\xff" * 9 + b"\1", f"a message of type {2**64 - 1} is no question"
+    yield target, "type of 65 bits", b"\x08" + b"\xff" * 9 + b"\2", "more than 64 bits"
+    yield target, "type of eleven bytes", b"\x08" + b"\xff" * 10 + b"\1", "no end within 10 bytes"
     yield target, "peer cut short", connect(bytes_field(1, peer))[:-1], "cut short or of an unknown type"
     yield target, "peer of 2**32-1 bytes", number_field(1, 1) + b"\x12\xff\xff\xff\xff\x0f", "cut short"
     yield target, "fixed 64", b"\x09" + bytes(8), "cut short or of an unknown type"
     yield target, "65 fields", number_field(1, 0) * 65, "more than 64 fields"
     for name, data in STRANGE.items():
-        yield target, name, data, ends_early if name in ("nul", "all ones") else "cut short or of an unknown type"
+        yield target, name, data, strange.get(name, "cut short or of an unknown type")
 
 
 def _announcements() -> Iterator[Entry]:

@@ -45,9 +45,8 @@ class Ours:
             return DaemonTransport(identity, listen=LOOPBACK, options=options)
         announce = NOWHERE if relays else ()
         if self.kind == "py-libp2p":
-            return PyLibp2pTransport(
-                identity.signer, listen=LOOPBACK, options=Options(relays=relays, announce=announce)
-            )
+            libp2p_options = Options(relays=relays, announce=announce, punch=not relays)
+            return PyLibp2pTransport(identity.signer, listen=LOOPBACK, options=libp2p_options)
         native_options = NativeOptions(relays=relays, announce=announce, punch=not relays)
         return NativeTransport(identity.signer, listen=LOOPBACK, options=native_options)
 

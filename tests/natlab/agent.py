@@ -52,6 +52,11 @@ def _transport(kind: str, folder: str, listen: list[str], options: Order) -> Tra
     identity = Identity.load_or_create(Path(folder) / "identity.key")
     if kind == "native":
         return NativeTransport(identity.signer, listen=listen, options=NativeOptions(**chosen))
+    if kind == "py-libp2p":  # an extra
+        from decentral.transport.pylibp2p.node import Options
+        from decentral.transport.pylibp2p.transport import PyLibp2pTransport
+
+        return PyLibp2pTransport(identity.signer, listen=listen, options=Options(**chosen))
     return DaemonTransport(identity, listen=listen, options=DaemonOptions(**chosen))
 
 

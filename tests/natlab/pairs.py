@@ -37,7 +37,8 @@ PUNCHING = 15.0  # s from the first contact
 TRIAL, BULK = 200_000, 4_000_000  # bytes
 PATHS = ("punched", "relayed", "cut off", "none")  # cut off: relayed, by a relay that ends a transfer of 4 MB
 NATIVE = ("native", "native")
-_OPTIONS: dict[str, dict[str, str]] = {"daemon": {"reachability": "private"}, "native": {}}
+PY_LIBP2P = "py-libp2p"
+_OPTIONS: dict[str, dict[str, str]] = {"daemon": {"reachability": "private"}, "native": {}, PY_LIBP2P: {}}
 _LOOK_EVERY = 0.2  # s
 
 
@@ -73,6 +74,12 @@ TABLE = (
     ),
     Pair(name="native to daemon", alice=PORT_PRESERVING, bob=PORT_PRESERVING, kinds=("native", "daemon")),
     Pair(name="daemon to native", alice=PORT_PRESERVING, bob=PORT_PRESERVING, kinds=("daemon", "native")),
+    Pair(name="py-libp2p", alice=PORT_PRESERVING, bob=PORT_PRESERVING, kinds=(PY_LIBP2P, PY_LIBP2P), relays=0),
+    Pair(name="py-libp2p symmetric", alice=SYMMETRIC, bob=SYMMETRIC, kinds=(PY_LIBP2P, PY_LIBP2P), relays=0),
+    Pair(name="py-libp2p to native", alice=PORT_PRESERVING, bob=PORT_PRESERVING, kinds=(PY_LIBP2P, "native"), relays=0),
+    Pair(name="native to py-libp2p", alice=PORT_PRESERVING, bob=PORT_PRESERVING, kinds=("native", PY_LIBP2P), relays=0),
+    Pair(name="py-libp2p to daemon", alice=PORT_PRESERVING, bob=PORT_PRESERVING, kinds=(PY_LIBP2P, "daemon")),
+    Pair(name="daemon to py-libp2p", alice=PORT_PRESERVING, bob=PORT_PRESERVING, kinds=("daemon", PY_LIBP2P)),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,18 @@ from tests.natlab.wires import Line
 PAIRS = {pair.name: pair for pair in TABLE}
 
 
-@pytest.mark.parametrize(("name", "path"), [("native", "punched"), ("native symmetric", "relayed")])
+EXPECTED = [
+    ("native", "punched"),
+    ("native symmetric", "relayed"),
+    ("py-libp2p", "punched"),
+    ("py-libp2p symmetric", "relayed"),
+    ("py-libp2p to native", "punched"),
+]
+if importlib.util.find_spec("libp2p") is None:  # an extra
+    EXPECTED = [(name, path) for name, path in EXPECTED if "py-libp2p" not in name]
+
+
+@pytest.mark.parametrize(("name", "path"), EXPECTED)
 def test_port_preserving_nats_are_punched_with_one_relay_and_symmetric_ones_are_not(
     lab: Lab, name: str, path: str, tmp_path: Path
 ) -> None:

@@ -50,8 +50,9 @@ def test_messages_are_those_of_the_specification() -> None:
         CONNECT + b"\x12\x7f",
         CONNECT + bytes_field(2, b"") * 64,
         b"\xff" * 9,
+        CONNECT + b"\x18" + b"\xff" * 9 + b"\x02",
     ],
-    ids=["nothing", "half a field", "zeros", "the other kind", "cut short", "too many fields", "no number"],
+    ids=["nothing", "half a field", "zeros", "the other kind", "cut short", "too many fields", "no number", "65 bits"],
 )
 def test_a_message_that_makes_no_sense_is_refused(message: bytes) -> None:
     with pytest.raises(PayloadError, match="drop"):

@@ -384,3 +384,13 @@ def test_a_daemon_is_reached_at_a_place_that_it_does_not_name_and_not_started_ag
             assert place in hidden.addresses()
 
     run(script)
+
+
+def test_a_place_whose_connections_may_carry_a_terabyte_is_taken():
+    at, guest = relay(nbytes=1 << 40), native()
+
+    async def script():
+        async with at, guest:
+            assert (await take_place(at, guest)).nbytes == 1 << 40
+
+    run(script)

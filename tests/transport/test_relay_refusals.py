@@ -181,7 +181,7 @@ def test_a_network_is_an_address_or_what_one_customer_gets(host, network):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"places": 0}, {"connections": 0}, {"nbytes": 131072}, {"nbytes": 1 << 36}, {"seconds": 1}, {"rate": 0.0}],
+    [{"places": 0}, {"connections": 0}, {"nbytes": 131072}, {"nbytes": 1 << 64}, {"seconds": 1}, {"rate": 0.0}],
 )
 def test_limits_that_cannot_be_meant_are_refused(wrong):
     with pytest.raises(ConfigError, match=f"RelayLimits\\({next(iter(wrong))}="):

@@ -10,7 +10,8 @@ import anyio
 
 from decentral.errors import DecentralError
 from decentral.transport.holepunch.dcutr import plausible
-from decentral.transport.native.links import Links
+from decentral.transport.native.ports import Ports
+from decentral.transport.native.sessions import Sessions
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.tcp import SocketEnds
 from decentral.transport.protocols.identify import ask
@@ -23,8 +24,8 @@ _MOST = 64  # relays that are remembered
 class Observed:
     """This peer as relays see it."""
 
-    def __init__(self, links: Links, timeout: float) -> None:
-        self._sessions, self._ports, self._timeout = links.sessions, links.ports, timeout
+    def __init__(self, sessions: Sessions, ports: Ports, timeout: float) -> None:
+        self._sessions, self._ports, self._timeout = sessions, ports, timeout
         self._known: dict[PeerId, tuple[Session, str | None]] = {}
 
     async def at(self, relay: PeerId) -> tuple[str, ...]:

@@ -26,8 +26,10 @@ import anyio.lowlevel
 from decentral.errors import DecentralError, PayloadError, StreamClosed, TransportError
 from decentral.transport.holepunch.dcutr import DCUTR, PunchMessage, plausible, receive, send
 from decentral.transport.holepunch.observed import Observed
-from decentral.transport.native.links import Links
+from decentral.transport.native.dialling import Dialler
+from decentral.transport.native.meeting import Meetings
 from decentral.transport.native.ports import TAKEN, End
+from decentral.transport.native.sessions import Sessions
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.protocols.identify import Told, ask
 from decentral.transport.protocols.multistream import propose
@@ -52,17 +54,16 @@ logger = logging.getLogger("decentral.transport")
 class Puncher:
     """Does so for every relayed connection of one transport."""
 
-    def __init__(self, me: PeerId, links: Links, timeout: float) -> None:
+    def __init__(self, me: PeerId, sessions: Sessions, dialler: Dialler, meetings: Meetings, timeout: float) -> None:
         self.group: anyio.abc.TaskGroup | None = None  # that it runs in; None: it does nothing
         self._me, self._timeout = me, timeout
-        self._sessions, self._dialler = links.sessions, links.dialler
-        self._handshakes, self._ports = links.handshakes, links.ports
-        self._observed = Observed(links, timeout)
+        self._sessions, self._dialler, self._meetings, self._ports = sessions, dialler, meetings, dialler.ports
+        self._observed = Observed(sessions, dialler.ports, timeout)
         self._slots = anyio.Semaphore(_AT_ONCE)
         self._under_way: dict[PeerId, tuple[anyio.CancelScope, bool]] = {}  # and whether the other side asked for it
         self._asked: dict[PeerId, list[float]] = {}
         self._rounds: dict[Session, int] = {}  # in which both sides said CONNECT
-        links.sessions.on_relayed = self._on_relayed
+        sessions.on_relayed = self._on_relayed
 
     def _on_relayed(self, session: Session, dialled: bool) -> None:
         if self.group is not None:
@@ -109,7 +110,7 @@ class Puncher:
         async with self._only(session.peer, asked=False):
             theirs, half = await self._agreed(session, mine)
             ends, dialled = plausible(theirs, self._sessions.host_of(relay)), self._is_second(session)
-            with self._handshakes.expecting(session.peer, ends if dialled else ()):
+            with self._meetings.expecting(session.peer, ends if dialled else ()):
                 await anyio.sleep(half)
                 await self._dial(session.peer, ends, dialled=dialled)
 
@@ -162,7 +163,7 @@ class Puncher:
             with anyio.fail_after(self._timeout):
                 ends = plausible(await receive(stream, PunchMessage.CONNECT), host)
             dialled = not self._is_second(session)
-            with self._handshakes.expecting(peer, ends if dialled else ()):
+            with self._meetings.expecting(peer, ends if dialled else ()):
                 with anyio.fail_after(self._timeout):
                     await send(stream, PunchMessage.CONNECT, mine)
                     await receive(stream, PunchMessage.SYNC)
@@ -206,7 +207,7 @@ class Puncher:
                     return  # the other side was first, and is being let in
                 await anyio.sleep(_AGAIN)
                 continue
-            if not await self._handshakes.meet(socket, peer, dialled=dialled):
+            if not await self._meetings.meet(socket, peer, dialled=dialled):
                 failed.append(end)
             return
 

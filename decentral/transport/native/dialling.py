@@ -43,7 +43,7 @@ class Dialler:
 
     def __init__(self, me: PeerId, timeout: float, ports: Ports, sessions: Sessions, handshakes: Greeter) -> None:
         self._me, self._timeout = me, timeout
-        self._ports, self._sessions, self._handshakes = ports, sessions, handshakes
+        self.ports, self._sessions, self._handshakes = ports, sessions, handshakes
         self._known = AddressBook()
         self._dialling: dict[PeerId, anyio.Event] = {}
 
@@ -145,7 +145,7 @@ class Dialler:
             return await self._handshakes.greet(await self._socket(peer, address), peer)
         except PayloadError:
             end = endpoint(address)
-            if end is None or self._ports.own_end(end[0]) is None:
+            if end is None or self.ports.own_end(end[0]) is None:
                 raise
         # Both dialled from the port that they listen on, at the same time: one connection, on which nobody answers.
         return await self._handshakes.greet(await anyio.connect_tcp(*end), peer)
@@ -153,7 +153,7 @@ class Dialler:
     async def _socket(self, peer: PeerId, address: str) -> Socket:
         end, relay = endpoint(address), relay_of(address)
         if end is not None:
-            return await self._ports.dial(*end)
+            return await self.ports.dial(*end)
         assert relay is not None, "chosen before"
         return await self._through(relay[0], relay[1], peer)
 

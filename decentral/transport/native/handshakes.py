@@ -7,18 +7,16 @@ takes longest is dropped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import anyio
 import anyio.abc
 
 from decentral.errors import DecentralError, PayloadError
-from decentral.transport.native.ports import End
+from decentral.transport.native.meeting import Meetings
 from decentral.transport.native.secured import Socket, close_now, secure_inbound, secure_outbound
 from decentral.transport.native.sessions import Sessions
 from decentral.transport.native.strangers import Strangers, accept_for_ever
-from decentral.transport.native.tcp import ends_of, far_end
+from decentral.transport.native.tcp import ends_of
 from decentral.transport.protocols.multistream import answer, propose
 from decentral.transport.protocols.yamux import PROTOCOL, Session
 from decentral.transport.relay.limits import network_of
@@ -33,10 +31,10 @@ class Handshakes:
     def __init__(
         self, signer: Signer, timeout: float, sessions: Sessions, *, of_one_network: int | None = None
     ) -> None:
-        self._signer, self._timeout, self._sessions = signer, timeout, sessions
+        self._signer, self._sessions = signer, sessions
         self._of_one_network = of_one_network
         self._strangers = Strangers(timeout)
-        self._expected: dict[End, PeerId] = {}
+        self.meetings = Meetings(self.greet, self._answered, timeout)
 
     @property
     def num_strangers(self) -> int:
@@ -47,22 +45,12 @@ class Handshakes:
 
     async def listen(self, listener: anyio.abc.SocketListener, group: anyio.abc.TaskGroup) -> None:
         """Accept for ever."""
-        await accept_for_ever(listener, group, self._accept)
+        await accept_for_ever(listener, group, self.meetings.accept)
 
     def take_in(self, socket: Socket, peer: PeerId) -> None:
         """Shake hands, in the background, over a connection that a relay brought from ``peer``."""
         if self._sessions.group is not None:
             self._sessions.group.start_soon(self._answered, socket, peer)
-
-    @contextmanager
-    def expecting(self, peer: PeerId, ends: Sequence[End]) -> Iterator[None]:
-        """Who comes from there meanwhile is greeted as if it had been dialled."""
-        self._expected.update(dict.fromkeys(ends, peer))
-        try:
-            yield
-        finally:
-            for end in ends:
-                self._expected.pop(end, None)
 
     def dismiss(self) -> None:
         """Drop all strangers."""
@@ -81,28 +69,6 @@ class Handshakes:
         finally:
             if session is None:
                 await close_now(socket)
-
-    async def meet(self, socket: Socket, peer: PeerId, *, dialled: bool) -> bool:
-        """Shake hands with ``peer``, who dialled at the same time; whether it came to a session.
-
-        Both must know who counts as the one that ``dialled``: the connection itself does not say.
-        """
-        if not dialled:
-            return await self._answered(socket, peer)
-        try:
-            with anyio.fail_after(self._timeout):
-                await self.greet(socket, peer)
-        except (DecentralError, TimeoutError) as error:
-            logger.debug("%s: %s", peer_name(peer), error)
-            return False
-        return True
-
-    async def _accept(self, socket: anyio.abc.SocketStream) -> None:
-        peer = self._expected.get(far_end(socket))
-        if peer is None:
-            await self._answered(socket, None)
-        else:  # it dials at the same time, and counts on being answered as the one who was dialled
-            await self.meet(socket, peer, dialled=True)
 
     async def _answered(self, socket: Socket, expected: PeerId | None) -> bool:
         """Shake hands with who dialled, the ``expected`` one where it is known; whether it came to a session."""

@@ -101,7 +101,8 @@ class NativeTransport:
         """A relay needs none: who is reached through another one is no relay."""
         if not self.options.punch or self.options.relay is not None:
             return None
-        return Puncher(self.peer, self._links, self.options.dial_timeout)
+        links = self._links
+        return Puncher(self.peer, links.sessions, links.dialler, links.handshakes.meetings, self.options.dial_timeout)
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """See Transport."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from decentral.errors import PayloadError
-from decentral.transport.protocols.varint import read_varint, varint
+from decentral.transport.protocols.varint import LONGEST, read_varint, varint
 
 _NUMBER, _BYTES = 0, 2
+_LONGEST_NUMBER = 10  # bytes of 64 bits: a relay may grant a connection more than 32 GiB
 _MOST_FIELDS = 64  # of our own messages; others say how many they take
 
 
@@ -46,7 +47,9 @@ def _fields(message: bytes, most: int = _MOST_FIELDS) -> Iterator[tuple[int, byt
         if at == len(message):
             return
         key, at = read_varint(message, at)
-        value, at = read_varint(message, at)
+        value, at = read_varint(message, at, _LONGEST_NUMBER if key & 7 == _NUMBER else LONGEST)
+        if value >> 64:
+            raise PayloadError(f"protobuf: field {key >> 3} has more than 64 bits; drop the message")
         if key & 7 == _NUMBER:
             yield key >> 3, value
             continue

@@ -17,13 +17,13 @@ def varint(number: int) -> bytes:
     return bytes(packed)
 
 
-def read_varint(data: bytes, at: int = 0) -> tuple[int, int]:
+def read_varint(data: bytes, at: int = 0, longest: int = LONGEST) -> tuple[int, int]:
     """The number that starts at ``at`` and where it ends. PayloadError when it does not end, or could be shorter."""
     number = 0
-    for n, byte in enumerate(data[at : at + LONGEST]):
+    for n, byte in enumerate(data[at : at + longest]):
         number |= (byte & 0x7F) << 7 * n
         if byte == 0 and n:
             raise PayloadError("varint: ends in a zero byte, so there is a shorter one; drop the message")
         if byte < 0x80:
             return number, at + n + 1
-    raise PayloadError(f"varint: no end within {LONGEST} bytes; drop the message")
+    raise PayloadError(f"varint: no end within {longest} bytes; drop the message")

@@ -25,16 +25,17 @@ from decentral.transport.native.tcp import SocketEnds, ends_of
 from decentral.transport.protocols.muxed_stream import MuxedStream
 from decentral.transport.protocols.yamux import Session
 from decentral.transport.pylibp2p.keys import SignerKey, peer_id, public_key
+from decentral.wire.keys import PeerId
 
 _PIECE = 1 << 18  # bytes handed out at a time
 _MOST_AT_ONCE = 1 << 20  # bytes that who reads to the end of a stream can be made to hold
 
 
 class RawConnection(IRawConnection):
-    """A socket: TCP, or a stream through a relay."""
+    """A socket: TCP, or a stream through a relay. ``expected``: who has to be at the other end."""
 
-    def __init__(self, socket: Socket, *, dialled: bool) -> None:
-        self.socket, self.is_initiator = socket, dialled
+    def __init__(self, socket: Socket, *, dialled: bool, expected: PeerId | None = None) -> None:
+        self.socket, self.is_initiator, self.expected = socket, dialled, expected
         self.ends = ends_of(socket)
 
     async def write(self, data: bytes) -> None:

@@ -11,13 +11,14 @@ from multiaddr import Multiaddr
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable
 from decentral.transport.multiaddr import to_bytes
+from decentral.transport.native.meeting import Meetings
 from decentral.transport.native.secured import Socket, close_now
 from decentral.transport.native.strangers import Strangers, accept_for_ever
 from decentral.transport.protocols.yamux import Session
 from decentral.transport.pylibp2p.connection import Connection, RawConnection
 from decentral.transport.pylibp2p.keys import peer_id
 from decentral.transport.pylibp2p.swarm import GuardedSwarm
-from decentral.wire.keys import PeerId, peer_name
+from decentral.wire.keys import PeerId
 
 logger = logging.getLogger("decentral.transport")
 
@@ -27,11 +28,12 @@ class Doors:
 
     def __init__(self, swarm: GuardedSwarm, group: anyio.abc.TaskGroup, timeout: float) -> None:
         self.strangers = Strangers(timeout)
+        self.meetings = Meetings(self.greet, self._let_in, timeout)
         self._swarm, self._group = swarm, group
 
     async def listen(self, listener: anyio.abc.SocketListener) -> None:
         """Accept for ever."""
-        await accept_for_ever(listener, self._group, self._let_in)
+        await accept_for_ever(listener, self._group, self.meetings.accept)
 
     def take_in(self, socket: Socket, peer: PeerId) -> None:
         """Shake hands, in the background, over a connection that a relay brought from ``peer``."""
@@ -50,8 +52,9 @@ class Doors:
         assert isinstance(conn.muxed_conn, Connection), "made by the upgrader"
         return conn.muxed_conn.session
 
-    async def _let_in(self, socket: Socket, expected: PeerId | None = None) -> None:
-        raw, conn = RawConnection(socket, dialled=False), None
+    async def _let_in(self, socket: Socket, expected: PeerId | None) -> bool:
+        """Shake hands with who dialled, the ``expected`` one where it is known; whether it came to a session."""
+        raw, conn = RawConnection(socket, dialled=False, expected=expected), None
         try:
             with self.strangers.one_more():
                 conn = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(to_bytes(raw.ends.remote)))
@@ -63,9 +66,7 @@ class Doors:
         finally:
             if conn is None:
                 await close_now(socket)
-        if isinstance(conn, Connection) and expected not in (None, conn.session.peer):
-            logger.debug("%s came under another name", peer_name(conn.session.peer))
-            conn.session.abort()
+        return conn is not None
 
 
 def _ours(error: SwarmException) -> DecentralError:

@@ -24,13 +24,14 @@ from decentral.flow.budget import Budget
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.native.negotiations import Negotiations
 from decentral.transport.native.stream import NativeStream
+from decentral.transport.protocols.yamux import Session
 from decentral.transport.pylibp2p.connection import Connection, MuxedLibp2pStream
 from decentral.transport.pylibp2p.swarm import GuardedSwarm
 from decentral.wire.keys import PeerId, peer_name
 
 logger = logging.getLogger("decentral.transport")
 
-Take = Callable[[NativeStream], bool]  # takes a stream over, and says whether it did
+Take = Callable[[NativeStream, Session], bool]  # takes over a stream of a connection, and says whether it did
 
 
 class GuardedHost(BasicHost):
@@ -65,7 +66,7 @@ class GuardedHost(BasicHost):
 
         async def handed_on(stream: INetStream) -> None:
             ours = _ours(stream)
-            ours.handed_on = take(_as_native(ours))
+            ours.handed_on = take(_as_native(ours), _session(ours))
 
         self.multiselect.add_handler(TProtocol(protocol), handed_on)
 
@@ -74,9 +75,9 @@ class GuardedHost(BasicHost):
         try:
             await self._attend(net_stream, _as_native(ours))
         except (DecentralError, TimeoutError, trio.TooSlowError) as error:
-            logger.debug("inbound stream of %s refused: %s", peer_name(_peer(ours)), error)
+            logger.debug("inbound stream of %s refused: %s", peer_name(_session(ours).peer), error)
         except Exception:
-            logger.exception("a handler of py-libp2p failed on a stream of %s", peer_name(_peer(ours)))
+            logger.exception("a handler of py-libp2p failed on a stream of %s", peer_name(_session(ours).peer))
         finally:
             if not ours.handed_on:
                 ours.muxed.close()
@@ -100,10 +101,10 @@ def _ours(stream: INetStream) -> MuxedLibp2pStream:
     return inner
 
 
-def _peer(stream: MuxedLibp2pStream) -> PeerId:
+def _session(stream: MuxedLibp2pStream) -> Session:
     assert isinstance(stream.muxed_conn, Connection), "made by it"
-    return stream.muxed_conn.session.peer
+    return stream.muxed_conn.session
 
 
 def _as_native(stream: MuxedLibp2pStream) -> NativeStream:
-    return NativeStream(_peer(stream), stream.muxed)
+    return NativeStream(_session(stream).peer, stream.muxed)

@@ -9,18 +9,22 @@ from dataclasses import dataclass
 
 import anyio
 import trio
+from anyio.abc import SocketListener
 
 from decentral.errors import DecentralError
 from decentral.transport.base import Traffic
+from decentral.transport.holepunch.dcutr import DCUTR
+from decentral.transport.holepunch.punch import Puncher
 from decentral.transport.listen import check_listen, dialable
 from decentral.transport.native.dialling import Dialler
 from decentral.transport.native.opening import Opener
 from decentral.transport.native.ports import Ports
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.tcp import bound_addresses, check_tcp, listeners
+from decentral.transport.protocols.yamux import Session
 from decentral.transport.pylibp2p.doors import Doors
-from decentral.transport.pylibp2p.host import GuardedHost
-from decentral.transport.pylibp2p.swarm import GuardedSwarm
+from decentral.transport.pylibp2p.host import GuardedHost, Take
+from decentral.transport.pylibp2p.swarm import GuardedSwarm, guarded
 from decentral.transport.pylibp2p.upgrader import Upgrader
 from decentral.transport.relay.circuit import STOP, RelayedSocket, admit
 from decentral.transport.relay.reservations import Places
@@ -37,6 +41,7 @@ class Options:
 
     announce: tuple[str, ...] = ()  # addresses to tell others instead of those found
     relays: tuple[str, ...] = ()  # through which this peer can be dialled; to dial through others' it needs none
+    punch: bool = True  # leave from the port that is listened on, and exchange relayed connections for direct ones
     dial_timeout: float = 10.0  # s, for open, connect and every handshake
 
 
@@ -78,6 +83,8 @@ class Libp2pNode:
             stack.push_async_callback(self._finish)
             keepers = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(keepers.cancel_scope.cancel)
+            if self._options.punch:
+                self._punch_from(sockets, keepers)
             for socket in sockets:
                 group.start_soon(self.doors.listen, socket)
             for relay in self._places.relays:
@@ -114,7 +121,8 @@ class Libp2pNode:
         sessions.group = group
         swarm = GuardedSwarm(self._signer, self._upgrader, nursery, timeout)
         self.doors = Doors(swarm, group, timeout)
-        self._dialler = Dialler(self._signer.peer, timeout, Ports(), sessions, self.doors)
+        self._ports = Ports()
+        self._dialler = Dialler(self._signer.peer, timeout, self._ports, sessions, self.doors)
         self._opener = Opener(self._dialler, sessions, self._above.traffic, timeout)
         self._places = Places(sessions, self._dialler, self._options.relays, timeout)
         self.host = GuardedHost(swarm, self.addresses, self._above.comes_first, timeout)
@@ -123,14 +131,14 @@ class Libp2pNode:
             self.host.serve(protocol, self._taker(protocol))
         self._group = group
 
-    def _taker(self, protocol: str) -> Callable[[NativeStream], bool]:
-        return lambda stream: self._above.take(protocol, stream)
+    def _taker(self, protocol: str) -> Take:
+        return lambda stream, _: self._above.take(protocol, stream)
 
-    def _brought(self, stream: NativeStream) -> bool:
+    def _brought(self, stream: NativeStream, _: Session) -> bool:
         """A relay brings a connection; whether it is looked at."""
         if stream.peer not in self._places.relays:
             return False
-        self._group.start_soon(self._admit, stream)
+        self._group.start_soon(guarded, self._admit, stream)
         return True
 
     async def _admit(self, stream: NativeStream) -> None:
@@ -146,6 +154,30 @@ class Libp2pNode:
             if not taken:
                 stream.reset()
 
+    def _punch_from(self, sockets: Sequence[SocketListener], group: anyio.abc.TaskGroup) -> None:
+        """Exchange relayed connections for direct ones that leave from where these listen, while ``group`` lasts."""
+        self._ports.share(sockets)
+        me, timeout = self._signer.peer, self._options.dial_timeout
+        puncher = Puncher(me, self.sessions, self._dialler, self.doors.meetings, timeout)
+        puncher.group = group
+
+        def asked(stream: NativeStream, session: Session) -> bool:
+            group.start_soon(guarded, _answer, puncher, stream, session)
+            return True
+
+        self.host.serve(DCUTR, asked)
+
     async def _finish(self) -> None:
         self.doors.strangers.dismiss()
         await self.sessions.finish(_PARTING)
+
+
+async def _answer(puncher: Puncher, stream: NativeStream, session: Session) -> None:
+    """The other side wants to punch."""
+    try:
+        await puncher.attend(stream, session)
+    except (DecentralError, TimeoutError) as error:
+        logger.debug("no direct connection to %s: %s", peer_name(stream.peer), error)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await stream.aclose()

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import trio
 from libp2p.abc import IMuxedConn, INetConn
 from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.swarm import Swarm
 from libp2p.peer.peerstore import PeerStore
@@ -25,6 +26,9 @@ from decentral.wire.keys import Signer
 _NO_LIMIT = 1 << 30  # connections; how many there are is bounded by ``Sessions``
 
 logger = logging.getLogger("decentral.transport")
+
+# It logs to the root by ``logging.debug``, which gives the root a handler: every line of ours was on stderr twice.
+swarm_connection.logging = logging.getLogger("libp2p.network.connection")  # type: ignore[assignment, attr-defined]
 
 
 class GuardedSwarm(Swarm):

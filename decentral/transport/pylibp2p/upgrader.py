@@ -9,7 +9,7 @@ from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn
 from libp2p.peer.id import ID
 from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
 
-from decentral.errors import DecentralError
+from decentral.errors import DecentralError, PayloadError
 from decentral.transport.native.secured import secure_inbound, secure_outbound
 from decentral.transport.native.sessions import Sessions
 from decentral.transport.protocols.multistream import answer, propose
@@ -17,7 +17,7 @@ from decentral.transport.protocols.muxed_stream import MuxedStream
 from decentral.transport.protocols.yamux import PROTOCOL, Session
 from decentral.transport.pylibp2p.connection import Connection, RawConnection, SecureConnection
 from decentral.transport.pylibp2p.keys import SignerKey, peer_of
-from decentral.wire.keys import Signer
+from decentral.wire.keys import Signer, peer_name
 
 
 class Upgrader:
@@ -39,6 +39,8 @@ class Upgrader:
                 secured = await secure_outbound(raw_conn.socket, self._signer, peer_of(peer_id))
             else:
                 secured = await secure_inbound(raw_conn.socket, self._signer)
+                if raw_conn.expected not in (None, secured.peer):
+                    raise PayloadError(f"{peer_name(secured.peer)} came under another name; drop the connection")
         except DecentralError as error:
             raise SecurityUpgradeFailure(str(error)) from error
         return SecureConnection(raw_conn, secured, self._key)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decentral.errors import ConfigError
 from decentral.flow.budget import Limits
 
-_MOST_TOLD = 1 << 35  # what the varints of our messages hold
+_MOST_TOLD = 1 << 64  # what the message that tells it holds
 _LEAST_NBYTES = 1 << 24  # our own peers pass a relay over that grants less
 _LEAST_SECONDS = 60
 _PROCESS = (

@@ -1,4 +1,4 @@
-"""hivemind and libp2p bring protobuf messages of the same names."""
+"""What libp2p shares with the rest of a process: names of protobuf messages, as hivemind does, and the log."""
 
 from __future__ import annotations
 
@@ -22,4 +22,30 @@ assert theirs.PublicKey.FromString(key.SerializeToString()).data == key.data
 def test_hivemind_and_libp2p_live_in_one_process(first: str, tmp_path: Path) -> None:
     code = "\n".join([first, *sorted({OURS, HIVEMIND} - {first}), USED])
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+SPEAK = """
+import anyio, logging
+from decentral.transport.pylibp2p.transport import PyLibp2pTransport
+from decentral.transport.requests import request, serve_requests
+from decentral.wire.keys import Signer
+
+async def echo(peer, body):
+    return body
+
+async def main():
+    a, b = (PyLibp2pTransport(Signer.generate(), listen=["/ip4/127.0.0.1/tcp/0"]) for _ in range(2))
+    serve_requests(b, "/test/echo", echo, limit=9)
+    async with a, b:
+        await a.connect(b.peer, b.addresses())
+        assert await request(a, b.peer, "/test/echo", b"fine", limit=9, timeout=10) == b"fine"
+    assert not logging.root.handlers, logging.root.handlers
+
+anyio.run(main)
+"""
+
+
+def test_its_logging_leaves_the_root_alone_so_that_no_line_of_ours_is_written_twice(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SPEAK], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

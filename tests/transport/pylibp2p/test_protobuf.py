@@ -1,0 +1,137 @@
+"""Our few lines of protobuf beside libp2p's own definitions and protobuf's parser: each reads what the other wrote."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decentral.errors import PayloadError
+from decentral.transport import pylibp2p  # noqa: F401  before libp2p: it keeps these definitions apart from hivemind's
+from decentral.transport.daemon.control import peer_to_id
+from decentral.transport.holepunch.dcutr import PunchMessage, packed, read
+from decentral.transport.multiaddr import to_bytes
+from decentral.transport.protocols.identify import ask, tell
+from decentral.transport.protocols.protobuf import bytes_fields
+from decentral.transport.protocols.varint import read_varint, varint
+from decentral.transport.relay.circuit import Reservation, admit, pass_through, reserve
+from decentral.transport.relay.hop import HopStatus, granted, read_question, refused
+from decentral.wire.keys import PeerId, Signer, peer_name
+
+from libp2p.identity.identify.pb.identify_pb2 import Identify  # isort: skip
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage  # isort: skip
+from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch  # isort: skip
+
+HERE, THERE = "/ip4/45.67.0.9/tcp/4001", "/ip6/2a02:45:67::9/tcp/4001"
+numbers = st.integers(0, 2**64 - 1)
+peers = st.binary(min_size=32, max_size=32).map(lambda seed: Signer(seed).peer)
+addresses = st.lists(st.sampled_from([HERE, THERE]), max_size=8)
+
+
+class Ends:
+    """A stream whose other side has said all it will say; ``sent`` is what it heard."""
+
+    def __init__(self, peer: PeerId, *said: bytes) -> None:
+        self.peer, self.sent = peer, b""
+        self._said = b"".join(varint(len(message)) + message for message in said)
+
+    async def send(self, data: bytes) -> None:
+        self.sent += data
+
+    async def receive_exactly(self, nbytes: int) -> bytes:
+        taken, self._said = self._said[:nbytes], self._said[nbytes:]
+        return taken
+
+    async def aclose(self) -> None:
+        return None
+
+    def heard(self) -> bytes:
+        """The one message that was sent."""
+        nbytes, at = read_varint(self.sent)
+        assert at + nbytes == len(self.sent)
+        return self.sent[at:]
+
+
+@given(peers, addresses, st.lists(st.sampled_from(["/ipfs/id/1.0.0", "/decentral/lease/1"]), max_size=8))
+def test_their_definition_reads_what_is_told_of_a_peer(peer, where, protocols):
+    ends = Ends(peer)
+    anyio.run(tell, ends, peer, [f"{one}/p2p/{peer_name(peer)}" for one in where], protocols, HERE)
+    told = Identify.FromString(ends.heard())
+    assert told.public_key.endswith(peer)
+    assert list(told.listen_addrs) == [to_bytes(one) for one in where]
+    assert list(told.protocols) == protocols
+    assert told.observed_addr == to_bytes(HERE)
+
+
+@given(addresses, st.binary(max_size=500), st.lists(st.text(max_size=30), max_size=20))
+def test_what_their_definition_tells_is_read_whatever_else_it_holds(where, record, protocols):
+    told = Identify(
+        listen_addrs=[to_bytes(one) for one in where],
+        observed_addr=to_bytes(THERE),
+        signedPeerRecord=record,
+        protocols=protocols,
+        agent_version="any",
+    ).SerializeToString()
+    proposal = [b"/multistream/1.0.0\n", b"/ipfs/id/1.0.0\n"]
+    found = anyio.run(ask, Ends(bytes(32), *proposal, told))
+    assert found.addresses == tuple(where)
+    assert found.observed == THERE
+
+
+@given(numbers, numbers, st.integers(0, 2**32 - 1))
+def test_the_place_that_their_definition_grants_is_read_whatever_its_numbers(expires, nbytes, seconds):
+    message = HopMessage(type=HopMessage.STATUS, status=100)
+    message.reservation.expire = expires
+    message.limit.data, message.limit.duration = nbytes, seconds
+    place = anyio.run(reserve, Ends(bytes(32), message.SerializeToString()))
+    assert place == Reservation(expires, nbytes or None, seconds or None)
+
+
+@given(numbers, numbers, st.integers(0, 2**32 - 1), addresses)
+def test_their_definition_reads_the_place_that_is_granted(expires, nbytes, seconds, where):
+    message = HopMessage.FromString(granted(Reservation(expires, nbytes, seconds), where))
+    assert (message.type, message.status) == (HopMessage.STATUS, 100)
+    assert (message.reservation.expire, message.limit.data, message.limit.duration) == (expires, nbytes, seconds)
+    assert list(message.reservation.addrs) == [to_bytes(one) for one in where]
+
+
+@pytest.mark.parametrize("status", HopStatus)
+def test_their_definition_knows_every_status_by_the_same_name(status):
+    assert HopMessage.FromString(refused(status)).status == status
+    assert HopMessage.DESCRIPTOR.fields_by_name["status"].enum_type.values_by_number[status].name == status.name
+
+
+@given(peers)
+def test_a_connection_through_a_relay_is_asked_for_and_brought_in_the_same_words(peer):
+    yes = HopMessage(type=HopMessage.STATUS, status=100).SerializeToString()
+    ends = Ends(bytes(32), yes)
+    anyio.run(pass_through, ends, peer)
+    asked = HopMessage.FromString(ends.heard())
+    assert (asked.type, asked.peer.id) == (HopMessage.CONNECT, peer_to_id(peer))
+    assert read_question(asked.SerializeToString()) == peer
+
+    brings = StopMessage(type=StopMessage.CONNECT)
+    brings.peer.id = peer_to_id(peer)
+    ends = Ends(bytes(32), brings.SerializeToString())
+    assert anyio.run(admit, ends) == peer
+    answered = StopMessage.FromString(ends.heard())
+    assert (answered.type, answered.status) == (StopMessage.STATUS, 100)
+
+
+@given(addresses, st.sampled_from(PunchMessage))
+def test_what_is_said_before_two_dial_at_once_is_the_same_in_their_definition(where, kind):
+    theirs = HolePunch.FromString(packed(kind, where))
+    assert (theirs.type, list(theirs.ObsAddrs)) == (kind, [to_bytes(one) for one in where])
+    assert read(theirs.SerializeToString(), kind) == tuple(where)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_both_take_for_a_message_say_the_same_to_both(message):
+    try:
+        ours = bytes_fields(message)
+        theirs = Identify.FromString(message)
+    except (PayloadError, ValueError):
+        return
+    assert ours.get(2, []) == list(theirs.listen_addrs)
+    assert ours.get(4, [b""])[-1] == theirs.observed_addr
