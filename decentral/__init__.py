@@ -29,24 +29,26 @@ if TYPE_CHECKING:
         VersionError,
     )
     from decentral.manifest import Manifest
-    from decentral.optimizers import OuterOptimizer, describe_optimizers, make_outer
-    from decentral.peer import Peer, fetch_manifest, join
+    from decentral.optimizers import OuterMethod, describe_optimizers, make_outer
+    from decentral.peer import Anchor, Following, Peer, fetch_manifest, follow, join
 
     __version__: str
 
 __all__ = [
+    "Anchor",
     "Compressor",
     "ConfigError",
     "DataError",
     "DecentralError",
     "DeviceError",
     "DiskError",
+    "Following",
     "InviteError",
     "Manifest",
     "ManifestMismatch",
     "NoPeersError",
     "NotAdmitted",
-    "OuterOptimizer",
+    "OuterMethod",
     "PayloadError",
     "Peer",
     "RoundFailed",
@@ -56,16 +58,17 @@ __all__ = [
     "describe_compressors",
     "describe_optimizers",
     "fetch_manifest",
+    "follow",
     "join",
     "make_outer",
     "parse_compressor",
 ]
 
 _HOMES = {
-    "decentral.peer": ("Peer", "fetch_manifest", "join"),
+    "decentral.peer": ("Anchor", "Following", "Peer", "fetch_manifest", "follow", "join"),
     "decentral.manifest": ("Manifest",),
     "decentral.compressors": ("Compressor", "describe_compressors", "parse_compressor"),
-    "decentral.optimizers": ("OuterOptimizer", "describe_optimizers", "make_outer"),
+    "decentral.optimizers": ("OuterMethod", "describe_optimizers", "make_outer"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

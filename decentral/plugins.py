@@ -6,7 +6,7 @@ cannot replace a method of ours.
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
@@ -28,13 +28,20 @@ class Plugins:
         """All known names, sorted; imports nothing."""
         return sorted({*self.ours, *entry_points(group=self.group).names})
 
-    def make(self, name: str, arguments: Mapping[str, float]) -> Any:
+    def make(self, name: str, arguments: Mapping[str, float | str | None]) -> Any:
         """The method of a name; ConfigError, with the nearest name, on an unknown name or argument."""
         maker = self.ours.get(name) or self._load(name)
-        wanted = {field.name: field.type for field in dataclasses.fields(maker)}  # type: ignore[arg-type]  # checked
+        fields = dataclasses.fields(maker)  # type: ignore[arg-type]  # checked
+        wanted, defaults = {one.name: one.type for one in fields}, {one.name: one.default for one in fields}
         for key, value in arguments.items():
             if key not in wanted:
                 raise ConfigError(f"{self.kind} {name} has no {key}; {nearest(key, wanted)}")
+            if value is None and defaults[key] is None:
+                continue
+            if wanted[key] in (str, "str"):
+                if not isinstance(value, str):
+                    raise ConfigError(f"{self.kind} {name}: {key}={value!r} must be a word")
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"{self.kind} {name}: {key}={value!r} must be a number")
             if wanted[key] in (int, "int") and not isinstance(value, int):
@@ -59,7 +66,7 @@ def _way_out(hint: str) -> str:
     return f"if a package adds it, install that package{', or ' if hint.startswith('did you mean') else '; '}{hint}"
 
 
-def nearest(word: str, names: Iterable[str]) -> str:
+def nearest(word: str, names: Collection[str]) -> str:
     """The end of a message about an unknown name: what was meant, or all there is."""
     close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.4)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(names)) or 'nothing'}"
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names) or 'nothing'}"

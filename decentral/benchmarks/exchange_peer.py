@@ -21,12 +21,13 @@ import anyio.to_thread
 import torch
 
 from decentral.errors import DecentralError
+from decentral.flow.changes import Changes
 from decentral.manifest import Manifest, parse_manifest
 from decentral.node.links import throttled
 from decentral.node.node import Node, Start
 from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution
-from decentral.rounds.driver import CommittedUpdate, Ledger
+from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
 from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
@@ -56,7 +57,7 @@ class ExchangeContestant:
         made = make_transport(seat.transport, self.identity, tuple(seat.listen))
         self.transport = throttled(made, Caps(up=seat.up, down=seat.down), None)
         self.node = self._node(manifest)
-        self._news = anyio.Event()
+        self._news = Changes()
         generator = torch.Generator().manual_seed(seat.number)
         self._gradient_N = torch.randn(seat.rows * 1024, generator=generator)
         replica = self.node.replica
@@ -84,8 +85,7 @@ class ExchangeContestant:
         )
 
     def _advanced(self, advance: CommittedUpdate) -> None:
-        self._news.set()
-        self._news = anyio.Event()
+        self._news.tell()
 
     async def run(self) -> None:
         """Obey until stdin ends."""
@@ -110,7 +110,7 @@ class ExchangeContestant:
         if not await driver.contribute(Contribution(0, head.hash, local_N, self._gradient_N, 1, 1)):
             raise DecentralError(f"round {head.round + 1} takes no contribution now; run it again")
         while driver.head.outer_step == head.outer_step:
-            await self._news.wait()
+            await self._news.next()
         return {
             "seconds": time.monotonic() - began,
             "nbytes": self._nbytes,
@@ -121,7 +121,7 @@ class ExchangeContestant:
 
     def _named(self) -> int:
         """Contributors of the newest commit; 0 when it was learnt by a snapshot."""
-        commit = self.node.driver.machine.recent.get(self.node.driver.head.round)
+        commit = self.node.driver.machine.state.recent.get(self.node.driver.head.round)
         return 0 if commit is None else len(commit.record.contributors or commit.record.frames)
 
 

@@ -14,6 +14,7 @@ COMMANDS = {
     "init": "decentral.cli.commands.runs",
     "start": "decentral.cli.commands.runs",
     "join": "decentral.cli.commands.runs",
+    "follow": "decentral.cli.commands.follow",
     "relay": "decentral.cli.commands.relay",
     "status": "decentral.cli.commands.inspect",
     "peers": "decentral.cli.commands.inspect",

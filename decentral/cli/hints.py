@@ -1,4 +1,4 @@
-"""A word on the screen for who waits longer than usual."""
+"""A word on the screen for somebody that waits longer than usual."""
 
 import threading
 from collections.abc import Iterator

@@ -19,6 +19,51 @@ def _installed(context: click.Context, parameter: click.Parameter, kind: str | N
     return kind
 
 
+WAYS: tuple[Decorator, ...] = (  # how others are reached
+    click.option(
+        "--listen",
+        multiple=True,
+        metavar="ADDR",
+        help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001; all interfaces when not given.",
+    ),
+    click.option(
+        "--relay",
+        "relays",
+        multiple=True,
+        metavar="ADDR",
+        help="Where a relay is, repeatable, as decentral relay prints it: peers behind routers meet through it.",
+    ),
+    click.option(
+        "--lan/--no-lan",
+        default=True,
+        show_default=True,
+        help="Announce this peer on its local networks (mDNS), and meet others of the run there: also when the "
+        "invite is old or there is no internet.",
+    ),
+    click.option(
+        "--transport",
+        type=click.Choice(["daemon", "native", "py-libp2p"]),
+        callback=_installed,
+        help="How peers are reached: go-libp2p's daemon, libp2p over TCP in this process, or py-libp2p, which is "
+        "an extra. The daemon where this system has one when not given; they speak to each other.",
+    ),
+)
+CAPS: tuple[Decorator, ...] = (  # how fast
+    click.option(
+        "--max-upload",
+        type=Rate(),
+        metavar="RATE",
+        help="Send no faster than this, over everything, such as 5mbit or 600kB/s. Votes go first.",
+    ),
+    click.option(
+        "--max-download",
+        type=Rate(),
+        metavar="RATE",
+        help="Receive no faster than this, such as 20mbit or 2.5MB/s.",
+    ),
+)
+
+
 def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add them to a command."""
     options: list[Decorator] = [
@@ -36,33 +81,7 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Run directory; a run found there is resumed.",
         ),
-        click.option(
-            "--listen",
-            multiple=True,
-            metavar="ADDR",
-            help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001; all interfaces when not given.",
-        ),
-        click.option(
-            "--relay",
-            "relays",
-            multiple=True,
-            metavar="ADDR",
-            help="Where a relay is, repeatable, as decentral relay prints it: peers behind routers meet through it.",
-        ),
-        click.option(
-            "--lan/--no-lan",
-            default=True,
-            show_default=True,
-            help="Announce this peer on its local networks (mDNS), and meet others of the run there: also when the "
-            "invite is old or there is no internet.",
-        ),
-        click.option(
-            "--transport",
-            type=click.Choice(["daemon", "native", "py-libp2p"]),
-            callback=_installed,
-            help="How peers are reached: go-libp2p's daemon, libp2p over TCP in this process, or py-libp2p, which is "
-            "an extra. The daemon where this system has one when not given; they speak to each other.",
-        ),
+        *WAYS,
         click.option(
             "--require-peers",
             type=click.IntRange(min=0),
@@ -83,18 +102,7 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             is_flag=True,
             help="After the run's end stay, also when started again, and give its last state to those who come late.",
         ),
-        click.option(
-            "--max-upload",
-            type=Rate(),
-            metavar="RATE",
-            help="Send no faster than this, over everything, such as 5mbit or 600kB/s. Votes go first.",
-        ),
-        click.option(
-            "--max-download",
-            type=Rate(),
-            metavar="RATE",
-            help="Receive no faster than this, such as 20mbit or 2.5MB/s.",
-        ),
+        *CAPS,
         click.option(
             "--daily-upload",
             type=Size(),

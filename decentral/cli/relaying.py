@@ -1,20 +1,22 @@
-"""A relay from its start to its end: what it prints, what it says now and then, what it tells Prometheus."""
+"""A relay from its start to its end: what it prints, and what it says now and then."""
 
 import asyncio
 import ipaddress
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
 import click
-import psutil
 from anyio.abc import SocketAttribute, SocketListener
 
+from decentral.cli.keeping import Keeping, keep
+from decentral.cli.relay_numbers import numbers
 from decentral.cli.stopping import Stop, stop_signals
 from decentral.errors import ListenError, UsageError
-from decentral.observe.prometheus import Metric, exposition, serve_metrics
+from decentral.observe.prometheus import serve_metrics
 from decentral.swarm.identity import Identity
 from decentral.transport.dialback import serve_dialback
 from decentral.transport.listen import check_listen
@@ -35,6 +37,7 @@ class RelayPlan:
     limits: RelayLimits
     metrics: str | None
     identity: Path
+    keeping: Keeping
 
 
 def run_relay(plan: RelayPlan) -> int:
@@ -43,6 +46,7 @@ def run_relay(plan: RelayPlan) -> int:
     for address in plan.announce:
         if endpoint(address) is None or "/p2p/" in address:
             raise UsageError(f"--announce {address!r}: want /ip4/HOST/tcp/PORT or /dns4/NAME/tcp/PORT, and no more")
+    plan.keeping.check()
     check_listen(plan.listen)  # before its key is made
     with stop_signals() as stop:
         anyio.run(_run, plan, where, stop, backend="asyncio")
@@ -67,13 +71,14 @@ async def _run(plan: RelayPlan, where: tuple[str, int] | None, stop: Stop) -> No
         assert relay is not None, "asked for"
         async with anyio.create_task_group() as group:
             if metrics is not None:
-                group.start_soon(serve_metrics, metrics, lambda: exposition(numbers(relay)))
+                group.start_soon(serve_metrics, metrics, partial(numbers, relay))
             for line in introduction(transport.addresses()):
                 click.echo(line)
             click.echo(_terms(plan.limits), err=True)
             for sentence in advice(transport.addresses()):
                 click.echo(sentence, err=True)
             group.start_soon(_report, relay)
+            group.start_soon(keep, plan.keeping, plan.listen, transport.addresses()[0])
             await asked.wait()
             group.cancel_scope.cancel()
 
@@ -100,30 +105,6 @@ def status_line(relay: Relay, seconds: float, nbytes: int) -> str:
         f"{relay.places} of {limits.places} places, {relay.connections} of {limits.connections} connections, "
         f"{relay.counts.nbytes / 1e6:.1f} MB relayed, {8 * nbytes / seconds / 1e6:.1f} Mbit/s"
     )
-
-
-def numbers(relay: Relay) -> Iterator[Metric]:
-    """What Prometheus is told."""
-    limits, counts = relay.limits, relay.counts
-    refused = {status.name.lower(): float(count) for status, count in sorted(counts.refused.items())}
-
-    def gauge(name: str, text: str, value: float) -> Metric:
-        return Metric(f"decentral_relay_{name}", "gauge", text, {"": value})
-
-    def counter(name: str, text: str, value: float) -> Metric:
-        return Metric(f"decentral_relay_{name}_total", "counter", text, {"": value})
-
-    yield gauge("peers", "Peers with a connection.", relay.peers)
-    yield gauge("places", "Peers that can be reached through here.", relay.places)
-    yield gauge("places_limit", "Places there are.", limits.places)
-    yield gauge("connections", "Connections relayed now.", relay.connections)
-    yield gauge("connections_limit", "Connections relayed at most.", limits.connections)
-    yield counter("bytes", "Bytes passed on, both directions.", counts.nbytes)
-    yield counter("joined", "Connections relayed since the start.", counts.joined)
-    yield counter("granted", "Places given and renewed since the start.", counts.granted)
-    yield Metric("decentral_relay_refused_total", "counter", "Questions refused, by answer.", refused, "status")
-    memory = psutil.Process().memory_info().rss
-    yield Metric("process_resident_memory_bytes", "gauge", "Resident memory of the process.", {"": memory})
 
 
 def host_and_port(text: str) -> tuple[str, int]:

@@ -21,7 +21,7 @@ from decentral.compressors.quantizers.signmag2 import SignMag2
 from decentral.compressors.quantizers.sparseloco2 import SparseLoCo2
 from decentral.compressors.registry import describe_compressors, parse_compressor
 from decentral.compressors.sparsifiers.dct import DCT
-from decentral.compressors.sparsifiers.powersgd import PowerSGD
+from decentral.compressors.sparsifiers.lowrank import LowRank
 from decentral.compressors.sparsifiers.randk import RandK
 from decentral.compressors.sparsifiers.threshold import Threshold
 from decentral.compressors.sparsifiers.topk import TopK
@@ -41,10 +41,10 @@ __all__ = [
     "Float16",
     "Int4",
     "Int8",
+    "LowRank",
     "Natural",
     "PartSpec",
     "Payload",
-    "PowerSGD",
     "RandK",
     "Sign",
     "SignMag2",

@@ -8,7 +8,7 @@ the coded part may take. Compressors are pure values (frozen dataclasses): equal
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from decentral.coding import ElementKind, Symbols
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
 from decentral.tensors.finite import is_finite
 from decentral.tensors.rising import is_rising
-
-if TYPE_CHECKING:
-    from decentral.compressors.chain import Chain
 
 __all__ = [
     "About",
@@ -33,6 +30,7 @@ __all__ = [
     "check_dtype",
     "check_input",
     "check_parts",
+    "no_sparsifier",
     "non_finite",
     "require",
     "require_rising",
@@ -136,7 +134,7 @@ class About:
 
 
 class Method:
-    """What every method of this package shares: its spelling, and ``>>``."""
+    """What every method of this package shares: its spelling."""
 
     __slots__ = ()
     name: ClassVar[str]
@@ -147,10 +145,13 @@ class Method:
         words = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields)
         return f"{self.name}({words})" if words else self.name
 
-    def __rshift__(self, quantiser: Compressor) -> "Chain":
-        from decentral.compressors.chain import Chain  # Chain is itself a Method
+    def __rshift__(self, quantiser: Compressor) -> Compressor:
+        raise no_sparsifier(f"{self} >> {quantiser}")  # those that are sparsifiers make a chain: see SparsifierBase
 
-        return Chain(self, quantiser)  # type: ignore[arg-type]  # Chain refuses what is no sparsifier
+
+def no_sparsifier(chain: str) -> ConfigError:
+    """The error for a chain that begins with a method that keeps no entries exactly."""
+    return ConfigError(f"{chain}: the left side of >> must be a sparsifier; use topk(k=64, chunk=4096) there")
 
 
 def check_dtype(tensor: Tensor) -> Tensor:

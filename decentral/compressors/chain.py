@@ -21,6 +21,7 @@ from decentral.compressors.base import (
     Shape,
     Sparsifier,
     check_parts,
+    no_sparsifier,
 )
 from decentral.compressors.none import Uncompressed
 from decentral.errors import ConfigError
@@ -44,7 +45,7 @@ class Chain(Method):
 
     def __post_init__(self) -> None:
         if not isinstance(self.sparsifier, Sparsifier):
-            raise ConfigError(f"{self}: the left side of >> must be a sparsifier; use topk(k=64, chunk=4096) there")
+            raise no_sparsifier(str(self))
         if isinstance(self.quantiser, Sparsifier | Chain) or not isinstance(self.quantiser, Compressor):
             raise ConfigError(f"{self}: the right side of >> must quantise values; use signmag2, int8 or fp16 there")
 
@@ -91,6 +92,9 @@ class SparsifierBase(Method):
     """A sparsifier is a compressor too: alone, it sends its index parts and the kept values as float32."""
 
     __slots__ = ()
+
+    def __rshift__(self, quantiser: Compressor) -> Chain:
+        return Chain(self, quantiser)  # type: ignore[arg-type]  # it checks that the subclass is a sparsifier
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Index parts, then float32 values."""

@@ -23,7 +23,7 @@ from decentral.compressors.quantizers.sign import Sign
 from decentral.compressors.quantizers.signmag2 import SignMag2
 from decentral.compressors.quantizers.sparseloco2 import SparseLoCo2
 from decentral.compressors.sparsifiers.dct import DCT
-from decentral.compressors.sparsifiers.powersgd import PowerSGD
+from decentral.compressors.sparsifiers.lowrank import LowRank
 from decentral.compressors.sparsifiers.randk import RandK
 from decentral.compressors.sparsifiers.threshold import Threshold
 from decentral.compressors.sparsifiers.topk import TopK
@@ -51,13 +51,14 @@ _OURS = (
     RandK,
     Threshold,
     DCT,
-    PowerSGD,
+    LowRank,
     SignMag2,
 )
 _METHODS = Plugins("compressor", "decentral.compressors", MappingProxyType({m.name: m for m in _OURS}))
 _LONGEST_SPELLING = 256
 _MEASURED_SHAPE = (1024, 1024)  # bits per value are those of a matrix of this shape
 _EXAMPLE = "int8(block=4096)"
+_EARLIER = MappingProxyType({"powersgd": "lowrank"})  # names in manifests of runs that go on: a digest covers the text
 
 
 def parse_compressor(spelling: str) -> Compressor:
@@ -67,8 +68,13 @@ def parse_compressor(spelling: str) -> Compressor:
     words = spelling.split(">>")
     if len(words) > 2:
         raise ConfigError(f'compressor "{spelling}": one >> joins two methods; write sparsifier >> quantiser')
-    methods: list[Compressor] = [make(word, _METHODS, _EXAMPLE) for word in words]
+    methods: list[Compressor] = [make(_by_todays_name(word), _METHODS, _EXAMPLE) for word in words]
     return methods[0] if len(methods) == 1 else Chain(methods[0], methods[1])  # type: ignore[arg-type]  # it checks
+
+
+def _by_todays_name(word: str) -> str:
+    name, bracket, arguments = word.partition("(")
+    return _EARLIER.get(name.strip(), name) + bracket + arguments
 
 
 def describe_compressors() -> list[dict[str, object]]:

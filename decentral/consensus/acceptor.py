@@ -51,9 +51,19 @@ class Acceptor:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Acceptor:
-        """Read the durable form back. Raises PayloadError on a damaged one."""
+        """Read the durable form back. Raises PayloadError on a damaged one, and on one of another version."""
         if len(data) < _HEAD.size:
             raise PayloadError(f"acceptor state of {len(data)} bytes is cut short; remove the file")
         round_, promised, ballot = _HEAD.unpack_from(data)
         rest = data[_HEAD.size :]
-        return cls(round_, promised, ballot, decode_record(rest) if rest else None)
+        return cls(round_, promised, ballot, _record(rest) if rest else None)
+
+
+def _record(data: bytes) -> Record:
+    try:
+        return decode_record(data)
+    except PayloadError as error:
+        raise PayloadError(
+            f"acceptor state does not parse ({str(error).partition(';')[0]}): it is damaged, or another version of "
+            "decentral wrote it; go on with that version, or begin in another folder"
+        ) from None

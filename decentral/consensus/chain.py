@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from decentral.errors import PayloadError
 from decentral.wire.keys import PeerId, peer_name
-from decentral.wire.messages import MAX_PEERS, Commit, FrameRef, Record, verify_certificate
+from decentral.wire.messages import MAX_PEERS, Commit, FrameRef, Offer, Record, verify_certificate
 
 Digest = bytes
 
@@ -160,6 +160,7 @@ def check_succession(head: Head, record: Record) -> None:
         raise PayloadError(f"record of round {record.round} leaves no member; drop it and its sender")
     check_known([ref.peer for ref in record.frames], head.members)
     check_contributors(contributions(record), head.members)
+    check_age(contributions(record), head.outer_step)
 
 
 def check_contributors(refs: Sequence[FrameRef], members: Collection[PeerId]) -> None:
@@ -168,6 +169,15 @@ def check_contributors(refs: Sequence[FrameRef], members: Collection[PeerId]) ->
     check_known(named, members)
     if len(set(named)) != len(named):
         raise PayloadError(f"{len(named)} contributions of {len(set(named))} peers; drop it and its sender")
+
+
+def check_age(progress: Iterable[FrameRef | Offer], outer_step: int, most: int | None = None) -> None:
+    """Raise PayloadError when some was begun from an anchor yet to come, or more than ``most`` outer steps ago."""
+    for age in (outer_step - each.based for each in progress):
+        if age < 0:
+            raise PayloadError(f"progress from an anchor {-age} outer steps ahead of the round; drop it and its sender")
+        if most is not None and age > most:
+            raise PayloadError(f"progress from {age} outer steps ago, {most} are the most that count here; drop it")
 
 
 def check_known(peers: Sequence[PeerId], members: Collection[PeerId]) -> None:

@@ -21,6 +21,7 @@ class Collection:
         self.offered_at: dict[PeerId, float] = {}
         self.first_offer: float | None = None
         self.arrived: set[PeerId] = set()
+        self.quorum_since: float | None = None  # since when as many were usable as a quorum is
         self.ask_at: dict[Digest, float] = {}  # when a frame that is missing will be asked for
 
     def add(self, peer: PeerId, offer: Offer, now: float) -> bool:
@@ -32,14 +33,17 @@ class Collection:
         self.first_offer = now if self.first_offer is None else self.first_offer
         return True
 
-    def usable(self, head: Head, held: Mapping[Digest, Header], reduce: bool) -> list[PeerId]:
-        """The members whose offers start from our anchor and whose frames are here, in peer order."""
+    def usable(self, head: Head, held: Mapping[Digest, Header], reduce: bool, states: int = 0) -> list[PeerId]:
+        """The members whose offers start from our anchor and whose frames are here, in peer order.
+
+        ``states``: channels beside the change that a contribution has in this round.
+        """
         return [
             peer
             for peer in head.members
             if (offer := self.offers.get(peer)) is not None
             and offer.base == head.anchor
-            and (reduce or (offer.frame in held and _describes(offer, peer, held[offer.frame])))
+            and (reduce or (offer.frame in held and _describes(offer, peer, held[offer.frame], states)))
         ]
 
     def newly(self, usable: Iterable[PeerId]) -> list[Offer]:
@@ -61,22 +65,30 @@ class Collection:
         return now >= deadline.at(self.opened, self.first_offer) and 2 * len(usable) >= len(waited_for)
 
 
-def _describes(offer: Offer, peer: PeerId, header: Header) -> bool:
+def _describes(offer: Offer, peer: PeerId, header: Header, states: int) -> bool:
     """Whether an offer says of a frame what the frame says of itself: else nobody could vote for it."""
+    if header.states != (states if header.kind == FrameKind.CONTRIBUTION else 0):
+        return False
     found = (header.sender, header.epoch, header.round, header.fragment, header.base, header.steps, header.tokens)
     said = (peer, offer.epoch, offer.round, offer.fragment, offer.base, offer.steps, offer.tokens)
     return found == said and header.kind in (FrameKind.CONTRIBUTION, FrameKind.MERGE)
 
 
-def references(peers: Iterable[PeerId], offers: dict[PeerId, Offer]) -> tuple[FrameRef, ...]:
+def references(peers: Iterable[PeerId], offers: Mapping[PeerId, Offer]) -> tuple[FrameRef, ...]:
     """The offers of ``peers`` as a record names them, in peer order."""
+    said = ((peer, offers[peer]) for peer in sorted(peers))
     return tuple(
-        FrameRef(peer, offers[peer].frame, 0, offers[peer].steps, offers[peer].tokens) for peer in sorted(peers)
+        FrameRef(peer, offer.frame, 0, offer.steps, offer.tokens, offer.based, offer.summary) for peer, offer in said
     )
 
 
-def fits(header: Header, ref: FrameRef, record: Record) -> bool:
-    """Whether a held frame is the one the record means: every field that changes its meaning is compared."""
+def fits(header: Header, ref: FrameRef, record: Record, states: int = 0) -> bool:
+    """Whether a held frame is the one the record means: every field that changes its meaning is compared.
+
+    ``states``: channels beside the change that what the record names has in its outer step.
+    """
+    if header.states != (states if header.kind != FrameKind.MERGE else 0):
+        return False
     kind = FrameKind.RESULT if record.contributors else header.kind
     return (
         (header.kind, header.sender, header.round, header.epoch) == (kind, ref.peer, record.round, record.epoch)

@@ -1,11 +1,9 @@
-"""Contributions that go by way of others: sent in pieces where the own uplink is thin, passed on, and put together.
-
-What it is given of the driver: where the chain stands, how large a body may be, and who takes a frame that is whole.
-"""
+"""Contributions that go by way of others: sent in pieces where the own uplink is thin, passed on, and put together."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import anyio
 
@@ -21,11 +19,9 @@ from decentral.dissemination.reassembly import Reassembly
 from decentral.dissemination.spread import UNKNOWN, Line, Spread, spread
 from decentral.errors import PayloadError
 from decentral.flow.send_queue import SendQueue, shifted
-from decentral.flow.uplink import UplinkMeter
 from decentral.flow.window import Ack, Window
 from decentral.transport import Transport
 from decentral.transport.sequences import serve_sequences
-from decentral.transport.throttle import ThrottledTransport
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header
 from decentral.wire.keys import PeerId
 from decentral.wire.pieces import PIECE_HEAD_NBYTES, read_piece
@@ -40,27 +36,38 @@ def all_equal(peers: Sequence[PeerId]) -> list[Line]:
     return [Line(UNKNOWN, passes_on=False)] * len(peers)
 
 
+class Receiver(Protocol):
+    """Who the frames that come are for: the rounds of one peer."""
+
+    def chain_head(self) -> Head | None:
+        """Where its chain stands; None while it is in step with no chain, and takes nothing."""
+        ...
+
+    def max_nbytes(self, header: Header, head: Head) -> int:
+        """Bytes that the body of a frame may have. Raises PayloadError for one that belongs to nothing here."""
+        ...
+
+    async def take(self, data: bytes, wanted: bytes | None = None) -> None:
+        """Check a frame's bytes and hold it; ``wanted``: the hash it must have. Raises PayloadError."""
+        ...
+
+    def spawn(self, work: Callable[..., object], *args: object) -> None:
+        """Do ``work(*args)`` beside the rounds; it is given up when they end."""
+        ...
+
+
 class ChunkedBroadcast:
     """One peer's part in it."""
 
     def __init__(
-        self,
-        transport: Transport,
-        me: PeerId,
-        arrivals: Arrivals,
-        lines_of: LinesOf,
-        head: Callable[[], Head | None],
-        max_nbytes: Callable[[Header, Head], int],
-        take: Callable[[bytes], Awaitable[None]],
-        spawn: Callable[..., None],
+        self, transport: Transport, me: PeerId, arrivals: Arrivals, lines_of: LinesOf, receiver: Receiver
     ) -> None:
-        """``head``: None while this peer is in step with no chain, and takes nothing."""
         self.transport, self.me, self.arrivals, self.lines_of = transport, me, arrivals, lines_of
-        self._head, self._max_nbytes, self._take = head, max_nbytes, take
-        self.puzzle = Reassembly(self._check)
+        self.receiver = receiver
+        self.reassembly = Reassembly(self._check)
         self.window, self.turns = Window(self._uplink), SendQueue(self._uplink)
-        self._deliveries = Deliveries(transport.meter if isinstance(transport, ThrottledTransport) else UplinkMeter())
-        self.forwarder = Forwarder(transport, self.window, self._deliveries.passed_on, spawn)
+        self._deliveries = Deliveries(transport.meter)
+        self.forwarder = Forwarder(transport, self.window, self._deliveries.passed_on, receiver.spawn)
         self._given: list[tuple[bytes, Passing]] = []  # frames on their way in pieces, and their hashes
         most = PIECE_HEAD_NBYTES + LARGEST
         serve_sequences(transport, PIECE, self._on_piece, limit=most, watch=arrivals.push)
@@ -82,17 +89,22 @@ class ChunkedBroadcast:
         finally:
             self._given.remove((frame, passing))
 
+    @property
+    def under_way(self) -> tuple[bytes, ...]:
+        """The frames that are on their way from here in pieces, by their hashes."""
+        return tuple(frame for frame, _ in self._given)
+
     def comes_to(self, peer: PeerId, frame: bytes) -> bool:
         """Whether ``peer`` gets that frame from here in pieces, or from those who pass them on."""
         return any(passing.comes_to(peer) for given, passing in self._given if given == frame)
 
     def part(self, round_: int, owner: PeerId) -> Part | None:
         """What came in pieces of that frame, while it is not whole."""
-        return self.puzzle.part(round_, owner)
+        return self.reassembly.part(round_, owner)
 
     def fetched(self, frame: bytes, owner: PeerId) -> None:
         """A holder sent what was missing of it: no more pieces are needed."""
-        self.puzzle.right(frame[:HEADER_NBYTES])
+        self.reassembly.right(frame[:HEADER_NBYTES])
         self.arrivals.whole(owner)
 
     def _way_of(self, nbytes: int, peers: Sequence[PeerId]) -> Spread:
@@ -113,17 +125,17 @@ class ChunkedBroadcast:
 
     def forget_before(self, round_: int) -> None:
         """Drop what belongs to rounds before ``round_``."""
-        self.puzzle.forget_before(round_)
+        self.reassembly.forget_before(round_)
         self.forwarder.forget_before(round_)
 
     async def _on_piece(self, peer: PeerId, data: bytes) -> None:
         """Passed on when its owner asks for that, and the frame taken with the last one."""
-        head = self._head()
+        head = self.receiver.chain_head()
         if head is None:
             return
         piece = read_piece(data)
         round_, owner = piece.header.round, piece.header.sender
-        fresh, whole = self.puzzle.add(piece, peer)
+        fresh, whole = self.reassembly.add(piece, peer)
         if fresh:
             self.arrivals.piece(owner)
         if fresh and piece.pass_on and peer == owner:
@@ -137,17 +149,17 @@ class ChunkedBroadcast:
 
     async def _take_whole(self, head: bytes, whole: bytes) -> None:
         try:
-            await self._take(whole)
-            self.puzzle.right(head)
+            await self.receiver.take(whole)
+            self.reassembly.right(head)
         except PayloadError:
-            again = self.puzzle.wrong(head)
+            again = self.reassembly.wrong(head)
             if again is None:
                 raise
             await self._take_whole(head, again)
 
     def _check(self, header: Header) -> int:
         """Only members' contributions come in pieces, one of a sender in each round. Raises PayloadError."""
-        head = self._head()
+        head = self.receiver.chain_head()
         if head is None or header.kind != FrameKind.CONTRIBUTION or header.sender not in head.members:
             raise PayloadError("piece of what is no member's contribution; drop it")
-        return self._max_nbytes(header, head)
+        return self.receiver.max_nbytes(header, head)

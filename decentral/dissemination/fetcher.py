@@ -7,12 +7,10 @@ four who each lacked some of a thin peer's frame had all of it once more, one of
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from decentral.consensus.effects import Fetch
 from decentral.dissemination import gather
 from decentral.dissemination.arrivals import Arrivals
-from decentral.dissemination.broadcast import ChunkedBroadcast, LinesOf
+from decentral.dissemination.broadcast import ChunkedBroadcast, Receiver
 from decentral.dissemination.partial_frame import NOTHING
 from decentral.dissemination.spread import thin_last
 from decentral.dissemination.store import FrameStore
@@ -31,21 +29,20 @@ class FrameFetcher:
         transport: Transport,
         store: FrameStore,
         arrivals: Arrivals,
-        spreading: ChunkedBroadcast,
-        lines_of: LinesOf,
-        take: Callable[[bytes, bytes], Awaitable[None]],
+        broadcast: ChunkedBroadcast,
+        receiver: Receiver,
         offload: Offload,
         limit: int,
     ) -> None:
-        """``take``: what is done with the bytes of a frame, and its hash; ``limit``: bytes of the largest."""
-        self.transport, self.store, self.arrivals, self.spreading = transport, store, arrivals, spreading
-        self._lines_of, self._take, self._offload, self._limit = lines_of, take, offload, limit
-        serve_requests(transport, gather.FETCH, self._on_want, limit=WANT_NBYTES)
+        """``limit``: bytes of the largest frame."""
+        self.transport, self.store, self.arrivals, self.broadcast = transport, store, arrivals, broadcast
+        self.receiver, self._offload, self._limit = receiver, offload, limit
+        serve_requests(transport, gather.FETCH, self.answer, limit=WANT_NBYTES)
 
     async def fetch(self, wanted: Fetch, round_: int) -> None:
         """What is coming already is waited for: asked for again, it would come twice and each time slower."""
         with self.arrivals.fetch(wanted.frame) as fresh:
-            for holder in thin_last(wanted.holders, self._lines_of(wanted.holders)) if fresh else ():
+            for holder in thin_last(wanted.holders, self.broadcast.lines_of(wanted.holders)) if fresh else ():
                 await self.arrivals.pushed(wanted.owner)
                 if wanted.frame in self.store:
                     return
@@ -56,20 +53,21 @@ class FrameFetcher:
 
     async def ask(self, holder: PeerId, frame: bytes, owner: PeerId, round_: int) -> bool:
         """Get a frame from one holder: all of it if what came in pieces was forged. Whether it had it."""
-        came = self.spreading.part(round_, owner)
+        came = self.broadcast.part(round_, owner)
         for part in (NOTHING,) if came is None else (came, NOTHING):
             answer = await gather.fetch(self.transport, holder, Want(frame, part.missing), self._limit)
             if answer is None:
                 return False
             if (whole := await self._offload(part.filled, answer, frame)) is not None:
-                await self._take(whole, frame)
-                self.spreading.fetched(whole, owner)
+                await self.receiver.take(whole, frame)
+                self.broadcast.fetched(whole, owner)
                 return True
         return False
 
-    async def _on_want(self, peer: PeerId, data: bytes) -> bytes:
+    async def answer(self, peer: PeerId, data: bytes) -> bytes:
+        """What ``peer`` is given of the frame that it asks for; nothing while that comes to it anyway."""
         want = read_want(data)
         frame = self.store.get(want.frame)
-        if frame is None or self.spreading.comes_to(peer, frame.hash):
+        if frame is None or self.broadcast.comes_to(peer, frame.hash):
             return b""
         return want.of(frame.data)

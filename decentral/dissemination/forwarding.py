@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import anyio
-
 from decentral.dissemination.gather import ANSWER
 from decentral.dissemination.passing import PIECE
+from decentral.flow.changes import Changes
 from decentral.flow.window import Ack, Window
 from decentral.transport import Transport
 from decentral.transport.sequences import sequence
@@ -59,23 +58,22 @@ class Forwarder:
 
 
 class _Way:
-    """Pieces for one peer, in order: a frame's bytes at most, as in the puzzle."""
+    """Pieces for one peer, in order: a frame's bytes at most, as in its reassembly."""
 
     def __init__(self) -> None:
         self._pieces: deque[bytes | None] | None = deque()
-        self._news = anyio.Event()
+        self._news = Changes()
 
     def put(self, piece: bytes | None) -> None:
         """Add one; None: there are no more."""
         if self._pieces is not None:
             self._pieces.append(piece)
-            self._news.set()
+            self._news.tell()
 
     async def next(self) -> bytes | None:
         """The oldest; None: there are no more."""
         while not self._pieces:
-            self._news = anyio.Event()
-            await self._news.wait()
+            await self._news.next()
         return self._pieces.popleft()
 
     def close(self) -> None:

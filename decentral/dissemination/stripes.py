@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from decentral.errors import DecentralError, PayloadError, TransportError
+from decentral.flow.changes import Changes
 from decentral.state.assembler import Assembler
 from decentral.wire.keys import PeerId
 
@@ -129,7 +130,7 @@ class _Fetch:
         self.stripes = Stripes(assembler.missing())
         self.failure: DecentralError | None = None
         self._scopes: dict[tuple[PeerId, int], anyio.CancelScope] = {}
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     async def run(self, donors: Callable[[], Sequence[PeerId]]) -> None:
         """Until all is here, or nobody is left to ask."""
@@ -141,9 +142,8 @@ class _Fetch:
                     group.start_soon(self._one, peer, number, scope)
                 if not self.stripes.donors:
                     break
-                self._changed = anyio.Event()
                 with anyio.move_on_after(LOOK_EVERY):
-                    await self._changed.wait()
+                    await self._changed.next()
             group.cancel_scope.cancel()
 
     async def _one(self, peer: PeerId, number: int, scope: anyio.CancelScope) -> None:
@@ -155,7 +155,7 @@ class _Fetch:
             except DecentralError as error:  # our own disk: no donor can help
                 self.failure = error
         self._scopes.pop((peer, number), None)
-        self._changed.set()
+        self._changed.tell()
 
     def _take(self, peer: PeerId, number: int, data: bytes) -> None:
         self.assembler.add(number, data)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 import anyio
 
 from decentral.errors import ConfigError, TransportError
+from decentral.flow.changes import Changes
 from decentral.wire.keys import PeerId, peer_name
 
 
@@ -77,7 +78,7 @@ class Budget:
         self._members = _Pool(self.limits.total_streams, self.limits.total_nbytes)
         self._outsiders = _Pool(self.limits.outsider_streams, self.limits.outsider_nbytes)
         self._scopes: dict[anyio.CancelScope, PeerId] = {}  # of outsiders' streams, oldest first
-        self._freed: anyio.Event | None = None  # made by who waits
+        self._freed = Changes()
 
     @contextmanager
     def inbound(self, peer: PeerId) -> Iterator[None]:
@@ -99,16 +100,13 @@ class Budget:
         """Hold ``nbytes`` on behalf of ``peer``, waiting until they fit; a small body never waits."""
         nbytes = nbytes if nbytes > self.limits.small_nbytes else 0
         while not (pool := self._pool(peer)).fits(peer, nbytes, self.limits.peer_nbytes):
-            self._freed = self._freed or anyio.Event()
-            await self._freed.wait()
+            await self._freed.next()
         pool.nbytes[peer] += nbytes
         try:
             yield
         finally:
             _give_back(pool.nbytes, peer, nbytes)
-            if self._freed is not None:
-                self._freed.set()
-                self._freed = None
+            self._freed.tell()
 
     def held(self, peer: PeerId) -> tuple[int, int]:
         """Streams and bytes ``peer`` holds now."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 import anyio
 
+from decentral.flow.changes import Changes
 from decentral.wire.keys import PeerId
 
 FEW = 3  # frames under way that keep a line full: one begins slowly, one ends
@@ -31,7 +32,7 @@ class SendQueue:
         self._queue = anyio.Lock()  # first come, first served
         self._under_way = 0
         self._free_at = 0.0
-        self._fewer = anyio.Event()
+        self._fewer = Changes()
 
     async def begin(self, nbytes: int) -> None:
         """Wait until it is the turn of a frame of so many bytes; ``end`` when it has arrived or will not."""
@@ -40,15 +41,14 @@ class SendQueue:
             if rate:
                 with anyio.move_on_after(self._free_at - anyio.current_time()):
                     while self._under_way >= FEW:
-                        await self._fewer.wait()
+                        await self._fewer.next()
                 self._free_at = anyio.current_time() + nbytes / (HASTE * rate)
             self._under_way += 1
 
     def end(self) -> None:
         """One that was begun is no longer under way."""
         self._under_way -= 1
-        self._fewer.set()
-        self._fewer = anyio.Event()
+        self._fewer.tell()
 
 
 def shifted(peers: Iterable[PeerId], me: PeerId) -> list[PeerId]:

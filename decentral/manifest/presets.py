@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from decentral.errors import ConfigError, UsageError
-from decentral.manifest.reading import checked, nearest
-from decentral.manifest.terms import Manifest
+from decentral.manifest.terms import Manifest, Outer
+from decentral.plugins import nearest
 
 if TYPE_CHECKING:
     from decentral.compressors import Compressor  # torch
@@ -27,20 +27,17 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
     Keys are changed by table: ``preset_manifest("diloco", run={"rounds": 10}, inner={"steps": 50})``.
     Raises ConfigError for an unknown preset or key, naming the nearest, or a value that cannot be.
     """
-    from decentral.optimizers.registry import PRESETS  # torch
+    from decentral.optimizers import presets  # torch
 
-    chosen = PRESETS.get(preset)
+    chosen = presets().get(preset)
     if chosen is None:
-        raise UsageError(f"preset {preset[:60]!r} does not exist; {nearest(preset, list(PRESETS))}")
-    hyper = dict(chosen.hyper)
-    rate = hyper.pop("lr", None)
+        raise UsageError(f"preset {preset[:60]!r} does not exist; {nearest(preset, list(presets()))}")
     given: dict[str, dict[str, Any]] = {  # Any: as above
         "run": {"name": preset, "salt": fresh_salt()},
         "inner": {"clip": 1.0},
         "outer": {
-            "method": chosen.method,
-            "learning_rate": None if chosen.lr_by_peers else rate,
-            **hyper,
+            "method": preset,
+            **chosen.hyper,
             "fragments": chosen.fragments,
             "overlap": chosen.overlap,
             "norm_clip": chosen.norm_clip,
@@ -50,16 +47,18 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
     }
     for table, keys in tables.items():
         given[table] = given.get(table, {}) | dict(keys)
-    return checked(given, f"preset {preset}")
+    return Manifest.of(given, f"preset {preset}")
 
 
 def check_methods(manifest: Manifest) -> None:
     """Raise ConfigError unless outer optimizer, compressor and exchange exist and fit one another."""
     from decentral.compressors import parse_compressor, parse_feedback  # torch
     from decentral.compressors.traits import needs_matrices
-    from decentral.optimizers import NoLoCo, make_outer
+    from decentral.optimizers import make_outer
 
-    gossips = isinstance(make_outer(manifest.outer.method, manifest.outer.hyper), NoLoCo)
+    _check_keys(manifest.outer)
+    method = make_outer(manifest.outer.method, manifest.outer.hyper)
+    gossips = method.topology == "pair"
     compressor = parse_compressor(manifest.compressor.chain)
     feedback = parse_feedback(manifest.compressor.feedback)
     if feedback.receiver:
@@ -71,8 +70,10 @@ def check_methods(manifest: Manifest) -> None:
     if gossips != (kind == "pair"):
         fits = '"pair"' if gossips else '"gather" or "reduce"'
         raise ConfigError(f'exchange.kind = "{kind}" does not fit outer.method {manifest.outer.method}; use {fits}')
-    if kind == "pair":
-        _check_pair(manifest, compressor)
+    if len(method.channels()) > 1:
+        _check_states(manifest, compressor)
+    if gossips:
+        _check_pair(manifest)
     elif kind == "reduce" and manifest.outer.norm_clip == "median" and feedback.sender:
         raise ConfigError(
             'outer.norm_clip = "median" does not fit compressor.feedback in a reduce: an owner whose range moved sends '
@@ -85,10 +86,19 @@ def check_methods(manifest: Manifest) -> None:
         )
 
 
-def _check_pair(manifest: Manifest, compressor: Compressor) -> None:
-    """ConfigError for what a pair of peers would not do, or could not do without drifting apart."""
-    from decentral.compressors.traits import relative_error  # torch
+def _check_keys(outer: Outer) -> None:
+    """ConfigError, with the nearest name, for a key that is neither of all methods nor the method's own."""
+    from decentral.optimizers import describe_keys, make_outer  # torch
 
+    make_outer(outer.method, {})
+    known = [key for key, _, _ in describe_keys(outer.method)]
+    for key in outer.model_extra or {}:
+        if key not in known:
+            raise ConfigError(f"unknown key outer.{key}; {nearest(key, [*type(outer).model_fields, *known])}")
+
+
+def _check_pair(manifest: Manifest) -> None:
+    """ConfigError for what a pair of peers would not do, or could not do without drifting apart."""
     weighting, overlap = manifest.outer.weighting, manifest.outer.overlap
     if weighting not in (None, "equal"):
         raise ConfigError(
@@ -105,10 +115,16 @@ def _check_pair(manifest: Manifest, compressor: Compressor) -> None:
             'outer.norm_clip = "median": of two contributions nobody can tell which one is typical; '
             'leave it unset, or use exchange.kind = "gather" or "reduce"'
         )
+
+
+def _check_states(manifest: Manifest, compressor: Compressor) -> None:
+    """ConfigError for a compressor that loses much of what a method sends beside the change, whole each time."""
+    from decentral.compressors.traits import relative_error  # torch
+
     lost = relative_error(compressor)
     if lost > MOST_LOST_OF_A_STATE:
         raise ConfigError(
-            f'compressor.chain = "{compressor}" does not fit exchange.kind = "pair": it would lose {lost:.0%} of the '
-            f"slow weights, which no feedback makes up for, and replicas drift that far apart; use one that loses "
-            f'{MOST_LOST_OF_A_STATE:.0%} at most, as "fp16", "fp8(block=256)" or "int8(block=4096)"'
+            f'compressor.chain = "{compressor}" does not fit outer.method {manifest.outer.method}: it would lose '
+            f"{lost:.0%} of the values that are sent whole beside the change, which no feedback makes up for; use one "
+            f'that loses {MOST_LOST_OF_A_STATE:.0%} at most, as "fp16", "fp8(block=256)" or "int8(block=4096)"'
         )

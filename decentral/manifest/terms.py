@@ -7,11 +7,16 @@ so peers that agree on the id agree on everything here. Crosses the wire as its 
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from decentral.manifest.checking import checked
+from decentral.manifest.commented import to_toml
+from decentral.manifest.table import Table, canonical
 
 Digest = bytes
 
@@ -39,15 +44,6 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
-
-
-class Table(BaseModel):
-    """Strict and frozen: an unknown key is an error, a string is never taken for a number.
-
-    A key that may be unset is unset by default: TOML has no word for it.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Run(Table):
@@ -121,7 +117,9 @@ class Inner(Table):
 
 
 class Outer(Table):
-    """What all peers do together."""
+    """What all peers do together. Keys beside these are the method's own: decentral optimizers lists them."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 
     method: Word = Field(description="outer optimizer: decentral optimizers lists them")
     learning_rate: Positive | None = Field(
@@ -129,16 +127,6 @@ class Outer(Table):
         description="unset: the method's own; diloco's then follows the number of contributors",
         examples=[0.7],
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        default=None, description="unset: the method's own", examples=[0.9]
-    )
-    alpha: Share | None = Field(
-        default=None, description="streaming: the live copy's weight; noloco: momentum", examples=[0.5]
-    )
-    beta: NotNegative | None = Field(
-        default=None, description="noloco: step along the pair's mean change", examples=[0.7]
-    )
-    gamma: NotNegative | None = Field(default=None, description="noloco: pull towards the pair's mean", examples=[0.7])
     fragments: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1, description="slices of the model that take turns"
     )
@@ -157,12 +145,38 @@ class Outer(Table):
         examples=["median"],
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unset(cls, given: Any) -> Any:  # Any: what a file or a caller has, checked after this
+        """A key of a method that is None is one that is left out."""
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None or key in cls.model_fields}
+
+    @model_validator(mode="after")
+    def _plain_keys(self) -> Outer:
+        for key, value in (self.model_extra or {}).items():
+            if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", key):
+                raise ValueError("a key of a method is written in small letters, digits and _, 32 at most")
+            if isinstance(value, bool) or not isinstance(value, int | float | str):
+                raise ValueError(f"{key} of a method must be a number or a word")
+            if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_(),.=>+ -]{1,256}", value):
+                raise ValueError(f"{key} has characters that do not belong, or too many")
+            if not isinstance(value, str) and not math.isfinite(value):
+                raise ValueError(f"{key} must be finite")
+        return self
+
+    def own_keys(self) -> list[tuple[str, Any, str]]:  # Any: a method's defaults
+        """Those of the method that it names."""
+        from decentral.optimizers import describe_keys  # torch
+
+        return describe_keys(self.method)
+
     @property
-    def hyper(self) -> dict[str, float]:
+    def hyper(self) -> dict[str, float | str]:
         """The hyper-parameters that are set, by the names that ``make_outer`` knows."""
-        given = {"lr": self.learning_rate, "momentum": self.momentum, "alpha": self.alpha}
-        given |= {"beta": self.beta, "gamma": self.gamma}
-        return {name: value for name, value in given.items() if value is not None}
+        rate = {} if self.learning_rate is None else {"lr": self.learning_rate}
+        return rate | dict(self.model_extra or {})
 
 
 class Compression(Table):
@@ -252,34 +266,18 @@ class Manifest(Table):
         """The digest's first 12 hexadecimal digits, for people."""
         return self.digest.hex()[:12]
 
+    @classmethod
+    def of(cls, tables: Mapping[str, Any], source: str) -> Manifest:  # Any: values of every TOML type
+        """The manifest of these tables. Raises ConfigError naming ``source`` and the first thing that is wrong."""
+        return checked(cls, tables, source)
+
     def to_toml(self) -> str:
         """The manifest as a commented file; reading it back gives the same digest."""
-        from decentral.manifest.writing import to_toml  # writing needs these tables
-
         return to_toml(self)
 
     def changed(self, **tables: Any) -> Manifest:  # Any: each a mapping of keys to values
         """A checked copy: ``manifest.changed(run={"rounds": 10})``. Raises ConfigError."""
-        from decentral.manifest.reading import checked  # reading needs these tables
-
         given = self.model_dump()
         for table, keys in tables.items():
             given[table] = given.get(table, {}) | dict(keys)
-        return checked(given, "changed manifest")
-
-
-def canonical(manifest: Manifest) -> bytes:
-    """The one spelling that is hashed: sorted keys, unset keys left out, every float as its shortest decimal."""
-    tables = {
-        table: {key: plain(part, key) for key in type(part).model_fields if plain(part, key) is not None}
-        for table, part in ((name, getattr(manifest, name)) for name in Manifest.model_fields)
-    }
-    return json.dumps(tables, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-
-
-def plain(part: Table, key: str) -> str | int | float | None:
-    """A key's value; a whole number where a float belongs, and a minus zero, get the float's one spelling."""
-    value: str | int | float | None = getattr(part, key)
-    if isinstance(value, int) and "float" in str(type(part).model_fields[key].annotation):
-        value = float(value)
-    return value + 0.0 if isinstance(value, float) else value
+        return self.of(given, "changed manifest")

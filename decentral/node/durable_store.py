@@ -23,7 +23,7 @@ from decentral.consensus.history import Past, retraced
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
 from decentral.replica.replica import Replica, is_feedback
-from decentral.rounds.driver import Ledger
+from decentral.rounds.updates import Ledger
 from decentral.state.checkpoint import load_metas, load_newest, save
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.frozen import keep_frozen

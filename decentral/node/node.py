@@ -26,12 +26,14 @@ from decentral.node.daily_upload import DailyUpload
 from decentral.node.suspension import Suspension
 from decentral.node.terms import make_replica, make_terms
 from decentral.node.uplinks import Uplinks
-from decentral.optimizers import NoLoCo
 from decentral.parameters import Schema
-from decentral.rounds.catchup import CatchUp
-from decentral.rounds.driver import CommittedUpdate, Driver, Ledger
+from decentral.rounds.catchup.catch_up import CatchUp
+from decentral.rounds.driver import Driver
 from decentral.rounds.gossip import Gossip
 from decentral.rounds.inbox import Inbox
+from decentral.rounds.local_state import Listeners, OwnParts, SwarmAccess
+from decentral.rounds.partners import Partners
+from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import HELLO, ask_hello, check_terms, greeting, refusal
@@ -95,34 +97,37 @@ class Node:
         self.directory.update(state=PRIVATE if private else 0)
         self.replica = make_replica(manifest, start.schema, start.anchors, start.buffers_B)
         replica = self.replica
-        inbox = Inbox(start.schema, replica.codec, replica.merge_codec, offload, replica.tail, replica.measures)
+        channels = len(replica.method.channels())
+        inbox = Inbox(
+            start.schema, replica.codec, replica.merge_codec, offload, replica.tail, replica.measures, channels
+        )
         uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
-        head = start.head or Head.genesis(manifest.digest, start.schema.digest, self.replica.digest, signer.peer)
-        self.driver = Driver(
+        partners = None
+        if not replica.agrees:
+            partners = Partners(manifest.outer.fragments, lambda step: len(replica.due(step)), start.gossip_step)
+        parts = OwnParts(
             signer=signer,
-            head=head,
-            terms=make_terms(manifest, self.replica, uplinks, grain),
-            replica=self.replica,
+            head=start.head or Head.genesis(manifest.digest, start.schema.digest, replica.digest, signer.peer),
+            acceptor=start.acceptor,
+            terms=make_terms(manifest, replica, uplinks, grain),
+            replica=replica,
             inbox=inbox,
+            ledger=ledger,
+            partners=partners,
+            offload=offload,
+        )
+        swarm = SwarmAccess(
             transport=transport,
             directory=self.directory,
-            ledger=ledger,
-            on_advance=on_advance,
-            on_event=on_event,
             lease=manifest.swarm.lease,
             shrink_after=manifest.swarm.shrink_after,
-            acceptor=start.acceptor,
-            offload=offload,
             lines_of=uplinks.lines_of,
         )
+        self.driver = Driver(parts, swarm, Listeners(on_advance=on_advance, on_event=on_event))
         self.paths = Paths(transport)
-        self.catch_up = CatchUp(self.driver, transport, self.directory, start.folder)
-        self.gossip: Gossip | None = None
-        if isinstance(self.replica.outer, NoLoCo):
-            deadline = Deadline(manifest.swarm.deadline_floor, manifest.swarm.deadline_ceiling)
-            self.gossip = Gossip(self.driver, deadline, start.gossip_step)
-            gossip = self.gossip
-            self.catch_up.gossip_step = lambda: gossip.step
+        self.catch_up = CatchUp(self.driver, start.folder)
+        deadline = Deadline(manifest.swarm.deadline_floor, manifest.swarm.deadline_ceiling)
+        self.gossip = None if partners is None else Gossip(self.driver, deadline, partners)
         self.state = "looking"
         self.ready = anyio.Event()
         self.uplink, self.daily_upload = uplink, daily_upload
@@ -165,13 +170,13 @@ class Node:
             task_status.started()
 
     async def see_others_to_the_end(self) -> None:
-        """After the last commit stay until the other members have it, too, or ``END_TIMEOUT``.
+        """After the last commit stay until all others that are here have it, members or not, or ``END_TIMEOUT``.
 
         Who is a message behind needs the commit and its frames from somebody: two of three used to leave with them.
         """
         driver = self.driver
         with anyio.move_on_after(END_TIMEOUT):
-            while driver.head.final and any(map(driver.lacks_the_end, driver.head.members)):
+            while driver.head.final and any(map(driver.watch.lacks_the_end, list(self.directory.live()))):
                 await anyio.sleep(0.1)
 
     async def leave(self) -> None:
@@ -212,7 +217,7 @@ class Node:
         self.replica.load(fetched.tensors)
         self.driver.begin_at(fetched.head, self.start.acceptor)
         if self.gossip is not None:
-            self.gossip.step = fetched.gossip_step
+            self.gossip.follow(fetched.gossip_step)
         self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
 
     async def follow_others(self) -> bool:
@@ -235,7 +240,7 @@ class Node:
             self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
             return False
         self.replica.load(fetched.tensors)
-        self.gossip.step = max(self.gossip.step, fetched.gossip_step)
+        self.gossip.follow(max(self.gossip.step, fetched.gossip_step))
         self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
         return True
 
@@ -248,7 +253,7 @@ class Node:
             head = self.driver.head
             uplink = lease_bits(self.uplink())
             self.directory.update(epoch=head.epoch, round=head.round, digest=head.hash, uplink=uplink)
-            self.driver.machine.time_is_up = minutes is not None and self.age >= 60 * minutes
+            self.driver.machine.state.time_is_up = minutes is not None and self.age >= 60 * minutes
             if self.state in ("looking", "syncing") and self.ready.is_set():
                 self.state = "training"
             self._look_who_is_here(head)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from decentral.consensus.round_state import RoundTerms
 from decentral.dissemination.partition import Grain, partition, shares
 from decentral.manifest import Manifest
 from decentral.node.uplinks import Uplinks
-from decentral.optimizers import DiLoCo, OuterOptimizer, make_outer, outer_learning_rate
+from decentral.optimizers import make_outer
 from decentral.parameters import Schema
 from decentral.replica.buffers import Tail
 from decentral.replica.codec import Codec
@@ -25,17 +24,14 @@ def make_replica(
 ) -> Replica:
     """Anchor, buffers, outer optimizer and codec as the manifest says."""
     outer = manifest.outer
-    made = make_outer(outer.method, outer.hyper)
     codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
     codec.warm_up()
-    by_peers = outer.learning_rate is None and isinstance(made, DiLoCo)
     return Replica(
         schema,
         anchors,
-        made,
+        make_outer(outer.method, outer.hyper),
         codec,
         Codec(parse_compressor("none")),
-        _lr_by_peers if by_peers else None,
         outer.weighting or "equal",
         buffers_B,
         Tail.of(schema, manifest.model.buffers or "average"),
@@ -43,16 +39,11 @@ def make_replica(
     )
 
 
-def _lr_by_peers(outer: OuterOptimizer, num_peers: int) -> OuterOptimizer:
-    """DiLoCo's outer learning rate for as many contributors as this very commit names: the same on every peer."""
-    assert isinstance(outer, DiLoCo)
-    return replace(outer, lr=outer_learning_rate(num_peers))
-
-
 def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
     """Bytes of the largest body that a peer may offer: a contribution, whole or in slices, or what gossip merges."""
-    codec = replica.merge_codec if gossips else replica.codec
-    shapes = [*map(replica.shapes, range(fragments)), *(((replica.numel(f),),) for f in range(fragments))]
+    codec, channels = (replica.merge_codec, 1) if gossips else (replica.codec, len(replica.method.channels()))
+    whole = [replica.shapes(f) * channels for f in range(fragments)]
+    shapes = [*whole, *(((replica.numel(f),),) * channels for f in range(fragments))]
     return max(map(codec.max_body_nbytes, shapes)) + replica.tail.nbytes(0)
 
 
@@ -63,7 +54,7 @@ def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Gr
         return partition(replica.numel(fragment), owners, shares(uplinks.for_owners(owners)), grain)
 
     swarm, fragments = manifest.swarm, manifest.outer.fragments
-    gossips = manifest.exchange.kind == "pair"
+    gossips, method = not replica.agrees, replica.method
     return RoundTerms(
         num_fragments=fragments,
         rounds=fragments if gossips else manifest.run.rounds,  # gossip commits only the merge at the end
@@ -75,4 +66,8 @@ def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Gr
         steps=manifest.inner.steps // fragments,
         largest=largest_offer(replica, gossips, fragments),
         takes=uplinks.takes,
+        quorum=method.quorum.peers,
+        grace=method.quorum.grace,
+        max_staleness=method.max_staleness * fragments,
+        states=lambda outer_step: 0 if gossips else len(replica.due(outer_step)) - 1,
     )

@@ -99,6 +99,11 @@ def _syncing(status: Status) -> str:
     return f"syncing: fetching and checking the model of round {status.round}; training starts right after"
 
 
+def _following(status: Status) -> str:
+    served = "; the run is over, and its last state can be had here" if status.round == status.rounds else ""
+    return f"following: round {status.round}, its anchors are received and nothing is contributed{served}"
+
+
 def _waiting(status: Status) -> str:
     if status.wanted_members:
         return _waiting_for_members(status)
@@ -148,6 +153,7 @@ _SENTENCES = {
     "starting": _starting,
     "looking": _looking,
     "syncing": _syncing,
+    "following": _following,
     "waiting": _waiting,
     "paused": _paused,
     "resting": _resting,

@@ -20,7 +20,10 @@ from decentral.observe.line import plain
 
 STATUS_FILE = "status.json"
 STATUS_VERSION = 1
-STATES = ("starting", "looking", "syncing", "training", "waiting", "paused", "resting", "leaving", "left", "done")
+STATES = (
+    *("starting", "looking", "syncing", "training", "following", "waiting", "paused", "resting", "leaving"),
+    *("left", "done"),
+)
 ENDED = ("left", "done")  # last words: a peer that is gone in any other state was killed or crashed
 
 

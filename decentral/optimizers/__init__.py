@@ -1,28 +1,31 @@
-"""The outer step of each algorithm: pure tensors, the source's equation beside the code.
+"""Outer methods: each file the whole algorithm, the source's equation beside the code.
 
-One sign (pseudo-gradient = anchor - local, subtracted) and one divisor (`mean_pseudo_gradient`).
+A method is a frozen dataclass derived from `OuterMethod`, whose fields are the keys that ``[outer]`` accepts for it.
 """
 
 from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
-from decentral.optimizers.base import OuterOptimizer
-from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
-from decentral.optimizers.merge import merge
-from decentral.optimizers.noloco import NoLoCo
-from decentral.optimizers.registry import PRESETS, Preset, describe_optimizers, make_outer
-from decentral.optimizers.sparseloco import SparseLoCo
-from decentral.optimizers.streaming import StreamingDiLoCo
+from decentral.optimizers.base import NO_MOMENTS, Live, OuterMethod, Preset, Quorum, key
+from decentral.optimizers.channels import CHANGE, Channel
+from decentral.optimizers.merge import blend, carry
+from decentral.optimizers.registry import describe_keys, describe_optimizers, make_outer, presets
+from decentral.optimizers.round_info import Contributor, RoundInfo
 
 __all__ = [
-    "PRESETS",
-    "DiLoCo",
-    "NoLoCo",
-    "OuterOptimizer",
+    "CHANGE",
+    "NO_MOMENTS",
+    "Channel",
+    "Contributor",
+    "Live",
+    "OuterMethod",
     "Preset",
-    "SparseLoCo",
-    "StreamingDiLoCo",
+    "Quorum",
+    "RoundInfo",
+    "blend",
+    "carry",
+    "describe_keys",
     "describe_optimizers",
+    "key",
     "make_outer",
     "mean_pseudo_gradient",
-    "merge",
-    "outer_learning_rate",
+    "presets",
 ]

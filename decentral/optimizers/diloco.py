@@ -16,7 +16,6 @@ arXiv:2311.08105, whose outer lr is 0.7; by number of peers as in Charles et al.
 Model Training Scales Reliably and Robustly: Scaling Laws for DiLoCo", 2025, arXiv:2503.09799.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,34 +23,45 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import check_momentum, check_rate, nesterov
+from decentral.optimizers.base import OuterMethod, Preset, State, key
+from decentral.optimizers.round_info import RoundInfo
+from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
 __all__ = ["DiLoCo", "outer_learning_rate"]
 
 
 @dataclass(frozen=True, slots=True)
-class DiLoCo:
+class DiLoCo(OuterMethod):
     """Outer SGD with Nesterov momentum; state {"momentum": (N,)}."""
 
     name: ClassVar[str] = "diloco"
     equation: ClassVar[str] = "m <- mu*m + g ; x <- x - lr*(g + mu*m)"
     source: ClassVar[str] = 'Douillard et al., "DiLoCo", 2023, arXiv:2311.08105'
-    lr: float = 0.7
-    momentum: float = 0.9
+    preset: ClassVar[Preset] = Preset(
+        hyper={"momentum": 0.9},
+        compressor="int8(block=4096)",
+        exchange="reduce",
+        norm_clip="median",
+        demo={"outer": {"learning_rate": 0.6}},
+    )
+    lr: float | None = None  # unset: it follows the number of contributors
+    momentum: float = key(0.9, "of the outer step; 0 is none")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
+        if self.lr is not None:
+            check_rate(self, self.lr)
         check_momentum(self, self.momentum)
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum yet."""
         return {"momentum": torch.zeros_like(anchor)}
 
-    def step(
-        self, anchor: Tensor, pseudo_gradient: Tensor, state: Mapping[str, Tensor]
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One Nesterov step."""
-        after, buffer = nesterov(anchor, pseudo_gradient, state["momentum"], self.lr, self.momentum)
+        lr = self.lr if self.lr is not None else outer_learning_rate(len(info.contributors))
+        after, buffer = nesterov(anchor, received["change"], state["momentum"], lr, self.momentum)
         return after, {"momentum": buffer}
 
 

@@ -15,20 +15,23 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 
-__all__ = ["merge"]
+__all__ = ["blend", "carry"]
 
 
-def merge(live: Tensor, contributed: Tensor, anchor: Tensor, alpha: float | None) -> Tensor:
-    """The merged live parameters, a new tensor; all of one shape. ``alpha`` None carries, a number blends.
+def carry(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
+    """The merged live parameters, a new tensor; all of one shape.
 
-    Exact where it can be: carrying with no inner step since (live equal to contributed) gives the anchor bit for bit;
-    alpha 0 gives the anchor, alpha 1 the live copy.
+    With no inner step since (live equal to contributed) that is the anchor bit for bit.
     """
-    if alpha is not None and not 0 <= alpha <= 1:
-        raise ConfigError(f"merge(alpha={alpha}): the live copy's weight must be in [0, 1], or None to carry")
     with torch.no_grad():
-        if alpha is None:
-            return torch.where(live == contributed, anchor, anchor + (live - contributed))
+        return torch.where(live == contributed, anchor, anchor + (live - contributed))
+
+
+def blend(live: Tensor, anchor: Tensor, alpha: float) -> Tensor:
+    """The merged live parameters, a new tensor; ``alpha`` 0 gives the anchor, 1 the live copy, bit for bit."""
+    if not 0 <= alpha <= 1:
+        raise ConfigError(f"blend(alpha={alpha}): the live copy's weight must be in [0, 1]")
+    with torch.no_grad():
         if alpha in (0, 1):
             return (live if alpha else anchor).clone()
         return live * alpha + anchor * (1 - alpha)

@@ -3,7 +3,7 @@
 D = local - slow ;  m <- alpha*m + beta*mean(D) - gamma*(slow - mean(slow)) ;  slow <- slow + m
 
 The paper prints minus beta, which with its own D climbs; its appendix and its code have plus. D is minus the
-pseudo-gradient, and `pair_step` takes D (local - slow), because that is what the equations say.
+change that other methods send: here local - slow is sent, because that is what the equations say.
 In pairs the expected square of the disagreement contracts when 0 < gamma < 2*(1 - alpha**2). That is exact for an odd
 number of replicas, one of which is left over at each step, and in the limit of many; an even number of them bears more:
 for alpha 0.5, where the bound is 1.5, two replicas contract up to 3, four up to 1.8, eight up to 1.61, 64 up to 1.51
@@ -15,28 +15,34 @@ Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Me
 arXiv:2506.10911: alpha 0.5, beta 0.7, gamma = beta as in its code.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
+from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
+from decentral.optimizers.channels import CHANGE, Channel
+from decentral.optimizers.round_info import RoundInfo
 
 __all__ = ["NoLoCo"]
 
 
 @dataclass(frozen=True, slots=True)
-class NoLoCo:
+class NoLoCo(OuterMethod):
     """The pair step; state {"momentum": (N,)}, one per replica and never shared."""
 
     name: ClassVar[str] = "noloco"
     equation: ClassVar[str] = "m <- alpha*m + beta*mean(D) - gamma*(x - mean(x)) ; x <- x + m ; D = local - x"
     source: ClassVar[str] = 'Kolehmainen et al., "NoLoCo", 2025, arXiv:2506.10911'
-    alpha: float = 0.5
-    beta: float = 0.7
-    gamma: float = 0.7
+    topology: ClassVar[Literal["all", "pair"]] = "pair"
+    preset: ClassVar[Preset] = Preset(
+        hyper={"alpha": 0.5, "beta": 0.7, "gamma": 0.7}, compressor="fp16", exchange="pair"
+    )
+    alpha: float = key(0.5, "momentum")
+    beta: float = key(0.7, "step along the pair's mean change")
+    gamma: float = key(0.7, "pull towards the pair's mean; below 2 * (1 - alpha**2)")
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < 1:
@@ -54,21 +60,29 @@ class NoLoCo:
         """No momentum yet."""
         return {"momentum": torch.zeros_like(slow)}
 
-    def pair_step(
-        self,
-        slow: Tensor,
-        mean_delta: Tensor,
-        slow_own_sent: Tensor,
-        slow_mean_sent: Tensor,
-        state: Mapping[str, Tensor],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The next slow parameters and state, all (N,); the arguments are untouched.
+    def channels(self) -> tuple[Channel, ...]:
+        """D, and the slow parameters beside it, which the pull needs of both."""
+        return CHANGE, Channel("slow", combine="each")
 
-        ``mean_delta``: mean over the group of local - slow, as sent. ``slow_own_sent``: this replica's slow parameters
-        as the others decoded them; ``slow_mean_sent``: the group's mean of those. The pull uses only what was sent,
-        so the pulls of a group cancel and the mean of all replicas is kept, whatever compression did.
+    def contribute(self, anchor_N: Tensor, local_N: Tensor) -> Tensor:
+        """D, the paper's sign."""
+        return local_N - anchor_N
+
+    def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
+        """The slow parameters."""
+        return {"slow": anchor_N}
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The next slow parameters and momentum of this replica.
+
+        The pull uses only what was sent, so that the pulls of a pair cancel and the mean of all replicas is kept,
+        whatever compression did.
         """
+        slow_KN = received["slow"]
         with torch.no_grad():
-            pull = (slow_own_sent - slow_mean_sent) * self.gamma
-            momentum = state["momentum"] * self.alpha + mean_delta * self.beta - pull
-            return slow + momentum, {"momentum": momentum}
+            mean_N = slow_KN.sum(0) / len(slow_KN)
+            pull = (slow_KN[0] - mean_N) * self.gamma
+            momentum = state["momentum"] * self.alpha + received["change"] * self.beta - pull
+            return anchor + momentum, {"momentum": momentum}

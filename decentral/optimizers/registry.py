@@ -1,117 +1,77 @@
-"""Outer optimizers by name, and the presets: an algorithm with everything that its paper puts around it.
+"""Outer methods by name: every module of this folder that holds one, and those of other packages.
 
-Other packages add outer optimizers through the entry point group "decentral.optimizers".
+Other packages add methods through the entry point group "decentral.optimizers".
 """
+
+from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from decentral.optimizers.base import OuterOptimizer
-from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
-from decentral.optimizers.noloco import NoLoCo
-from decentral.optimizers.sparseloco import SparseLoCo
-from decentral.optimizers.streaming import StreamingDiLoCo
+import decentral.optimizers
+from decentral.errors import ConfigError
+from decentral.optimizers.base import OuterMethod, Preset
 from decentral.plugins import Plugins
 
-__all__ = ["PRESETS", "Preset", "describe_optimizers", "make_outer"]
+__all__ = ["describe_keys", "describe_optimizers", "make_outer", "presets"]
 
-_OURS = (DiLoCo, StreamingDiLoCo, SparseLoCo, NoLoCo)
-_METHODS = Plugins("outer optimizer", "decentral.optimizers", MappingProxyType({m.name: m for m in _OURS}))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """What ``decentral init --preset`` writes into a manifest."""
-
-    method: str  # a name that make_outer knows
-    hyper: Mapping[str, float]  # its hyper-parameters; lr for 2 to 5 peers where it depends on their number
-    compressor: str  # canonical spelling
-    feedback: str  # canonical spelling
-    exchange: Literal["reduce", "gather", "pair"]
-    fragments: int  # blocks are strided over all but the last, which has the rest; 1: the whole model
-    overlap: int  # tau: inner steps between contribution and merge
-    alpha: float | None  # the live copy's weight in merge; None carries
-    lr_by_peers: bool = False
-    norm_clip: Literal["median"] | None = None  # contributions far longer than the typical one are shortened to it
-
-    def hyper_for(self, num_peers: int) -> dict[str, float]:
-        """The hyper-parameters for an expected number of peers."""
-        chosen = dict(self.hyper)
-        if self.lr_by_peers:
-            chosen["lr"] = outer_learning_rate(num_peers)
-        return chosen
+GROUP = "decentral.optimizers"
 
 
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        "diloco": Preset(
-            method="diloco",
-            hyper=MappingProxyType({"lr": 0.6, "momentum": 0.9}),
-            compressor="int8(block=4096)",
-            feedback="none",
-            exchange="reduce",
-            fragments=1,
-            overlap=0,
-            alpha=None,
-            norm_clip="median",
-            lr_by_peers=True,
-        ),
-        "streaming": Preset(
-            method="streaming",
-            hyper=MappingProxyType({"lr": 0.4, "momentum": 0.9, "alpha": 0.5}),
-            compressor="e3m0(block=256)",
-            feedback="none",
-            exchange="gather",
-            fragments=3,
-            overlap=1,
-            alpha=0.5,
-        ),
-        "sparseloco": Preset(
-            method="sparseloco",
-            hyper=MappingProxyType({"lr": 1.0}),
-            compressor="topk(k=64, chunk=4096) >> signmag2",
-            feedback="ef(beta=0.95)",
-            exchange="gather",
-            fragments=1,
-            overlap=0,
-            alpha=None,
-            norm_clip="median",
-        ),
-        "noloco": Preset(
-            method="noloco",
-            hyper=MappingProxyType({"alpha": 0.5, "beta": 0.7, "gamma": 0.7}),
-            compressor="fp16",
-            feedback="none",
-            exchange="pair",
-            fragments=1,
-            overlap=0,
-            alpha=None,
-        ),
-    }
-)
+@cache
+def _methods() -> Plugins:
+    package = decentral.optimizers
+    modules = [import_module(f"{package.__name__}.{found.name}") for found in iter_modules(package.__path__)]
+    ours = [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, OuterMethod) and value.__module__ == module.__name__
+    ]
+    return Plugins("outer optimizer", GROUP, MappingProxyType({one.name: one for one in ours if hasattr(one, "name")}))
 
 
-def make_outer(name: str, hyper: Mapping[str, float]) -> OuterOptimizer | NoLoCo:
-    """The outer optimizer of a name; ConfigError, with the nearest name or key, when there is none."""
-    made: OuterOptimizer | NoLoCo = _METHODS.make(name, hyper)
+def make_outer(name: str, hyper: Mapping[str, Any]) -> OuterMethod:  # Any: numbers, and words where a field is one
+    """The outer method of a name; ConfigError, with the nearest name or key, when there is none."""
+    made = _methods().make(name, hyper)
+    if not isinstance(made, OuterMethod):
+        raise ConfigError(f"outer optimizer {name}: it is no decentral.optimizers.OuterMethod; ask its author")
     return made
+
+
+def describe_keys(name: str) -> list[tuple[str, Any, str]]:  # Any: the defaults
+    """A method's own keys of [outer] in order, beside learning_rate: key, default, meaning. None of an unknown one."""
+    try:
+        fields = dataclasses.fields(make_outer(name, {}))  # type: ignore[arg-type]  # a dataclass: see Plugins
+    except ConfigError:
+        return []
+    return [(one.name, one.default, one.metadata.get("meaning", one.name)) for one in fields if one.name != "lr"]
+
+
+def presets() -> dict[str, Preset]:
+    """The presets of our methods, by name."""
+    return {name: method.preset for name, method in _methods().ours.items() if method.preset}  # type: ignore[attr-defined]
 
 
 def describe_optimizers() -> list[dict[str, object]]:
     """One row per method: name, equation, default hyper-parameters, preset's compressor and exchange, source."""
-    return [_describe(name, _METHODS.make(name, {})) for name in _METHODS.names()]
+    return [_describe(name, make_outer(name, {})) for name in _methods().names()]
 
 
-def _describe(name: str, optimizer: Any) -> dict[str, object]:  # Any: a dataclass, perhaps of an entry point
-    preset = PRESETS.get(name)
+def _describe(name: str, method: OuterMethod) -> dict[str, object]:
+    preset = method.preset
     return {
         "name": name,
-        "equation": getattr(optimizer, "equation", "not described"),
-        "hyper": dataclasses.asdict(optimizer),
+        "topology": method.topology,
+        "equation": method.equation,
+        "hyper": dataclasses.asdict(method),  # type: ignore[call-overload]  # see describe_keys
+        "channels": [channel.name for channel in method.channels()],
         "compressor": preset.compressor if preset else None,
         "exchange": preset.exchange if preset else None,
-        "source": getattr(optimizer, "source", "not described"),
+        "source": method.source,
     }

@@ -1,6 +1,6 @@
 """Streaming DiLoCo: DiLoCo's outer step per fragment, merged into the live parameters tau inner steps later.
 
-x_p <- Nesterov(x_p, mean(x_p - local_p)) ;  local_p <- alpha*local_p + (1-alpha)*x_p      (`merge`)
+x_p <- Nesterov(x_p, mean(x_p - local_p)) ;  local_p <- alpha*local_p + (1-alpha)*x_p
 
 alpha weighs the *local* copy: 0 overwrites it, 1 never listens, 0.5 is the paper's.
 
@@ -17,7 +17,6 @@ Source: Douillard et al., "Streaming DiLoCo with overlapping communication: Towa
 arXiv:2501.18512: outer lr 0.4, momentum 0.9, alpha 0.5, tau 1.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,21 +24,34 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import check_momentum, check_rate, nesterov
+from decentral.optimizers.base import OuterMethod, Preset, State, key
+from decentral.optimizers.merge import blend
+from decentral.optimizers.round_info import RoundInfo
+from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
 __all__ = ["StreamingDiLoCo"]
 
 
 @dataclass(frozen=True, slots=True)
-class StreamingDiLoCo:
-    """Nesterov per fragment; ``alpha`` is what `merge` is to be given. State {"momentum": (N,)}."""
+class StreamingDiLoCo(OuterMethod):
+    """Nesterov per fragment, blended into the live copy. State {"momentum": (N,)}."""
 
     name: ClassVar[str] = "streaming"
     equation: ClassVar[str] = "m <- mu*m + g ; x <- x - lr*(g + mu*m) ; local <- alpha*local + (1-alpha)*x"
     source: ClassVar[str] = 'Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 0.4, "momentum": 0.9, "alpha": 0.5},
+        compressor="e3m0(block=256)",
+        exchange="gather",
+        fragments=3,
+        overlap=1,
+        # 24, a multiple of its three fragments. 4 of the 8 steps between two of them: a round on a busy machine takes
+        # about a second
+        demo={"inner": {"steps": 24}, "outer": {"learning_rate": 0.4, "overlap": 4}},
+    )
     lr: float = 0.4
-    momentum: float = 0.9
-    alpha: float = 0.5
+    momentum: float = key(0.9, "of the outer step; 0 is none")
+    alpha: float = key(0.5, "weight of the live copy in a merge")
 
     def __post_init__(self) -> None:
         check_rate(self, self.lr)
@@ -51,9 +63,13 @@ class StreamingDiLoCo:
         """No momentum yet."""
         return {"momentum": torch.zeros_like(anchor)}
 
-    def step(
-        self, anchor: Tensor, pseudo_gradient: Tensor, state: Mapping[str, Tensor]
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One Nesterov step of the fragment's anchor; the live copy is `merge`'s business."""
-        after, buffer = nesterov(anchor, pseudo_gradient, state["momentum"], self.lr, self.momentum)
+        """One Nesterov step of the fragment's anchor."""
+        after, buffer = nesterov(anchor, received["change"], state["momentum"], self.lr, self.momentum)
         return after, {"momentum": buffer}
+
+    def merge(self, live_N: Tensor, sent_N: Tensor, anchor_N: Tensor) -> Tensor:
+        """A blend of the live copy and the anchor."""
+        return blend(live_N, anchor_N, self.alpha)

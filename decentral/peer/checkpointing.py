@@ -7,6 +7,7 @@ random generators (the training side); inner steps, gossip step and age of the r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,11 +15,15 @@ from torch import Tensor
 from decentral.consensus.chain import Head
 from decentral.errors import ManifestMismatch
 from decentral.node.durable_store import DurableStore, Resumed
+from decentral.node.node import Node
 from decentral.parameters import Schema
+from decentral.peer.participation import StepCount
 from decentral.state.optimizer_state import flatten, random_state, set_random_state, unflatten
 from decentral.swarm.hello import model_difference
 from decentral.training.inner_optimizers import Together
 from decentral.training.live_model import LiveModel
+from decentral.training.swarm_thread import SwarmThread
+from decentral.training.sync_schedule import SyncSchedule
 
 
 class Checkpointer:
@@ -58,6 +63,38 @@ class Checkpointer:
             self._schedulers.load_state_dict(tree["scheduler"])
         set_random_state(tree["random"])
         return dict(found.meta)
+
+
+@dataclass(frozen=True, slots=True)
+class Saver:
+    """Writes a checkpoint where live model and chain are in step."""
+
+    swarm: SwarmThread
+    checkpointer: Checkpointer
+    model: LiveModel
+    count: StepCount
+    buffers: str  # what the run makes of them, for the export
+
+    def save(self, schedule: SyncSchedule) -> bool:
+        """False while a commit arrives: it is left to the next boundary. Raises DiskError."""
+        node = self.swarm.node
+        if node.gossip is not None and node.gossip.is_swapping:
+            return False  # the partner may have stepped already
+        head, tensors, memory = self.swarm.call(_consistent_state, node)
+        if head.anchor is None or (head.hash != schedule.seen and node.gossip is None):
+            return False
+        memory |= {"inner_steps": self.count.value, "progress": schedule.memory(), "buffers": self.buffers}
+        self.checkpointer.save(head, {**tensors, **schedule.roundings()}, self.model, memory)
+        return True
+
+
+async def _consistent_state(node: Node) -> tuple[Head, dict[str, Tensor], dict[str, Any]]:
+    """Head, tensors and memory of one moment: read on the loop, where nothing else can change them meanwhile."""
+    replica, head = node.replica, node.driver.head
+    step = node.gossip.step if node.gossip is not None else 0
+    is_the_last = head.final and head.anchor == replica.digest
+    memory = {"gossip_step": step, "age": node.age, "over": is_the_last}
+    return head, {**replica.shared_tensors(), **replica.own_tensors()}, memory
 
 
 def live_name(fragment: int) -> str:

@@ -22,7 +22,7 @@ from decentral.node.node import RETRY
 from decentral.peer.notebooks import run_apart
 from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
-from decentral.swarm.hello import ask_hello
+from decentral.swarm.hello import Hello, ask_hello
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan.discovery import Lan
@@ -73,12 +73,27 @@ def fetch(
     kept = kept_terms(out, invite.run, "those of the invite")
     if kept is not None:
         return kept
+    return greeted(invite, listen, join_timeout, transport, lan=lan).manifest
+
+
+def greeted(
+    invite: Invite,
+    listen: Sequence[str] | None,
+    join_timeout: float | None,
+    transport: str | None = None,
+    *,
+    lan: bool = True,
+) -> Hello:
+    """What the first peer of the run that the invite leads to says of it; this program knows its methods.
+
+    Raises NoPeersError after ``join_timeout`` seconds, InviteError, NotAdmitted, VersionError, ConfigError.
+    """
     if not invite.addresses:
         raise InviteError("invite: it names the run and nobody who is in it; ask for a fresh one: decentral status")
     with TemporaryDirectory(prefix="decentral-") as folder:  # who only asks has a name for that
-        manifest = run_apart(_fetch, invite, Path(folder), listen, join_timeout, transport, lan)
-    check_methods(manifest)
-    return manifest
+        hello = run_apart(_fetch, invite, Path(folder), listen, join_timeout, transport, lan)
+    check_methods(hello.manifest)
+    return hello
 
 
 async def _fetch(
@@ -88,7 +103,7 @@ async def _fetch(
     join_timeout: float | None,
     asked: str | None,
     lan: bool,
-) -> Manifest:
+) -> Hello:
     identity = Identity.load_or_create(folder / "identity.key")
     transport = make_transport(asked, identity, listen)
     admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
@@ -98,18 +113,18 @@ async def _fetch(
         directory.add_bootstrap(invite.addresses)
         if lan:
             group.start_soon(Lan(_log, announce=False).run, directory)
-        manifest, refused = None, None
+        hello, refused = None, None
         try:
             with anyio.move_on_after(join_timeout):
-                manifest = await _first_answer(invite, transport, directory, admission)
+                hello = await _first_answer(invite, transport, directory, admission)
         except ConfigError as error:
             refused = error
         await directory.goodbye()  # or its address, which only asked, would stand in the others' invites
         group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
     if refused is not None:
         raise refused
-    if manifest is not None:
-        return manifest
+    if hello is not None:
+        return hello
     raise NoPeersError(
         f"no peer of run {invite.run.hex()[:12]} answered in time; ask whoever invited you for a fresh invite: it is "
         "in decentral status of every peer that is up"
@@ -122,7 +137,7 @@ def _log(event: str, fields: dict[str, object]) -> None:
 
 async def _first_answer(
     invite: Invite, transport: Transport, directory: Directory, admission: Admission | None
-) -> Manifest:
+) -> Hello:
     while True:
         for peer in list(directory.live()):
             try:
@@ -130,5 +145,5 @@ async def _first_answer(
             except (TransportError, PayloadError):
                 continue
             if hello.manifest.digest == invite.run:
-                return hello.manifest
+                return hello
         await anyio.sleep(RETRY)

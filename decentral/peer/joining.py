@@ -20,10 +20,11 @@ from torch import nn
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
+from decentral.optimizers import make_outer
 from decentral.peer.handed_over import takes_what_is_handed_over
 from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.peer import Peer
-from decentral.peer.settings import Observer, Settings
+from decentral.peer.settings import Observer, Options, Settings
 from decentral.quantities import rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
@@ -101,42 +102,45 @@ def join(
     started then. Settings of the optimizer that differ from ``[inner]`` of the manifest are told as a warning.
 
     """
-    if on_nan not in ("stop", "restart"):
-        raise ConfigError(f'join(on_nan={on_nan!r}): "stop" and "restart" are known')
-    caps = Caps(up=rate_of(max_upload, "max_upload"), down=rate_of(max_download, "max_download"))
-    limit, give_up_at = size_of(daily_upload, "daily_upload"), moment_in(join_timeout)
-    how = transport if isinstance(transport, str) else None
-    manifest, invite, out_path = terms_of(run, out, how, lan=lan, join_timeout=join_timeout)
-    check_tokens(manifest, tokens_per_step)
-    live = LiveModel(model, manifest.outer.fragments, accelerator)
+    given = dict(locals())
+    loop = given.pop("run"), given.pop("model"), given.pop("optimizer")
+    return Peer(settings_of(*loop, Options(**given)))
+
+
+def settings_of(
+    run: str | Path | Manifest | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    options: Options,
+) -> Settings:
+    """What ``options`` mean for this model and optimizer. Starts nothing, and looks for nobody but to get the terms."""
+    caps = Caps(up=rate_of(options.max_upload, "max_upload"), down=rate_of(options.max_download, "max_download"))
+    daily_upload, give_up_at = size_of(options.daily_upload, "daily_upload"), moment_in(options.join_timeout)
+    how = options.transport if isinstance(options.transport, str) else None
+    manifest, invite, out = terms_of(run, options.out, how, lan=options.lan, join_timeout=options.join_timeout)
+    check_tokens(manifest, options.tokens_per_step)
+    live = LiveModel(model, manifest.outer.fragments, options.accelerator)
+    check_processes(manifest, live.world_size)
     optimizers = Together.of(optimizer, "optimizer")
     check_covers(optimizers.parts, live.trained)
-    settings = Settings(
+    return Settings(
+        options=options,
         manifest=manifest,
         invite=invite,
         model=live,
         optimizers=optimizers,
-        schedulers=None if scheduler is None else Together.of(scheduler, "scheduler"),
-        out=out_path,
-        listen=listen,
-        require_peers=require_peers,
+        schedulers=None if options.scheduler is None else Together.of(options.scheduler, "scheduler"),
+        out=out,
+        identity_path=out / "identity.key" if options.identity_path is None else Path(options.identity_path),
         give_up_at=give_up_at,
-        observer=observer,
-        identity_path=Path(identity_path) if identity_path is not None else out_path / "identity.key",
-        checkpoint_every=checkpoint_every,
-        tokens_per_step=tokens_per_step,
         caps=caps,
-        daily_upload=limit,
-        transport=transport,
-        relays=tuple(relays),
-        lan=lan,
-        commands=commands,
-        admit=invite.token if invite is not None else admit if admit is None else check_token(admit),
-        on_nan=on_nan,
-        quiet=quiet,
-        keep_serving=keep_serving,
+        daily_upload=daily_upload,
+        admit=_token(options.admit) if invite is None else invite.token,
     )
-    return Peer(settings)
+
+
+def _token(given: str | None) -> str | None:
+    return None if given is None else check_token(given)
 
 
 def check_tokens(manifest: Manifest, tokens_per_step: int) -> None:
@@ -145,6 +149,15 @@ def check_tokens(manifest: Manifest, tokens_per_step: int) -> None:
         raise ConfigError(
             f'join(tokens_per_step={tokens_per_step}): outer.weighting = "tokens", so a peer without tokens would '
             "count for a sixteenth of the others; pass the training tokens behind one optimizer step"
+        )
+
+
+def check_processes(manifest: Manifest, world_size: int) -> None:
+    """ConfigError for a peer of several processes where the method writes the inner optimizer's moments."""
+    if world_size > 1 and make_outer(manifest.outer.method, manifest.outer.hyper).inner:
+        raise ConfigError(
+            f"outer.method {manifest.outer.method} averages the inner optimizer's moments, which each of this peer's "
+            f"{world_size} processes has for itself; run one process, or choose another method"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a peer was asked to be, once ``join`` has made sense of its arguments."""
+"""What a peer was asked to be: as ``join`` was called, and once sense was made of that."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.swarm.invite import Invite
 from decentral.training.inner_optimizers import Together
@@ -18,29 +19,49 @@ Observer = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """One peer's. Rates in bytes per second."""
+class Options:
+    """The keyword arguments of ``join``, which says what they mean and has their defaults."""
 
+    accelerator: Any | None  # Any: accelerate is untyped
+    out: str | Path | None
+    listen: Sequence[str] | None
+    scheduler: Any | None  # Any: as in ``join``
+    require_peers: int
+    join_timeout: float | None
+    observer: Observer | None
+    identity_path: str | Path | None
+    checkpoint_every: int
+    tokens_per_step: int
+    max_upload: float | str | None
+    max_download: float | str | None
+    daily_upload: int | str | None
+    transport: Transport | str | None
+    relays: Sequence[str]
+    lan: bool
+    commands: bool
+    admit: str | None
+    on_nan: Literal["stop", "restart"]
+    quiet: bool
+    keep_serving: bool
+
+    def __post_init__(self) -> None:
+        if self.on_nan not in ("stop", "restart"):
+            raise ConfigError(f'join(on_nan={self.on_nan!r}): "stop" and "restart" are known')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One peer's: its options, and what follows from them. Rates in bytes per second."""
+
+    options: Options
     manifest: Manifest
     invite: Invite | None  # None: it founds the run, or resumes what is in ``out``
     model: LiveModel
     optimizers: Together  # whose ``step`` is hooked
     schedulers: Together | None
     out: Path
-    listen: Sequence[str] | None
-    require_peers: int  # members to wait for
-    give_up_at: float | None  # monotonic s, when it stops looking for others
-    observer: Observer | None
     identity_path: Path
-    checkpoint_every: int  # commits
-    tokens_per_step: int
+    give_up_at: float | None  # monotonic s, when it stops looking for others
     caps: Caps
     daily_upload: int | None  # bytes
-    transport: Transport | str | None
-    relays: tuple[str, ...]
-    lan: bool
-    on_nan: Literal["stop", "restart"]  # raise, or put the live model back to the anchor
     admit: str | None  # the admission token, as given; what the folder keeps is not in it
-    keep_serving: bool  # stay after the run's end, for those who come late
-    commands: bool  # tell and hear the commands of other terminals through ``out``
-    quiet: bool  # no lines on stderr

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
+import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,208 +13,220 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.node.daily_upload import DailyUpload
-from decentral.node.durable_store import DurableStore
+from decentral.node.durable_store import Resumed
 from decentral.node.folder import keep_terms, keep_token
 from decentral.node.links import throttled
 from decentral.node.node import Node, Start
-from decentral.observe.events import EventLog
-from decentral.peer.checkpointing import Checkpointer
+from decentral.peer.checkpointing import Checkpointer, Saver
 from decentral.peer.network_setup import NetworkSetup, enter
-from decentral.peer.settings import Settings
-from decentral.rounds.driver import CommittedUpdate
+from decentral.peer.participation import Participation, StepCount
+from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
 from decentral.swarm.admission import Admission
-from decentral.swarm.identity import Identity
 from decentral.swarm.lan.discovery import Lan
 from decentral.swarm.patience import time_left
-from decentral.tasks.shards import seed_of
 from decentral.training.inner_terms import differences, warning
+from decentral.training.loop_parts import LoopControl, LoopParts
+from decentral.training.moments import Moments
 from decentral.training.outer_loop import OuterLoop
-from decentral.training.reporting import Reporter
+from decentral.training.swarm_side import AcrossThreads, run_blocking
 from decentral.training.swarm_thread import SwarmThread
-from decentral.training.sync_schedule import make_rhythm
+from decentral.training.sync_schedule import SyncSchedule, make_rhythm
 from decentral.transport.memory.transport import MemoryNetwork
-from decentral.wire.keys import Signer, peer_name
 
 
-class Startup(OuterLoop):
-    """Everything from the key file to the first inner step; ``Peer`` adds what a loop sees, and the end."""
+@dataclass(slots=True)
+class _Checkpoint:
+    """What was found in the folder, and what its journal made of it."""
 
-    settings: Settings
-    out: Path
-    inner_steps: int
-    _lan: Lan | None
-    _daily_upload: DailyUpload | None
-    _swarm: SwarmThread | None
-    _name: str  # this peer's, as events tell it
-    _seed: int
-    _token: str | None
-    was_over: bool  # the folder held the run's last commit when this peer began: nothing is trained
-    _kept_whole: bool  # and a checkpoint of it
+    found: Resumed
+    memory: dict[str, Any]  # Any: JSON
+    head: Head  # that the journal leads to
+    at_anchor: bool = False  # the live model is put to the anchor: its progress is in there, or of another chain
+    anchors: list[Tensor] = field(default_factory=list)  # of that head
+    buffers_B: Tensor | None = None
 
-    @property
-    def is_offline(self) -> bool:
-        """Whether this peer, for whom the run is over, gets in touch with nobody."""
-        return self.was_over and not self.settings.keep_serving
 
-    @property
-    @abstractmethod
-    def round(self) -> int:
-        """Outer steps that this peer's anchor has behind it."""
+class Startup:
+    """Everything from the key file to the first inner step, done to a participation."""
 
-    @property
-    @abstractmethod
-    def invite(self) -> str:
-        """The line that lets others join."""
+    def __init__(
+        self,
+        part: Participation,
+        control: LoopControl,
+        count: StepCount,
+        daily_upload: DailyUpload | None,
+        lan: Lan | None,
+    ) -> None:
+        self._part, self._control, self._count = part, control, count
+        self._settings, self._manifest, self._model = part.settings, part.settings.manifest, part.settings.model
+        self._daily_upload, self._lan = daily_upload, lan
+        self._checkpointer = Checkpointer(part.store, part.settings.optimizers, part.settings.schedulers)
+        self._checkpoint: _Checkpoint | None = None
 
-    @abstractmethod
-    def _emit(self, event: str, fields: dict[str, object]) -> None:
-        """Tell the log and the observer."""
+    def begin(self) -> None:
+        """Resume or start, find the swarm, and stand at a verified anchor. Raises what it cannot get over."""
+        part = self._part
+        if part.token is not None:
+            keep_token(self._settings.out, part.token)
+        start, kept_whole = self._resumed_or_fresh()
+        part.network = self._enter()
+        self._start_swarm(start)
+        kept = self._checkpoint
+        schedule, included = self._join_at_anchor() if kept is None else (self._go_on(kept), [])
+        part.loop = self._make_loop(schedule)
+        run_blocking(part.loop.begin(included, afresh=kept is None))
+        if start.head is None or (part.was_over and not kept_whole):
+            part.loop.save()  # its votes count from now on, so it must be able to come back to where it stands
+        keep_terms(self._settings.out, self._manifest)
+        self._tell(resumed=start.head is not None)
 
-    def _begin(self) -> None:
-        """Resume or start, find the swarm, and stand at a verified anchor."""
-        given = self.settings
-        identity = Identity.load_or_create(given.identity_path)
-        self._name, self._seed = peer_name(identity.peer), seed_of(self.manifest.digest, identity.peer)
-        if self._token is not None:
-            keep_token(self.out, self._token)
-        self._events = EventLog(self.out)
-        self._vault = DurableStore(self.out)
-        self._reporter = Reporter(self._emit, identity.peer)
-        self._checkpointer = Checkpointer(self._vault, given.optimizers, given.schedulers)
-        start = self._resumed_or_fresh()
-        self._start_swarm(identity, start)
-        self._stand_at_anchor(resumed=start.head is not None)
-        self._end_if_over()
-        if start.head is None or (self.was_over and not self._kept_whole):
-            self._save()  # its votes count from now on, so it must be able to come back to where it stands
-        keep_terms(self.out, self.manifest)
-        head = self.swarm.node.driver.head
-        where = {"at": head.round, "record": head.hash.hex(), "resumed": start.head is not None}
-        self._emit("joined", {"invite": self.invite, "round": self.round, **where})
-        self._compare_inner()
-
-    def _compare_inner(self) -> None:
-        """Warn, once, of settings that are not the run's: after the checkpoint's were restored."""
-        found = differences(self.manifest.inner, self.settings.optimizers.parts)
-        if found:
+    def _tell(self, *, resumed: bool) -> None:
+        node = self._part.swarm.node
+        where = {"at": node.driver.head.round, "record": node.driver.head.hash.hex(), "resumed": resumed}
+        self._part.announce("joined", {"invite": self._part.invite, "round": node.outer_steps, **where})
+        found = differences(self._manifest.inner, self._settings.optimizers.parts)
+        if found:  # after the checkpoint's were restored
             logging.getLogger("decentral").warning(warning(found))
             fields: dict[str, object] = {key: {"manifest": there, "loop": here} for key, there, here in found}
-            self._emit("inner_differs", fields)
+            self._part.announce("inner_differs", fields)
 
-    @property
-    def _invited_by(self) -> tuple[str, ...]:
-        """Addresses in the invite; none for who was not invited."""
-        return self.settings.invite.addresses if self.settings.invite is not None else ()
+    # ---- the folder ----
 
-    def _resumed_or_fresh(self) -> Start:
-        found = self._vault.load(self.manifest.digest)
-        self._adopted = found is not None and found.adopted
-        self.was_over = self._kept_whole = False
+    def _resumed_or_fresh(self) -> tuple[Start, bool]:
+        """Where to start, and whether the folder holds a checkpoint of the run's last commit."""
+        store, digest = self._part.store, self._manifest.digest
+        found = store.load(digest)
         common: dict[str, Any] = {
-            "manifest": self.manifest,
+            "manifest": self._manifest,
             "schema": self._model.schema,
             "anchors": self._model.read_all(),
             "buffers_B": self._model.read_buffers(),
             "bootstrap": self._invited_by,
-            "folder": self.out / "download",
-            "join_timeout": time_left(self.settings.give_up_at),
-            "acceptor": self._vault.last_vote(self.manifest.digest),
+            "folder": self._settings.out / "download",
+            "join_timeout": time_left(self._settings.give_up_at),
+            "acceptor": store.last_vote(digest),
         }
         if found is None:
-            return Start(founder=self.settings.invite is None, **common)
+            return Start(founder=self._settings.invite is None, **common), False
         for name, why in found.passed_over:
-            self._emit("checkpoint_passed_over", {"name": name, "why": why})
-        self._resumed_tensors = found.tensors
+            self._part.announce("checkpoint_passed_over", {"name": name, "why": why})
         memory = self._checkpointer.restore(found, self._model)
-        self.inner_steps = int(memory["inner_steps"])
-        self._resumed_progress, self._resumed_at = memory.get("progress"), found.head.outer_step
-        self._kept_whole = found.head.final and not found.adopted and bool(memory.get("over"))
-        self.was_over = (
-            self._kept_whole or (found.head.final and found.adopted) or self._vault.leads_to_the_end(found.head)
-        )
-        return Start(
-            founder=False,
-            head=found.head,
-            age=float(memory["age"]),
-            gossip_step=int(memory["gossip_step"]),
-            **common,
-        )
+        self._count.value = int(memory["inner_steps"])
+        self._checkpoint = _Checkpoint(found, memory, found.head)
+        kept_whole = found.head.final and not found.adopted and bool(memory.get("over"))
+        ended = found.head.final and found.adopted
+        self._part.was_over = kept_whole or ended or store.leads_to_the_end(found.head)
+        common |= {"age": float(memory["age"]), "gossip_step": int(memory["gossip_step"])}
+        return Start(founder=False, head=found.head, **common), kept_whole
 
-    def _enter(self, identity: Identity) -> NetworkSetup:
+    # ---- the swarm ----
+
+    @property
+    def _invited_by(self) -> tuple[str, ...]:
+        """Addresses in the invite; none for who was not invited."""
+        return self._settings.invite.addresses if self._settings.invite is not None else ()
+
+    def _enter(self) -> NetworkSetup:
         """The way to the others; a network with nobody in it for whom the run is over, and who serves nobody."""
-        given = self.settings
-        if self.is_offline:
+        given, identity = self._settings.options, self._part.identity
+        if self._part.is_offline:
             return NetworkSetup(MemoryNetwork().transport(identity.signer))
         return enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
 
-    def _start_swarm(self, identity: Identity, start: Start) -> None:
-        """Returns once the chain has a head here. Raises what the swarm's side cannot get over; all is closed then."""
-        try:
-            self.entrance = self._enter(identity)
-            self._run_swarm(identity.signer, start)
-        except BaseException:
-            if self._swarm is not None:
-                self._swarm.stop(politely=False)
-            self._vault.close()
-            self._events.close()
-            raise
-
-    def _run_swarm(self, signer: Signer, start: Start) -> None:
-        token, run = self._token, self.manifest.digest
-        admission = Admission(token, run, signer.peer) if token is not None else None
-        transport = throttled(self.entrance.transport, self.settings.caps, self._daily_upload, admission)
+    def _start_swarm(self, start: Start) -> None:
+        """Returns once the chain has a head here. Raises what the swarm's side cannot get over."""
+        part, signer = self._part, self._part.identity.signer
+        admission = Admission(part.token, self._manifest.digest, signer.peer) if part.token is not None else None
+        transport = throttled(part.network.transport, self._settings.caps, self._daily_upload, admission)
 
         def make_node(on_advance: Callable[[CommittedUpdate], None]) -> Node:
             node = Node(
                 start,
                 signer=signer,
                 transport=transport,
-                ledger=self._vault.ledger(),
+                ledger=part.store.ledger(),
                 on_advance=on_advance,
-                on_event=self._emit,
+                on_event=part.announce,
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
-                private=self.entrance.is_private,
+                private=part.network.is_private,
                 admission=admission,
             )
             self._take_up(start, node)
             return node
 
-        self._restart_at_anchor = False
-        beside = None if self._lan is None or self.is_offline else self._lan.run
-        self._swarm = SwarmThread(transport, make_node, beside)
-        self._swarm.start()
+        beside = None if self._lan is None or part.is_offline else self._lan.run
+        part.swarm = SwarmThread(transport, make_node, beside)
+        part.swarm.start()
 
     def _take_up(self, start: Start, node: Node) -> None:
         """What the checkpoint and the journal say, into a node that has not run yet."""
-        if start.head is not None:
-            node.replica.load(self._resumed_tensors)
-        if start.head is not None or start.founder:  # a founder's first checkpoint is the model as it is built
-            head, named = self._vault.replay(node.driver.head, node.replica, node.driver.me)
-            self._restart_at_anchor = named or self._adopted
-            node.driver.begin_at(head, start.acceptor, self._vault.past(head, start.acceptor))
+        store, kept = self._part.store, self._checkpoint
+        if kept is not None:
+            node.replica.load(kept.found.tensors)
+        if kept is not None or start.founder:  # a founder's first checkpoint is the model as it is built
+            head, named = store.replay(node.driver.head, node.replica, node.driver.me)
+            node.driver.begin_at(head, start.acceptor, store.past(head, start.acceptor))
+            if kept is not None:
+                kept.head, kept.at_anchor = head, named or kept.found.adopted
+                kept.anchors, kept.buffers_B = list(node.replica.anchors), node.replica.buffers_B
 
-    def _stand_at_anchor(self, *, resumed: bool) -> None:
-        """Bring the live model to the anchor: whole when joining, by what the journal added when resuming."""
-        head, anchors, buffers_B, included = self.swarm.call(_standing, self.swarm)
-        self._rhythm = make_rhythm(self.manifest, head.hash)
-        for advance in included:  # rounds that ended between joining and now: in the anchors already
-            self._note(advance)
-        if not resumed or self._restart_at_anchor:
-            for fragment, anchor_N in enumerate(anchors):
-                self._rhythm.put(self._model, fragment, anchor_N)
+    # ---- the live model ----
+
+    def _join_at_anchor(self) -> tuple[SyncSchedule, list[CommittedUpdate]]:
+        """The live model becomes the anchor; returns the rounds that ended while joining, too: they are in there."""
+        head, anchors, buffers_B, included = self._part.swarm.call(_standing, self._part.swarm)
+        schedule = make_rhythm(self._manifest, head.hash)
+        self._put(schedule, anchors)
+        self._model.write_buffers(buffers_B)
+        return schedule, included
+
+    def _go_on(self, kept: _Checkpoint) -> SyncSchedule:
+        """The live model is carried on to where the journal leads; commits since then are merged like any others.
+
+        One of them may name what an earlier life sent: that is no progress any more.
+        """
+        schedule = make_rhythm(self._manifest, kept.head.hash)
+        if kept.at_anchor:
+            self._put(schedule, kept.anchors)
         else:
-            outer_steps = head.outer_step - self._resumed_at
-            self._rhythm.resume(self._model, self._resumed_tensors, self._resumed_progress, anchors, outer_steps)
-        if not resumed or self._lost_its_buffers(buffers_B):
-            self._model.write_buffers(buffers_B)
+            outer_steps = kept.head.outer_step - kept.found.head.outer_step
+            schedule.resume(self._model, kept.found.tensors, kept.memory.get("progress"), kept.anchors, outer_steps)
+        if kept.buffers_B is not None and self._lost_its_buffers(kept, kept.buffers_B):
+            self._model.write_buffers(kept.buffers_B)
+        return schedule
 
-    def _lost_its_buffers(self, buffers_B: Tensor) -> bool:
+    def _put(self, schedule: SyncSchedule, anchors: list[Tensor]) -> None:
+        for fragment, anchor_N in enumerate(anchors):
+            schedule.put(self._model, fragment, anchor_N)
+
+    def _lost_its_buffers(self, kept: _Checkpoint, buffers_B: Tensor) -> bool:
         """Whether a resumed peer goes on with the shared buffers, not its live ones; never where each has its own."""
-        if not self.swarm.node.replica.tail.numel:
+        if not self._part.swarm.node.replica.tail.numel:
             return False
-        return self._restart_at_anchor or not torch.equal(buffers_B, self._resumed_tensors[BUFFERS])
+        return kept.at_anchor or not torch.equal(buffers_B, kept.found.tensors[BUFFERS])
+
+    def _make_loop(self, schedule: SyncSchedule) -> OuterLoop:
+        given, part = self._settings.options, self._part
+        schedule.live = Moments(self._model, self._settings.optimizers.parts)
+        buffers = self._manifest.model.buffers or "average"
+        saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers)
+        return OuterLoop(
+            LoopParts(
+                manifest=self._manifest,
+                tokens_per_step=given.tokens_per_step,
+                checkpoint_every=given.checkpoint_every,
+                on_nan=given.on_nan,
+                model=self._model,
+                schedule=schedule,
+                swarm=AcrossThreads(part.swarm),
+                events=part.reporter,
+                control=self._control,
+                clock=time.monotonic,
+                save=saver.save,
+            )
+        )
 
 
 async def _standing(swarm: SwarmThread) -> tuple[Head, list[Tensor], Tensor, list[CommittedUpdate]]:

@@ -17,14 +17,16 @@ from torch import Tensor
 from decentral.compressors import Compressor, Payload, Uncompressed, accumulate
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
 from decentral.errors import PayloadError
-from decentral.parameters import Fragment, split
+from decentral.parameters import split
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
+from decentral.tensors.rounding import float32
 from decentral.wire import body
 
 # Shape suffixes: N = elements of the fragment or range, flat float32.
 
 Shapes = Sequence[tuple[int, ...]]
+FixedShapes = tuple[tuple[int, ...], ...]  # of one channel: times the number of channels, those of a body
 _SMALL = 70  # more than a tile
 _warm: set[str] = set()  # codecs that this process has warmed up
 
@@ -48,23 +50,17 @@ class Codec:
         """What a body over ``shapes`` takes at most: known before a byte arrives."""
         return body.max_nbytes(self.compressor, shapes)
 
-    def encode(self, gradient_N: Tensor, state: State, shapes: Shapes) -> Encoded:
-        """Compress the gradient with what ``state``, this sender's feedback, remembers. Pure: neither is changed.
+    def encode(self, change_N: Tensor, state: State, shapes: Shapes, states: Sequence[Tensor] = ()) -> Encoded:
+        """Compress the change with what ``state``, this sender's feedback, remembers. Pure: neither is changed.
 
-        Raises NonFiniteError when the gradient holds NaN or Inf.
-        """
-        sending = self.feedback.send(self.compressor, gradient_N, state, shapes)
-        return Encoded(body.encode(self.compressor, sending.payloads), sending.state)
+        ``states``: further channels (N,) that follow in the same body. They get no feedback: what compression loses
+        of them is no progress that could be sent later, but how wrong they are now, and next time they are sent whole.
 
-    def encode_beside(self, change_N: Tensor, state: State, value_N: Tensor, shapes: Shapes) -> Encoded:
-        """One body of a change, sent with feedback as by ``encode``, and of a value of the same shapes after it.
-
-        The value gets no feedback: what its compression loses is no progress that could be sent later, but how wrong
-        it is now, and next time it is sent whole again.
+        Raises NonFiniteError when the change holds NaN or Inf.
         """
         sending = self.feedback.send(self.compressor, change_N, state, shapes)
-        value = compress_flat(self.compressor, value_N, shapes)
-        return Encoded(body.encode(self.compressor, (*sending.payloads, *value)), sending.state)
+        beside = [payload for one_N in states for payload in compress_flat(self.compressor, one_N, shapes)]
+        return Encoded(body.encode(self.compressor, (*sending.payloads, *beside)), sending.state)
 
     def all_of(self, gradient_N: Tensor, state: State, shapes: Shapes) -> tuple[Tensor, dict[str, Tensor]]:
         """What ``encode`` would send if compression lost nothing, and the feedback after it: for who applies it alone.
@@ -100,14 +96,26 @@ class Codec:
             decoded.copy_(self.compressor.decompress(payload))
         return decoded_N
 
-    def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
+    def add_to(
+        self,
+        total_N: Tensor,
+        data: bytes | memoryview,
+        shapes: Shapes,
+        weight: float = 1.0,
+        channels: int = 1,
+        scale: float = 1.0,
+    ) -> None:
         """``total += weight * decode(data)`` in place: sparse frames touch only what they hold.
 
+        Of several ``channels`` the first, the change, is added ``scale`` times as much.
         Raises PayloadError; ``total`` is then to be thrown away.
         """
-        payloads = body.decode(self.compressor, data, shapes)
-        for total, payload in zip(split_shapes(total_N, shapes), payloads, strict=True):
-            accumulate(self.compressor, total, payload, weight)
+        of_change = weight if scale == 1.0 else float32(weight * scale)  # two float32 make an exact float64
+        payloads = body.decode(self.compressor, data, tuple(shapes) * channels)
+        for i, (total, payload) in enumerate(
+            zip(split_shapes(total_N, tuple(shapes) * channels), payloads, strict=True)
+        ):
+            accumulate(self.compressor, total, payload, of_change if i < len(shapes) else weight)
 
     def warm_up(self) -> None:
         """Compile what encoding and decoding need, so that the first round does not wait for it: some seconds on a
@@ -127,12 +135,7 @@ def split_shapes(flat_N: Tensor, shapes: Shapes) -> list[Tensor]:
     return split(flat_N, shapes)
 
 
-def fragment_shapes(fragment: Fragment) -> Shapes:
-    """The shapes of a fragment's parameters, as sparse methods see them."""
-    return fragment.shapes
-
-
-def range_shapes(start: int, stop: int) -> Shapes:
+def range_shapes(start: int, stop: int) -> FixedShapes:
     """A flat range, as a reduce sees it."""
     return ((stop - start,),)
 

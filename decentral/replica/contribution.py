@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.replica.codec import Encoded, range_shapes
+from decentral.replica.codec import Encoded, FixedShapes, range_shapes
 from decentral.replica.owing import in_own_units
 from decentral.replica.replica import Replica
 from decentral.wire.frames import Frame, FrameKind, Header, seal
@@ -26,7 +26,7 @@ class Contribution:
     fragment: int
     based_on: bytes  # hash of the chain's head whose anchor the gradient was measured from
     local_N: Tensor  # the parameters it was measured at
-    gradient_N: Tensor  # anchor - local
+    gradient_N: Tensor  # the change: anchor - local, unless the method says otherwise
     steps: int  # inner steps since the last contribution, of any fragment
     tokens: int
     kind: FrameKind = FrameKind.CONTRIBUTION  # or MERGE: the parameters themselves, at the end of a gossip run
@@ -34,7 +34,10 @@ class Contribution:
     encoded: Encoded | None = None  # gather: made once, sealed anew when a round ends without moving the anchor
     slices: dict[int, dict[int, Encoded]] = field(default_factory=dict)  # reduce: plan number -> part -> slice
     tail: bytes = b""  # this peer's buffers, with fragment 0
+    states: tuple[Tensor, ...] = ()  # further channels that are due, each (N,)
     offered: bytes = b""  # what the newest offer of it named: a frame, or the commitment of a reduce
+    begun_from: int | None = None  # outer step of the anchor that it began from; None: of the round it is offered in
+    summary: bytes = b""  # what the method says of it to every peer, at most MAX_SUMMARY_NBYTES
 
     def __post_init__(self) -> None:
         self.trained = self.trained or self.steps
@@ -58,7 +61,10 @@ class Contribution:
     def frame(self, head: Head, signer: Signer) -> Frame:
         """The frame for the round after ``head``."""
         assert self.encoded is not None
-        header = header_after(head, self.kind, self.fragment, signer.peer, steps=self.steps, tokens=self.tokens)
+        header = replace(
+            header_after(head, self.kind, self.fragment, signer.peer, steps=self.steps, tokens=self.tokens),
+            states=len(self.states),
+        )
         frame = seal(header, self.encoded.body, signer, self.tail)
         own = frame.body[: len(self.encoded.body)]  # the frame's own bytes: see Outbox
         self.encoded = replace(self.encoded, body=own)
@@ -68,17 +74,36 @@ class Contribution:
     def offer(self, head: Head, frame: bytes, nbytes: int) -> Offer:
         """The offer for the round after ``head``."""
         assert head.anchor is not None
-        return Offer(head.epoch, head.round + 1, self.fragment, head.anchor, frame, nbytes, self.steps, self.tokens)
+        return Offer(
+            epoch=head.epoch,
+            round=head.round + 1,
+            fragment=self.fragment,
+            base=head.anchor,
+            frame=frame,
+            nbytes=nbytes,
+            steps=self.steps,
+            tokens=self.tokens,
+            based=self.based_in(head),
+            summary=self.summary,
+        )
+
+    def based_in(self, head: Head) -> int:
+        """The outer step of the anchor that it was begun from, were it offered in the round after ``head``."""
+        return head.outer_step if self.begun_from is None else self.begun_from
 
     def slice_frame(self, part: int, plan: ReducePlan, head: Head, replica: Replica, signer: Signer) -> Frame:
         """The frame of one part of ``plan``; what it leaves to owe is remembered."""
         owner, start, stop = plan.partition[part]
         passed_on = 0.0
         if owner != signer.peer and replica.owed(self.fragment) is not None:
-            passed_on = in_own_units(plan.contributors, replica.weights(plan.contributors), signer.peer)
-        made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on)
+            weights = replica.weights(plan.contributors, head.outer_step)
+            passed_on = in_own_units(plan.contributors, weights, signer.peer)
+        made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on, self.states)
         parts = len(plan.partition)
-        header = header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
+        header = replace(
+            header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number),
+            states=len(self.states),
+        )
         frame = seal(header, made.body, signer, self.tail if part == 0 else b"")
         self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body[: len(made.body)])
         return frame
@@ -113,7 +138,7 @@ def header_after(
     )
 
 
-def range_of(record_or_plan: Record | ReducePlan, part: int) -> tuple[tuple[int, ...], ...]:
+def range_of(record_or_plan: Record | ReducePlan, part: int) -> FixedShapes:
     """The shapes of one partition."""
     _, start, stop = record_or_plan.partition[part]
-    return tuple(range_shapes(start, stop))
+    return range_shapes(start, stop)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decentral.replica.codec import Codec, Shapes, numel, range_shapes
+from decentral.replica.codec import Codec, FixedShapes, numel, range_shapes
 from decentral.replica.contribution import Contribution
 from decentral.wire.frames import FrameKind
 from decentral.wire.messages import Record
@@ -32,6 +32,7 @@ class Given:
     steps: int
     sliced: bool  # for a reduce, which compresses flat ranges; a gather compresses parameter by parameter
     pieces: tuple[Piece, ...]
+    channels: int = 1  # in each of them, the change first
 
     @property
     def nbytes(self) -> int:
@@ -62,13 +63,19 @@ class Outbox:
         if contribution.kind != FrameKind.CONTRIBUTION:
             return
         sliced = contribution.encoded is None
-        given = Given(contribution.fragment, contribution.trained, sliced, _pieces(record, contribution))
+        given = Given(
+            contribution.fragment,
+            contribution.trained,
+            sliced,
+            _pieces(record, contribution),
+            1 + len(contribution.states),
+        )
         self._given[record.round] = given
         self.nbytes += given.nbytes
         while len(self._given) > ROUNDS or (self.nbytes > self.capacity and len(self._given) > 1):
             self.nbytes -= self._given.popitem(last=False)[1].nbytes
 
-    def owed(self, after: int, fragment: int, shapes: Shapes) -> Owed | None:
+    def owed(self, after: int, fragment: int, shapes: FixedShapes) -> Owed | None:
         """What was given to ``fragment`` in rounds after ``after``; None when that is nothing."""
         given = [g for round_, g in self._given.items() if round_ > after and g.fragment == fragment]
         if not given:
@@ -77,7 +84,7 @@ class Outbox:
         for one in given:
             for start, stop, body in one.pieces:
                 cut = range_shapes(start, stop) if one.sliced else shapes
-                total_N[start:stop] += self.codec.decode(body, cut)
+                total_N[start:stop] += self.codec.decode(body, cut * one.channels)[: stop - start]
         return Owed(total_N, sum(one.steps for one in given), len(given))
 
     def forget_after(self, round_: int) -> None:

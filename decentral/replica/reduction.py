@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import torch
 from torch import Tensor
 
-from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
+from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.replica.codec import Codec, Encoded, range_shapes
+from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import ReducePlan
@@ -52,11 +55,20 @@ class Reduction:
         """The mean over exactly the plan's contributors, each by its weight and scale, and what this owner owes of
         these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
         """
-        refs = zip(self.plan.contributors, weights, strict=True)
-        weighted = [(ref.peer, self.slices[ref.peer], weight) for ref, weight in refs]
-        mean_N = mean_pseudo_gradient(weighted, scales)
+        scales = [1.0] * len(weights) if scales is None else scales
+        start, stop = self.range
+        refs = zip(self.plan.contributors, weights, scales, strict=True)
+        rows = [(ref.peer, self.slices[ref.peer].view(-1, stop - start), weight, scale) for ref, weight, scale in refs]
+        adders: list[Adder] = [(peer, partial(_add, slice_CN, scale), weight) for peer, slice_CN, weight, scale in rows]
+        mean_CN = mean_of(torch.zeros_like(rows[0][1]), adders)
         owed = {} if owed_N is None else {"debt": owed_N}
-        return codec.for_results().encode(mean_N, owed, range_shapes(*self.range))
+        return codec.for_results().encode(mean_CN[0], owed, range_shapes(start, stop), list(mean_CN[1:]))
+
+
+def _add(slice_CN: Tensor, scale: float, total_CN: Tensor, weight: float) -> None:
+    """``total += weight * slice``; the change, which is the first row, ``scale`` times as much."""
+    total_CN[0] += slice_CN[0] * (weight if scale == 1.0 else float32(weight * scale))
+    total_CN[1:] += slice_CN[1:] * weight
 
 
 class Results:
@@ -88,9 +100,9 @@ class Results:
 
 
 def assembled(
-    plan_partition: tuple[tuple[PeerId, int, int], ...], parts: Mapping[int, Tensor], out_N: Tensor
+    plan_partition: tuple[tuple[PeerId, int, int], ...], parts: Mapping[int, Tensor], out_CN: Tensor
 ) -> Tensor:
-    """Lay the owners' decoded results into ``out_N`` (flat, float32) and return it."""
+    """Lay the owners' decoded results, one row for each channel, into ``out_CN`` (float32) and return it."""
     for part, (_, start, stop) in enumerate(plan_partition):
-        out_N[start:stop] = parts[part]
-    return out_N
+        out_CN[:, start:stop] = parts[part]
+    return out_CN

@@ -7,27 +7,29 @@ the same commit gives the same bits on every peer, whatever it trains on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
-from decentral.optimizers import NoLoCo, OuterOptimizer
-from decentral.optimizers.aggregation.mean import Adder, contribution_weights, mean_of, mean_pseudo_gradient, scaled
+from decentral.optimizers import Channel, Contributor, OuterMethod, RoundInfo
+from decentral.optimizers.aggregation.mean import Adder, contribution_weights, mean_of, mean_pseudo_gradient
 from decentral.optimizers.aggregation.norm_clip import clip_scales
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
-from decentral.replica.codec import Codec, Encoded, Shapes, range_shapes
+from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
 from decentral.replica.measures import Measure, Measures
 from decentral.replica.owing import OWED, owed_after
 from decentral.replica.reduction import assembled
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
+from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
@@ -54,10 +56,9 @@ class Replica:
         self,
         schema: Schema,
         anchors: Sequence[Tensor],
-        outer: OuterOptimizer | NoLoCo,
+        method: OuterMethod,
         codec: Codec,
         merge_codec: Codec,
-        tuned: Callable[[OuterOptimizer, int], OuterOptimizer] | None = None,
         weighting: str = "equal",
         buffers_B: Tensor | None = None,
         tail: Tail = NO_TAIL,
@@ -68,11 +69,9 @@ class Replica:
         """
         self.norm_clip, self.measures = norm_clip, Measures()
         self.weighting = weighting  # what contributors count by: equal, or tokens
-        self.tuned = tuned  # the outer optimizer for a number of contributors, when the manifest leaves it open
-
-        self.schema, self.outer, self.codec, self.merge_codec = schema, outer, codec, merge_codec
+        self.schema, self.method, self.codec, self.merge_codec = schema, method, codec, merge_codec
         self.anchors: list[Tensor] = list(anchors)
-        self.states: list[dict[str, Tensor]] = [outer.init(anchor) for anchor in self.anchors]
+        self.states: list[dict[str, Tensor]] = [method.init(anchor) for anchor in self.anchors]
         self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as sender and owner
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
         self.tail = tail
@@ -98,20 +97,38 @@ class Replica:
         """What the live buffers become when ``fragment`` has moved; None: they stay."""
         return self.buffers_B if self.tail.nbytes(fragment) else None
 
-    def shapes(self, fragment: int) -> Shapes:
+    def shapes(self, fragment: int) -> FixedShapes:
         """Shapes of a fragment's parameters."""
-        return self.schema.fragments[fragment].shapes
+        return tuple(self.schema.fragments[fragment].shapes)
 
     def numel(self, fragment: int) -> int:
         """Elements of a fragment."""
         return self.schema.fragments[fragment].numel
 
-    def encode(self, fragment: int, gradient_N: Tensor) -> Encoded:
+    @property
+    def agrees(self) -> bool:
+        """Whether all peers hold the same: not where each of a pair has a replica of its own."""
+        return self.method.topology == "all"
+
+    def due(self, outer_step: int) -> tuple[Channel, ...]:
+        """The channels of a contribution to outer step ``outer_step`` of the run, counted from 0."""
+        step = outer_step // len(self.anchors)
+        return tuple(channel for channel in self.method.channels() if channel.is_due(step))
+
+    def encode(self, fragment: int, gradient_N: Tensor, states: Sequence[Tensor] = ()) -> Encoded:
         """The body of a gather frame and the feedback to book with its commit. NonFiniteError names the parameter."""
         self.check_finite(fragment, gradient_N)
-        return self.codec.encode(gradient_N, self.feedback[fragment], self.shapes(fragment))
+        return self.codec.encode(gradient_N, self.feedback[fragment], self.shapes(fragment), states)
 
-    def encode_range(self, fragment: int, gradient_N: Tensor, start: int, stop: int, passed_on: float = 0.0) -> Encoded:
+    def encode_range(
+        self,
+        fragment: int,
+        gradient_N: Tensor,
+        start: int,
+        stop: int,
+        passed_on: float = 0.0,
+        states: Sequence[Tensor] = (),
+    ) -> Encoded:
         """The body of one slice of a reduce and its share of the feedback.
 
         ``passed_on``: how often what this peer owes of the range as an owner goes into it; 0 where it owns it still.
@@ -124,7 +141,8 @@ class Replica:
             part["debt"] = part.get("debt", torch.zeros_like(slice_N)) + owed_N * passed_on
         elif passed_on and owed_N is not None:
             slice_N = slice_N + owed_N * passed_on
-        return self.codec.encode(slice_N, part, range_shapes(start, stop))
+        cut = [state_N[start:stop] for state_N in states]
+        return self.codec.encode(slice_N, part, range_shapes(start, stop), cut)
 
     def owed(self, fragment: int) -> Tensor | None:
         """What this peer owes as an owner of a reduce, over the whole fragment."""
@@ -149,19 +167,32 @@ class Replica:
         if any(frames[ref.frame].header.kind == FrameKind.MERGE for ref in record.frames):
             return self._merge(record, frames)
         bodies, buffers_B = self.tail.opened(record, frames)
-        scales = None if record.contributors else self.scales([frames[ref.frame] for ref in record.frames])
-        mean_N = self._mean(record, bodies, decoded or {}, scales)
-        assert not isinstance(self.outer, NoLoCo), "a gossip run commits merges only"
-        if mean_N is None:
+        weights = self.weights(contributions(record), record.outer_step - 1)
+        received = self._received(record, bodies, decoded or {}, weights, frames)
+        if received is None:
             return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
-        contributors = len(contributions(record))
-        outer = self.outer if self.tuned is None else self.tuned(self.outer, contributors)
-        after_N, state = outer.step(self.anchors[f], mean_N, self.states[f])
+        info = self.info(record, weights)
+        after_N, state = self.method.outer_step(self.anchors[f], received, self.states[f], info)
         return OuterStep(f, self.anchors[f], after_N, state, digest(after_N), buffers_B)
 
-    def weights(self, contributors: Sequence[FrameRef]) -> list[float]:
-        """What each of a record's contributors counts."""
-        return contribution_weights(self.weighting, [ref.tokens for ref in contributors])
+    def weights(self, contributors: Sequence[FrameRef], outer_step: int) -> list[float]:
+        """What each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0."""
+        given = contribution_weights(self.weighting, [ref.tokens for ref in contributors])
+        told, state = self._told(contributors, outer_step), self.states[outer_step % len(self.anchors)]
+        return [float32(weight) for weight in self.method.weights(told, given, state)]
+
+    def info(self, record: Record, weights: Sequence[float]) -> RoundInfo:
+        """What the method may know of the record's round."""
+        step = record.outer_step - 1
+        told = tuple(self._told(contributions(record), step))
+        return RoundInfo(step // len(self.anchors), told, tuple(weights), self.shapes(record.fragment))
+
+    def _told(self, contributors: Sequence[FrameRef], outer_step: int) -> list[Contributor]:
+        ages = [(outer_step - ref.based) // len(self.anchors) for ref in contributors]
+        return [
+            Contributor(ref.peer, ref.tokens, ref.steps, age, ref.summary)
+            for ref, age in zip(contributors, ages, strict=True)
+        ]
 
     def scales(self, frames: Sequence[Frame]) -> list[float] | None:
         """What a gather's contributions are multiplied by; None: nothing is clipped."""
@@ -175,7 +206,8 @@ class Replica:
         if known is not None:
             return known
         body, _ = self.tail.split(frame)
-        return self.measures.add(frame.hash, self.codec.decode(body, self.shapes(frame.header.fragment)))
+        shapes = self.shapes(frame.header.fragment)
+        return self.measures.add(frame.hash, self.codec.decode(body, shapes * frame.header.channels)[: numel(shapes)])
 
     def install(self, step: OuterStep) -> None:
         """Make an outer step this replica's state."""
@@ -199,7 +231,8 @@ class Replica:
             return torch.ones(self.numel(f), dtype=torch.bool)
         sent_N = torch.zeros(self.numel(f), dtype=torch.bool)
         for frame in mine:
-            sent_N |= self.codec.decode(self.tail.split(frame)[0], self.shapes(f)) != 0
+            body, shapes = self.tail.split(frame)[0], self.shapes(f)
+            sent_N |= self.codec.decode(body, shapes * frame.header.channels)[: self.numel(f)] != 0
         self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
         return sent_N
 
@@ -212,22 +245,29 @@ class Replica:
                 "lower the learning rate or clip the gradients, then start again from the last commit"
             )
 
-    def _mean(
+    def _received(
         self,
         record: Record,
         bodies: Sequence[memoryview],
         decoded: Mapping[bytes, Tensor],
-        scales: Sequence[float] | None,
-    ) -> Tensor | None:
-        """The mean pseudo-gradient; None when finite contributions sum beyond float32: alike on every peer, such a
-        record moves nothing.
+        weights: Sequence[float],
+        frames: Mapping[bytes, Frame],
+    ) -> dict[str, Tensor] | None:
+        """The mean of each channel that is due. None when every contributor counts nothing, or when finite
+        contributions sum beyond float32: alike on every peer, such a record moves nothing.
         """
+        due = self.due(record.outer_step - 1)
+        if not any(weights):
+            return None
         try:
             if record.contributors:
-                return self._reduced(record, bodies, decoded)
-            return self._gathered(record, bodies, scales)
+                mean_CN = self._reduced(record, bodies, decoded, len(due))
+            else:
+                scales = self.scales([frames[ref.frame] for ref in record.frames])
+                mean_CN = self._gathered(record, bodies, weights, scales, len(due))
         except NonFiniteError:
             return None
+        return {channel.name: mean_N for channel, mean_N in zip(due, mean_CN, strict=True)}
 
     def refresh(self, fragment: int) -> None:
         """Recompute a fragment's digest after a gossip step replaced its anchor."""
@@ -247,25 +287,37 @@ class Replica:
         after_N = mean_pseudo_gradient(decoded)
         return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
 
-    def _gathered(self, record: Record, bodies: Sequence[memoryview], scales: Sequence[float] | None) -> Tensor:
+    def _gathered(
+        self,
+        record: Record,
+        bodies: Sequence[memoryview],
+        weights: Sequence[float],
+        scales: Sequence[float] | None,
+        channels: int,
+    ) -> Tensor:
         shapes = self.shapes(record.fragment)
         adders: list[Adder] = [
-            (ref.peer, partial(self.codec.add_to, data=data, shapes=shapes), weight)
-            for ref, data, weight in zip(record.frames, bodies, self.weights(record.frames), strict=True)
+            (ref.peer, partial(self.codec.add_to, data=data, shapes=shapes, channels=channels, scale=scale), weight)
+            for ref, data, weight, scale in zip(record.frames, bodies, weights, scales or repeat(1.0), strict=False)
         ]
-        return mean_of(fresh_zeros(self.numel(record.fragment)), scaled(adders, scales))
+        return mean_of(fresh_zeros(channels * self.numel(record.fragment)), adders).view(channels, -1)
 
-    def _reduced(self, record: Record, bodies: Sequence[memoryview], decoded: Mapping[bytes, Tensor]) -> Tensor:
+    def _reduced(
+        self, record: Record, bodies: Sequence[memoryview], decoded: Mapping[bytes, Tensor], channels: int
+    ) -> Tensor:
         parts = {}
         for ref, data in zip(record.frames, bodies, strict=True):
             _, start, stop = record.partition[ref.part]
             known = decoded.get(ref.frame)
-            parts[ref.part] = self.codec.decode(data, range_shapes(start, stop)) if known is None else known
+            if known is None:
+                known = self.codec.decode(data, range_shapes(start, stop) * channels)
+            parts[ref.part] = known.view(channels, -1)
         if len(parts) != len(record.partition):
             raise PayloadError(
                 f"round {record.round} names {len(parts)} of {len(record.partition)} partitions; drop it"
             )
-        return assembled(record.partition, parts, fresh_zeros(self.numel(record.fragment)))
+        out_CN = fresh_zeros(channels * self.numel(record.fragment)).view(channels, -1)
+        return assembled(record.partition, parts, out_CN)
 
     # ---- what a checkpoint or a snapshot holds ----
 

@@ -16,20 +16,25 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head, contributions, moves_anchor
 from decentral.consensus.history import Branch
-from decentral.optimizers import NoLoCo
 from decentral.replica.contribution import Contribution
 from decentral.replica.outbox import Owed
 from decentral.replica.owing import OWED
-from decentral.rounds.frame_io import CommittedUpdate
-from decentral.rounds.reducing import Reducer
+from decentral.rounds.frame_io import FrameIO
+from decentral.rounds.local_state import LocalState
+from decentral.rounds.steps import Steps
+from decentral.rounds.updates import CommittedUpdate
 from decentral.wire.frames import Frame
 from decentral.wire.messages import Record
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
 
-class Bookkeeping(Reducer):
+class Bookkeeping:
     """Books contributions with the commits that name them, and adopts branches."""
+
+    def __init__(self, state: LocalState, steps: Steps, frames: FrameIO) -> None:
+        self.state, self.steps, self.frames = state, steps, frames
+        self.me, self.replica, self.outbox = state.me, state.replica, state.outbox
 
     async def adopt(self, head: Head, tensors: Mapping[str, Tensor], branch: Branch) -> None:
         """Take over a verified snapshot: another branch, or too far ahead to replay. Gossip takes over no tensors.
@@ -37,29 +42,30 @@ class Bookkeeping(Reducer):
         What this peer gave to rounds that are given up is owed again, and what the records of the branch took from it
         is not: the debt stays as it is.
         """
-        async with self._lock:
-            if head.weight <= self.head.weight:
+        state = self.state
+        async with self.steps.lock:
+            if head.weight <= state.head.weight:
                 return  # ours grew meanwhile
-            owed = await self.offload(self._owed, branch)
+            owed = await state.offload(self._owed, branch)
             taken = self._taken(branch)
-            self._reclaimed = self._reclaimed or bool(owed)
+            state.reclaimed = state.reclaimed or bool(owed)
             self._settle_as_owner(branch)
-            before = list(self.replica.anchors)
-            await self.offload(self.ledger.adopt, head, tensors)
+            before = list(state.replica.anchors)
+            await state.offload(state.ledger.adopt, head, tensors)
             if tensors:
-                self.replica.load({**tensors, **self.replica.own_tensors()})
+                state.replica.load({**tensors, **state.replica.own_tensors()})
             self._tell_adopted(head, branch, owed)
-            self.pending, self._inherits = None, False
-            self.machine.switch(head, branch, anyio.current_time())
-            self._tidy(head.round)
-            if not self.machine.forgetful:
-                await self.offload(self.ledger.save_acceptor, self.machine.acceptor.to_bytes())
-            if isinstance(self.replica.outer, NoLoCo):  # a swap may have moved replica and live model meanwhile
-                self.on_advance(CommittedUpdate(None, head.hash, 0, None, None, None, self.replica.digest))
+            state.pending, state.inherits = None, False
+            state.machine.state.switch(head, branch, anyio.current_time())
+            self.frames.tidy(head.round)
+            if not state.machine.state.forgetful:
+                await state.offload(state.ledger.save_acceptor, state.machine.state.acceptor.to_bytes())
+            if state.gossips:  # a swap may have moved replica and live model meanwhile
+                state.on_advance(CommittedUpdate(None, head.hash, 0, None, None, None, state.replica.digest))
                 return
             rounds = _rounds_of_each(head, branch, len(before))
             for f, old_N in enumerate(before):
-                self.on_advance(self._move(head, f, old_N, owed.get(f), taken, rounds))
+                state.on_advance(self._move(head, f, old_N, owed.get(f), taken, rounds))
 
     def _move(
         self,
@@ -85,7 +91,9 @@ class Bookkeeping(Reducer):
             taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), self._owed_as_owner(f)
         after_N, anchor = self.replica.anchors[f], self.replica.digest
         buffers_B = self.replica.shared_buffers(f)
-        return CommittedUpdate(None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, taken_N)
+        return CommittedUpdate(
+            None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, taken_N=taken_N
+        )
 
     def _owed(self, branch: Branch) -> dict[int, Owed]:
         """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""
@@ -98,7 +106,7 @@ class Bookkeeping(Reducer):
     def _taken(self, branch: Branch) -> dict[int, Contribution | None]:
         """By fragment, what the records of ``branch`` took from this peer; None: something, and nobody knows what."""
         if branch.shared is None:
-            unsure = self._inherits or self._reclaimed or self.pending is not None
+            unsure = self.state.inherits or self.state.reclaimed or self.state.pending is not None
             return dict.fromkeys(range(len(self.replica.anchors)), None) if unsure else {}
         found: dict[int, Contribution | None] = {}
         for record in branch.records:
@@ -109,7 +117,7 @@ class Bookkeeping(Reducer):
 
     def _pending_as(self, frame: bytes) -> Contribution | None:
         """The contribution in flight, if ``frame`` is what it offered and all of that is known."""
-        pending = self.pending
+        pending = self.state.pending
         known = pending is not None and pending.encoded is not None and pending.offered == frame
         return pending if known else None
 
@@ -117,9 +125,9 @@ class Bookkeeping(Reducer):
         """Book what a branch that follows on our chain took. Of another, contributors owe again all that they gave to
         the rounds given up: nothing is owed as their owner any more.
         """
-        follows = branch.shared is not None and branch.shared.hash == self.head.hash
+        follows = branch.shared is not None and branch.shared.hash == self.state.head.hash
         for record in branch.records if follows else ():
-            self.replica.owe_after(record, self.me, self._left, self.replica.owed(record.fragment))
+            self.replica.owe_after(record, self.me, self.state.left, self.replica.owed(record.fragment))
         if not follows:
             kept = [{name: own[name] for name in own if name != OWED} for own in self.replica.feedback]
             self.replica.feedback = kept
@@ -128,7 +136,7 @@ class Bookkeeping(Reducer):
         owed_N = self.replica.owed(fragment)
         return {} if owed_N is None else {OWED: owed_N}
 
-    def _settle(self, record: Record, frames: Mapping[bytes, Frame]) -> tuple[Contribution | None, Tensor | None]:
+    def settle(self, record: Record, frames: Mapping[bytes, Frame]) -> tuple[Contribution | None, Tensor | None]:
         """Book the debts if the record names our contribution or our results; else they stay as they are, and the
         contribution whole in the local parameters.
 
@@ -138,32 +146,32 @@ class Bookkeeping(Reducer):
             return None, None
         owed_N = self.replica.owed(record.fragment)
         settled = self._settle_contribution(record, frames)
-        self.replica.owe_after(record, self.me, self._left, owed_N)
+        self.replica.owe_after(record, self.me, self.state.left, owed_N)
         return settled
 
     def _settle_contribution(
         self, record: Record, frames: Mapping[bytes, Frame]
     ) -> tuple[Contribution | None, Tensor | None]:
-        pending, self.pending, self._inherits = self.pending, None, False
+        pending, self.state.pending, self.state.inherits = self.state.pending, None, False
         mine = next((ref for ref in contributions(record) if ref.peer == self.me), None)
         if mine is None:
             return None, None
         if pending is None or mine.frame != pending.offered:
             return None, self.replica.forget_sent(record, frames, self.me)
-        self.contributed += 1
+        self.state.contributed += 1
         self.outbox.add(record, pending)
         self.replica.feedback[record.fragment] = pending.feedback_after(record)
         return pending, None
 
     def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
         """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
-        old, shared = self.head, branch.shared
+        old, shared = self.state.head, branch.shared
         self.outbox.forget_after(-1 if shared is None else shared.round)
         where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
-        self.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
+        self.state.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
         if shared is not None and shared.hash == old.hash:
             return
-        self.on_event(
+        self.state.on_event(
             "healed",
             {
                 "round": head.round,

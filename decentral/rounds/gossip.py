@@ -1,14 +1,11 @@
-"""Gossip steps of NoLoCo: two peers swap frames, and both apply the pair's mean, or neither, unless one dies meanwhile.
+"""Gossip steps: two peers swap frames, and both apply the pair's mean, or neither, unless one dies meanwhile.
 
-Two-phase: each pushes its frame (pseudo-gradient and slow weights); the peer with the smaller id, once it knows that
+Two-phase: each pushes its frame, the method's channels; the peer with the smaller id, once it knows that
 its frame is there, asks the other to commit, and the answer is remembered, so that a lost answer is asked for again and
 says the same. A peer whose partner does not come takes its step alone. The mean of the two slow weights is conserved
 up to float rounding, and what compression loses of the changes is owed: booked with the step, never before it
 (`decentral.replica.pair_step`).
-Sent per step: two bodies to one peer, whatever the size of the swarm.
-
-Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
-arXiv:2506.10911; sign of the pseudo-gradient as in the authors' code.
+Sent per step: one body to one peer, whatever the size of the swarm.
 """
 
 from __future__ import annotations
@@ -25,9 +22,9 @@ from decentral.consensus.deadline import Deadline
 from decentral.dissemination import gather
 from decentral.dissemination.pairing import partner_of
 from decentral.errors import PayloadError, TransportError
-from decentral.optimizers import NoLoCo
 from decentral.replica.pair_step import GossipStep, half_of, step_alone, step_together
 from decentral.rounds.driver import Driver
+from decentral.rounds.partners import AHEAD, Partners
 from decentral.transport import Stream
 from decentral.transport.requests import handled, request, send, serve_requests
 from decentral.wire.frames import Frame, FrameKind, Header, seal
@@ -40,7 +37,6 @@ UNDECIDED = 8.0  # s a commit is asked about, whatever is cancelled meanwhile: l
 LOOK_EVERY = 0.5  # s between looks whether an awaited partner is still there
 ASK_AGAIN = 2.0  # s until a follower that has not answered is asked beside that: one stream that hangs is no dead link
 REMEMBERED = 256  # gossip steps whose outcome is kept for a partner that asks again
-AHEAD = 8  # gossip steps a partner's frame may be ahead of ours
 _COMMIT = struct.Struct("<Q32s32s")  # step, my frame, your frame
 COMMIT_NBYTES = _COMMIT.size  # of the request that one of the two makes; the answer is one byte
 YES, NO, WAIT = b"\x01", b"\x00", b"\x02"
@@ -81,50 +77,61 @@ class _Question:
 class Gossip:
     """This peer's gossip steps; membership comes from the driver's chain."""
 
-    def __init__(self, driver: Driver, deadline: Deadline, step: int = 0) -> None:
-        assert isinstance(driver.replica.outer, NoLoCo)
-        self.driver, self.deadline, self.step = driver, deadline, step
+    def __init__(self, driver: Driver, deadline: Deadline, partners: Partners) -> None:
+        """``partners``: those that the driver tells of the frames that come."""
+        self.driver, self.state, self.transport = driver, driver.state, driver.swarm.transport
+        self.deadline, self.partners = deadline, partners
         self._current: _Swap | None = None
         self._outcomes: dict[int, tuple[bytes, bytes]] = {}  # step -> (partner's frame, YES or NO)
-        self._frames: dict[tuple[PeerId, int], tuple[Frame, Tensor]] = {}
-        self._seen: dict[PeerId, int] = {}  # the latest step heard of from each member
-        self._behind: dict[PeerId, int] = {}  # steps that each was behind this peer when it was last heard
-        self._settled = step  # no step below it may be taken again: a pair has taken it, or an earlier life
-        self._changed = anyio.Event()
-        driver.on_swap = self._on_swap
-        serve_requests(driver.transport, PAIR, self._on_commit, limit=_COMMIT.size)
+        self._settled = partners.step  # no step below it may be taken again: a pair has taken it, or an earlier life
+        serve_requests(self.transport, PAIR, self._on_commit, limit=_COMMIT.size)
+
+    @property
+    def step(self) -> int:
+        """Gossip steps that this peer has made, or follows others as if it had."""
+        return self.partners.step
+
+    def follow(self, step: int) -> None:
+        """Go on from the replica of a peer that is at ``step``."""
+        self.partners.step = step
 
     @property
     def is_swapping(self) -> bool:
         """Whether a pair is being made now: its other half may have stepped already."""
         return self._current is not None
 
-    async def exchange(self, fragment: int, delta_N: Tensor, steps: int, tokens: int, tail: bytes = b"") -> Swapped:
+    async def exchange(
+        self,
+        fragment: int,
+        change_N: Tensor,
+        steps: int,
+        tokens: int,
+        tail: bytes = b"",
+        states: tuple[Tensor, ...] = (),
+    ) -> Swapped:
         """One gossip step: swap with this step's partner if it comes in time, else step alone.
 
-        ``delta_N``: NoLoCo's sign, the fast parameters less the slow ones. ``tail``: this peer's buffers, where
-        fragment 0 carries them.
+        ``change_N`` and ``states``: the method's channels that are due. ``tail``: this peer's buffers, where fragment
+        0 carries them.
         """
-        driver, head, step = self.driver, self.driver.head, self.step
-        half = await driver.offload(half_of, driver.replica, fragment, delta_N)
+        state, head, step = self.state, self.state.head, self.step
+        half = await state.offload(half_of, state.replica, fragment, change_N, states)
         theirs = swap = None
-        partner = partner_of(head.run, step, head.members, driver.me) if driver.is_member else None
-        if partner is not None:
-            driver.machine.presence.heard(
-                partner
-            )  # a send that failed in an earlier step: no message of rounds undoes it
-        if partner is not None and driver.machine.presence.present(partner):
+        partner = partner_of(head.run, step, head.members, state.me) if state.is_member else None
+        if partner is not None:  # a send that failed in an earlier step: no message of rounds undoes it
+            state.machine.state.presence.heard(partner)
+        if partner is not None and state.machine.state.presence.present(partner):
             if half.feedback:
-                await driver.offload(driver.ledger.swap_begins)
-            frame = seal(self._header(head, fragment, steps, tokens), half.body, driver.signer, tail)
+                await state.offload(state.ledger.swap_begins)
+            frame = seal(self._header(head, fragment, steps, tokens, len(states)), half.body, state.signer, tail)
             swap = _Swap(step, frame, partner)
             theirs = await self._swap(swap)
         if tail:
             self._merge_buffers(tail, None if swap is None else swap.theirs)
         if theirs is None:
-            return self._book(fragment, None, step_alone(driver.replica, fragment, delta_N))
+            return self._book(fragment, None, step_alone(state.replica, fragment, step, change_N, states))
         self._settled = step + 1
-        return self._book(fragment, partner, step_together(driver.replica, fragment, half, theirs))
+        return self._book(fragment, partner, step_together(state.replica, fragment, step, half, theirs))
 
     # ---- the swap ----
 
@@ -136,7 +143,7 @@ class Gossip:
             sent = await self._push(swap)
             theirs = self._allowed(swap.partner, swap)
             with anyio.move_on_after(self.deadline.at(began, began) - began + theirs):
-                outcome = await (self._lead(swap, sent) if self.driver.me < swap.partner else self._follow(swap, sent))
+                outcome = await (self._lead(swap, sent) if self.state.me < swap.partner else self._follow(swap, sent))
                 self.deadline.observe(anyio.current_time() - began)
                 return outcome
             return await self._too_late(swap)
@@ -146,18 +153,18 @@ class Gossip:
 
     async def _push(self, swap: _Swap) -> Stream | None:
         """The stream on which the partner says when it has our frame; None when it cannot be sent."""
-        longest = self.deadline.ceiling + self._allowed(self.driver.me, swap)
+        longest = self.deadline.ceiling + self._allowed(self.state.me, swap)
         with anyio.move_on_after(longest):  # the training thread waits for it
             try:
-                return await send(self.driver.transport, swap.partner, gather.PUSH, swap.frame.data, gather.ANSWER)
+                return await send(self.transport, swap.partner, gather.PUSH, swap.frame.data, gather.ANSWER)
             except TransportError:
-                await self.driver.unreachable(swap.partner)
+                await self.driver.frames.unreachable(swap.partner)
         return None
 
     def _allowed(self, peer: PeerId, swap: _Swap) -> float:
         """Seconds that a frame as large as ours may be on its way from ``peer``."""
-        nbytes, pair = len(swap.frame.body), (self.driver.me, swap.partner)
-        return allowance(nbytes, 1, self.driver.terms.takes(nbytes, peer, pair))
+        nbytes, pair = len(swap.frame.body), (self.state.me, swap.partner)
+        return allowance(nbytes, 1, self.state.terms.takes(nbytes, peer, pair))
 
     async def _lead(self, swap: _Swap, sent: Stream | None) -> Tensor | None:
         """Asks when the partner has our frame, and not when it was sent.
@@ -166,7 +173,7 @@ class Gossip:
         uplink of 1 Mbit/s a leader took every step alone that its follower took with it.
         """
         arrived = sent is not None and await handled(sent, gather.PUSH)
-        while (found := self._frames.get((swap.partner, swap.step))) is None or not arrived:
+        while (found := self.partners.frame(swap.partner, swap.step)) is None or not arrived:
             if not await self._changes(swap):
                 return None
         frame, decoded = found
@@ -176,9 +183,9 @@ class Gossip:
     async def _changes(self, swap: _Swap) -> bool:
         """Wait until something came from a partner; False once it is known to be away."""
         with anyio.move_on_after(LOOK_EVERY):
-            await self._changed.wait()
-        passed = self._seen.get(swap.partner, 0) > swap.step
-        return self.driver.machine.presence.present(swap.partner) and not passed
+            await self.partners.changed()
+        passed = self.partners.seen(swap.partner) > swap.step
+        return self.state.machine.state.presence.present(swap.partner) and not passed
 
     async def _follow(self, swap: _Swap, sent: Stream | None = None) -> Tensor | None:
         if sent is not None:
@@ -187,7 +194,7 @@ class Gossip:
             if not await self._changes(swap):
                 self._outcomes.setdefault(swap.step, (NOTHING, NO))
         frame_hash, answer = self._outcomes[swap.step]
-        held = self._frames.get((swap.partner, swap.step))
+        held = self.partners.frame(swap.partner, swap.step)
         if answer != YES or held is None or held[0].hash != frame_hash:
             return None
         swap.theirs = held[0]
@@ -195,7 +202,7 @@ class Gossip:
 
     async def _too_late(self, swap: _Swap) -> Tensor | None:
         """The follower closes the step, so that a late commit is answered NO; the leader's answer decides for it."""
-        if self.driver.me > swap.partner:
+        if self.state.me > swap.partner:
             if swap.step not in self._outcomes:
                 self._outcomes[swap.step] = (NOTHING, NO)
             return await self._follow(swap)
@@ -212,14 +219,14 @@ class Gossip:
                     await anyio.sleep(ASK_AGAIN)
         if question.unheard and question.answer == WAIT:
             seconds = round(anyio.current_time() - began, 1)
-            self.driver.on_event("undecided", {"round": swap.step, "peer": peer_name(swap.partner), "seconds": seconds})
+            self.state.on_event("undecided", {"round": swap.step, "peer": peer_name(swap.partner), "seconds": seconds})
         return question.answer == YES
 
     async def _answer(self, question: _Question, until: anyio.CancelScope) -> None:
         """Ask once more; what the follower says ends ``until``."""
         question.unheard += 1
         try:
-            answer = await request(self.driver.transport, question.to, PAIR, question.body, limit=1, timeout=UNDECIDED)
+            answer = await request(self.transport, question.to, PAIR, question.body, limit=1, timeout=UNDECIDED)
         except TransportError:
             return  # it may have heard that
         except PayloadError:
@@ -236,45 +243,12 @@ class Gossip:
         alone while it was cut off is ahead, and would wait at every step for one that does not come: it goes back as
         far as those steps reach.
         """
-        ahead = max(0, self._front() - self.step)
-        back = self._lead_of_this_peer()
+        members = self.state.head.members
+        ahead, back = max(0, self.partners.front(members) - self.step), self.partners.lead(members)
         back = min(back, self.step - self._settled) if back > AHEAD else 0
-        self.step += ahead - back
-        self._behind = {peer: steps + ahead - back for peer, steps in self._behind.items()}
+        self.partners.move(ahead - back)
         if back:
             self._outcomes = {step: outcome for step, outcome in self._outcomes.items() if step < self.step}
-
-    def _front(self) -> int:
-        """The step that the upper half of those heard of has reached.
-
-        The median, so that one peer's claim moves nobody once three are known.
-        """
-        known = sorted([self.step, *(s for peer, s in self._seen.items() if peer in self.driver.head.members)])
-        return known[len(known) // 2]
-
-    def _lead_of_this_peer(self) -> int:
-        """Steps that more than half of those heard of were behind, each when it was last heard.
-
-        Not counted from where each was last: of a large swarm most were last heard long ago, while all went on.
-        """
-        members = self.driver.head.members
-        behind = sorted([0, *(steps for peer, steps in self._behind.items() if peer in members)])
-        return behind[(len(behind) - 1) // 2]
-
-    # ---- receiving ----
-
-    def _on_swap(self, frame: Frame, decoded: Tensor) -> None:
-        header = frame.header
-        if header.sender not in self.driver.head.members:
-            raise PayloadError("swap of a peer that is no member; drop it")
-        if header.fragment != header.round % self.driver.terms.num_fragments:
-            raise PayloadError(f"gossip step {header.round} is not of fragment {header.fragment}; drop the frame")
-        self._seen[header.sender] = max(self._seen.get(header.sender, 0), header.round)
-        self._behind[header.sender] = self.step - header.round
-        if not self.step <= header.round <= self.step + AHEAD or header.base != NOTHING:
-            return  # a partner of a step that is over here: its commit is answered NO
-        self._frames.setdefault((header.sender, header.round), (frame, decoded))
-        self._wake()
 
     async def _on_commit(self, peer: PeerId, data: bytes) -> bytes:
         if len(data) != _COMMIT.size:
@@ -288,42 +262,38 @@ class Gossip:
             return WAIT  # not there yet
         if current is None or current.step != step or current.partner != peer or current.frame.hash != ours:
             return NO
-        held = self._frames.get((peer, step))
+        held = self.partners.frame(peer, step)
         made = held is not None and held[0].hash == theirs  # it was here; one too far ahead is not kept
         self._outcomes[step] = (theirs, YES) if made else (NOTHING, NO)
-        self._wake()
+        self.partners.wake()
         return YES if made else NO
 
     # ---- the step ----
 
     def _book(self, fragment: int, partner: PeerId | None, taken: GossipStep) -> Swapped:
-        replica, step = self.driver.replica, self.step
+        replica, step = self.state.replica, self.step
         replica.anchors[fragment], replica.states[fragment] = taken.after_N, taken.state
         replica.feedback[fragment] = taken.feedback
         replica.refresh(fragment)
-        self.step += 1
+        self.partners.step += 1
         self._fall_in()  # here, not when the next step begins: who calls reads from ``step`` which fragment that is of
         buffers_B = replica.shared_buffers(fragment)
         return Swapped(step, taken.before_N, taken.after_N, partner, taken.disagreement, buffers_B)
 
     def _merge_buffers(self, tail: bytes, theirs: Frame | None) -> None:
         """What both told becomes the same on both sides; who steps alone has its own."""
-        replica = self.driver.replica
-        told = {self.driver.me: replica.tail.unpack(tail)}
+        replica = self.state.replica
+        told = {self.state.me: replica.tail.unpack(tail)}
         if theirs is not None and (theirs_B := replica.tail.split(theirs)[1]) is not None:
             told[theirs.header.sender] = theirs_B
         replica.buffers_B = replica.tail.merged([told[peer] for peer in sorted(told)])
 
-    def _header(self, head: Head, fragment: int, steps: int, tokens: int) -> Header:
+    def _header(self, head: Head, fragment: int, steps: int, tokens: int, states: int) -> Header:
         return Header(
             kind=FrameKind.SWAP, run=head.run, epoch=head.epoch, round=self.step, fragment=fragment, part=0, parts=1,
-            plan=0, base=NOTHING, sender=self.driver.me, steps=steps, tokens=tokens,
+            plan=0, base=NOTHING, sender=self.state.me, steps=steps, tokens=tokens, states=states,
         )  # fmt: skip
 
     def _forget(self, step: int) -> None:
-        self._frames = {key: held for key, held in self._frames.items() if key[1] > step}
+        self.partners.forget(step)
         self._outcomes = {s: outcome for s, outcome in self._outcomes.items() if s > step - REMEMBERED}
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()

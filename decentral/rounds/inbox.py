@@ -13,10 +13,11 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.errors import PayloadError
+from decentral.flow.changes import Changes
 from decentral.flow.offload import Offload, in_thread
 from decentral.parameters import Schema
 from decentral.replica.buffers import NO_TAIL, Tail
-from decentral.replica.codec import Codec, Shapes, range_shapes
+from decentral.replica.codec import Codec, FixedShapes, Shapes, range_shapes
 from decentral.replica.measures import Measures
 from decentral.wire.frames import Frame, FrameKind, Header, parse
 from decentral.wire.keys import PeerId
@@ -40,19 +41,21 @@ class Inbox:
         offload: Offload = in_thread,
         tail: Tail = NO_TAIL,
         measures: Measures | None = None,
+        channels: int = 1,
     ) -> None:
+        """``channels``: the vectors that a contribution has at most."""
+        self.channels = channels
         self._offload, self.tail = offload, tail
         self._measures = measures or Measures()  # of contributions: nothing else of what they decode to is kept
         self.schema, self.codec, self.merge_codec = schema, codec, merge_codec
         self.plans: dict[tuple[int, int], tuple[tuple[PeerId, int, int], ...]] = {}  # (round, plan) -> partition
-        self._plan_came = anyio.Event()
+        self._plan_came = Changes()
 
     def expect(self, plan_or_record: ReducePlan | Record) -> None:
         """Learn the partition of a plan, so that its slices and results can be sized."""
         number = plan_or_record.number if isinstance(plan_or_record, ReducePlan) else plan_or_record.plan
         self.plans[(plan_or_record.round, number)] = plan_or_record.partition
-        self._plan_came.set()
-        self._plan_came = anyio.Event()
+        self._plan_came.tell()
 
     def forget_before(self, round_: int) -> None:
         """Drop the plans of rounds before ``round_``."""
@@ -65,7 +68,7 @@ class Inbox:
         """
         deadline: float | None = None
         while True:
-            came = self._plan_came
+            came = self._plan_came.coming()
             try:
                 return await self._offload(self.check, data, head())
             except PlanUnknown:
@@ -84,18 +87,22 @@ class Inbox:
         body, _ = self.tail.split(frame)  # raises, too
         decoded_N = codec.decode(body, self.shapes_of(frame.header))
         if frame.header.kind == FrameKind.CONTRIBUTION:
-            self._measures.add(frame.hash, decoded_N)
+            self._measures.add(frame.hash, decoded_N[: self.schema.fragments[frame.header.fragment].numel])
         return frame, decoded_N
 
     def shapes_of(self, header: Header) -> Shapes:
         """The shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""
         if header.fragment >= len(self.schema.fragments):
             raise PayloadError(f"frame for fragment {header.fragment} of {len(self.schema.fragments)}; drop it")
-        shapes = self.schema.fragments[header.fragment].shapes
-        if header.kind in (FrameKind.CONTRIBUTION, FrameKind.MERGE):
+        if header.channels > (1 if header.kind == FrameKind.MERGE else self.channels):
+            raise PayloadError(f"{header.channels} channels in a {header.kind.name}, more than the method has; drop it")
+        return self._shapes_of_one(header) * header.channels
+
+    def _shapes_of_one(self, header: Header) -> FixedShapes:
+        """The shapes of one channel."""
+        shapes = tuple(self.schema.fragments[header.fragment].shapes)
+        if header.kind in (FrameKind.CONTRIBUTION, FrameKind.MERGE, FrameKind.SWAP):
             return shapes
-        if header.kind == FrameKind.SWAP:
-            return tuple(shapes) * 2
         partition = self.plans.get((header.round, header.plan))
         if partition is None:
             raise PlanUnknown(f"frame of plan {header.plan} in round {header.round}, which is not known here")
@@ -115,7 +122,7 @@ class Inbox:
     def limit(self) -> int:
         """The largest body that can be valid, over all fragments and kinds."""
         return max(
-            max(self.codec.max_body_nbytes(tuple(f.shapes) * 2), self.merge_codec.max_body_nbytes(f.shapes))
+            max(self.codec.max_body_nbytes(tuple(f.shapes) * self.channels), self.merge_codec.max_body_nbytes(f.shapes))
             for f in self.schema.fragments
         ) + self.tail.nbytes(0)
 

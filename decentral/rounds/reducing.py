@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import anyio
 import anyio.abc
@@ -16,42 +17,38 @@ from decentral.replica.contribution import Contribution, header_after, range_of
 from decentral.replica.measures import Measure
 from decentral.replica.reduction import Reduction
 from decentral.rounds.frame_io import FrameIO
+from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import (
-    Missing,
-    ReducePlan,
-)
+from decentral.wire.messages import Missing, ReducePlan
 
 
-class Reducer(FrameIO):
+class Reducer:
     """Carries out the plans of a reduce."""
 
-    def _take_slice(self, frame: Frame, decoded: Tensor) -> None:
-        key = (frame.header.plan, frame.header.part)
-        self._slices.setdefault(key, {})[frame.header.sender] = decoded
-        if (tail_B := self.replica.tail.split(frame)[1]) is not None:
-            self._tails.setdefault(key, {})[frame.header.sender] = tail_B
-        self._slice_came.set()
-        self._slice_came = anyio.Event()
+    def __init__(self, state: LocalState, frames: FrameIO) -> None:
+        self.state, self.frames = state, frames
+        self.me, self.replica = state.me, state.replica
 
-    async def _reduce(self, plan: ReducePlan, head: Head) -> None:
+    async def reduce(self, plan: ReducePlan, head: Head) -> None:
         """Send our slices; sum the parts that are ours and give everybody the results."""
-        self._cancel_pushes(lambda frame: frame.header.round == plan.round and frame.header.plan < plan.number)
-        if self.pending is not None and self.me in {ref.peer for ref in plan.contributors}:
-            self._spawn(self._send_slices, self.pending, plan, head)
+        self.frames.cancel_pushes(lambda frame: frame.header.round == plan.round and frame.header.plan < plan.number)
+        pending = self.state.pending
+        if pending is not None and self.me in {ref.peer for ref in plan.contributors}:
+            self.state.tasks.spawn(self.send_slices, pending, plan, head)
         for part in owned_parts(plan, self.me):
-            self._spawn(self._own, Reduction(plan, part), head)
+            self.state.tasks.spawn(self._own, Reduction(plan, part), head)
 
-    async def _send_slices(self, pending: Contribution, plan: ReducePlan, head: Head) -> None:
+    async def send_slices(self, pending: Contribution, plan: ReducePlan, head: Head) -> None:
         """Encoded as they go; every owner's first part before anybody's second, so that it is summed meanwhile."""
-        for part in in_order(plan, self.me):
-            frame = await self.offload(pending.slice_frame, part, plan, head, self.replica, self.signer)
+        state = self.state
+        for part in in_order(plan, state.me):
+            frame = await state.offload(pending.slice_frame, part, plan, head, state.replica, state.signer)
             owner = plan.partition[part][0]
-            if owner == self.me:
-                self._take_slice(frame, await self.offload(self._decoded, frame, plan))
+            if owner == state.me:
+                state.slices.add(frame, await state.offload(self._decoded, frame, plan))
             else:
-                self._spawn(self._push, frame, (owner,))
+                state.tasks.spawn(self.frames.push, frame, (owner,))
 
     async def _own(self, reduction: Reduction, head: Head) -> None:
         """Make one result. It leaves after this peer's own slices, which the others wait for first."""
@@ -59,38 +56,39 @@ class Reducer(FrameIO):
         if missing := reduction.missing():
             await self._blame(reduction.plan, missing, head)
             return
-        frame, decoded, feedback = await self.offload(self._result, reduction, head)
-        if self.head.hash == head.hash:
+        frame, decoded, feedback = await self.state.offload(self._result, reduction, head)
+        if self.state.head.hash == head.hash:
             if "debt" in feedback:
-                self._left[frame.hash] = feedback["debt"]
-            self._results.add(frame, decoded)
-            await self.hold(frame)
-            await self._push(frame, head.members)
+                self.state.left[frame.hash] = feedback["debt"]
+            self.state.results.add(frame, decoded)
+            await self.frames.hold(frame)
+            await self.frames.push(frame, head.members)
 
     async def _gather_slices(self, reduction: Reduction, head: Head) -> None:
         """Wait for as long as slices need by what is known of uplinks, and for those that are coming then."""
-        key = (reduction.plan.number, reduction.part)
-        began = anyio.current_time()
-        while self.head.hash == head.hash:
-            came, now, deadline = self._slice_came, anyio.current_time(), began + self.machine.patience(0.5)
-            reduction.slices, reduction.tails = dict(self._slices.get(key, {})), dict(self._tails.get(key, {}))
+        state, arrivals, began = self.state, self.frames.arrivals, anyio.current_time()
+        while state.head.hash == head.hash:
+            came, now, deadline = state.slices.came, anyio.current_time(), began + state.machine.state.patience(0.5)
+            reduction.slices, reduction.tails = state.slices.of(reduction.plan.number, reduction.part)
             missing = reduction.missing()
-            if not missing or (now >= deadline and not any(map(self.arrivals.is_moving, missing))):
+            if not missing or (now >= deadline and not any(map(arrivals.is_moving, missing))):
                 return
             with anyio.CancelScope(deadline=deadline if now < deadline <= now + PAUSE else now + PAUSE):
                 await came.wait()
 
     def _result(self, reduction: Reduction, head: Head) -> tuple[Frame, Tensor, dict[str, Tensor]]:
         """The frame for everybody, what it decodes to, and what it leaves to owe."""
-        plan, fragment = reduction.plan, head.fragment(self.terms.num_fragments)
-        owed_N, (start, stop) = self.replica.owed(fragment), reduction.range
-        measured = {peer: Measure.of(slice_N) for peer, slice_N in reduction.slices.items()}
-        self._measured[(plan.round, plan.number)] = measured
-        weights, scales = self.replica.weights(plan.contributors), self._slice_scales(plan, measured)
-        made = reduction.result(self.replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales)
-        parts, tail = len(plan.partition), self.replica.tail.packed_merge(reduction.told_buffers())
-        header = header_after(head, FrameKind.RESULT, fragment, self.me, reduction.part, parts, plan.number)
-        frame = seal(header, made.body, self.signer, tail)
+        plan, state, replica = reduction.plan, self.state, self.replica
+        fragment = head.fragment(state.terms.num_fragments)
+        owed_N, (start, stop) = replica.owed(fragment), reduction.range
+        measured = {peer: Measure.of(slice_N[: stop - start]) for peer, slice_N in reduction.slices.items()}
+        state.measured[(plan.round, plan.number)] = measured
+        weights, scales = replica.weights(plan.contributors, head.outer_step), self._slice_scales(plan, measured)
+        made = reduction.result(replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales)
+        parts, tail = len(plan.partition), replica.tail.packed_merge(reduction.told_buffers())
+        header = header_after(head, FrameKind.RESULT, fragment, state.me, reduction.part, parts, plan.number)
+        header = replace(header, states=len(replica.due(head.outer_step)) - 1)
+        frame = seal(header, made.body, state.signer, tail)
         _ = frame.hash  # see Inbox.check
         return frame, self._decoded(frame, plan), made.feedback
 
@@ -101,12 +99,13 @@ class Reducer(FrameIO):
         return clip_scales([measured[ref.peer].norm for ref in plan.contributors])
 
     def _decoded(self, frame: Frame, plan: ReducePlan) -> Tensor:
-        return self.replica.codec.decode(self.replica.tail.split(frame)[0], range_of(plan, frame.header.part))
+        body, _ = self.replica.tail.split(frame)
+        return self.replica.codec.decode(body, range_of(plan, frame.header.part) * frame.header.channels)
 
     async def _blame(self, plan: ReducePlan, missing: tuple[PeerId, ...], head: Head) -> None:
         message = Missing(head.epoch, head.round + 1, plan.number, tuple(sorted(missing)))
-        leader = self.machine.leader_of(plan.ballot)
+        leader = self.state.machine.state.leader_of(plan.ballot)
         if leader == self.me:
-            await self.feed(self.me, message)
+            await self.frames.feed(self.me, message)
         else:
-            await self._send(leader, message)
+            await self.frames.send(leader, message)

@@ -1,10 +1,8 @@
 """Judges gossip by what each peer noted of its own steps: did both of a pair step, and was nothing made or lost by it?
 
 A step that both of a pair took moves their sum by what the equation says and by nothing else: the two pulls towards
-the mean cancel. The equation is written again here, from the paper, so that an error of the optimizer shows.
-
-Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
-arXiv:2506.10911; sign as in the authors' code.
+the mean cancel. The equation is written again here, from the paper (arXiv:2506.10911; sign as in the authors' code), so
+that an error of the method shows.
 """
 
 from __future__ import annotations
@@ -63,9 +61,7 @@ def _strikes(entry: Entry, pair: set[int]) -> bool:
 
 
 def _sum_is_kept(mine: Entry, other: Entry, manifest: Manifest, verdict: Verdict) -> None:
-    alpha, beta = manifest.outer.alpha, manifest.outer.beta
-    assert alpha is not None, "a gossip manifest has it"
-    assert beta is not None, "a gossip manifest has it"
+    alpha, beta = (float(manifest.outer.hyper[key]) for key in ("alpha", "beta"))
     moved_N = mine.tensors["after"] + other.tensors["after"] - mine.tensors["before"] - other.tensors["before"]
     momentum_N = mine.tensors["momentum"] + other.tensors["momentum"]
     gave_N = mine.tensors["delta"] + other.tensors["delta"]

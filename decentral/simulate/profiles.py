@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from decentral.errors import ConfigError
-from decentral.manifest.reading import nearest
+from decentral.plugins import nearest
 
 __all__ = ["PROFILES", "Profile", "profile_named"]
 

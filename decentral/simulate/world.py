@@ -13,7 +13,8 @@ import anyio.abc
 
 from decentral.rounds.driver import Driver
 from decentral.simulate.learning.training import Pace
-from decentral.simulate.machine.host import FINE, Host, Site
+from decentral.simulate.machine.host import Host
+from decentral.simulate.machine.process import FINE, Site
 from decentral.simulate.machine.weather import Weather
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
@@ -166,7 +167,7 @@ class World:
         await self._until("go on", lambda: self._all_reached(goal))
         for host in self.hosts:
             if host.process is not None and host.process.trainer is not None:
-                host.process.trainer.idle = True
+                host.process.trainer.rest()
         await self._until("come to rest", self._at_rest)
         for host in self.hosts:
             self._last_words(host)
@@ -202,9 +203,10 @@ class World:
         processes = [host.process for host in self.hosts]
         heads = {process.node.driver.head.hash for process in processes if process is not None}
         drivers = [process.node.driver for process in processes if process is not None and process.trainer is not None]
-        quiet = all(d.pending is None and d.head.anchor is not None and d.machine.decided is None for d in drivers)
+        quiet = all(d.pending is None and d.head.anchor is not None for d in drivers)
+        quiet = quiet and all(d.machine.state.decided is None for d in drivers)
         quiet = quiet and not any(p.node.gossip.is_swapping for p in processes if p is not None and p.node.gossip)
-        merged = all(not p.trainer.rhythm.waiting for p in processes if p is not None and p.trainer is not None)
+        merged = all(p.trainer.loop.is_up_to_date for p in processes if p is not None and p.trainer is not None)
         return len(drivers) == len(self.hosts) and len(heads) == 1 and quiet and merged
 
     async def _until(self, what: str, holds: Callable[[], bool]) -> None:
@@ -227,9 +229,9 @@ class World:
 def _left_over(driver: Driver) -> int:
     """What is still held for rounds that are over, and bytes of frames beyond what the store may take."""
     past = driver.head.round
-    frames = sum(1 for header in driver.machine.held.values() if header.round <= past)
-    plans = sum(1 for round_, _ in driver.inbox.plans if round_ <= past)
-    return frames + plans + max(0, driver.store.nbytes - driver.store.capacity)
+    frames = sum(1 for header in driver.machine.state.held.values() if header.round <= past)
+    plans = sum(1 for round_, _ in driver.state.inbox.plans if round_ <= past)
+    return frames + plans + max(0, driver.state.store.nbytes - driver.state.store.capacity)
 
 
 def in_memory_folder() -> tempfile.TemporaryDirectory[str]:

@@ -37,8 +37,10 @@ class Checkpoint:
     passed_over: tuple[tuple[str, str], ...] = ()
 
 
-def save(directory: Path, name: str, tensors: Mapping[str, Tensor], meta: Json, disk: Disk = DISK) -> Path:
-    """Store a checkpoint durably and drop all but the last three. Returns its folder.
+def save(
+    directory: Path, name: str, tensors: Mapping[str, Tensor], meta: Json, disk: Disk = DISK, *, keep: int = KEEP
+) -> Path:
+    """Store a checkpoint durably and drop all but the last ``keep``. Returns its folder.
 
     Args:
         directory: made if missing; all checkpoints of one peer.
@@ -62,7 +64,7 @@ def save(directory: Path, name: str, tensors: Mapping[str, Tensor], meta: Json, 
         sequence = int(kept[-1].name[:8]) + 1 if kept else 0
         final = directory / f"{sequence:08d}-{name}"
         _write(directory / f"{TEMPORARY}{final.name}", final, tensors, meta, disk)
-    _prune([*kept, final], disk)
+    _prune([*kept, final], keep, disk)
     return final
 
 
@@ -164,9 +166,9 @@ def _sweep(directory: Path, disk: Disk) -> None:
             disk.remove(path)
 
 
-def _prune(folders: list[Path], disk: Disk) -> None:
+def _prune(folders: list[Path], keep: int, disk: Disk) -> None:
     """Drop all but the newest; a failure is no reason to fail: the new checkpoint is already safe."""
-    for folder in folders[:-KEEP]:
+    for folder in folders[:-keep]:
         doomed = folder.with_name(f"{TEMPORARY}{folder.name}")  # first: half-deleted would look damaged
         with contextlib.suppress(OSError):
             disk.rename(folder, doomed)

@@ -16,8 +16,10 @@ import anyio
 import anyio.abc
 
 from decentral.errors import PayloadError, TransportError
+from decentral.flow.changes import Changes
 from decentral.swarm.bootstrap import Bootstrap
 from decentral.swarm.contacts import Contacts
+from decentral.swarm.dht.hivemind import share
 from decentral.swarm.invite import MAX_ADDRESSES
 from decentral.swarm.leases import (
     MAX_LEASE_NBYTES,
@@ -31,7 +33,6 @@ from decentral.swarm.own_lease import OwnLease
 from decentral.transport import Transport
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.requests import notify, request, serve_requests
-from decentral.transport.throttle import bare
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
 from decentral.wire.lease import PRIVATE, Lease
 from decentral.wire.messages import MAX_PEERS, Goodbye, decode, encode
@@ -67,7 +68,7 @@ class Directory:
         self._turn = 0
         self._left = False
         self.answered_in: dict[PeerId, float] = {}  # s that the last renewal took, there and back
-        self._changed = anyio.Event()
+        self._changed = Changes()
         serve_requests(transport, LEASE, self._on_lease, limit=MAX_LEASE_NBYTES)
         serve_requests(transport, LEASES, self._on_leases, limit=MAX_LEASE_NBYTES)
 
@@ -110,7 +111,7 @@ class Directory:
 
     async def until_changed(self) -> None:
         """Wait until somebody came, went, or said something new."""
-        await self._changed.wait()
+        await self._changed.next()
 
     def update(
         self,
@@ -148,10 +149,8 @@ class Directory:
             self._contacts.group = group
             self._bootstrap.start()
             group.start_soon(self._expire_forever)
-            daemon = bare(self.transport)
+            daemon = self.transport.bare
             if self._dht and isinstance(daemon, DaemonTransport):
-                from decentral.swarm.dht.hivemind import share
-
                 group.start_soon(share, daemon, self)
             task_status.started()
             try:
@@ -304,14 +303,13 @@ class Directory:
                 live = self.live()
                 self.answered_in = {peer: took for peer, took in self.answered_in.items() if peer in live}
             with anyio.CancelScope(deadline=self._table.next_end()):
-                await self._changed.wait()
+                await self._changed.next()
 
     def _is_live(self, peer: PeerId) -> bool:
         return peer in self.live()
 
     def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.tell()
 
     @property
     def _patience(self) -> float:

@@ -17,7 +17,7 @@ from decentral.wire.keys import PeerId
 HELLO = "/decentral/hello/1"
 HELLO_LIMIT = 1 << 24  # bytes: manifest plus the schema of a model with 100,000 parameters
 HELLO_TIMEOUT = 15.0  # s
-WIRE_VERSION = 1
+WIRE_VERSION = 2  # 1: offers and records without age and summary
 _NOT_ADMITTED = "the run admits by token, and this invite has none or another; ask a member for its invite of today"
 
 
@@ -52,19 +52,13 @@ class Hello:
         """Read a peer's answer. Raises VersionError, NotAdmitted, PayloadError."""
         try:
             found = json.loads(data)
-            wire = int(found["wire"])
-            if found.get("refused") is True and wire == WIRE_VERSION:
+            _check_wire(int(found["wire"]), theirs := _visible(str(found["version"])[:32]))
+            if found.get("refused") is True:
                 raise NotAdmitted(_NOT_ADMITTED)
-            theirs = _visible(str(found["version"])[:32])
             text, schema, age = str(found["manifest"]), str(found["schema"]), float(found["age"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             reason = type(error).__name__
             raise PayloadError(f"greeting that does not parse ({reason}); use another peer") from None
-        if wire != WIRE_VERSION:
-            raise VersionError(
-                f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
-                f"{version('decentral')}); install the same version: pip install decentral=={theirs}"
-            )
         try:
             manifest = parse_manifest(text)
         except ConfigError as error:
@@ -76,6 +70,15 @@ async def ask_hello(transport: Transport, peer: PeerId, admission: Admission | N
     """Ask a peer for the terms of its run. Raises VersionError, NotAdmitted, PayloadError, TransportError."""
     proof = b"" if admission is None else admission.proof(peer)
     return Hello.from_bytes(await request(transport, peer, HELLO, proof, limit=HELLO_LIMIT, timeout=HELLO_TIMEOUT))
+
+
+def _check_wire(wire: int, theirs: str) -> None:
+    """Before anything else is read: an answer of another version may have other fields."""
+    if wire != WIRE_VERSION:
+        raise VersionError(
+            f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
+            f"{version('decentral')}); install the same version: pip install decentral=={theirs}"
+        )
 
 
 def _visible(text: str) -> str:

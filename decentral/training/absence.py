@@ -77,7 +77,7 @@ class Away:
         return {"fragment": self.fragment, "missed": self.missed, "steps": self.steps, "counted": self.counted}
 
 
-def share_of(progress: Progress, norm: float, *, whole: int, held: int) -> float:
+def share_of(progress: Progress, norm: float, *, whole: int, held: int, stale: int = ROUNDS) -> float:
     """The share of a fragment's progress that may be sent: 1 for a peer that was not away, 0 when it is to be dropped.
 
     Args:
@@ -85,6 +85,7 @@ def share_of(progress: Progress, norm: float, *, whole: int, held: int) -> float
         norm: of its pseudo-gradient.
         whole: H, the inner steps between two outer steps of one fragment.
         held: inner steps made while a contribution was due and could not be sent.
+        stale: outer steps of the fragment that may pass by before it is dropped.
 
     """
     if progress.missed == 0 and held < whole:
@@ -93,7 +94,7 @@ def share_of(progress: Progress, norm: float, *, whole: int, held: int) -> float
     by_steps = min(1.0, whole / max(1, progress.steps))
     if not progress.missed:
         return by_steps if usual is None else min(1.0, usual / max(norm, usual))
-    too_old = progress.missed > ROUNDS or progress.steps > (ROUNDS + 1) * whole
+    too_old = progress.missed > stale or progress.steps > (stale + 1) * whole
     if too_old or (usual is not None and norm > NORM * usual):
         return 0.0
     return by_steps if usual is None or norm * by_steps <= usual else usual / norm

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from dataclasses import replace
 
-from decentral.rounds.driver import CommittedUpdate
+from decentral.rounds.updates import CommittedUpdate
 
 LIMIT = 32  # advances kept apart
 
@@ -72,4 +72,5 @@ def _joined(older: CommittedUpdate, newest: CommittedUpdate) -> CommittedUpdate:
     if older.after_N is not None and newest.before_N is not None and older.after_N is not newest.before_N:
         before_N = before_N + (newest.before_N - older.after_N)
     owed, rounds = older.owed_steps + newest.owed_steps, older.rounds + newest.rounds
-    return replace(newest, before_N=before_N, owed_steps=owed, rounds=rounds)
+    channels = older.channels | newest.channels
+    return replace(newest, before_N=before_N, owed_steps=owed, rounds=rounds, channels=channels)

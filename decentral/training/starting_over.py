@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,21 +16,30 @@ from decentral.tensors.finite import is_finite
 RESTARTS = 3  # after NaN, without a commit that names this peer in between: then the settings are wrong, not a batch
 
 
-async def anchors_without_debt(
-    node: Node, seen: Digest, fragments: Sequence[int]
-) -> tuple[list[Tensor], Tensor | None] | None:
-    """Drop what ``fragments`` owe of this peer's progress, and return all anchors and the shared buffers.
+@dataclass(frozen=True, slots=True)
+class FreshStart:
+    """What a live model that starts over becomes."""
 
-    As they are after the record ``seen``. None: the chain moved. No buffers: each peer has its own, or there are none.
+    anchors: list[Tensor]
+    buffers_B: Tensor | None  # None: each peer has its own, or there are none
+    debts: dict[int, Tensor]  # by fragment, what was owed of this peer's progress and is no more
+
+
+async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int]) -> FreshStart | None:
+    """Drop what ``fragments`` owe of this peer's progress, and return where to start, as it is after the record
+    ``seen``. None: the chain moved.
 
     To be run on the swarm's loop, where no commit can come in between, with nothing of this peer's in flight.
     """
     if node.driver.head.hash != seen or node.driver.pending is not None:
         return None
+    feedback, debts = node.replica.feedback, {}
     for fragment in fragments:
+        if (debt_N := feedback[fragment].get("debt")) is not None:
+            debts[fragment] = debt_N
         owed_N = node.replica.owed(fragment)  # as an owner of a reduce: the progress of others, which nobody else has
-        node.replica.feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
-    return list(node.replica.anchors), node.replica.shared_buffers(0)
+        feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
+    return FreshStart(list(node.replica.anchors), node.replica.shared_buffers(0), debts)
 
 
 def forget_non_finite(optimizer: torch.optim.Optimizer) -> int:

@@ -16,7 +16,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from decentral.node.node import END_TIMEOUT, Node
-from decentral.rounds.driver import CommittedUpdate
+from decentral.rounds.updates import CommittedUpdate
 from decentral.swarm.directory import Directory
 from decentral.training.backlog import Backlog
 from decentral.transport import Transport

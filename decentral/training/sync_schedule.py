@@ -20,10 +20,9 @@ from torch import Tensor
 
 from decentral.consensus.chain import Digest
 from decentral.manifest import Manifest
-from decentral.optimizers import StreamingDiLoCo, make_outer
-from decentral.optimizers.merge import merge
+from decentral.optimizers import NO_MOMENTS, Live, OuterMethod, carry, make_outer
 from decentral.replica.contribution import Contribution
-from decentral.rounds.driver import CommittedUpdate
+from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.training.absence import Away, Progress, share_of
 
@@ -52,12 +51,13 @@ class SyncSchedule:
 
     interval: int  # inner steps between two contributions: H / number of fragments
     overlap: int  # tau: inner steps between sending a contribution and merging the commit that names it
-    alpha: float | None  # weight of the local parameters at a merge; None: carry on from the anchor
+    method: OuterMethod  # what is sent, and how a commit is merged
     seen: Digest  # hash of the newest record that is merged into the live model
     num_fragments: int = 1
     since: int = 0  # inner steps since the last contribution, of any fragment, that a commit named
     held: int = 0  # of them those made while a contribution was due and could not be sent
     sent_at: int | None = None  # value of ``since`` when the contribution in flight was taken
+    live: Live = NO_MOMENTS  # the inner optimizer, as the method may see it
     num_merged: int = 0
     waiting: deque[CommittedUpdate] = field(default_factory=deque)
     progress: list[Progress] = field(default_factory=list)
@@ -101,13 +101,18 @@ class SyncSchedule:
 
     def gradient(self, fragment: int, anchor_N: Tensor, local_N: Tensor) -> Tensor:
         """The pseudo-gradient of a fragment: what was written, less what the live model holds now."""
+        return self._base(fragment, anchor_N) - local_N
+
+    def _base(self, fragment: int, anchor_N: Tensor) -> Tensor:
+        """What was written."""
         rounding_N = self.progress[fragment].rounding_N
-        return anchor_N - local_N if rounding_N is None else (anchor_N + rounding_N) - local_N
+        return anchor_N if rounding_N is None else anchor_N + rounding_N
 
     def take(
-        self, model: Parameters, fragment: int, anchor_N: Tensor, based_on: Digest, per_step: int
+        self, model: Parameters, fragment: int, anchor_N: Tensor, based_on: Digest, per_step: int, *, outer_step: int
     ) -> Contribution | None:
-        """The contribution of a fragment, from now on in flight; ``per_step``: tokens behind one inner step.
+        """The contribution of a fragment, from now on in flight; ``per_step``: tokens behind one inner step,
+        ``outer_step``: of the run, the one that it is for, counted from 0.
 
         After an absence only a share of the progress counts, and the rest is given up when a commit names the
         contribution; or nothing counts: None, and ``restart`` is due. The live model is not changed here.
@@ -117,17 +122,37 @@ class SyncSchedule:
         norm = float(gradient_N.norm())
         share = 1.0  # of NaN and Inf, too: whoever checks what is sent names the parameter
         if math.isfinite(norm):
-            share = share_of(progress, norm, whole=self.interval * self.num_fragments, held=self.held)
+            share = share_of(
+                progress,
+                norm,
+                whole=self.interval * self.num_fragments,
+                held=self.held,
+                stale=self.method.max_staleness,
+            )
         if share == 0.0:
             return None
         steps, counted, self._away = progress.steps, max(1, round(progress.steps * share)), None
         if share < 1.0:
-            whole_N, gradient_N = gradient_N, gradient_N * share
-            self._away = Away(fragment, progress.missed, steps, counted, whole_N - gradient_N)
+            self._away = Away(fragment, progress.missed, steps, counted, gradient_N - gradient_N * share)
         elif math.isfinite(norm) and norm > 0:
             progress.norms.append(norm)
         self.sent_at = self.since
-        return Contribution(fragment, based_on, local_N, gradient_N, self.since, counted * per_step, trained=steps)
+        change_N = self.method.contribute(self._base(fragment, anchor_N), local_N)
+        made = Contribution(
+            fragment, based_on, local_N, change_N if share == 1.0 else change_N * share, self.since, counted * per_step
+        )
+        made.trained = steps
+        if progress.missed:
+            made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)
+        made.states = self._states(fragment, anchor_N, outer_step // self.num_fragments)
+        made.summary = self.method.summary([made.gradient_N, *made.states])
+        return made
+
+    def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:
+        """The channels beside the change that are due in outer step ``step`` of the fragment; zeros where none is."""
+        due = [channel for channel in self.method.channels()[1:] if channel.is_due(step)]
+        told = self.method.states_sent(anchor_N, self.live, fragment) if due else {}
+        return tuple(told.get(channel.name, torch.zeros_like(anchor_N)) for channel in due)
 
     # ---- merging ----
 
@@ -155,10 +180,18 @@ class SyncSchedule:
         rounds = not model.keeps(fragment)
         self.progress[fragment].rounding_N = model.read(fragment) - wanted_N if rounds else None
 
-    def restart(self, model: Parameters, anchors: Sequence[Tensor], fragments: Sequence[int]) -> None:
-        """Put fragments to the anchor, their progress given up. Nothing may be in flight."""
+    def restart(
+        self,
+        model: Parameters,
+        anchors: Sequence[Tensor],
+        fragments: Sequence[int],
+        debts: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """Put fragments to the anchor, their progress given up with the ``debts`` of some. Nothing may be in flight."""
         for f in fragments:
             progress, lost_N = self.progress[f], self.gradient(f, anchors[f], model.read(f))
+            if debts is not None and f in debts:
+                lost_N = lost_N + debts[f]
             self.given_up.append(Away(f, progress.missed, progress.steps, 0, lost_N))
             progress.steps = progress.missed = 0
             self.put(model, f, anchors[f])
@@ -182,13 +215,13 @@ class SyncSchedule:
                 before_N = before_N + progress.rounding_N
             if advance.taken_N is not None:  # what an earlier life of this peer sent is in the anchor, and no progress
                 live_N = torch.where(advance.taken_N, before_N, live_N)
-            return merge(live_N, before_N, after_N, None)
+            return carry(live_N, before_N, after_N)
         self.since -= self.sent_at if self.sent_at is not None else 0
         local_N = mine.local_N
         if self._away is not None:  # a blend would keep a part of it
             live_N, local_N = live_N + self._away.dropped_N, local_N + self._away.dropped_N
         self._named(progress, mine.trained)
-        return merge(live_N, local_N, after_N, self.alpha)
+        return self.method.merge(live_N, local_N, after_N)
 
     def _named(self, progress: Progress, trained: int) -> None:
         """The contribution in flight was taken, with the ``trained`` inner steps behind it."""
@@ -239,16 +272,15 @@ class SyncSchedule:
             progress.missed += -(-outer_steps // self.num_fragments) if progress.steps else 0
             if progress.rounding_N is not None:
                 before_N = before_N + progress.rounding_N
-            self.put(model, f, merge(model.read(f), before_N, anchor_N, None))
+            self.put(model, f, carry(model.read(f), before_N, anchor_N))
 
 
 def make_rhythm(manifest: Manifest, seen: bytes) -> SyncSchedule:
     """When a peer contributes and how it merges, from the record ``seen`` on."""
     outer = manifest.outer
     method = make_outer(outer.method, outer.hyper)
-    alpha = method.alpha if isinstance(method, StreamingDiLoCo) else None  # NoLoCo's alpha is its momentum
     interval = manifest.inner.steps // outer.fragments
-    return SyncSchedule(interval, outer.overlap, alpha, seen, outer.fragments)
+    return SyncSchedule(interval, outer.overlap, method, seen, outer.fragments)
 
 
 def _rounding_name(fragment: int) -> str:

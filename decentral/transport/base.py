@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Protocol, Self
 
 from decentral.errors import ConfigError, DecentralError
 from decentral.flow.budget import Budget
+from decentral.flow.uplink import UplinkMeter
 from decentral.wire.keys import PeerId, peer_name
 
 UNREAD = 40.0  # s that what was sent may take to be read: buffers on the way hold about 1 MiB, 32 s at the least rate
@@ -73,12 +76,26 @@ class Transport(Protocol):
         """What the other peers hold of this process."""
         ...
 
+    @property
+    def meter(self) -> UplinkMeter:
+        """What is learnt of this peer's uplink."""
+        ...
+
+    @property
+    def bare(self) -> Transport:
+        """What it is without caps, for what only one kind of transport can do."""
+        ...
+
     def serve(self, protocol: str, handler: Handler) -> None:
         """Answer streams of ``protocol`` by ``handler``. Before entering; ConfigError afterwards or twice."""
         ...
 
     async def open(self, peer: PeerId, protocol: str) -> Stream:
         """A new stream to ``peer``. PeerUnreachable when there is no path or nobody serves the protocol."""
+        ...
+
+    def pushing(self, protocol: str) -> AbstractAsyncContextManager[None]:
+        """A place among those who push at once: a cap of our own is not the path's fault, so its wait is not timed."""
         ...
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -98,6 +115,24 @@ class Transport(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None: ...
+
+
+class Uncapped:
+    """A transport without caps: all who push do so at once, and nobody but they themselves measures the uplink."""
+
+    @cached_property
+    def meter(self) -> UplinkMeter:
+        """See Transport."""
+        return UplinkMeter()
+
+    @property
+    def bare(self) -> Self:
+        """See Transport."""
+        return self
+
+    def pushing(self, protocol: str) -> AbstractAsyncContextManager[None]:
+        """See Transport."""
+        return nullcontext()
 
 
 @dataclass(slots=True)

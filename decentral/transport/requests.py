@@ -12,14 +12,13 @@ Who answers closes last: a daemon may lose the last bytes of what closes first (
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 
 import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.transport.base import UNREAD, Stream, Transport
-from decentral.transport.throttle import ThrottledTransport
 from decentral.transport.watchdog import SENDING_STALL, OnBytes, Watchdog
 from decentral.wire.keys import PeerId, peer_name
 
@@ -77,7 +76,7 @@ async def notify(
 
 async def send(transport: Transport, peer: PeerId, protocol: str, body: bytes, timeout: float) -> Stream:
     """Send ``body``, as ``notify`` does; its stream, to be closed, or waited on until the body is ``handled``."""
-    async with pushing(transport, protocol):
+    async with transport.pushing(protocol):
         stream = await open_stream(transport, peer, protocol, timeout)
         try:
             await send_body(stream, protocol, body)
@@ -96,11 +95,6 @@ async def handled(stream: Stream, protocol: str) -> bool:
     finally:
         await stream.aclose()
     return True
-
-
-def pushing(transport: Transport, protocol: str) -> AbstractAsyncContextManager[None]:
-    """A place among those who push at once: our own cap is not the path's fault, so that wait is not timed."""
-    return transport.pushing(protocol) if isinstance(transport, ThrottledTransport) else nullcontext()
 
 
 def serve_requests(

@@ -21,7 +21,6 @@ from decentral.transport.requests import (
     HANDLED,
     Watch,
     open_stream,
-    pushing,
     receive_body,
     receive_length,
     send_body,
@@ -50,7 +49,7 @@ async def sequence(
     ``timeout``: seconds until there is a path. ``on_handled`` is told of each body that the peer says it has
     handled, in order. Raises PeerUnreachable, and StreamClosed when the peer refused one or says nothing.
     """
-    async with pushing(transport, protocol):
+    async with transport.pushing(protocol):
         with InFlight(window, lambda: _answer(stream, protocol), on_handled) as flight:
             stream = await open_stream(transport, peer, protocol, timeout)
 

@@ -20,6 +20,7 @@ import anyio
 
 from decentral.errors import ConfigError, TransportError
 from decentral.flow.budget import Budget
+from decentral.flow.changes import Changes
 from decentral.flow.schedule import Schedule, Turn, piece_of
 from decentral.flow.uplink import UplinkMeter
 from decentral.transport.base import Handler, Stream, Traffic, Transport
@@ -177,7 +178,7 @@ class ThrottledTransport:
         self.meter = UplinkMeter()
         self._urgent = frozenset(urgent)
         self._pushes = 0
-        self._pushed = anyio.Event()
+        self._pushed = Changes()
 
     @property
     def traffic(self) -> Traffic:
@@ -188,6 +189,11 @@ class ThrottledTransport:
     def budget(self) -> Budget:
         """See Transport."""
         return self.inner.budget
+
+    @property
+    def bare(self) -> Transport:
+        """See Transport."""
+        return self.inner.bare
 
     @property
     def uplink(self) -> float | None:
@@ -239,7 +245,7 @@ class ThrottledTransport:
             return
         while self._pushes >= self.up.rate // LEAST_CAP:
             with anyio.move_on_after(_LOOK_EVERY) as look:
-                await self._pushed.wait()
+                await self._pushed.next()
             if look.cancelled_caught and self.up.schedule.idle(anyio.current_time()):
                 break
         self._pushes += 1
@@ -247,13 +253,7 @@ class ThrottledTransport:
             yield
         finally:
             self._pushes -= 1
-            self._pushed.set()
-            self._pushed = anyio.Event()
+            self._pushed.tell()
 
     def _throttled(self, stream: Stream, protocol: str) -> ThrottledStream:
         return ThrottledStream(stream, self, urgent=protocol in self._urgent)
-
-
-def bare(transport: Transport) -> Transport:
-    """The transport itself, for what only one kind of it can do."""
-    return transport.inner if isinstance(transport, ThrottledTransport) else transport

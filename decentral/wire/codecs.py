@@ -96,6 +96,27 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounded:
+    """At most ``limit`` bytes, itself at most 255: a length byte, then the bytes."""
+
+    limit: int
+
+    def write(self, value: bytes, out: bytearray) -> None:
+        """Append their number and them."""
+        if len(value) > self.limit:
+            raise PayloadError(f"{len(value)} bytes, at most {self.limit}; nothing was sent")
+        out.append(len(value))
+        out += value
+
+    def read(self, reader: Reader) -> bytes:
+        """Take the number, check it, take the bytes."""
+        nbytes = reader.take(1)[0]
+        if nbytes > self.limit:
+            raise reader.bad(f"{nbytes} bytes, at most {self.limit}")
+        return reader.take(nbytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Boolean:
     """One byte, 0 or 1."""
 

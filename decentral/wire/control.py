@@ -1,6 +1,6 @@
-"""Small messages around a round: offers, plans, who is missing, joining and leaving, gossip pairs.
+"""Small messages around a round: offers, plans, which peers are missing, joining and leaving.
 
-Crosses the wire: 0 to 100 bytes each, a plan 80 per contributor and 48 per range.
+Crosses the wire: 0 to 180 bytes each, a plan 89 per contributor and its summary, and 48 per range.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decentral.wire.codecs import U32, U64, Hash
-from decentral.wire.records import FrameRefs, Partition, Peers, broken_ranges
+from decentral.wire.records import FrameRefs, Partition, Peers, Summary, broken_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class Offer:
     nbytes: U64  # of the frame
     steps: U32
     tokens: U64
+    based: U64 = 0  # outer step of the anchor that the progress was begun from; the round's own if it is in time
+    summary: Summary = b""  # what the method says of it besides, for the record to tell everybody alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +73,3 @@ class Behind:
     """The receiver is behind: the sender stands at ``round`` and can give the commits up to it."""
 
     round: U64
-
-
-@dataclass(frozen=True, slots=True)
-class PairOffer:
-    """Gossip: its sender is ready to swap this frame in outer step ``step``."""
-
-    step: U64
-    frame: Hash
-    nbytes: U64  # of the frame
-
-
-@dataclass(frozen=True, slots=True)
-class PairCommit:
-    """Gossip: its sender holds both frames and will apply them; ``mine`` is the sender's own."""
-
-    step: U64
-    mine: Hash
-    yours: Hash
-
-
-@dataclass(frozen=True, slots=True)
-class PairAbort:
-    """Gossip: nothing of outer step ``step`` is applied."""
-
-    step: U64

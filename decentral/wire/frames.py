@@ -6,7 +6,7 @@ and the signature covers the header, so one signature check covers everything an
 encoding.
 
 Layout, little-endian: magic "DCFR", version u16, kind u16, run 32, epoch u64, round u64, fragment u32,
-part u32, parts u32, plan u32, base 32, sender 32, steps u32, zero u32, tokens u64, body hash 32
+part u32, parts u32, plan u32, base 32, sender 32, steps u32, states u32, tokens u64, body hash 32
 (blake2b-256), signature 64.
 """
 
@@ -23,6 +23,7 @@ from decentral.errors import PayloadError
 from decentral.wire.keys import DIGEST_NBYTES, SIGNATURE_NBYTES, Digest, PeerId, Signer, verify
 
 MAGIC = b"DCFR"
+MAX_STATES = 7  # channels beside the change: a method has eight at most
 VERSION = 2  # 1 had bodies without entropy coding and was never released
 
 _FIELDS = struct.Struct("<4sHH32sQQIIII32s32sIIQ")
@@ -56,6 +57,12 @@ class Header:
     sender: PeerId
     steps: int  # inner steps behind the body
     tokens: int  # training tokens behind the body
+    states: int = 0  # channels in the body beside the change
+
+    @property
+    def channels(self) -> int:
+        """Vectors in the body."""
+        return 1 + self.states
 
 
 @dataclass(frozen=True)
@@ -94,8 +101,8 @@ def seal(header: Header, body: bytes | memoryview, signer: Signer, tail: bytes =
     if header.sender != signer.peer:
         raise PayloadError("seal: header.sender is not the signer; a frame is signed by who it is from")
     _check_fields(header)
-    kind, *fields, steps, tokens = astuple(header)
-    signed = _FIELDS.pack(MAGIC, VERSION, kind, *fields, steps, 0, tokens) + _digest(body, tail)
+    kind, *fields, steps, tokens, states = astuple(header)
+    signed = _FIELDS.pack(MAGIC, VERSION, kind, *fields, steps, states, tokens) + _digest(body, tail)
     return Frame(header, b"".join((signed, signer.sign(signed), body, tail)))
 
 
@@ -126,10 +133,11 @@ def parse_header(data: bytes | memoryview) -> Header:
         raise _bad(f"version {version}, this library reads {VERSION}: one of the two is too old")
     if kind not in FrameKind.__members__.values():
         raise _bad(f"unknown kind {kind}")
-    run, epoch, round_, fragment, part, parts, plan, base, sender, steps, zero, tokens = fields
-    if zero:
-        raise _bad("reserved bytes are not zero")
-    header = Header(FrameKind(kind), run, epoch, round_, fragment, part, parts, plan, base, sender, steps, tokens)
+    run, epoch, round_, fragment, part, parts, plan, base, sender, steps, states, tokens = fields
+    if states > MAX_STATES:
+        raise _bad(f"{states} channels beside the change, at most {MAX_STATES}")
+    kind = FrameKind(kind)
+    header = Header(kind, run, epoch, round_, fragment, part, parts, plan, base, sender, steps, tokens, states)
     if part >= parts:
         raise _bad(f"part {part} of {parts}")
     return header
@@ -150,7 +158,7 @@ def _check_fields(header: Header) -> None:
     """What struct would silently pad or cut, or refuse with an error of its own."""
     if {len(header.run), len(header.base), len(header.sender)} != {DIGEST_NBYTES}:
         raise PayloadError("seal: run, base and sender are 32 bytes each")
-    short = (header.fragment, header.part, header.parts, header.plan, header.steps)
+    short = (header.fragment, header.part, header.parts, header.plan, header.steps, header.states)
     long = (header.epoch, header.round, header.tokens)
     if not all(0 <= n < 2**32 for n in short) or not all(0 <= n < 2**64 for n in long):
         raise PayloadError(f"seal: a number of {header} does not fit its u32, or u64 (epoch, round, tokens)")

@@ -14,9 +14,6 @@ from decentral.wire.control import (
     JoinRequest,
     Missing,
     Offer,
-    PairAbort,
-    PairCommit,
-    PairOffer,
     ReducePlan,
 )
 from decentral.wire.layout import from_bytes, to_bytes
@@ -48,9 +45,6 @@ __all__ = [
     "Message",
     "Missing",
     "Offer",
-    "PairAbort",
-    "PairCommit",
-    "PairOffer",
     "Prepare",
     "Promise",
     "Proposal",
@@ -66,8 +60,8 @@ __all__ = [
     "vote_text",
 ]
 
-VERSION = 1
-MAX_MESSAGE_NBYTES = 512 * 1024  # a commit with every list full takes 377 kB
+VERSION = 2  # 1 had no age and no summary of contributions and was never released
+MAX_MESSAGE_NBYTES = 512 * 1024  # a commit with every list full takes 461 kB
 
 Message = (
     Offer
@@ -81,14 +75,11 @@ Message = (
     | JoinRequest
     | Goodbye
     | Behind
-    | PairOffer
-    | PairCommit
-    | PairAbort
     | Lease
     | Farewell
 )
 
-# Numbers are for ever: a message that goes away leaves its number unused.
+# Numbers are for ever: a message that goes away leaves its number unused, as 12 to 14 are.
 _TYPES: dict[int, type[Message]] = {
     1: Offer,
     2: ReducePlan,
@@ -101,9 +92,6 @@ _TYPES: dict[int, type[Message]] = {
     9: JoinRequest,
     10: Goodbye,
     11: Behind,
-    12: PairOffer,
-    13: PairCommit,
-    14: PairAbort,
     15: Lease,
     16: Farewell,
 }

@@ -1,7 +1,7 @@
 """The record of a round: what a commit makes true. Chained by hash, so equal heads mean equal histories.
 
-Crosses the wire: 149 bytes, then 32 per member (twice: this epoch and the next), 80 per frame or
-contributor and 48 per range of a reduce.
+Crosses the wire: 149 bytes, then 32 per member (twice: this epoch and the next), 89 per frame or
+contributor and its summary, and 48 per range of a reduce.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from decentral.wire.codecs import PEER_CODEC, U32, U64, U64_CODEC, Flag, Hash, Many, Peer, Row
+from decentral.wire.codecs import PEER_CODEC, U32, U64, U64_CODEC, Bounded, Flag, Hash, Many, Peer, Row
 from decentral.wire.keys import DIGEST_NBYTES, Digest, PeerId
 from decentral.wire.layout import Struct, from_bytes, to_bytes
 
 MAX_PEERS = 1024  # of one epoch: beyond it, groups; bounds every list below
+MAX_SUMMARY_NBYTES = 64  # a few norms or a scalar; with every list full, a commit still fits one message
 
+Summary = Annotated[bytes, Bounded(MAX_SUMMARY_NBYTES)]
 Range = tuple[PeerId, int, int]  # owner, start, stop: elements [start, stop) of the fragment
 
 
@@ -29,6 +31,8 @@ class FrameRef:
     part: U32
     steps: U32  # inner steps behind the frame
     tokens: U64  # training tokens behind the frame
+    based: U64 = 0  # outer step of the anchor that the progress was begun from; the record's own if it is in time
+    summary: Summary = b""  # what the method says of it besides; a result has none
 
 
 def _place(ref: FrameRef) -> tuple[PeerId, int]:
@@ -83,6 +87,8 @@ class Record:
         owners = [(owner, part) for part, (owner, _, _) in enumerate(self.partition)]
         if self.partition and [_place(ref) for ref in self.frames] != owners:
             return "the frames of a reduce are its owners' results, one for each range"
+        if self.partition and any(ref.summary for ref in self.frames):
+            return "a summary is of a contribution, and an owner's result has one"
         return broken_ranges(self.partition)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.manifest import Manifest, preset_manifest
-from decentral.optimizers import make_outer, mean_pseudo_gradient
+from decentral.optimizers import RoundInfo, make_outer, mean_pseudo_gradient
 from decentral.optimizers.aggregation.norm_clip import clip_scales, norm
 from decentral.optimizers.aggregation.sketches import cosines, sketch
 from decentral.parameters import gather, scatter, schema_of
@@ -137,7 +137,7 @@ def main() -> None:
             mean, sent = gathered(codec, gradients, trainers, fragment.shapes, args.clip)
         else:
             mean, sent = reduced(codec, gradients, args.clip)
-        anchor, state = outer.step(anchor, mean, state)
+        anchor, state = outer.outer_step(anchor, {"change": mean}, state, RoundInfo())
         for trainer in trainers:
             scatter(anchor, fragment, trainer.parameters)
         row = {**told, "round": round_ + 1, **seen(sent)}

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from decentral.compressors import compress_with_debt, parse_compressor, parse_feedback
 from decentral.manifest import preset_manifest
-from decentral.optimizers import make_outer, mean_pseudo_gradient, merge
+from decentral.optimizers import RoundInfo, blend, carry, make_outer, mean_pseudo_gradient, presets
 from decentral.parameters import Fragment, gather, scatter, schema_of, split
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
-from decentral.tasks.presets import DEMO_BATCH_SIZE, DEMO_BETAS, DEMO_INNER, DEMO_METHODS, DEMO_MODEL, demo_tables
+from decentral.tasks.presets import DEMO_BATCH_SIZE, DEMO_BETAS, DEMO_INNER, DEMO_MODEL, demo_tables
 from decentral.tasks.schedule import warm_up
 
 
@@ -112,8 +112,9 @@ class Swarm:
 
     def merge(self, fragment: Fragment) -> None:
         index = fragment.index
-        self.anchor[index], self.state[index] = self.outer.step(
-            self.anchor[index], self.update.pop(index), self.state[index]
+        received, info = {"change": self.update.pop(index)}, RoundInfo()
+        self.anchor[index], self.state[index] = self.outer.outer_step(
+            self.anchor[index], received, self.state[index], info
         )
         for replica in self.replicas:
             live = gather(replica.parameters, fragment)
@@ -125,6 +126,10 @@ class Swarm:
     def load_into(self, model: torch.nn.Module) -> None:
         for fragment in self.fragments:
             scatter(self.anchor[fragment.index], fragment, dict(model.named_parameters()))
+
+
+def merge(live: Tensor, contributed: Tensor, anchor: Tensor, alpha: float | None) -> Tensor:
+    return carry(live, contributed, anchor) if alpha is None else blend(live, anchor, alpha)
 
 
 class Gossip:
@@ -158,10 +163,10 @@ class Gossip:
 
     def pair_step(self, pair: tuple[Replica, Replica]) -> None:
         (delta, slow), (other_delta, other_slow) = (self.sent[replica.peer] for replica in pair)
-        mean_delta, mean_slow = (delta + other_delta) / 2, (slow + other_slow) / 2
-        for replica in pair:
-            own = self.sent[replica.peer][1]
-            replica.slow, replica.state = self.outer.pair_step(replica.slow, mean_delta, own, mean_slow, replica.state)
+        mean_delta = (delta + other_delta) / 2
+        for replica, rows in zip(pair, ((slow, other_slow), (other_slow, slow)), strict=True):
+            received = {"change": mean_delta, "slow": torch.stack(rows)}
+            replica.slow, replica.state = self.outer.outer_step(replica.slow, received, replica.state, RoundInfo())
             live = gather(replica.parameters, self.fragment)
             merged = merge(live, replica.contributed[0], replica.slow, self.args.alpha)
             scatter(merged, self.fragment, replica.parameters)
@@ -191,7 +196,7 @@ def churn(args: argparse.Namespace, swarm: Swarm | Gossip, replicas: list[Replic
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--method", choices=["solo", *DEMO_METHODS], required=True)
+    parser.add_argument("--method", choices=["solo", *presets()], required=True)
     parser.add_argument("--set", default="{}", help='JSON over the method\'s demo settings, e.g. {"h": 30, "tau": 2}')
     parser.add_argument("--model", default="{}", help="JSON over DEMO_MODEL")
     parser.add_argument("--lr", type=float, help="inner learning rate; default the method's")

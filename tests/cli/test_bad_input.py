@@ -60,7 +60,7 @@ TYPED = [
     ("join garbage", 2, "garbage is not an invite; an invite begins with decentral1:"),
     ("join decentral1:AAAA", 2, "cut short"),
     ("join decentral9:AAAA", 2, "made by another version of this program"),
-    ("demo --algorithm sparselcoo", 2, "'sparselcoo' is not one of"),
+    ("demo --algorithm sparselcoo", 2, "'sparselcoo' does not exist; did you mean sparseloco?"),
     ("demo --peers 0", 2, "0 is not in the range"),
     ("demo --minutes fast", 2, "'fast' is not a valid float"),
 ]

@@ -59,6 +59,7 @@ REPORTING = (
     "start",
     "join",
     "export",
+    "follow",
 )
 
 
@@ -153,7 +154,7 @@ def test_the_status_shows_the_losses_the_time_left_and_what_speed_tests_cost(run
     shown = run("status").stdout
     assert "loss      2.5000, held-out 2.7500, nats per token\n" in shown
     assert "left      30 min, as it goes now\n" in shown
-    assert "besides   1.0 MB sent to who measured this line" in shown
+    assert "besides   1.0 MB sent to peers that measured this line" in shown
 
 
 def test_status_in_json_has_every_field_and_whether_the_peer_is_alive(run: Run, running_peer: Path) -> None:

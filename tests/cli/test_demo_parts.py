@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from decentral.cli.commands.runs import ALGORITHMS
 from decentral.cli.demo.children import DemoProcess, Family
 from decentral.cli.demo.result import collect
 from decentral.cli.demo.run import MARKER, clear
@@ -21,6 +20,7 @@ from decentral.errors import DecentralError, UsageError
 from decentral.manifest import check_methods
 from decentral.observe.metrics import MetricsLog
 from decentral.observe.status import ProcessInfo, Status, write_status
+from decentral.optimizers import presets
 
 
 def ended(folder: Path, name: str, *, killed: bool = False) -> DemoProcess:
@@ -36,7 +36,7 @@ def plan(rounds: int = 12) -> DemoPlan:
     return DemoPlan("sparseloco", manifest, rounds, 5.5, 8.0, 0.05, 60.0, 75.0)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", sorted(presets()))
 def test_every_algorithm_has_a_demo_manifest_that_fits_together(algorithm: str) -> None:
     manifest = demo_manifest(algorithm, seed=3)
     check_methods(manifest)

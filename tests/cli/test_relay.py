@@ -23,6 +23,7 @@ from click.testing import Result
 from decentral.cli.relaying import _report, advice, host_and_port, introduction
 from decentral.errors import PeerUnreachable, UsageError
 from decentral.transport.native.links import Links
+from decentral.transport.native.sessions import SessionEvents
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.relay.circuit import HOP, admit, pass_through, reserve
@@ -95,11 +96,14 @@ def test_a_relay_carries_tells_prometheus_and_ends_when_it_is_asked(
     with relay(tmp_path, "--metrics", "0", "--max-peers", "5", "--max-rate", "80mbit") as (process, address):
         anyio.run(talk_through, address)
         shown = fetch(metrics_url(tmp_path))
-        values = dict(line.split(" ") for line in shown.splitlines() if not line.startswith("#"))
-        assert values["decentral_relay_places_limit"] == "5"
-        assert values["decentral_relay_joined_total"] == "1"
-        assert int(values["decentral_relay_bytes_total"]) > 2 << 20
-        assert 10 << 20 < int(values["process_resident_memory_bytes"]) < 256_000_000
+        values = {
+            name: float(value)
+            for name, value in (line.split(" ") for line in shown.splitlines() if not line.startswith("#"))
+        }
+        assert values["decentral_relay_places_limit"] == 5
+        assert values["decentral_relay_joined_total"] == 1
+        assert values["decentral_relay_bytes_total"] > 2 << 20
+        assert 10 << 20 < values["process_resident_memory_bytes"] < 256_000_000
         with pytest.raises(urllib.error.HTTPError, match="404"):
             fetch(metrics_url(tmp_path).replace("/metrics", "/other"))
         process.send_signal(number)
@@ -178,7 +182,7 @@ def test_a_relay_starts_without_torch_numpy_or_hivemind_and_is_small(tmp_path: P
 
 
 def test_a_line_is_said_each_minute_in_which_something_changed() -> None:
-    links = Links(Signer.generate(), 10.0, lambda session, stream: None)  # nobody has found it yet
+    links = Links(Signer.generate(), 10.0, SessionEvents(lambda session, stream: None))  # nobody has found it yet
     relay = Relay(links, tuple, RelayLimits(places=7), 10.0)
     lines: list[str] = []
 

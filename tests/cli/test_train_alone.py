@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from decentral.cli.job.train_job import JobOptions, train_alone
+from decentral.cli.job.options import JobOptions
+from decentral.cli.job.train_job import train_alone
 from decentral.cli.stopping import Stop
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.metrics import read_metrics

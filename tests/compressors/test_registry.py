@@ -72,6 +72,12 @@ def test_every_method_is_described_with_its_cost_and_source():
     assert all(row["source"] and row["layout"] and isinstance(row["biased"], bool) for row in rows.values())
 
 
+def test_a_manifest_may_name_low_rank_as_it_did_before():
+    assert parse_compressor("powersgd(rank=2, iterations=4)") == parse_compressor("lowrank(rank=2)")
+    assert str(parse_compressor(" powersgd ")) == "lowrank(rank=4, iterations=4)"
+    assert "powersgd" not in {row["name"] for row in describe_compressors()}
+
+
 def test_another_package_adds_a_method(installed):
     installed(mine="decentral.compressors.quantizers.int8:Int8")
     assert parse_compressor("mine(block=3)") == Int8(block=3)

@@ -39,8 +39,8 @@ _HEADER_FAULTS = [
     ("kind 0", 6, b"\0\0", "unknown kind 0"),
     ("kind 6", 6, b"\6\0", "unknown kind 6"),
     ("kind 65535", 6, b"\xff\xff", "unknown kind 65535"),
-    ("reserved bit", 140, b"\1\0\0\0", "reserved bytes are not zero"),
-    ("reserved sign bit", 140, b"\0\0\0\x80", "reserved bytes are not zero"),
+    ("eight channels beside the change", 140, b"\x08\0\0\0", "8 channels beside the change, at most 7"),
+    ("too many channels", 140, b"\0\0\0\x80", "2147483648 channels beside the change, at most 7"),
     ("parts 0", 64, bytes(4), "part 0 of 0"),
     ("part is parts", 60, b"\1\0\0\0", "part 1 of 1"),
     ("part 2**32-1", 60, b"\xff" * 4, "part 4294967295 of 1"),
@@ -69,7 +69,7 @@ def _more_frames(good: bytes) -> Iterator[Entry]:
     yield "frame", "slice of no part", frame(part, kind=FrameKind.SLICE, part=2, parts=3, plan=PLAN), "for part 2 of 2"
     wrong = frame(part, kind=FrameKind.SLICE, fragment=1, **sliced)
     yield "frame", "slice of another fragment", wrong, "plan 65536 does not cover fragment 1"
-    yield "frame", "swap", frame(encoded(CHAIN, SHAPES[0] * 2), kind=FrameKind.SWAP), ACCEPTED
+    yield "frame", "swap", frame(encoded(CHAIN, SHAPES[0] * 2), kind=FrameKind.SWAP, states=1), ACCEPTED
     yield "frame", "merge", frame(encoded("none"), kind=FrameKind.MERGE), ACCEPTED
     yield "frame", "empty body", frame(b""), "it ends before its size"
     yield "frame", "body of one byte", frame(b"\0"), "it ends before its size"

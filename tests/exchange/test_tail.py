@@ -27,7 +27,7 @@ VALUES = torch.tensor([0.5, -1.0, 1e30, 7.0])
 
 
 def inbox(tail: Tail = TAIL) -> Inbox:
-    made = Inbox(WHOLE, CODEC, CODEC, tail=tail)
+    made = Inbox(WHOLE, CODEC, CODEC, tail=tail, channels=2)
     made.expect(THE_PLAN)
     return made
 
@@ -38,8 +38,7 @@ def sealed(tail: bytes, **fields: object) -> Frame:
     if made.kind in (FrameKind.SLICE, FrameKind.RESULT):
         _, start, stop = THE_PLAN.partition[made.part]
         shapes = range_shapes(start, stop)
-    if made.kind == FrameKind.SWAP:
-        shapes = (*shapes, *shapes)
+    shapes = tuple(shapes) * made.channels
     numel = sum(torch.zeros(shape).numel() for shape in shapes)
     signer = next(one for one in SIGNERS if one.peer == made.sender)
     return seal(made, CODEC.encode(torch.ones(numel), {}, shapes).body, signer, tail)
@@ -53,7 +52,7 @@ PLANNED = {"parts": len(THE_PLAN.partition), "plan": THE_PLAN.number}
     [
         ({"kind": FrameKind.CONTRIBUTION}, True),
         ({"kind": FrameKind.MERGE}, True),
-        ({"kind": FrameKind.SWAP}, True),
+        ({"kind": FrameKind.SWAP, "states": 1}, True),
         ({"kind": FrameKind.SLICE, "part": 0, **PLANNED}, True),
         ({"kind": FrameKind.RESULT, "part": 0, **PLANNED}, True),
         ({"kind": FrameKind.SLICE, "part": 1, **PLANNED}, False),

@@ -24,7 +24,8 @@ from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node, Start
 from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
-from decentral.rounds.driver import CommittedUpdate, Driver
+from decentral.rounds.driver import Driver
+from decentral.rounds.updates import CommittedUpdate
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.daemon.transport import DaemonTransport
@@ -58,17 +59,16 @@ class Reaper:
         return True
 
     def watch(self, driver: Driver) -> None:
-        for name, before, after in (
-            ("_offer", "before offer", "after offer"),
-            ("_push", "before push", "after push"),
-            ("_decide", "before decide", "after decide"),
+        for role, name, before, after in (
+            (driver, "_offer", "before offer", "after offer"),
+            (driver.frames, "push", "before push", "after push"),
+            (driver, "_decide", "before decide", "after decide"),
         ):
-            setattr(driver, name, self._around(getattr(driver, name), before, after))
-        driver._send = self._around_send(driver._send)  # type: ignore[method-assign]
-        driver.ledger.append = self._around_plain(driver.ledger.append, "before log", "after log")
-        driver.ledger.save_acceptor = self._around_plain(
-            driver.ledger.save_acceptor, "before vote", "after vote logged"
-        )
+            setattr(role, name, self._around(getattr(role, name), before, after))
+        driver.frames.send = self._around_send(driver.frames.send)  # type: ignore[method-assign]
+        ledger = driver.state.ledger
+        ledger.append = self._around_plain(ledger.append, "before log", "after log")
+        ledger.save_acceptor = self._around_plain(ledger.save_acceptor, "before vote", "after vote logged")
 
     def _around(self, work: Callable[..., Any], before: str, after: str) -> Callable[..., Any]:
         async def watched(*args: Any) -> Any:

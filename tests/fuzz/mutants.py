@@ -68,7 +68,7 @@ def headers() -> Iterator[Header]:
     plain = (RUN, 1, ROUND)
     for fragment in (0, 1):
         yield Header(FrameKind.CONTRIBUTION, *plain, fragment, 0, 1, 0, ANCHOR, PEERS[0], 30, 15360)
-        yield Header(FrameKind.SWAP, *plain, fragment, 0, 1, 0, ANCHOR, PEERS[1], 0, 0)
+        yield Header(FrameKind.SWAP, *plain, fragment, 0, 1, 0, ANCHOR, PEERS[1], 0, 0, 1)
         yield Header(FrameKind.MERGE, *plain, fragment, 0, 1, 0, ANCHOR, PEERS[2], 1, 1)
     for part in (0, 1):
         yield Header(FrameKind.SLICE, *plain, 0, part, 2, PLAN, ANCHOR, PEERS[2], 0, 0)

@@ -34,7 +34,7 @@ from decentral.manifest import parse_manifest
 from decentral.manifest.presets import check_methods
 from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.replica.codec import Codec, Shapes, numel
-from decentral.rounds.catchup import split_commits
+from decentral.rounds.catchup.catch_up import split_commits
 from decentral.rounds.inbox import Inbox
 from decentral.state.assembler import Assembler
 from decentral.state.checkpoint import META, TENSORS, read_checkpoint
@@ -102,7 +102,7 @@ def spellings() -> list[str]:
 @functools.cache
 def inbox(spelling: str) -> Inbox:
     """What checks the frames of a run with this compressor; it knows one plan."""
-    made = Inbox(SCHEMA, Codec(parse_compressor(spelling)), Codec(parse_compressor("none")))
+    made = Inbox(SCHEMA, Codec(parse_compressor(spelling)), Codec(parse_compressor("none")), channels=2)
     made.expect(THE_PLAN)
     return made
 

@@ -22,22 +22,30 @@ SIGNERS = sorted((Signer(bytes([i] * 32)) for i in range(1, 4)), key=lambda sign
 PEERS = tuple(signer.peer for signer in SIGNERS)
 RUN, BASE, PREVIOUS = (bytes([i] * 32) for i in (0xAA, 0xBB, 0xCC))
 FRAMES = tuple(bytes([0xF0 + i] * 32) for i in range(4))
+SUMMARY = bytes.fromhex("0000803f0000c03f")  # two numbers of a method
 
 
-def _refs(parts: bool) -> tuple[m.FrameRef, ...]:
-    return tuple(m.FrameRef(peer, FRAMES[i], i if parts else 0, 30, 15360 + i) for i, peer in enumerate(PEERS[:2]))
+def _refs(outer_step: int) -> tuple[m.FrameRef, ...]:
+    """Contributions: one in time with nothing to say, one that is older and says something."""
+    said = (
+        (PEERS[0], FRAMES[0], 0, 30, 15360, outer_step, b""),
+        (PEERS[1], FRAMES[1], 0, 30, 15361, outer_step - 2, SUMMARY),
+    )
+    return tuple(m.FrameRef(*fields) for fields in said)
 
 
-GATHERED = m.Record(RUN, 1, 17, 16, 0, 0, PREVIOUS, BASE, PEERS, _refs(False), (), (), PEERS[:2], False)
+RESULTS = tuple(m.FrameRef(peer, FRAMES[i], i, 30, 15360 + i, 17) for i, peer in enumerate(PEERS[:2]))
+GATHERED = m.Record(RUN, 1, 17, 16, 0, 0, PREVIOUS, BASE, PEERS, _refs(16), (), (), PEERS[:2], False)
 PARTITION = ((PEERS[0], 0, 4096), (PEERS[1], 4096, 5000))
-REDUCED = m.Record(RUN, 2, 18, 17, 1, 65536, PREVIOUS, BASE, PEERS, _refs(True), _refs(False), PARTITION, PEERS, True)
+REDUCED = m.Record(RUN, 2, 18, 17, 1, 65536, PREVIOUS, BASE, PEERS, RESULTS, _refs(17), PARTITION, PEERS, True)
 TEXT = m.vote_text(RUN, 1, 17, 2, GATHERED.hash)
 CERTIFICATE = m.Certificate(2, tuple((signer.peer, signer.sign(TEXT)) for signer in SIGNERS[:2]))
 LEASE = m.Lease(RUN, PEERS[0], 7, 15, ("/ip4/192.0.2.1/tcp/4001",), 1, 17, BASE, 2, 20_000_000, "0.1.0")
 
 MESSAGES: dict[str, m.Message] = {
-    "offer": m.Offer(1, 17, 0, BASE, FRAMES[0], 4344, 30, 15360),
-    "plan": m.ReducePlan(2, 18, 1, 65536, _refs(False), PARTITION),
+    "offer": m.Offer(1, 17, 0, BASE, FRAMES[0], 4344, 30, 15360, 16),
+    "offer_of_older_progress": m.Offer(1, 17, 0, BASE, FRAMES[0], 4344, 30, 15360, 14, SUMMARY),
+    "plan": m.ReducePlan(2, 18, 1, 65536, _refs(17), PARTITION),
     "missing": m.Missing(2, 18, 65536, PEERS[1:]),
     "proposal": m.Proposal(1, GATHERED),
     "vote": m.Vote(1, 17, 2, GATHERED.hash, SIGNERS[0].sign(TEXT)),
@@ -48,9 +56,6 @@ MESSAGES: dict[str, m.Message] = {
     "join_request": m.JoinRequest(16, BASE),
     "goodbye": m.Goodbye(),
     "behind": m.Behind(41),
-    "pair_offer": m.PairOffer(9, FRAMES[0], 4344),
-    "pair_commit": m.PairCommit(9, FRAMES[0], FRAMES[1]),
-    "pair_abort": m.PairAbort(9),
     "lease": m.seal_lease(LEASE, SIGNERS[0]),
     "farewell_of_nothing": m.Farewell(17, -1, None, bytes(64)),
     "farewell": m.Farewell(17, 2, GATHERED, SIGNERS[0].sign(TEXT)),
@@ -154,12 +159,12 @@ def test_every_message_and_kind_has_a_golden_file_and_every_file_an_example() ->
 def test_the_sizes_are_the_documented_ones() -> None:
     assert HEADER_NBYTES == 248
     assert len(m.encode(MESSAGES["vote"])) == 118
-    assert len(m.encode(MESSAGES["offer"])) == 106
+    assert len(m.encode(MESSAGES["offer"])) == 115
 
 
 def test_the_golden_commit_is_believed_and_the_hash_of_its_record_is_as_always() -> None:
     m.verify_certificate(m.decode(_golden("commit")), PEERS, 2)
-    assert GATHERED.hash.hex() == "5b5a1df3649324fa3c03e9551583ae4360ed6e0c130e0869b46c3aa5500f012e"
+    assert GATHERED.hash.hex() == "ff59e18c1621c5fc2463a506d9f72b29ff06bc9c337da73384f956cb68995ec7"
 
 
 def test_the_golden_invite_is_as_always() -> None:

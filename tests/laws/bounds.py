@@ -155,6 +155,6 @@ BOUNDS = {
         most=lambda c, group, x: (x.square().sum().sqrt() + x.numel() ** 0.5 * 2.0**-149).square()[None],
     ),
     "randk": Bound(printed="|error| <= |tensor|"),
-    "powersgd": Bound(printed="|error| <= |tensor|"),
+    "lowrank": Bound(printed="|error| <= |tensor|"),
 }
 ANY = Bound(printed="|error| <= |tensor|")  # of a chain, and of what another package adds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from decentral.consensus.chain import Head
 from decentral.dissemination.reduce import owned_parts
 from decentral.manifest import Manifest
 from decentral.node.terms import make_replica
+from decentral.optimizers import RoundInfo
 from decentral.parameters import schema_of
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after
@@ -38,12 +40,17 @@ class Heard:
     """An outer optimizer that remembers the mean it was given."""
 
     def __init__(self, replica: Replica) -> None:
-        self.replica, self.inner, self.mean_N = replica, replica.outer, torch.zeros(NUMEL)
-        replica.outer = self  # type: ignore[assignment]
+        self.inner, self.mean_N = replica.method, torch.zeros(NUMEL)
+        replica.method = self  # type: ignore[assignment]
 
-    def step(self, anchor: Tensor, mean_N: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        self.mean_N = mean_N.clone()
-        return self.inner.step(anchor, mean_N, state)  # type: ignore[union-attr]
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the method has
+        return getattr(self.inner, name)
+
+    def outer_step(
+        self, anchor: Tensor, received: Mapping[str, Tensor], state: Mapping[str, Tensor], info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self.mean_N = received["change"].clone()
+        return self.inner.outer_step(anchor, received, state, info)
 
 
 class Swarm:
@@ -120,7 +127,7 @@ class Swarm:
     def _result(self, n: int, reduction: Reduction) -> tuple[Frame, dict[str, Tensor]]:
         peer, (start, stop), plan = self.peers[n], reduction.range, reduction.plan
         owed_N = peer.owed(0)
-        weights = peer.weights(plan.contributors)
+        weights = peer.weights(plan.contributors, 0)
         made = reduction.result(peer.codec, weights, None if owed_N is None else owed_N[start:stop])
         parts, me = len(plan.partition), SIGNERS[n]
         header = header_after(self.head, FrameKind.RESULT, 0, me.peer, reduction.part, parts, plan.number)

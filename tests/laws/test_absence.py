@@ -15,13 +15,14 @@ from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.manifest import Manifest, preset_manifest
-from decentral.optimizers import NoLoCo, make_outer
+from decentral.optimizers import make_outer
 from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
 from decentral.replica.codec import Codec
-from decentral.rounds.driver import CommittedUpdate
+from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.absence import ROUNDS
 from decentral.training.sync_schedule import SyncSchedule, make_rhythm
+from tests.optimizers.stepping import pair_step, step
 
 SHAPE = (64, 64)
 NUMEL = 64 * 64
@@ -78,7 +79,7 @@ class Run:
             for pupil, goal_N in zip(self.pupils, self.goals, strict=True):
                 pupil.learn(goal_N)
         fragment = number % self.num_fragments
-        if isinstance(self.method, NoLoCo):
+        if self.method.topology == "pair":
             self._pairs(number, present)
             anchors = [torch.stack([self.pupils[p].replica[0] for p in present]).mean(0)]
         else:
@@ -92,7 +93,7 @@ class Run:
         before_N, named, shapes = self.anchors[fragment], {}, (SHAPE,)
         for number in present:
             pupil = self.pupils[number]
-            made = pupil.rhythm.take(pupil.model, fragment, before_N, bytes(32), 1)
+            made = pupil.rhythm.take(pupil.model, fragment, before_N, bytes(32), 1, outer_step=0)
             if made is None:
                 dropped = pupil.rhythm.away_too_long(fragment)
                 for f in dropped:
@@ -101,7 +102,9 @@ class Run:
                 continue
             named[number] = (made, self.codec.encode(made.gradient_N, pupil.debts[fragment], shapes))
         sent = [(bytes([n]), self.codec.decode(encoded.body, shapes), 1.0) for n, (_, encoded) in named.items()]
-        after_N, self.states[fragment] = self.method.step(before_N, mean_pseudo_gradient(sent), self.states[fragment])
+        after_N, self.states[fragment] = step(
+            self.method, before_N, mean_pseudo_gradient(sent), self.states[fragment], len(sent)
+        )
         self.anchors[fragment] = after_N
         for number, pupil in enumerate(self.pupils):
             made, encoded = named.get(number, (None, None))
@@ -123,9 +126,9 @@ class Run:
             pupil.rhythm.restart(pupil.model, pupil.replica, [0])
 
     def _delta(self, pupil: Pupil) -> Tensor:
-        made = pupil.rhythm.take(pupil.model, 0, pupil.replica[0], bytes(32), 1)
+        made = pupil.rhythm.take(pupil.model, 0, pupil.replica[0], bytes(32), 1, outer_step=0)
         assert made is not None
-        return -made.gradient_N
+        return made.gradient_N
 
     def _step(self, group: list[int], deltas: dict[int, Tensor]) -> None:
         slow = {p: self.pupils[p].replica[0] for p in group}
@@ -133,7 +136,7 @@ class Run:
         mean_N = torch.stack(list(slow.values())).mean(0)
         for p in group:
             pupil = self.pupils[p]
-            after_N, pupil.states[0] = self.method.pair_step(slow[p], delta_N, slow[p], mean_N, pupil.states[0])
+            after_N, pupil.states[0] = pair_step(self.method, slow[p], delta_N, slow[p], mean_N, pupil.states[0])
             pupil.replica[0] = after_N
             pupil.rhythm.swapped(pupil.model, 0, after_N)
 

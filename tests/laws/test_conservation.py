@@ -96,12 +96,16 @@ def _gossip(manifest: Manifest) -> None:
 def _take(manifest, replicas, changes) -> None:
     """One step of a pair, or of who is left over; without momentum and at beta = 1 the sum moves by what is applied."""
     mechanism, before = replicas[0].codec.feedback, [dict(replica.feedback[0]) for replica in replicas]
-    halves = [half_of(replica, 0, change_N) for replica, change_N in zip(replicas, changes, strict=True)]
+    slow = [(replica.anchors[0],) for replica in replicas]
+    halves = [
+        half_of(replica, 0, change_N, slow[n])
+        for n, (replica, change_N) in enumerate(zip(replicas, changes, strict=True))
+    ]
     if len(replicas) == 1:
-        steps = [step_alone(replicas[0], 0, changes[0])]
+        steps = [step_alone(replicas[0], 0, 0, changes[0], slow[0])]
     else:
         steps = [
-            step_together(replica, 0, half, other.sent_2N)
+            step_together(replica, 0, 0, half, other.sent_CN)
             for replica, half, other in zip(replicas, halves, reversed(halves), strict=True)
         ]
     moved = sum(step.after_N.double() - step.before_N.double() for step in steps)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers import make_outer, mean_pseudo_gradient
+from tests.optimizers.stepping import pair_step, step
 
 NUMEL = 1001
 State = dict[str, Tensor]
@@ -20,11 +21,10 @@ PEERS = [bytes([first]) + bytes(31) for first in (9, 200, 3, 77)]
 
 def move(outer: Any, anchor: Tensor, gradient: Tensor, state: State) -> tuple[Tensor, State]:
     """One step; of a method for pairs, with a partner that has the same slow parameters."""
-    if hasattr(outer, "pair_step"):
-        after, state = outer.pair_step(anchor, -gradient, anchor, anchor, state)
-        return after, state
-    after, state = outer.step(anchor, gradient, state)
-    return after, state
+    if outer.topology == "pair":
+        change = outer.contribute(gradient, torch.zeros_like(gradient))
+        return pair_step(outer, anchor, change, anchor, anchor, state)
+    return step(outer, anchor, gradient, state, peers=4)
 
 
 def walked(outer: Any, gaussian: Callable[..., Tensor], rounds: int = 3) -> tuple[Tensor, State]:

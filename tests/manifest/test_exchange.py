@@ -22,15 +22,13 @@ def test_a_pair_takes_what_keeps_the_slow_weights(chain: str, feedback: str) -> 
         ("topk(k=64, chunk=4096) >> signmag2", "94%"),
         ("randk", "99%"),
         ("sign", "60%"),
-        ("powersgd", "99%"),
+        ("lowrank", "99%"),
         ("e3m0", "19%"),
         ("int4", "13%"),
     ],
 )
 def test_a_pair_refuses_what_loses_the_slow_weights_and_names_what_does_not(chain: str, lost: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf'does not fit exchange.kind = "pair": it would lose {lost}.*use one.*"fp16"'
-    ):
+    with pytest.raises(ConfigError, match=rf'does not fit outer.method noloco: it would lose {lost}.*use one.*"fp16"'):
         check_methods(preset_manifest("noloco", **compressed(chain)))
 
 
@@ -46,9 +44,9 @@ def test_a_pair_refuses_overlap_as_it_waits() -> None:
 
 
 def test_a_reduce_refuses_low_rank_as_it_has_no_matrices() -> None:
-    check_methods(preset_manifest("diloco", exchange={"kind": "gather"}, **compressed("powersgd")))
-    with pytest.raises(ConfigError, match=r'"powersgd\(.*" does not fit exchange.kind = "reduce".*kind = "gather"'):
-        check_methods(preset_manifest("diloco", outer={"norm_clip": None}, **compressed("powersgd")))
+    check_methods(preset_manifest("diloco", exchange={"kind": "gather"}, **compressed("lowrank")))
+    with pytest.raises(ConfigError, match=r'"lowrank\(.*" does not fit exchange.kind = "reduce".*kind = "gather"'):
+        check_methods(preset_manifest("diloco", outer={"norm_clip": None}, **compressed("lowrank")))
 
 
 @pytest.mark.parametrize(

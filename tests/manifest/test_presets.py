@@ -4,10 +4,10 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, fresh_salt, parse_manifest, preset_manifest
-from decentral.manifest.terms import canonical
-from decentral.optimizers import PRESETS
+from decentral.manifest.table import canonical
+from decentral.optimizers import presets
 
-every_preset = pytest.mark.parametrize("preset", sorted(PRESETS))
+every_preset = pytest.mark.parametrize("preset", sorted(presets()))
 
 
 @every_preset
@@ -16,8 +16,8 @@ def test_a_preset_exists_fits_together_and_is_written_and_read_back(preset: str)
     check_methods(manifest)
     assert parse_manifest(manifest.to_toml()).digest == manifest.digest
     assert manifest.run.name == preset
-    assert manifest.compressor.chain == PRESETS[preset].compressor
-    assert manifest.exchange.kind == PRESETS[preset].exchange
+    assert manifest.compressor.chain == presets()[preset].compressor
+    assert manifest.exchange.kind == presets()[preset].exchange
 
 
 def test_two_runs_of_one_preset_are_two_runs_unless_they_share_a_salt() -> None:
@@ -30,7 +30,7 @@ def test_two_runs_of_one_preset_are_two_runs_unless_they_share_a_salt() -> None:
 def test_keys_can_be_changed_by_table() -> None:
     manifest = preset_manifest("streaming", run={"name": "mine", "rounds": 7}, inner={"steps": 60})
     assert (manifest.run.name, manifest.run.rounds, manifest.inner.steps) == ("mine", 7, 60)
-    assert manifest.outer.fragments == PRESETS["streaming"].fragments
+    assert manifest.outer.fragments == presets()["streaming"].fragments
     assert manifest.inner.clip == 1.0
 
 
@@ -38,13 +38,13 @@ def test_dilocos_outer_rate_is_left_to_the_number_of_contributors() -> None:
     outer = preset_manifest("diloco").outer
     assert outer.learning_rate is None
     assert outer.hyper == {"momentum": 0.9}
-    assert preset_manifest("streaming").outer.hyper == dict(PRESETS["streaming"].hyper)
+    assert preset_manifest("streaming").outer.hyper == {"lr": 0.4, "momentum": 0.9, "alpha": 0.5}
 
 
 def test_an_unknown_preset_or_key_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"preset 'sparsloco' does not exist; did you mean sparseloco\?"):
         preset_manifest("sparsloco")
-    with pytest.raises(ConfigError, match="known: diloco, "):
+    with pytest.raises(ConfigError, match=r"known: .*diloco, "):
         preset_manifest("adam")
     with pytest.raises(ConfigError, match=r"unknown key run.round; did you mean rounds\?"):
         preset_manifest("diloco", run={"round": 3})

@@ -111,7 +111,7 @@ def test_a_byte_order_mark_and_windows_line_ends_do_not_matter(tmp_path: Path) -
         ("k=64", "k=0", "topk"),
         ("k=64", "k=5000", "topk"),
         ('"sparseloco"', '"sparselocco"', "did you mean sparseloco"),
-        ('"sparseloco"', '"sparseloco"\nmomentum = 0.9', "has no momentum"),
+        ('"sparseloco"', '"sparseloco"\nmomentum = 0.9', "unknown key outer.momentum"),
         ('"sparseloco"', '"noloco"', 'exchange.kind = "gather" does not fit outer.method noloco; use "pair"'),
         ('"gather"', '"pair"', 'exchange.kind = "pair" does not fit outer.method sparseloco; use "gather" or "reduce"'),
     ],

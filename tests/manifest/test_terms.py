@@ -6,6 +6,7 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, differences, parse_manifest, summary
+from decentral.optimizers import describe_keys
 
 SHORTEST = """
 [run]
@@ -134,6 +135,7 @@ def test_a_copy_made_without_checks_has_the_digest_of_its_file(manifest: Manifes
 def test_every_key_has_a_comment_in_the_file(manifest: Manifest) -> None:
     lines = [line for line in manifest.to_toml().splitlines()[1:] if line]
     keys = sum(len(type(getattr(manifest, table)).model_fields) for table in Manifest.model_fields)
+    keys += len(describe_keys(manifest.outer.method))
     assert len(lines) == keys + len(Manifest.model_fields)
     assert all("  # " in line for line in lines)
 

@@ -24,7 +24,7 @@ from decentral.training.absence import Away
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/run-directory.md").read_text(encoding="utf-8")
 FILES, EVENTS, METRICS = re.split(r"^## ", PAGE, flags=re.MULTILINE)
-TOLD_BY = {"_emit", "on_event", "_on_event"}
+TOLD_BY = {"announce", "_announce", "_emit", "on_event", "_on_event"}
 ELSEWHERE = ("decentral/simulate/", "decentral/benchmarks/")  # they have no run directory
 
 

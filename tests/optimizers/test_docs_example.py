@@ -32,9 +32,9 @@ def test_a_manifest_names_it_and_a_peer_without_the_package_reads_what_to_do(fol
     terms = folder / "run.toml"
     text = terms.read_text(encoding="utf-8")
     assert text.count('method = "diloco"') == 1
-    terms.write_text(text.replace('method = "diloco"', 'method = "qhm"'), encoding="utf-8")
-    read = "from decentral.manifest import load_manifest; print(load_manifest('run.toml').outer.method)"
-    assert outside.python(folder, "-c", read).stdout.strip() == "qhm"
+    terms.write_text(text.replace('method = "diloco"', 'method = "qhm"\nnu = 0.25'), encoding="utf-8")
+    read = "from decentral.manifest import load_manifest as load; o = load('run.toml').outer; print(o.method, o.hyper)"
+    assert outside.python(folder, "-c", read).stdout.strip() == "qhm {'nu': 0.25, 'momentum': 0.9}"
     with pytest.raises(
         ConfigError, match="optimizer qhm is not known here; if a package adds it, install that package"
     ):

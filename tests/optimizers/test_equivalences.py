@@ -3,7 +3,11 @@
 import torch
 
 from decentral.compressors import TopK, Uncompressed, compress_with_debt
-from decentral.optimizers import DiLoCo, SparseLoCo, StreamingDiLoCo, mean_pseudo_gradient, merge
+from decentral.optimizers import mean_pseudo_gradient
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.sparseloco import SparseLoCo
+from decentral.optimizers.streaming import StreamingDiLoCo
+from tests.optimizers.stepping import step
 
 
 def gaussian(seed: int) -> torch.Tensor:
@@ -16,7 +20,7 @@ def integers(seed: int) -> torch.Tensor:
 
 def outer_step(outer, anchor, locals_):
     peers = [(bytes([index]) * 32, anchor - local, 1.0) for index, local in enumerate(locals_)]
-    return outer.step(anchor, mean_pseudo_gradient(peers), outer.init(anchor))[0]
+    return step(outer, anchor, mean_pseudo_gradient(peers), outer.init(anchor), len(peers))[0]
 
 
 def test_one_peer_without_momentum_at_rate_1_ends_where_it_trained_to():
@@ -52,9 +56,9 @@ def test_streaming_with_one_fragment_no_overlap_and_alpha_0_is_diloco_bit_for_bi
     one, two = diloco.init(anchor), streaming.init(anchor)
     first = second = anchor
     for _ in range(5):
-        first, one = diloco.step(first, first - live, one)
-        second, two = streaming.step(second, second - live, two)
-        assert torch.equal(merge(live, live, second, alpha=0.0), first)
+        first, one = step(diloco, first, first - live, one)
+        second, two = step(streaming, second, second - live, two)
+        assert torch.equal(StreamingDiLoCo(alpha=0.0).merge(live, live, second), first)
 
 
 def test_sparseloco_that_keeps_all_owes_nothing_and_is_outer_sgd():

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers import NoLoCo
+from decentral.optimizers.noloco import NoLoCo
+from tests.optimizers.stepping import pair_step
 
 Swarm = tuple[torch.Tensor, torch.Tensor]  # slow weights and momenta, (peers, N)
 
@@ -19,8 +20,8 @@ def group_step(outer: NoLoCo, swarm: Swarm, delta: torch.Tensor, groups: list[li
     group_Gn = torch.tensor(groups)
     arrived = sent(swarm[0])[group_Gn]
     mean_delta, mean_slow = (t.mean(dim=1, keepdim=True).expand_as(t) for t in (delta[group_Gn], arrived))
-    slow[group_Gn], state = outer.pair_step(
-        swarm[0][group_Gn], mean_delta, arrived, mean_slow, {"momentum": swarm[1][group_Gn]}
+    slow[group_Gn], state = pair_step(
+        outer, swarm[0][group_Gn], mean_delta, arrived, mean_slow, {"momentum": swarm[1][group_Gn]}
     )
     momentum[group_Gn] = state["momentum"]
     return slow, momentum
@@ -63,7 +64,7 @@ def test_one_group_of_all_with_equal_replicas_is_heavy_ball_sgd():
 def test_equal_replicas_do_not_feel_the_pull():
     slow, delta = gaussian(50), gaussian(50, seed=1)
     with_pull, without = (
-        NoLoCo(gamma=gamma).pair_step(slow, delta, slow, slow, NoLoCo().init(slow))[0] for gamma in (0.7, 0.0)
+        pair_step(NoLoCo(gamma=gamma), slow, delta, slow, slow, NoLoCo().init(slow))[0] for gamma in (0.7, 0.0)
     )
     assert torch.equal(with_pull, without)
 
@@ -71,7 +72,7 @@ def test_equal_replicas_do_not_feel_the_pull():
 def test_training_that_moves_down_moves_the_slow_weights_down():
     """The sign in the paper's equation 2 would climb."""
     slow, local = torch.tensor([1.0]), torch.tensor([0.0])
-    after, _ = NoLoCo().pair_step(slow, local - slow, slow, slow, NoLoCo().init(slow))
+    after, _ = pair_step(NoLoCo(), slow, local - slow, slow, slow, NoLoCo().init(slow))
     assert after.tolist() == pytest.approx([0.3])
 
 
@@ -154,7 +155,7 @@ def test_a_momentum_or_step_that_cannot_be_meant_is_refused(hyper):
 def test_the_arguments_are_untouched():
     arguments = [gaussian(50, seed=seed) for seed in range(4)]
     state = {"momentum": gaussian(50, seed=4)}
-    after, new_state = NoLoCo().pair_step(*arguments, state)
+    after, new_state = pair_step(NoLoCo(), *arguments, state)
     after.fill_(7.0)
     new_state["momentum"].fill_(7.0)
     assert all(torch.equal(tensor, gaussian(50, seed=seed)) for seed, tensor in enumerate(arguments))

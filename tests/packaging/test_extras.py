@@ -1,11 +1,31 @@
-"""What is an extra is nobody's who did not ask for it."""
+"""What is installed: what the package imports and nothing more, and an extra only for whoever asked for it."""
 
 from __future__ import annotations
 
+import ast
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def imported() -> Iterator[str]:
+    """The first word of every import of the package."""
+    for path in (ROOT / "decentral").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                yield (node.module or "").partition(".")[0]
+
+
+def test_every_dependency_is_imported() -> None:
+    found = set(imported())
+    assert not [name for name in (Requirement(one).name for one in PROJECT["dependencies"]) if name not in found]
 
 
 def test_libp2p_comes_with_its_extra_only_and_is_tested_by_whoever_develops_on_linux():

@@ -20,8 +20,8 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
 from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
-from decentral.rounds.driver import CommittedUpdate, Ledger
 from decentral.rounds.gossip import Gossip, Swapped
+from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Signer
@@ -103,7 +103,7 @@ class Member:
             fragment = gossip.step % self.lab.manifest.outer.fragments
             anchor = self.node.replica.anchors[fragment]
             learnt = self.pull * (self.target(fragment) - anchor)
-            self.swaps.append(await gossip.exchange(fragment, learnt, 1, 1, self.tail(fragment)))
+            self.swaps.append(await gossip.exchange(fragment, learnt, 1, 1, self.tail(fragment), (anchor,)))
         while not driver.head.final:
             if driver.pending is None:
                 slow = self.node.replica.anchors[0]

@@ -1,4 +1,4 @@
-"""A member whose trainer has a live model and the real rhythm: every inner step moves it by known whole numbers."""
+"""A member whose trainer has a live model and the real outer loop: every inner step moves it by known whole numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import Any
 import anyio
 import torch
 
-from decentral.replica.contribution import range_of
-from decentral.rounds.driver import CommittedUpdate
+from decentral.replica.contribution import Contribution, range_of
+from decentral.rounds.gossip import Swapped
+from decentral.rounds.updates import CommittedUpdate
+from decentral.training.absence import Away
 from decentral.training.live_model import LiveModel
-from decentral.training.starting_over import anchors_without_debt
+from decentral.training.loop_parts import LoopControl, LoopParts
+from decentral.training.outer_loop import OuterLoop
+from decentral.training.same_loop import SameLoop, Updates
 from decentral.training.sync_schedule import SyncSchedule
 from tests.peer.conftest import Lab, Member
 
@@ -26,14 +30,18 @@ class Learner(Member):
 
     def __init__(self, lab: Lab, number: int, founder: bool) -> None:
         super().__init__(lab, number, founder)
+        self.updates, self.control = Updates(), LoopControl()
         self.model = LiveModel(lab.make_model(), lab.manifest.outer.fragments, None)
-        for fragment, anchor in enumerate(self.node.replica.anchors):
-            self.model.write(fragment, anchor)
         self.moved = [torch.zeros_like(anchor) for anchor in self.node.replica.anchors]
         self.given_up = [torch.zeros_like(anchor) for anchor in self.moved]  # because it was away, as movement
         self.given: dict[bytes, torch.Tensor] = {}  # record hash -> what it took from this peer
         self.generator = torch.Generator().manual_seed(number)
-        self.rhythm = SyncSchedule(self.interval, 0, None, bytes(32))
+        self.rhythm = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32))
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether it has merged every commit so far."""
+        return self.rhythm.seen == self.node.driver.head.hash and self.updates.empty()
 
     def step(self) -> None:
         for fragment, moved in enumerate(self.moved):
@@ -42,62 +50,54 @@ class Learner(Member):
             self.moved[fragment] = moved + change
         self.rhythm.stepped()
 
-    def due(self) -> bool:
-        return self.rhythm.due or self.rhythm.due_early(self.node.driver.pressed, self.pace)
+    def _on_advance(self, advance: CommittedUpdate) -> None:
+        super()._on_advance(advance)
+        self.updates.put(advance)
+        if advance.contribution is not None:
+            self.given[advance.head] = self.sent(advance)
 
     async def _train(self) -> None:
-        driver = self.node.driver
-        self.rhythm.seen = driver.head.hash
+        while not self.updates.empty():  # those are in the anchors already
+            self.updates.get()
+        self.rhythm.seen = self.node.driver.head.hash
         for fragment, anchor in enumerate(self.node.replica.anchors):
             self.model.write(fragment, anchor)
-        while not driver.head.final:
-            if not self.idle:
-                await anyio.sleep(self.pace)
-                self.step()
-            else:
-                await anyio.sleep(0.1)
-            self.merge()
-            if self.due() and not self.idle:
-                await self.contribute()
-                while self.rhythm.sent_at is not None:
-                    await anyio.sleep(0.05)
-                    self.merge()
+        async with anyio.create_task_group() as group:
+            loop = OuterLoop(self.parts(SameLoop(self.node, self.updates, group)))
+            while not loop.done:
+                self.control.paused = self.idle
+                await anyio.sleep(self.pace if not self.idle else 0.1)
+                if not self.idle:
+                    self.step()
+                await loop.step_boundary()
 
-    async def contribute(self) -> None:
-        driver, head = self.node.driver, self.node.driver.head
-        if head.anchor is None or head.final or head.hash != self.rhythm.seen or not driver.is_member:
-            return
-        fragment = head.fragment(self.lab.manifest.outer.fragments)
-        anchor = self.node.replica.anchors[fragment]
-        contribution = self.rhythm.take(self.model, fragment, anchor, head.hash, self.tokens)
-        if contribution is None:
-            await self.start_over(self.rhythm.away_too_long(fragment))
-        elif not await driver.contribute(contribution):
-            self.rhythm.withdrawn()
+    def parts(self, swarm: SameLoop) -> LoopParts:
+        return LoopParts(
+            manifest=self.lab.manifest,
+            tokens_per_step=self.tokens,
+            checkpoint_every=1,
+            on_nan="stop",
+            model=self.model,
+            schedule=self.rhythm,
+            swarm=swarm,
+            events=self,
+            control=self.control,
+            clock=anyio.current_time,
+            save=lambda schedule: True,
+        )
 
-    async def start_over(self, fragments: list[int]) -> None:
-        debts = [self.node.replica.feedback[f].get("debt") for f in fragments]
-        standing = await anchors_without_debt(self.node, self.rhythm.seen, fragments)
-        if standing is None:
-            return
-        for fragment, debt in zip(fragments, debts, strict=True):
-            self.given_up[fragment] -= debt if debt is not None else 0.0
-        self.rhythm.restart(self.model, standing[0], fragments)
-        self.tell_given_up()
+    def away(self, away: Away) -> None:
+        self.given_up[away.fragment] -= away.dropped_N
 
-    def tell_given_up(self) -> None:
-        for away in self.rhythm.given_up:
-            self.given_up[away.fragment] -= away.dropped_N
-        self.rhythm.given_up.clear()
+    def waits(self, waiting: bool) -> None: ...
 
-    def merge(self) -> None:
-        self.rhythm.waiting.extend(self.advances)
-        self.advances.clear()
-        while (advance := self.rhythm.mergeable()) is not None:
-            self.rhythm.merge(advance, self.model)
-            self.tell_given_up()
-            if advance.contribution is not None:
-                self.given[advance.head] = self.sent(advance)
+    def round_ended(self, update: CommittedUpdate) -> None: ...
+
+    def swap_begins(self, mine: Contribution) -> None: ...
+
+    def swapped(self, outcome: Swapped) -> None: ...
+
+    def restarted(self, why: str) -> None: ...
 
     def sent(self, advance: CommittedUpdate) -> torch.Tensor:
         """What a commit took from this peer, as the others decoded it: a frame, or the slices of a reduce."""

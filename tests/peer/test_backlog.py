@@ -5,7 +5,7 @@ import queue
 import pytest
 import torch
 
-from decentral.rounds.driver import CommittedUpdate
+from decentral.rounds.updates import CommittedUpdate
 from decentral.training.backlog import LIMIT, Backlog
 
 

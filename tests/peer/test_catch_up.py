@@ -9,7 +9,7 @@ import torch
 import trio
 
 from decentral.parameters import schema_of
-from decentral.rounds.donor import ANY_FORM, CHUNK, INDEX, PACKED, STATE
+from decentral.rounds.catchup.donor import ANY_FORM, CHUNK, INDEX, PACKED, STATE
 from decentral.state.chunk_form import PLAIN, from_form
 from decentral.state.snapshot import Layout, SnapshotIndex, chunk_hash
 from decentral.transport.requests import request
@@ -172,16 +172,16 @@ def test_a_snapshot_is_fetched_when_replaying_would_cost_more(run_lab, terms):
         await lab.all_members()
         await lab.rounds(1)
         away, others = await fall_behind(lab, 20)
-        driver = away.node.driver
-        driver.inbox.plans[driver.head.round + 1, 0] = ()  # of the round that it missed first
-        book, plans = driver.on_advance, []
+        state = away.node.driver.state
+        state.inbox.plans[state.head.round + 1, 0] = ()  # of the round that it missed first
+        book, plans = state.on_advance, []
 
         def booked(advance):
             if advance.record is None:
-                plans.append(list(driver.inbox.plans))
+                plans.append(list(state.inbox.plans))
             book(advance)
 
-        driver.on_advance = booked
+        state.on_advance = booked
         assert await come_back(lab, away, others) <= 1.5 * 2 * 4 * 6 * 4096
         assert any(event == "resynced" for event, _ in away.events)
         assert plans == [[]], "what the past had is kept after the snapshot was taken over"
@@ -197,7 +197,7 @@ def test_a_snapshot_is_fetched_when_the_frames_to_replay_are_nowhere_any_more(ru
         await lab.rounds(1)
         away, others = await fall_behind(lab, 3)
         for member in others:
-            member.node.driver.store.forget_before(10**6)
+            member.node.driver.state.store.forget_before(10**6)
         await come_back(lab, away, others)
         assert any(event == "resynced" for event, _ in away.events)
 
@@ -236,7 +236,7 @@ def test_the_longer_of_two_branches_fetches_nothing_of_the_shorter(run_lab, term
         await trio.sleep(2.0)
         before = longer.transport.traffic.total.received
         lab.network.heal(shorter.signer.peer, longer.signer.peer)
-        longer.node.catch_up.ask(shorter.signer.peer)
+        longer.node.driver.state.catch_up.ask(shorter.signer.peer)
         await trio.sleep(2.0)
         assert longer.transport.traffic.total.received - before <= 0.1 * NUMEL
         await lab.until(lambda: shorter.node.replica.digest == longer.node.replica.digest)
@@ -252,9 +252,9 @@ def test_a_commit_that_came_by_itself_while_it_was_asked_for_leaves_no_plan_behi
         await lab.all_members()
         await lab.rounds(1)
         one, other = (member.node for member in lab.members)
-        commits = list(other.driver.machine.recent.values())
+        commits = list(other.driver.machine.state.recent.values())
         assert any(commit.record.contributors for commit in commits)
         assert await one.catch_up._replayed(other.driver.me, commits)
-        assert [round_ for round_, _ in one.driver.inbox.plans if round_ <= one.driver.head.round] == []
+        assert [round_ for round_, _ in one.driver.state.inbox.plans if round_ <= one.driver.head.round] == []
 
     run_lab(terms("diloco"), script)

@@ -78,7 +78,7 @@ def quiet(lab, kind):
             m.node.gossip._current is None for m in lab.members
         )
     drivers = [m.node.driver for m in lab.members]
-    return len({d.head.round for d in drivers}) == 1 and not any(d.machine.round.offers for d in drivers)
+    return len({d.head.round for d in drivers}) == 1 and not any(d.machine.state.round.offers for d in drivers)
 
 
 @pytest.mark.parametrize(

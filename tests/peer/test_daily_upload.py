@@ -10,7 +10,7 @@ import trio
 from decentral.errors import ConfigError, DiskError
 from decentral.node.daily_upload import DAY, SAVE_EVERY, UPLOAD_FILE, DailyUpload
 from decentral.node.links import URGENT, throttled
-from decentral.rounds.donor import PACKED
+from decentral.rounds.catchup.donor import PACKED
 from decentral.state.durable import Disk
 from decentral.swarm.admission import ADMISSION
 from decentral.transport.memory.transport import MemoryNetwork

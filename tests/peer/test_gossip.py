@@ -8,7 +8,8 @@ import torch
 
 from decentral.dissemination import gather
 from decentral.dissemination.pairing import matching, partner_of
-from decentral.rounds.gossip import AHEAD, PAIR, UNDECIDED
+from decentral.rounds.gossip import PAIR, UNDECIDED
+from decentral.rounds.partners import AHEAD
 from decentral.transport.memory.pipe import Weight
 from decentral.wire.keys import peer_name
 from tests.peer.conftest import tiny_model
@@ -121,8 +122,8 @@ def test_a_member_that_fell_behind_jumps_to_the_step_of_the_others_instead_of_wa
         await lab.all_members()
         await lab.until(lambda: all(len(m.swaps) >= 3 for m in lab.members))
         slow = lab.members[2].node.gossip
-        lab.members[0].node.gossip.step += 40
-        lab.members[1].node.gossip.step += 40
+        lab.members[0].node.gossip.partners.step += 40
+        lab.members[1].node.gossip.partners.step += 40
         await lab.until(lambda: slow.step >= 40, limit=100)
         count = len(lab.members[2].swaps)
         await lab.until(lambda: any(s.partner is not None for s in lab.members[2].swaps[count:]), limit=100)
@@ -156,7 +157,7 @@ def test_a_member_that_went_on_alone_goes_back_to_the_step_of_the_others(run_lab
         alone = lab.members[3]
         lab.cut([alone], lab.members[:3])
         await lab.until(lambda: alone.swaps[-1].partner is None)
-        alone.node.gossip.step += 400
+        alone.node.gossip.partners.step += 400
         lab.heal([alone], lab.members[:3])
         ahead = len(alone.swaps)
         await lab.until(lambda: any(s.partner is not None for s in alone.swaps[ahead:]), limit=60.0)
@@ -192,7 +193,9 @@ def test_a_jump_never_swaps_one_fragment_for_another(run_lab, terms):
         await lab.until(lambda: all(any(s.partner is not None for s in m.swaps) for m in lab.members))
         begun = len(lab.members[0].swaps)
         await lab.until(lambda: len(lab.members[0].swaps) > begun)
-        lab.members[0].node.gossip.step += 40  # between two steps; the other makes one more, and then jumps by 39
+        lab.members[
+            0
+        ].node.gossip.partners.step += 40  # between two steps; the other makes one more, and then jumps by 39
         before = [len(m.swaps) for m in lab.members]
         await lab.until(
             lambda: all(
@@ -291,7 +294,7 @@ def test_a_partner_that_dropped_the_frame_says_no_instead_of_wait(run_lab, terms
         one, other = lab.add(), lab.add()
         await lab.all_members()
         follower = max((one, other), key=lambda member: member.signer.peer)
-        follower.node.driver.on_swap = lambda frame, decoded: None
+        follower.node.gossip.partners.take = lambda frame, decoded, head: None
         counts = [len(member.swaps) for member in (one, other)]
         began = anyio.current_time()
         await lab.until(lambda: all(len(m.swaps) > n + 3 for m, n in zip((one, other), counts, strict=True)))

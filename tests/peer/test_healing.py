@@ -67,10 +67,9 @@ async def settle(lab):
     await lab.rounds(2)
     for member in lab.members:
         member.idle = True
-    await lab.until(lambda: all(m.node.driver.pending is None and not m.advances for m in lab.members))
+    await lab.until(lambda: all(m.node.driver.pending is None for m in lab.members))
     await lab.until(lambda: len({m.node.driver.head.hash for m in lab.members}) == 1)
-    for member in lab.members:
-        member.merge()
+    await lab.until(lambda: all(m.is_up_to_date for m in lab.members))
 
 
 class Heavy(Learner):
@@ -124,13 +123,14 @@ def test_a_branch_that_took_the_contribution_in_flight_is_booked_as_its_commit_w
             member.node.driver.pending,
             torch.ones(lab.schema.fragments[0].numel),
         )
-        driver.replica.feedback[0] = {"debt": debt_N}
-        mine = next(iter(references([driver.me], driver.machine.round.offers)))
-        record = replace(driver.machine.recent[driver.head.round].record, **following(driver.head), frames=(mine,))
+        driver.state.replica.feedback[0] = {"debt": debt_N}
+        mine = next(iter(references([driver.me], driver.machine.state.round.offers)))
+        newest = driver.machine.state.recent[driver.head.round].record
+        record = replace(newest, **following(driver.head), frames=(mine,))
         head = replace(driver.head.extended(record), anchor=driver.head.anchor)
-        before_N, seen = driver.replica.anchors[0], len(member.advances)
-        await driver.adopt(head, {}, Branch(driver.head, (head,), (record,)))
-        assert torch.equal(driver.replica.feedback[0]["debt"], pending.encoded.feedback["debt"])
+        before_N, seen = driver.state.replica.anchors[0], len(member.advances)
+        await driver.bookkeeping.adopt(head, {}, Branch(driver.head, (head,), (record,)))
+        assert torch.equal(driver.state.replica.feedback[0]["debt"], pending.encoded.feedback["debt"])
         assert torch.equal(member.advances[seen].before_N, before_N - pending.gradient_N)
 
     run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
@@ -142,16 +142,16 @@ def test_what_was_reclaimed_from_a_branch_is_dropped_when_that_branch_may_have_c
     async def script(lab):
         member = lab.add()
         lab.add()
-        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.contributed > 2)
+        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.state.contributed > 2)
         driver = member.node.driver
-        start = driver.machine.history.newest_of(reversed(driver.machine.history.locator()))
+        start = driver.machine.state.history.newest_of(reversed(driver.machine.state.history.locator()))
         heavier = replace(driver.head, round=driver.head.round + 1, tokens=driver.head.tokens + 1, hash=b"b" * 32)
-        driver.pending = None
-        await driver.adopt(heavier, {}, Branch(start, (heavier,)))
+        driver.state.pending = None
+        await driver.bookkeeping.adopt(heavier, {}, Branch(start, (heavier,)))
         assert member.advances[-1].owed_steps > 0
-        driver.pending = None
+        driver.state.pending = None
         heaviest = replace(heavier, round=heavier.round + 1, tokens=heavier.tokens + 1, hash=b"c" * 32)
-        await driver.adopt(heaviest, {}, Branch(None))
+        await driver.bookkeeping.adopt(heaviest, {}, Branch(None))
         assert torch.equal(member.advances[-1].taken_N, torch.ones(lab.schema.fragments[0].numel, dtype=torch.bool))
 
     run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)

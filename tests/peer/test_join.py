@@ -331,7 +331,7 @@ def test_a_founder_without_any_checkpoint_comes_back_to_its_chain_and_founds_no_
 def train_until_the_disk_is_full(peer: Peer, problem: Problem, full: list[float]) -> None:
     def fill_the_disk() -> None:
         full.append(time.monotonic())
-        peer.swarm.node.driver._fatal = DiskError("no space left")
+        peer.swarm.node.driver.steps.failure = DiskError("no space left")
 
     disk = threading.Timer(0.5, fill_the_disk)
     with peer:

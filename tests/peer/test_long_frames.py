@@ -95,13 +95,13 @@ def test_a_round_whose_frames_take_longer_than_the_deadline_names_everybody_and_
 def test_who_offers_to_a_reduce_and_sends_no_slices_is_left_out_after_twice_the_time_that_they_need(run_lab):
     async def script(lab):
         await swarm_of(lab, 4, known=True)
-        leader = lab.members[0].node.driver.machine.leader_of(0)
+        leader = lab.members[0].node.driver.machine.state.leader_of(0)
         mute = next(member for member in lab.members if member.signer.peer != leader)
 
         async def keep_all(pending, plan, head):
             pass
 
-        mute.node.driver._send_slices = keep_all
+        mute.node.driver.reducer.send_slices = keep_all
         took = await one_round(lab)
         named = {ref.peer for ref in lab.members[0].log[-1].record.contributors}
         assert named == {member.signer.peer for member in lab.members} - {mute.signer.peer}

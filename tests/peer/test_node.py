@@ -67,7 +67,7 @@ def test_a_late_joiner_is_bit_equal_and_contributes(run_lab, terms, preset):
         await lab.all_members()
         await lab.rounds(4)
         lab.check_equal()
-        assert joiner.node.driver.contributed >= 2
+        assert joiner.node.driver.state.contributed >= 2
         assert len(joiner.digests) >= 4
 
     run_lab(terms(preset), script)
@@ -189,7 +189,7 @@ def test_newcomers_without_anybody_in_step_wait_and_never_found_a_chain_of_their
             a.node.directory.add_bootstrap(b.transport.addresses()[0] for b in newcomers if b is not a)
         await trio.sleep(10)
         assert all(len(member.node.directory.live()) == 2 for member in newcomers), "they know each other"
-        assert not any(member.node.driver.running for member in newcomers)
+        assert not any(member.node.driver.state.running for member in newcomers)
         for a in newcomers:
             lab.network.heal(a.signer.peer, founder.signer.peer)
         await lab.all_members()
@@ -230,18 +230,19 @@ def test_a_member_that_stands_elsewhere_in_the_same_round_is_compared_with(run_l
         await trio.sleep(2.0)
         driver, other = lab.members[0].node.driver, lab.members[1].signer.peer
         asked: list[bytes] = []
-        driver.catch_up = asked.append
-        live = driver.directory.live()
+        watch, lease = driver.watch, driver.watch.lease
+        driver.state.catch_up.ask = asked.append
+        live = watch.directory.live()
         elsewhere = {other: replace(live[other], round=driver.head.round, digest=b"\xff" * 32)}
-        driver.directory.live = lambda: elsewhere
+        watch.directory.live = lambda: elsewhere
         now = trio.current_time()
-        driver._look_for_other_chains(now)
+        watch.look_for_other_chains(now)
         assert asked == [], "it may have adopted this one since"
-        driver._look_for_other_chains(now + 1.5 * driver.lease)
+        watch.look_for_other_chains(now + 1.5 * lease)
         assert asked == [other]
         elsewhere[other] = replace(live[other], round=driver.head.round - 1)
-        driver._look_for_other_chains(now + 3 * driver.lease)
-        driver._look_for_other_chains(now + 9 * driver.lease)
+        watch.look_for_other_chains(now + 3 * lease)
+        watch.look_for_other_chains(now + 9 * lease)
         assert asked == [other], "a member that is behind finds this peer by itself"
 
     run_lab(terms("sparseloco"), script)
@@ -255,7 +256,7 @@ def test_a_peer_that_slept_does_not_take_its_own_silence_for_that_of_the_others(
         await lab.rounds(2)
         sleeper = lab.members[3]
         others = [member.signer.peer for member in lab.members[:3]]
-        async with sleeper.node.driver._lock:  # nothing of it goes on, as when a lid is closed
+        async with sleeper.node.driver.steps.lock:  # nothing of it goes on, as when a lid is closed
             for peer in others:
                 lab.network.cut(sleeper.signer.peer, peer)
             await trio.sleep(2 * lab.manifest.swarm.shrink_after)
@@ -276,7 +277,7 @@ def test_peers_that_all_lost_the_end_of_their_chain_go_on_once_each_has_said_so(
         await lab.rounds(1)
         for member in lab.members:
             machine = member.node.driver.machine
-            machine._remembered = Acceptor(machine.head.round + 10)
+            machine.state.remembered = Acceptor(machine.head.round + 10)
         began = trio.current_time()
         await lab.rounds(2)
         assert trio.current_time() - began > lab.manifest.swarm.lease
@@ -297,7 +298,7 @@ def test_a_full_disk_ends_the_peer_with_its_error_and_the_others_go_on(run_lab, 
         def refuse(commit, frames):
             raise DiskError("no space left")
 
-        victim.node.driver.ledger.append = refuse
+        victim.node.driver.state.ledger.append = refuse
         await lab.until(lambda: victim.failure is not None)
         assert torch.equal(victim.node.replica.anchors[0], before[0]) or len(victim.digests) > 1
         assert victim.log[-1].record.round == max(victim.digests), "nothing was applied that was not logged"
@@ -315,7 +316,7 @@ def test_a_peer_that_missed_commits_whose_frames_nobody_has_any_more_takes_a_sna
         await lab.rounds(1)
         away, others = lab.members[2:], lab.members[:2]
         for member in others:
-            member.node.driver.store.capacity = 1  # as with a large model: only the newest frame stays
+            member.node.driver.state.store.capacity = 1  # as with a large model: only the newest frame stays
         lab.cut(away, others)
         goal = others[0].rounds + 4
         await lab.until(lambda: all(member.rounds >= goal for member in others))
@@ -335,18 +336,18 @@ def test_a_peer_that_switched_branches_serves_the_new_one_only(run_lab, terms):
         other = lab.add(founder=True)
         lab.cut([other], lab.members[:1])
         await lab.until(lambda: lab.members[0].rounds >= 8 and other.rounds >= 4)
-        old = [(head.round, head.hash) for head in other.node.driver.machine.history._heads.values()][1:]
+        old = [(head.round, head.hash) for head in other.node.driver.machine.state.history._heads.values()][1:]
         other.idle = True
         lab.heal([other], lab.members[:1])
         await lab.until(lambda: any(event == "resynced" for event, _ in other.events))
         await lab.all_members()
         await lab.rounds(2)
         machine = other.node.driver.machine
-        assert machine.history.newest_of(old) is None
-        rounds = sorted(machine.recent)
+        assert machine.state.history.newest_of(old) is None
+        rounds = sorted(machine.state.recent)
         assert rounds == list(range(rounds[0], machine.head.round + 1)), "commits of both branches, or a gap"
         for older, newer in itertools.pairwise(rounds):
-            assert machine.recent[newer].record.previous == machine.recent[older].record.hash
+            assert machine.state.recent[newer].record.previous == machine.state.recent[older].record.hash
 
     run_lab(terms("sparseloco"), script)
 
@@ -369,7 +370,8 @@ def test_the_frames_of_a_vote_are_durable_before_the_vote_is(run_lab, terms):
         def keep(record, frames):
             kept.update(parse(data, lambda header: 1 << 30).hash for data in frames)
 
-        driver.ledger.keep, driver.ledger.save_acceptor = keep, vote
+        ledger = driver.state.ledger
+        ledger.keep, ledger.save_acceptor = keep, vote
         await lab.rounds(3)
         assert len(votes) >= 3
 

@@ -62,19 +62,19 @@ def test_a_snapshot_takes_of_what_an_owner_owes_what_its_records_took_and_a_riva
 
     async def script(lab):
         member, other = lab.add(), lab.add()
-        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.contributed > 1)
+        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.state.contributed > 1)
         driver, replica, numel = member.node.driver, member.node.replica, lab.schema.fragments[0].numel
-        start = driver.machine.history.newest_of(reversed(driver.machine.history.locator()))
-        last = driver.machine.recent[driver.head.round].record
+        start = driver.machine.state.history.newest_of(reversed(driver.machine.state.history.locator()))
+        last = driver.machine.state.recent[driver.head.round].record
         made, theirs = FrameRef(driver.me, b"m" * 32, 0, 1, 1), FrameRef(other.signer.peer, b"t" * 32, 0, 1, 1)
         lists = {"frames": (made,), "contributors": (theirs,), "partition": ((driver.me, 0, numel),)}
         reduced = replace(last, **following(driver.head), **lists)
         head = replace(driver.head.extended(reduced), anchor=driver.head.anchor)
-        replica.feedback[0], driver._left = {OWED: torch.ones(numel)}, {made.frame: torch.full((numel,), 2.0)}
-        await driver.adopt(head, {}, Branch(driver.head, (head,), (reduced,)))
+        replica.feedback[0], driver.state.left = {OWED: torch.ones(numel)}, {made.frame: torch.full((numel,), 2.0)}
+        await driver.bookkeeping.adopt(head, {}, Branch(driver.head, (head,), (reduced,)))
         assert torch.equal(replica.owed(0), torch.full((numel,), 2.0))
         rival = replace(head, round=head.round + 1, tokens=head.tokens + 1, hash=b"r" * 32)
-        await driver.adopt(rival, {}, Branch(start, (rival,)))
+        await driver.bookkeeping.adopt(rival, {}, Branch(start, (rival,)))
         assert replica.owed(0) is None
 
     run_lab(exact_terms(terms, SPARSE, "reduce"), script, make_model=tiny_model)
@@ -90,7 +90,7 @@ class Even(Member):
             await anyio.sleep(self.lab.step)
             change = torch.randn(self.changed.shape, generator=generator)
             self.changed += change
-            self.swaps.append(await gossip.exchange(0, change, 1, 1))
+            self.swaps.append(await gossip.exchange(0, change, 1, 1, states=(gossip.state.replica.anchors[0],)))
 
 
 @pytest.mark.parametrize("feedback", ["ef(beta=1.0)", "dgc(momentum=0.0)"])

@@ -28,19 +28,19 @@ def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(run_lab, term
     async def script(lab):
         member = lab.add()
         member.idle = True
-        await lab.until(lambda: member.node.driver.running)
+        await lab.until(lambda: member.node.driver.state.running)
         driver = member.node.driver
         header = header_after(replace(driver.head, anchor=bytes(32)), FrameKind.CONTRIBUTION, 0, driver.me)
         named, late, next_one = (
             seal(replace(header, round=round_, tokens=n), b"", signer_of(0)) for n, round_ in enumerate((5, 5, 6))
         )
         for frame in (named, late, next_one):
-            lab.nursery.start_soon(driver._push, frame, (A,))
+            lab.nursery.start_soon(driver.frames.push, frame, (A,))
         await trio.sleep(1)
         frames = (ref(driver.me, named.hash),)
-        driver._end_pushes(replace(record(START, {A: 1}), round=5, frames=frames))
+        driver.frames.end_pushes(replace(record(START, {A: 1}), round=5, frames=frames))
         await trio.sleep(1)
         assert ended == [late.data]
-        assert len(driver._pushes) == 2
+        assert driver.frames.num_pushes == 2
 
     run_lab(terms("sparseloco"), script)

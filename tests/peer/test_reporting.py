@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from decentral.peer.status import state_of
 from decentral.training.reporting import NOTABLE_WAIT, Reporter
 
 
@@ -12,14 +13,14 @@ def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -
     clock = [100.0]
     directory, ready = SimpleNamespace(live=lambda: {b"other": None}), SimpleNamespace(is_set=lambda: True)
     node = SimpleNamespace(state="training", resting=False, ready=ready, directory=directory)
-    peer: Any = SimpleNamespace(done=False, paused=False, swarm=SimpleNamespace(node=node))
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: clock[0])
+    shown: Any = SimpleNamespace(done=False, paused=False, node=node, counted=reporter)
     reporter.waits(True)
-    assert reporter._state(peer) == "training"
+    assert state_of(shown) == "training"
     clock[0] += NOTABLE_WAIT + 0.1
-    assert reporter._state(peer) == "waiting"
+    assert state_of(shown) == "waiting"
     reporter.waits(False)
-    assert reporter._state(peer) == "training"
+    assert state_of(shown) == "training"
     assert reporter.waited == pytest.approx(NOTABLE_WAIT + 0.1)
 
 
@@ -27,7 +28,7 @@ def test_rounds_that_ended_while_a_peer_was_away_are_none_that_it_missed() -> No
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: 0.0)
     for members, contributed in ([(b"other",), False], [(b"me", b"other"), False], [(b"me", b"other"), True]):
         reporter.round_ended(advance(members, contributed))
-    assert list(reporter._outcomes) == [False, True]
+    assert reporter.outcomes == [False, True]
 
 
 def advance(members: tuple[bytes, ...], contributed: bool) -> Any:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.replica.contribution import Contribution
-from decentral.rounds.driver import CommittedUpdate
+from decentral.rounds.updates import CommittedUpdate
 from decentral.training.live_model import LiveModel
 from decentral.training.sync_schedule import SyncSchedule
 from decentral.wire.messages import FrameRef, Record
@@ -25,7 +27,8 @@ def model() -> LiveModel:
 
 
 def rhythm(overlap: int = 0, alpha: float | None = None) -> SyncSchedule:
-    return SyncSchedule(interval=4, overlap=overlap, alpha=alpha, seen=bytes(32))
+    method = DiLoCo() if alpha is None else StreamingDiLoCo(alpha=alpha)
+    return SyncSchedule(interval=4, overlap=overlap, method=method, seen=bytes(32))
 
 
 def contribution(local: torch.Tensor) -> Contribution:
@@ -33,7 +36,7 @@ def contribution(local: torch.Tensor) -> Contribution:
 
 
 def send(pace: SyncSchedule, model: LiveModel) -> Contribution:
-    made = pace.take(model, 0, torch.zeros(8), bytes(32), 1)
+    made = pace.take(model, 0, torch.zeros(8), bytes(32), 1, outer_step=0)
     assert made is not None
     return made
 
@@ -178,7 +181,7 @@ def test_the_rounding_of_a_model_in_bfloat16_is_no_progress():
     pace.put(model, 0, anchor)
     step(pace, 4)
     assert not torch.equal(model.read(0), anchor)
-    made = pace.take(model, 0, anchor, bytes(32), 1)
+    made = pace.take(model, 0, anchor, bytes(32), 1, outer_step=0)
     assert made is not None
     assert not made.gradient_N.any()
 
@@ -193,7 +196,7 @@ def test_progress_in_bfloat16_is_what_was_learnt_whether_a_commit_takes_it_or_pa
     model.write(0, model.read(0) - learnt)
     step(pace, 4)
     moved = pace.gradient(0, anchor, model.read(0))
-    made = pace.take(model, 0, anchor, bytes(32), 1) if named else None
+    made = pace.take(model, 0, anchor, bytes(32), 1, outer_step=0) if named else None
     pace.merge(CommittedUpdate(record(), b"1" * 32, 0, anchor, after, made), model)
     left = pace.gradient(0, after, model.read(0))
     torch.testing.assert_close(left, torch.zeros(1000) if named else moved, rtol=0, atol=1e-6)
@@ -212,11 +215,11 @@ def test_a_restart_goes_on_with_the_count_and_the_rounding(model):
 
 
 def test_tokens_are_counted_for_the_steps_behind_a_fragment_and_steps_since_the_last_contribution(model):
-    pace = SyncSchedule(interval=4, overlap=0, alpha=None, seen=bytes(32), num_fragments=2)
+    pace = SyncSchedule(interval=4, overlap=0, method=DiLoCo(), seen=bytes(32), num_fragments=2)
     zeros = torch.zeros(8)
     for turn in range(4):
         step(pace, 4)
-        made = pace.take(model, 0, zeros, bytes(32), 10)
+        made = pace.take(model, 0, zeros, bytes(32), 10, outer_step=0)
         assert made is not None
         assert (made.steps, made.tokens) == (4, 40 if turn == 0 else 80), "8 steps lie between two rounds of a fragment"
         pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
@@ -228,7 +231,7 @@ def test_a_peer_that_was_held_back_for_a_round_sends_no_more_than_one_although_n
     pace, zeros = rhythm(), torch.zeros(8)
     step(pace, 12)
     moved = pace.gradient(0, zeros, model.read(0))
-    made = pace.take(model, 0, zeros, bytes(32), 10)
+    made = pace.take(model, 0, zeros, bytes(32), 10, outer_step=0)
     assert made is not None
     torch.testing.assert_close(made.gradient_N, moved / 3)
     assert made.tokens == 40
@@ -262,7 +265,7 @@ def test_an_outlying_norm_after_an_absence_is_dropped_where_the_usual_one_is_kno
     step(pace, 4)
     pace.merge(CommittedUpdate(record(), b"2" * 32, 0, zeros, zeros, None), model)
     model.write(0, torch.full((8,), 100.0))
-    assert pace.take(model, 0, zeros, bytes(32), 1) is None
+    assert pace.take(model, 0, zeros, bytes(32), 1, outer_step=0) is None
     assert pace.sent_at is None
     pace.restart(model, [zeros], pace.away_too_long(0))
     assert torch.equal(model.read(0), zeros)
@@ -273,7 +276,7 @@ def test_a_peer_that_trained_on_through_one_long_round_brings_nothing_rather_tha
     pace, zeros = rhythm(), torch.zeros(8)
     step(pace, 4 * 4)
     pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, None), model)
-    assert pace.take(model, 0, zeros, bytes(32), 1) is None
+    assert pace.take(model, 0, zeros, bytes(32), 1, outer_step=0) is None
 
 
 def test_a_peer_that_was_held_back_is_shortened_to_its_usual_norm_where_that_is_known(model):
@@ -283,7 +286,7 @@ def test_a_peer_that_was_held_back_is_shortened_to_its_usual_norm_where_that_is_
     pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, contribution(model.read(0))), model)
     model.write(0, torch.full((8,), 50.0))
     step(pace, 400)
-    made = pace.take(model, 0, zeros, bytes(32), 1)
+    made = pace.take(model, 0, zeros, bytes(32), 1, outer_step=0)
     assert made is not None
     assert float(made.gradient_N.norm()) == pytest.approx(usual, rel=1e-5)
 
@@ -303,7 +306,7 @@ def test_what_is_not_finite_is_taken_whole_after_an_absence_so_that_whoever_chec
     pace = rhythm()
     missed_round(pace, model)
     model.write(0, torch.full((8,), bad))
-    made = pace.take(model, 0, torch.zeros(8), bytes(32), 1)
+    made = pace.take(model, 0, torch.zeros(8), bytes(32), 1, outer_step=0)
     assert made is not None
     assert not bool(torch.isfinite(made.gradient_N).all())
 
@@ -315,7 +318,7 @@ def test_rounds_in_which_nothing_moved_tell_no_usual_norm(model):
         step(pace, 4)
         pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, send(pace, model)), model)
     step(pace, 12)
-    made = pace.take(model, 0, zeros, bytes(32), 1)
+    made = pace.take(model, 0, zeros, bytes(32), 1, outer_step=0)
     assert made is not None
     assert pace.progress[0].usual_norm is None
 

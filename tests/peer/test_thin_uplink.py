@@ -94,16 +94,15 @@ def test_a_frame_that_came_in_pieces_is_not_fetched_while_it_is_checked(run_lab)
     async def script(lab):
         await swarm_of(lab, [FAST] * 4 + [FAST / 10])
         slow = lab.members[0]
-        spreading, take = slow.node.driver.spreading, slow.node.driver.spreading._take
+        frames = slow.node.driver.frames
+        came, take = [], frames.take
 
-        came = []
-
-        async def checked_slowly(data):
+        async def checked_slowly(data, wanted=None):
             came.append(data)
             await trio.sleep(1.5)
-            await take(data)
+            await take(data, wanted)
 
-        spreading._take = checked_slowly
+        frames.take = checked_slowly
         before = slow.transport.traffic.total.received
         await one_round(lab)
         assert slow.transport.traffic.total.received - before < 1.1 * 4 * len(came[0])
@@ -123,10 +122,10 @@ def test_a_frame_is_not_asked_of_its_owner_while_that_one_s_push_stands_still(ru
         driver, owner, other = (member.node.driver for member in lab.members)
         monkeypatch.setattr(gather, "fetch", fetch)
         wanted = Fetch(b"f" * 32, owner.me, (owner.me, other.me))
-        with driver.arrivals.push(owner.me):
-            await driver.asking.fetch(wanted, driver.head.round + 1)
+        with driver.frames.arrivals.push(owner.me):
+            await driver.frames.fetcher.fetch(wanted, driver.head.round + 1)
         assert asked == [other.me]
-        await driver.asking.fetch(wanted, driver.head.round + 1)
+        await driver.frames.fetcher.fetch(wanted, driver.head.round + 1)
         assert asked == [other.me, owner.me, other.me]
 
     run_lab(plain(), script, schema=one_tensor(), step=2.0)
@@ -137,18 +136,18 @@ def test_who_is_sending_its_frame_in_pieces_sends_it_to_nobody_again_before_it_s
 
     async def script(lab):
         await swarm_of(lab, [FAST] * 4 + [FAST / 10])
-        thin, first = lab.members[4].node.driver, lab.members[0].signer.peer
+        thin, first = lab.members[4].node.driver.frames, lab.members[0].signer.peer
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one_round, lab)
-            while not thin.spreading._given:
+            while not thin.broadcast.under_way:
                 await trio.sleep(0.01)
-            frame = thin.spreading._given[0][0]
+            frame = thin.broadcast.under_way[0]
             await trio.sleep(1.0)
-            assert await thin.asking._on_want(first, Want(frame).to_bytes()) == b""
-            lab.network.set_uplink(thin.me, 1.0)
+            assert await thin.fetcher.answer(first, Want(frame).to_bytes()) == b""
+            lab.network.set_uplink(lab.members[4].signer.peer, 1.0)
             await trio.sleep(SECONDS + PAUSE)  # until what left has arrived, and then so long without an answer
-            assert thin.spreading._given
-            assert await thin.asking._on_want(first, Want(frame, ((0, 100),)).to_bytes())
+            assert thin.broadcast.under_way
+            assert await thin.fetcher.answer(first, Want(frame, ((0, 100),)).to_bytes())
             nursery.cancel_scope.cancel()
 
     run_lab(plain(), script, schema=one_tensor(), step=2.0)
@@ -157,7 +156,9 @@ def test_who_is_sending_its_frame_in_pieces_sends_it_to_nobody_again_before_it_s
 def test_of_a_frame_of_which_some_did_not_come_only_that_is_fetched(run_lab):
     async def script(lab):
         await swarm_of(lab, [FAST] * 4 + [FAST / 10])
-        lab.members[0].node.driver.spreading.forwarder.take = lambda piece, others: None  # takes them, and that is all
+        lab.members[0].node.driver.frames.broadcast.forwarder.take = lambda piece, others: (
+            None
+        )  # takes them, and that is all
         before = [member.transport.traffic.total.received for member in lab.members]
         await one_round(lab)
         assert len(lab.members[1].log[-1].record.frames) == 5
@@ -171,9 +172,9 @@ def test_who_should_pass_on_and_is_not_reached_is_made_up_for_by_the_others(run_
     async def script(lab):
         await swarm_of(lab, [FAST] * 4 + [FAST / 10])
         *fast, thin = lab.members
-        while thin.node.driver.machine.leader_of(0) == thin.signer.peer:
+        while thin.node.driver.machine.state.leader_of(0) == thin.signer.peer:
             await one_round(lab)
-        leader = thin.node.driver.machine.leader_of(0)
+        leader = thin.node.driver.machine.state.leader_of(0)
         lab.cut([next(member for member in fast if member.signer.peer != leader)], [thin])
         await one_round(lab)
         assert thin.signer.peer in {ref.peer for ref in thin.log[-1].record.frames}
@@ -185,7 +186,7 @@ def test_who_should_pass_on_and_is_not_reached_is_made_up_for_by_the_others(run_
 def test_a_peer_that_passes_on_something_else_stops_no_round_and_changes_no_bit(run_lab):
     async def script(lab):
         await swarm_of(lab, [FAST] * 4 + [FAST / 10])
-        liar = lab.members[0].node.driver.spreading.forwarder
+        liar = lab.members[0].node.driver.frames.broadcast.forwarder
         take = liar.take
         liar.take = lambda piece, others: take(replace(piece, data=bytes(len(piece.data))), others)
         await one_round(lab)

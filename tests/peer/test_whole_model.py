@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +190,10 @@ def test_a_newcomer_begins_with_the_whole_model_of_the_run(tmp_path, make):
 def test_a_restart_goes_on_with_the_buffers_that_the_journal_led_to(tmp_path):
     """The last checkpoint is older than the last commit."""
     manifest, founder = terms("sparseloco", run={"rounds": 1000}), Trainee(Normed(), 0)
-    with joined(manifest, founder, tmp_path, checkpoint_every=1000) as peer:
+    with suppress(ZeroDivisionError), joined(manifest, founder, tmp_path, checkpoint_every=1000) as peer:
         train(peer, founder, 3)
         answer = founder.says()
-        peer._checkpointer.save = lambda *_: None  # as when it is killed
+        raise ZeroDivisionError  # an error in the script: no checkpoint is written, as when it is killed
     again = Trainee(Normed(), 0)
     with joined(manifest, again, tmp_path):
         assert_alike(answer, again.says())

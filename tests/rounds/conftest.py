@@ -54,7 +54,18 @@ class Host:
 class Swarm:
     """Machines that exchange messages in a seeded order; a peer can be killed before any delivery."""
 
-    def __init__(self, num_peers: int, *, reduce: bool = False, rounds: int = 1000, seed: int = 0, min_peers: int = 1):
+    def __init__(
+        self,
+        num_peers: int,
+        *,
+        reduce: bool = False,
+        rounds: int = 1000,
+        seed: int = 0,
+        min_peers: int = 1,
+        quorum: int = 0,
+        grace: float = 0.0,
+        max_staleness: int = 0,
+    ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.signers = sorted((signer_of(i) for i in range(num_peers)), key=lambda s: s.peer)
@@ -68,12 +79,17 @@ class Swarm:
             ceiling=10.0,
             patience=2.0,
             partition=(lambda f, owners: partition(NUMEL, owners)) if reduce else None,
+            quorum=quorum,
+            grace=grace,
+            max_staleness=max_staleness,
         )
         self.queue: list[tuple[PeerId, PeerId, Message | tuple[bytes, Header]]] = []
         self.delivered = 0
         self.on_delivery: Callable[[int], None] = lambda count: None
         self.hosts: dict[PeerId, Host] = {}
         self.lose: Callable[[PeerId, PeerId, object], bool] = lambda a, b, m: False
+        self.stale: dict[PeerId, int] = {}  # outer steps that the progress of some is old
+        self.summaries: dict[PeerId, bytes] = {}
         self.slices: dict[tuple[int, int, PeerId], set[PeerId]] = {}
         for signer in self.signers:
             self.start(signer, Disk())
@@ -91,9 +107,9 @@ class Swarm:
         acceptor = None if disk.acceptor is None else Acceptor.from_bytes(disk.acceptor)
         machine = RoundMachine(signer, head, self.terms, self.now, acceptor)
         for commit in recent:
-            machine.recent[commit.record.round] = commit
+            machine.state.recent[commit.record.round] = commit
         self.hosts[signer.peer] = Host(machine, disk, frames=dict(disk.frames))
-        machine.held.update({frame: kept for frame, kept in disk.frames.items() if kept.round > head.round})
+        machine.state.held.update({frame: kept for frame, kept in disk.frames.items() if kept.round > head.round})
 
     def kill(self, peer: PeerId) -> None:
         self.hosts[peer].alive = False
@@ -102,7 +118,7 @@ class Swarm:
         signer = next(s for s in self.signers if s.peer == peer)
         self.start(signer, self.hosts[peer].disk)
         for other in self.alive():
-            self.hosts[other].machine.presence.unreachable.discard(peer)
+            self.hosts[other].machine.state.presence.unreachable.discard(peer)
 
     def leave(self, leaver: PeerId, to: Iterable[PeerId] | None = None) -> None:
         """Its farewell reaches those of ``to`` at once: all who live, unless told otherwise."""
@@ -131,11 +147,12 @@ class Swarm:
     def offer(self, peer: PeerId) -> None:
         machine = self.hosts[peer].machine
         head = machine.head
-        if head.anchor is None or peer not in head.members or peer in machine.round.offers or head.final:
+        if head.anchor is None or peer not in head.members or peer in machine.state.round.offers or head.final:
             return
         frame = digest_of("frame", peer, head.round, head.hash)
         header = self._header(FrameKind.CONTRIBUTION, peer, head)
-        offer = Offer(head.epoch, head.round + 1, 0, head.anchor, frame, 100, 5, 50)
+        based, summary = head.outer_step - self.stale.get(peer, 0), self.summaries.get(peer, b"")
+        offer = Offer(head.epoch, head.round + 1, 0, head.anchor, frame, 100, 5, 50, based, summary)
         if not self.reduce:
             self._do(peer, machine.hold(frame, header, self.now))
             self.hosts[peer].frames[frame] = header

@@ -70,13 +70,13 @@ def test_a_peer_that_lost_its_last_commits_does_not_vote_in_their_rounds_again(m
     swarm.lose = lambda sender, to, message: False
     assert finish_round(swarm, 3)
     swarm.check_agreement()
-    assert not swarm.hosts[cut].machine.forgetful
+    assert not swarm.hosts[cut].machine.state.forgetful
 
 
 def test_what_everybody_forgot_can_be_committed_anew(make_swarm):
     swarm = make_swarm(3)
     cut = after_a_lost_tail(swarm)
-    swarm.hosts[cut].machine.forget()
+    swarm.hosts[cut].machine.state.forget()
     assert commits(swarm, cut)
 
 
@@ -86,8 +86,8 @@ def test_a_vote_with_anothers_signature_is_refused(make_swarm):
     a, b = (peer for peer in swarm.members if peer != leader)
     swarm.offer_all()
     machine = swarm.hosts[leader].machine
-    swarm.run(lambda: machine.leading is not None and machine.leading.proposal is not None)
-    record = machine.leading.proposal.record
+    swarm.run(lambda: machine.state.leading is not None and machine.state.leading.proposal is not None)
+    record = machine.state.leading.proposal.record
     signer = next(s for s in swarm.signers if s.peer == a)
     text = m.vote_text(record.run, record.epoch, record.round, 0, record.hash)
     with pytest.raises(PayloadError, match="not signed by its sender"):
@@ -102,7 +102,7 @@ def test_a_commit_without_a_majority_of_signatures_is_refused(make_swarm):
     fresh = make_swarm(4).hosts[swarm.members[0]].machine
     with pytest.raises(PayloadError):
         fresh.receive(swarm.members[1], thin, 0.0)
-    assert fresh.decided is None
+    assert fresh.state.decided is None
 
 
 def test_a_voter_that_restarts_still_has_the_frames_it_voted_for_when_their_owner_is_dead(make_swarm):
@@ -112,8 +112,8 @@ def test_a_voter_that_restarts_still_has_the_frames_it_voted_for_when_their_owne
     swarm.offer(leader)
     swarm.offer(owner)
     voter = swarm.hosts[leader]
-    assert swarm.run(lambda: voter.machine.acceptor.accepted is not None, limit=30)
-    assert [ref.peer for ref in voter.machine.acceptor.accepted.frames] == sorted([leader, owner])
+    assert swarm.run(lambda: voter.machine.state.acceptor.accepted is not None, limit=30)
+    assert [ref.peer for ref in voter.machine.state.acceptor.accepted.frames] == sorted([leader, owner])
     swarm.queue.clear()
     swarm.kill(owner)
     swarm.restart(leader)
@@ -126,7 +126,7 @@ def test_a_voter_that_restarts_still_has_the_frames_it_voted_for_when_their_owne
 def test_a_round_that_restarts_at_a_high_ballot_does_not_wait_for_all_the_ballots_before_it(make_swarm):
     swarm = make_swarm(3)
     for host, signer in zip(list(swarm.hosts.values()), swarm.signers, strict=True):
-        host.disk.acceptor = host.machine.acceptor.promise(9).to_bytes()
+        host.disk.acceptor = host.machine.state.acceptor.promise(9).to_bytes()
         swarm.start(signer, host.disk)
     swarm.lose = lambda sender, to, message: isinstance(message, m.Proposal) and message.ballot == 9
     assert finish_round(swarm, 1, limit=20.0)
@@ -138,7 +138,7 @@ def test_peers_that_restarted_at_different_ballots_agree_on_who_leads(make_swarm
     swarm = make_swarm(4)
     order = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
     for peer, ballot in ((order[0], 67), (order[2], 65)):
-        swarm.hosts[peer].disk.acceptor = swarm.hosts[peer].machine.acceptor.promise(ballot).to_bytes()
+        swarm.hosts[peer].disk.acceptor = swarm.hosts[peer].machine.state.acceptor.promise(ballot).to_bytes()
         swarm.restart(peer)
     for peer in (order[1], order[3]):
         swarm.kill(peer)
@@ -153,30 +153,30 @@ def test_peers_that_restarted_at_different_ballots_agree_on_who_leads(make_swarm
 def test_a_ballot_with_a_flipped_bit_is_refused(make_swarm):
     swarm = make_swarm(3)
     machine = swarm.hosts[swarm.members[0]].machine
-    ballot = next(n for n in range(1 << 29, (1 << 29) + 3) if machine.leader_of(n) == swarm.members[1])
+    ballot = next(n for n in range(1 << 29, (1 << 29) + 3) if machine.state.leader_of(n) == swarm.members[1])
     with pytest.raises(PayloadError, match="far above"):
         machine.receive(swarm.members[1], m.Prepare(0, 1, ballot), 0.0)
     head = machine.head
     plan = m.ReducePlan(0, 1, 0, 1 << 16, (m.FrameRef(swarm.members[0], digest_of("f"), 0, 1, 1),), ())
-    sender = machine.leader_of(0) if machine.leader_of(0) != machine.me else swarm.members[1]
+    sender = machine.state.leader_of(0) if machine.state.leader_of(0) != machine.state.me else swarm.members[1]
     with pytest.raises(PayloadError, match="none of ballot"):
         machine.receive(sender, plan, 0.0)
-    assert (machine.acceptor.promised, machine.head) == (0, head)
+    assert (machine.state.acceptor.promised, machine.head) == (0, head)
 
 
 def test_who_promised_a_ballot_accepts_nothing_of_a_lower_one(make_swarm):
     swarm = make_swarm(3)
     first, second, voter = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
     swarm.offer_all()
-    swarm.run(lambda: swarm.hosts[first].machine.proposal is not None)
-    machine, (_, proposal) = swarm.hosts[voter].machine, swarm.hosts[first].machine.proposal
-    for frame, header in swarm.hosts[first].machine.held.items():
+    swarm.run(lambda: swarm.hosts[first].machine.state.proposal is not None)
+    machine, (_, proposal) = swarm.hosts[voter].machine, swarm.hosts[first].machine.state.proposal
+    for frame, header in swarm.hosts[first].machine.state.held.items():
         machine.hold(frame, header, swarm.now)
-    assert machine.acceptor.accepted is None
+    assert machine.state.acceptor.accepted is None
     machine.receive(second, m.Prepare(0, 1, 1), swarm.now)
     effects = machine.receive(first, proposal, swarm.now)
     assert not [effect for effect in effects if isinstance(getattr(effect, "message", None), m.Vote)]
-    assert (machine.acceptor.promised, machine.acceptor.accepted) == (1, None)
+    assert (machine.state.acceptor.promised, machine.state.acceptor.accepted) == (1, None)
 
 
 def test_a_new_leader_takes_what_may_be_chosen_from_the_promises_it_gets(make_swarm):

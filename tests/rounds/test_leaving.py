@@ -57,7 +57,7 @@ def test_a_peer_that_said_farewell_votes_no_more_until_it_stays(make_swarm):
     machine = swarm.hosts[leaver].machine
     voters = {voter for voter, _ in swarm.hosts[swarm.members[0]].disk.log[0].certificate.votes}
     assert leaver not in voters
-    assert machine.acceptor.accepted is None
+    assert machine.state.acceptor.accepted is None
     machine.stay()
     assert finish_round(swarm, 5)
     voters = {voter for commit in swarm.hosts[leaver].disk.log for voter, _ in commit.certificate.votes}
@@ -69,7 +69,7 @@ def test_a_peer_that_left_answers_the_leader_of_a_later_ballot_with_its_farewell
     leaver, other = swarm.members[:2]
     machine = swarm.hosts[leaver].machine
     said = machine.leave()
-    ballot = next(b for b in range(1, 4) if machine.leader_of(b) == other)
+    ballot = next(b for b in range(1, 4) if machine.state.leader_of(b) == other)
     effects = machine.receive(other, m.Prepare(0, 1, ballot), 0.0)
     assert [effect.message for effect in effects] == [said]
 
@@ -79,7 +79,7 @@ def test_a_record_whose_frames_left_with_their_owner_stalls_nobody_who_knows_tha
     leader, owner, stays = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
     swarm.lose = lambda sender, to, message: to == stays
     swarm.offer_all()
-    assert swarm.run(lambda: swarm.hosts[leader].machine.acceptor.accepted is not None)
+    assert swarm.run(lambda: swarm.hosts[leader].machine.state.acceptor.accepted is not None)
     swarm.queue.clear()
     swarm.lose = lambda sender, to, message: False
     for leaver in (leader, owner):
@@ -110,7 +110,7 @@ def test_who_is_behind_does_not_decide_without_those_who_left_from_a_later_round
 def test_who_voted_in_a_later_round_than_that_of_its_farewell_is_back_though_it_said_nothing_here(make_swarm):
     swarm = make_swarm(3)
     stays, leaver, away = swarm.members
-    presence = swarm.hosts[away].machine.presence
+    presence = swarm.hosts[away].machine.state.presence
     swarm.leave(leaver, to=[away])
     swarm.hosts[leaver].machine.stay()
     swarm.lose = lambda sender, to, message: away in (sender, to)
@@ -123,7 +123,7 @@ def test_who_voted_in_a_later_round_than_that_of_its_farewell_is_back_though_it_
         assert swarm.rounds_done(away) == rounds
         assert leaver in {voter for voter, _ in swarm.hosts[away].disk.log[-1].certificate.votes}
         assert (leaver in presence.leaving) == (rounds == 1), "a vote in the same round may be older than the farewell"
-    assert swarm.hosts[away].machine.farewells.votes(3, but=()) == {}
+    assert swarm.hosts[away].machine.state.farewells.votes(3, but=()) == {}
 
 
 def test_a_farewell_whose_vote_another_peer_signed_is_refused(make_swarm):
@@ -136,7 +136,7 @@ def test_a_farewell_whose_vote_another_peer_signed_is_refused(make_swarm):
     machine = swarm.hosts[one].machine
     with pytest.raises(PayloadError, match="not signed by its sender"):
         machine.receive(other, forged, 0.0)
-    assert machine.presence.present(other)
+    assert machine.state.presence.present(other)
 
 
 def test_a_farewell_binds_its_own_round_and_says_nothing_of_an_earlier_one(make_swarm):
@@ -146,7 +146,7 @@ def test_a_farewell_binds_its_own_round_and_says_nothing_of_an_earlier_one(make_
     record = swarm.hosts[one].disk.log[1].record
     signer = next(s for s in swarm.signers if s.peer == other)
     text = m.vote_text(record.run, record.epoch, record.round, 0, record.hash)
-    farewells = swarm.hosts[one].machine.farewells
+    farewells = swarm.hosts[one].machine.state.farewells
     farewells.take(other, m.Farewell(2, 0, record, signer.sign(text)))
     assert farewells.votes(1, but=()) == {}
     assert farewells.votes(2, but=()) == {other: (0, record)}
@@ -168,7 +168,7 @@ def test_a_peer_whose_disk_forgot_rounds_does_not_deny_how_it_voted_in_them(make
     swarm = make_swarm(3)
     machine = swarm.hosts[after_a_lost_tail(swarm)].machine
     said = machine.leave()
-    assert machine.forgetful
+    assert machine.state.forgetful
     assert said.round > machine.head.round + 1
     assert said.accepted is not None
 
@@ -180,7 +180,7 @@ def test_who_left_and_is_back_in_the_same_round_is_asked_for_the_frames_of_what_
     swarm.kill(gone)
     swarm.lose = lambda sender, to, message: True
     swarm.offer(leader)
-    assert swarm.run(lambda: swarm.hosts[leader].machine.acceptor.accepted is not None and not swarm.queue)
+    assert swarm.run(lambda: swarm.hosts[leader].machine.state.acceptor.accepted is not None and not swarm.queue)
     swarm.lose_leases(gone=True)
     swarm.leave(leader, to=[stays])
     swarm.restart(leader)

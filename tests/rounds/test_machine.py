@@ -82,7 +82,7 @@ def test_the_last_round_says_so_and_nothing_follows_it(make_swarm):
 def test_time_is_up_ends_the_run_with_the_next_commit(make_swarm):
     swarm = make_swarm(3)
     for host in swarm.hosts.values():
-        host.machine.time_is_up = True
+        host.machine.state.time_is_up = True
     assert finish_round(swarm, 1)
     assert swarm.hosts[swarm.members[0]].machine.head.final
 
@@ -92,7 +92,7 @@ def test_a_record_on_another_branch_asks_for_the_chain_instead_of_being_applied(
     assert finish_round(swarm, 1)
     peer, other = swarm.members[0], swarm.members[1]
     head = swarm.hosts[peer].machine.head
-    swarm.hosts[peer].machine.restart(
+    swarm.hosts[peer].machine.state.restart(
         chain.Head(head.run, head.epoch, head.round, head.outer_step, bytes(32), head.anchor, head.members),
         swarm.now,
     )
@@ -135,7 +135,7 @@ def test_an_offer_that_does_not_describe_its_frame_is_left_out_and_stalls_nobody
     for peer in swarm.members:
         if peer != liar:
             swarm.offer(peer)
-    honest = swarm.hosts[victim].machine.round.offers[victim]
+    honest = swarm.hosts[victim].machine.state.round.offers[victim]
     false = honest if lie == "anothers frame" else replace(honest, frame=digest_of("own"), tokens=10**18)
     header = swarm._header(FrameKind.CONTRIBUTION, liar, swarm.hosts[liar].machine.head)
     for peer in swarm.members:
@@ -172,7 +172,7 @@ def test_nothing_more_is_decided_before_what_was_decided_is_applied(make_swarm):
     text = m.vote_text(record.run, 0, 1, 0, record.hash)
     votes = tuple((s.peer, s.sign(text)) for s in swarm.signers if s.peer in (me, other))
     machine.receive(other, m.Farewell(2, -1, None, bytes(64)), 0.0)  # after its vote: so that it is alone then,
-    machine.presence.leaving.add(third)  # and could decide on the next one at once
+    machine.state.presence.leaving.add(third)  # and could decide on the next one at once
     effects = machine.receive(other, m.Commit(record, m.Certificate(0, votes)), 0.0)
     assert [e.commit.record.round for e in effects if isinstance(e, Decide)] == [1]
     effects = machine.applied(head.anchor, 0.0)
@@ -225,12 +225,12 @@ def test_a_leader_whom_nobody_hears_does_not_plan_anew_at_every_failed_send(make
 def test_an_offer_of_more_bytes_than_any_frame_may_have_is_refused(make_swarm):
     swarm = make_swarm(3)
     machine, liar = swarm.hosts[swarm.members[0]].machine, swarm.members[1]
-    machine.terms = replace(machine.terms, largest=1000)
+    machine.state.terms = replace(machine.state.terms, largest=1000)
     head = machine.head
     offer = m.Offer(head.epoch, 1, 0, head.anchor, bytes(32), 1001, 5, 50)
     with pytest.raises(PayloadError, match="offer of 1001 bytes, 1000 are possible here"):
         machine.receive(liar, offer, swarm.now)
-    assert not machine.round.offers
+    assert not machine.state.round.offers
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -241,9 +241,9 @@ def test_a_frame_that_was_offered_in_time_has_the_time_that_its_bytes_need(make_
     others = [peer for peer in swarm.members if peer != slow]
     swarm.lose = lambda sender, to, message: sender == slow and not isinstance(message, m.Offer)
     for host in swarm.hosts.values():
-        host.machine.terms = replace(host.machine.terms, takes=lambda nbytes, peer, members: takes)
+        host.machine.state.terms = replace(host.machine.state.terms, takes=lambda nbytes, peer, members: takes)
     swarm.offer_all()
-    decided = [swarm.hosts[peer].machine.recent for peer in others]
+    decided = [swarm.hosts[peer].machine.state.recent for peer in others]
     assert not swarm.run(lambda: any(decided), limit=2 * SLACK * takes - 2.0)
     if comes:
         swarm.lose = lambda sender, to, message: False
@@ -256,7 +256,7 @@ def test_who_offers_and_does_not_send_is_waited_for_as_long_once_until_it_sends_
     slow = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[-1]
     machines = [host.machine for host in swarm.hosts.values()]
     for machine in machines:
-        machine.terms = replace(machine.terms, takes=lambda nbytes, peer, members: takes)
+        machine.state.terms = replace(machine.state.terms, takes=lambda nbytes, peer, members: takes)
 
     def seconds_of_a_round(sends):
         swarm.lose = lambda sender, to, message: sender == slow and not (sends or isinstance(message, m.Offer))

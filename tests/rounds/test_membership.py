@@ -22,7 +22,7 @@ def test_a_minority_does_not_commit_and_follows_the_majority_when_healed(make_sw
     for peer in swarm.members:
         swarm.hosts[peer].machine.liveness(frozenset(), frozenset(), swarm.now)
     for peer in minority:
-        swarm.hosts[peer].machine.round.offers.clear()
+        swarm.hosts[peer].machine.state.round.offers.clear()
         swarm._do(peer, swarm.hosts[peer].machine.receive(swarm.members[-1], m.Behind(99), swarm.now))
     assert swarm.run(lambda: all(swarm.rounds_done(p) >= 2 for p in swarm.members))
     swarm.check_agreement()
@@ -55,7 +55,7 @@ def test_a_joiner_is_admitted_between_rounds_at_once(make_swarm):
     swarm = make_swarm(4)
     joiner = swarm.members[3]
     for host in swarm.hosts.values():
-        host.machine.restart(
+        host.machine.state.restart(
             chain.Head(*_genesis_fields(swarm), tuple(p for p in swarm.members if p != joiner)), swarm.now
         )
     request = m.JoinRequest(0, swarm.genesis().hash)
@@ -96,13 +96,13 @@ def test_a_shrink_is_remembered_until_those_given_up_are_back_and_a_goodbye_is_n
     swarm.lose_leases(gone=True)
     assert finish_round(swarm, 2)
     machines = [swarm.hosts[peer].machine for peer in (one, other)]
-    assert [machine.given_up for machine in machines] == [{dead}, {dead}]
+    assert [machine.state.given_up for machine in machines] == [{dead}, {dead}]
     for machine in machines:
         machine.liveness(frozenset(), frozenset(), swarm.now)
-        machine.presence.unreachable.clear()
-        machine.joiners[dead] = m.JoinRequest(0, machine.head.hash)
+        machine.state.presence.unreachable.clear()
+        machine.state.joiners[dead] = m.JoinRequest(0, machine.head.hash)
     assert swarm.run(lambda: all(dead in machine.head.members for machine in machines), limit=30)
-    assert not any(machine.given_up for machine in machines)
+    assert not any(machine.state.given_up for machine in machines)
 
 
 def test_a_peer_that_comes_back_after_its_goodbye_stays_a_member(make_swarm):
@@ -129,8 +129,8 @@ def test_an_accepted_record_that_drops_a_peer_who_is_back_does_not_end_the_run(m
     swarm.lose = lambda sender, to, message: sender == back
     swarm.leave(back, to=[leader])
     swarm.lose_leases(gone=True)
-    assert swarm.run(lambda: swarm.hosts[leader].machine.acceptor.accepted is not None)
-    dropped = set(swarm.members) - set(swarm.hosts[leader].machine.acceptor.accepted.next_members)
+    assert swarm.run(lambda: swarm.hosts[leader].machine.state.acceptor.accepted is not None)
+    dropped = set(swarm.members) - set(swarm.hosts[leader].machine.state.acceptor.accepted.next_members)
     assert dropped == {dead, back}
     swarm.lose = lambda sender, to, message: False
     swarm.come_back(back)
@@ -146,7 +146,7 @@ def test_strangers_can_make_a_peer_keep_only_so_much_of_rounds_to_come(make_swar
     for number in range(1000):
         machine.receive(signer_of(1000 + number).peer, m.Prepare(0, 5, 1), 0.0)
     machine.receive(member, m.Prepare(0, 5, 1), 0.0)
-    kept = {peer for peer, _ in machine._early}
+    kept = {peer for peer, _ in machine.state.early}
     assert member in kept
     assert len(kept) <= 33
 
@@ -158,7 +158,7 @@ def test_a_record_of_few_that_cannot_be_voted_on_any_more_stalls_nobody_whom_it_
         swarm.kill(peer)
     swarm.lose = lambda sender, to, message: True
     swarm.lose_leases(gone=True)
-    record = swarm.hosts[first].machine.acceptor.accepted
+    record = swarm.hosts[first].machine.state.acceptor.accepted
     assert set(record.next_members) == {first, other}, "the two who are left go on without the others"
     swarm.run(lambda: not swarm.queue)
     swarm.kill(other)

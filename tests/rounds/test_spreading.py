@@ -42,6 +42,15 @@ def fail(*_):
     raise AssertionError("nothing comes here")
 
 
+class Nobody:
+    """A peer that only sends."""
+
+    max_nbytes = take = spawn = staticmethod(fail)
+
+    def chain_head(self):
+        return None
+
+
 def play(script, take):
     """``script(spreading, others)`` in virtual time; the uplink has RATE, and ``take`` gets what the others get."""
     network = MemoryNetwork(latency=0.02)
@@ -57,7 +66,7 @@ def play(script, take):
         sender, *others = (network.transport(signer) for signer in SIGNERS)
         network.set_uplink(sender.peer, RATE)
         throttled = ThrottledTransport(sender, urgent=(VOTE,))
-        spreading = ChunkedBroadcast(throttled, sender.peer, Arrivals(), all_equal, lambda: None, fail, fail, fail)
+        spreading = ChunkedBroadcast(throttled, sender.peer, Arrivals(), all_equal, Nobody())
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(throttled)
             for other in others:

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from decentral.transport.daemon.control import peer_to_id
 from decentral.transport.daemon.options import DaemonOptions
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.transport.protocols.peer_ids import peer_to_id
 from decentral.transport.protocols.protobuf import bytes_field, number_field, number_fields
 from decentral.transport.relay.circuit import HOP, read_message, reserve, write_message
 from decentral.transport.relay.limits import RelayLimits

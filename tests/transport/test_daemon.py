@@ -22,10 +22,10 @@ from decentral.transport.daemon import supervisor
 from decentral.transport.daemon.child import DaemonProcess, private_folder
 from decentral.transport.daemon.control import Control
 from decentral.transport.daemon.options import DaemonOptions
-from decentral.transport.daemon.reservation_watch import grants_little
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.relay.limits import RelayLimits
+from decentral.transport.relay_questions import grants_little
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 

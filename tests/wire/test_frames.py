@@ -92,7 +92,7 @@ def test_random_bytes_behind_a_right_beginning_give_payload_errors_only(data: by
         (6, b"\6\0", "unknown kind 6"),
         (60, b"\1\0\0\0", "part 1 of 1"),
         (64, b"\0\0\0\0", "part 0 of 0"),
-        (140, b"\1\0\0\0", "reserved bytes are not zero"),
+        (140, b"\x08\0\0\0", "8 channels beside the change, at most 7"),
         (48, b"\xff" * 8, "not signed by the sender"),
         (104, SIGNER.peer[::-1], "not signed by the sender"),
         (152, bytes(32), "does not have the hash"),

@@ -43,7 +43,7 @@ def show(context: click.Context, directory: Path, as_json: bool) -> None:
 @directory_of_a_peer
 @click.pass_context
 def export(context: click.Context, directory: Path) -> None:
-    """Print the secret key as one line, for a backup or another machine. Who reads it can be this peer.
+    """Print the secret key as one line, for a backup or another machine. Whoever reads it can be this peer.
 
     \b
     $ decentral identity export --out decentral-run > my-peer.key

@@ -58,7 +58,9 @@ def _print_status(status: "Status", *, alive: bool) -> None:
         click.echo(f"left      {in_time(status.seconds_left)}, as it goes now")
     click.echo(f"traffic   {in_units(status.bytes_sent)} sent, {in_units(status.bytes_received)} received")
     if status.bytes_measuring:
-        click.echo(f"besides   {in_units(status.bytes_measuring)} sent to who measured this line (decentral doctor)")
+        click.echo(
+            f"besides   {in_units(status.bytes_measuring)} sent to peers that measured this line (decentral doctor)"
+        )
     if limits := _limits(status):
         click.echo(f"limits    {limits}")
     if status.uplink_bits:

@@ -49,6 +49,28 @@ LISTEN = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")  # a port of its own: inv
     show_default=True,
     help="Key file, made when there is none. Keep it: the relay's address ends in its name.",
 )
+@click.option(
+    "--keep",
+    "kept",
+    multiple=True,
+    metavar="INVITE",
+    help="Follow this run, and give its last state to those who come when all peers have gone; repeatable, for 4 runs.",
+)
+@click.option(
+    "--keep-in",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("relay-kept"),
+    show_default=True,
+    help="Folder of what is kept; each run has one in it.",
+)
+@click.option(
+    "--keep-disk",
+    type=Size(),
+    default="10GB",
+    show_default=True,
+    metavar="SIZE",
+    help="A run whose state takes more is not kept.",
+)
 @click.pass_context
 def relay_command(
     context: click.Context,
@@ -59,15 +81,19 @@ def relay_command(
     max_memory: int,
     metrics: str | None,
     identity: Path,
+    kept: tuple[str, ...],
+    keep_in: Path,
+    keep_disk: int,
 ) -> None:
     """Carry the bytes of peers that cannot be dialled. Prints what they give as --relay; runs until Ctrl-C.
 
     \b
     $ decentral relay --max-rate 50mbit
     """
+    from decentral.cli.keeping import Keeping
     from decentral.cli.relaying import RelayPlan, run_relay
     from decentral.transport.relay.limits import RelayLimits
 
     limits = RelayLimits.within(max_memory, places=max_peers, rate=max_rate)
-    plan = RelayPlan(listen or LISTEN, announce, limits, metrics, identity)
+    plan = RelayPlan(listen or LISTEN, announce, limits, metrics, identity, Keeping(kept, keep_in, keep_disk))
     context.exit(run_relay(plan))

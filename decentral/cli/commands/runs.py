@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from decentral.cli.job.options import JobOptions
 from decentral.cli.options import as_json, remember
 from decentral.cli.peer_options import options_of_a_peer
 from decentral.errors import ConfigError, UsageError
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
     from decentral.manifest import Manifest
     from decentral.tasks.survey import Survey
 
-PATIENCE = 15.0  # s until somebody who waits is told what may be wrong
+PATIENCE = 15.0  # s until somebody that waits is told what may be wrong
 NOBODY = (
-    "nobody has answered yet, looking on: is a peer of the run up? Try a fresh invite, decentral doctor INVITE, or "
-    "--join-timeout S to give up by itself"
+    "nobody has answered yet, still searching: is a peer of the run up? Try a fresh invite, decentral doctor INVITE, "
+    "or --join-timeout S to give up by itself"
 )
-ALGORITHMS = ("sparseloco", "diloco", "streaming", "noloco")
 
 
 @click.command("init")
@@ -80,7 +80,9 @@ def init_command(
 @click.command("start")
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @options_of_a_peer
-@click.option("--admit", metavar="TOKEN", help="Let in only who has this token: it is in the invites of all peers.")
+@click.option(
+    "--admit", metavar="TOKEN", help="Let in only peers that have this token: it is in the invites of all peers."
+)
 @click.option("--alone", is_flag=True, help="Train at once; the first peer waits for a second one else.")
 @click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
 @click.option(
@@ -90,32 +92,30 @@ def init_command(
     help="With --solo: keep in step with the peer that runs in DIR, and end where it ends.",
 )
 @click.pass_context
-def start_command(
-    context: click.Context, /, file: Path, alone: bool, solo: bool, pace: Path | None, **options: Any
-) -> None:
+def start_command(context: click.Context, /, file: Path, directory: Path, alone: bool, **given: Any) -> None:
     """Be the first peer of a run; prints the line with which others join.
 
     \b
     $ decentral start run.toml --out decentral-run
     decentral join INVITE
     """
-    from decentral.cli.preflight import check_trained_here, look_over
+    from decentral.cli.preflight import check_trained_here
     from decentral.manifest import load_manifest
     from decentral.swarm.admission import check_token
 
-    if options["admit"] is not None:
-        check_token(options["admit"])
-    if pace is not None and not solo:
+    waits = not (alone or given["require_peers"])
+    options = JobOptions(out=directory, waits_for_company=waits, **given)
+    if options.admit is not None:
+        check_token(options.admit)
+    if options.pace is not None and not options.solo:
         raise UsageError("--pace is for a baseline; add --solo")
-    if alone and options["require_peers"] > 1:
+    if alone and options.require_peers > 1:
         raise UsageError("--alone waits for nobody and --require-peers for others; give one of them")
     if not file.exists():
         raise ConfigError(f"{file}: no such manifest; write one with: decentral init {file}")
-    waits = not (alone or options["require_peers"])
     manifest = load_manifest(file)
     check_trained_here(manifest)
-    text = look_over(options["directory"], options["listen"], options["relays"], options["data"])
-    _train(context, manifest, text, invite=None, waits=waits, solo=solo, pace=pace, **options)
+    _train(context, manifest, _looked_over(options), options)
 
 
 @click.command("join")
@@ -130,7 +130,13 @@ def start_command(
 )
 @click.pass_context
 def join_command(
-    context: click.Context, /, invite: str, script: Path | None, arguments: tuple[str, ...], **options: Any
+    context: click.Context,
+    /,
+    invite: str,
+    directory: Path,
+    script: Path | None,
+    arguments: tuple[str, ...],
+    **given: Any,
 ) -> None:
     """Be another peer of a run: all that is needed is its invite.
 
@@ -138,61 +144,44 @@ def join_command(
     $ decentral join INVITE --out decentral-run
     """
     from decentral.cli.hints import hint_after
-    from decentral.cli.preflight import check_trained_here, look_over
+    from decentral.cli.preflight import check_trained_here
     from decentral.swarm.invite import Invite
 
     Invite.parse(invite)  # before anything is made or started
+    options = JobOptions(out=directory, invite=invite, **given)
     if script is not None:
         from decentral.cli.job.scripts import run_script
 
-        run_script(context, script, arguments, invite, options)
+        run_script(context, script, arguments, options)
         return
     if arguments:
         raise UsageError(f"{arguments[0]!r}: arguments after the invite are a script's; name it with --script")
     from decentral.peer import fetch_manifest
 
-    directory = remember(context, options["directory"])
-    text = look_over(directory, options["listen"], options["relays"], options["data"])
+    remember(context, directory)
+    text = _looked_over(options)
     click.echo("looking for the run's peers ...", err=True)
     with hint_after(PATIENCE, NOBODY):
         manifest = fetch_manifest(
             invite,
             directory,
-            listen=options["listen"] or None,
-            join_timeout=time_left(options["give_up_at"]),
-            transport=options["transport"],
-            lan=options["lan"],
+            listen=options.listen or None,
+            join_timeout=time_left(options.give_up_at),
+            transport=options.transport,
+            lan=options.lan,
         )
     check_trained_here(manifest)
-    _train(context, manifest, text, invite=invite, admit=None, waits=False, solo=False, pace=None, **options)
+    _train(context, manifest, text, options)
 
 
-def _train(
-    context: click.Context,
-    manifest: "Manifest",
-    text: "Survey | None",
-    *,
-    invite: str | None,
-    admit: str | None,
-    waits: bool,
-    solo: bool,
-    pace: Path | None,
-    directory: Path,
-    data: Path | None,
-    listen: tuple[str, ...],
-    transport: str | None,
-    relays: tuple[str, ...],
-    lan: bool,
-    require_peers: int,
-    give_up_at: float | None,
-    keep_serving: bool,
-    on_nan: Literal["stop", "restart"],
-    max_upload: float | None,
-    max_download: float | None,
-    daily_upload: int | None,
-    as_json: bool,
-) -> None:
-    from decentral.cli.job.train_job import JobOptions, train_alone, train_with_swarm
+def _looked_over(options: JobOptions) -> "Survey | None":
+    from decentral.cli.preflight import look_over
+
+    return look_over(options.out, options.listen, options.relays, options.data)
+
+
+def _train(context: click.Context, manifest: "Manifest", text: "Survey | None", options: JobOptions) -> None:
+    from decentral.cli.job.train_job import train_alone, train_with_swarm
     from decentral.cli.preflight import taken_back
     from decentral.cli.stopping import stop_signals
     from decentral.manifest import summary as describe
@@ -201,40 +190,22 @@ def _train(
     from decentral.observe.terminal import open_display
     from decentral.tasks.survey import check_agreed
 
-    kept_terms(remember(context, directory), manifest.digest)
+    directory = remember(context, options.out)
+    kept_terms(directory, manifest.digest)
     this_text = check_agreed(manifest.data, text)
-    options = JobOptions(
-        out=directory,
-        data=data,
-        listen=listen or None,
-        transport=transport,
-        relays=relays,
-        lan=lan,
-        require_peers=require_peers,
-        waits_for_company=waits,
-        give_up_at=give_up_at,
-        keep_serving=keep_serving,
-        on_nan=on_nan,
-        max_upload=max_upload,
-        max_download=max_download,
-        daily_upload=daily_upload,
-        admit=admit,
-        invite=invite,
-        pace=pace,
-    )
     click.echo(describe(manifest), err=True)
     click.echo(this_text, err=True)
     display = open_display(sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
-    show_invite = partial(_show_invite, display.say if as_json else display.result, manifest.data.corpus)
+    show_invite = partial(_show_invite, display.say if options.as_json else display.result, manifest.data.corpus)
     with stop_signals() as stop, log_shown_on(display), taken_back(directory):
         try:
-            if solo:
+            if options.solo:
                 summary = train_alone(manifest, options, display, stop)
             else:
                 summary = train_with_swarm(manifest, options, display, stop, show_invite)
         finally:
             display.close()
-    if as_json:
+    if options.as_json:
         click.echo(json.dumps(summary))
     if stop.code is not None:
         click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)
@@ -249,7 +220,7 @@ def _show_invite(show: Callable[[str], None], corpus: str, invite: str) -> None:
 @click.command("demo")
 @click.option("--peers", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Peers at the start.")
 @click.option(
-    "--algorithm", type=click.Choice(ALGORITHMS), default=ALGORITHMS[0], show_default=True, help="How they agree."
+    "--algorithm", default="sparseloco", show_default=True, help="How they agree: decentral optimizers lists them."
 )
 @click.option("--minutes", type=click.FloatRange(min=0.2), default=3.0, show_default=True, help="How long to train.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of model and data order.")

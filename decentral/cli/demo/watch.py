@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(slots=True)
 class Churn:
-    """Who is killed and who comes, and when: by the first peer's rounds, or by the time when the machine is slow."""
+    """Which peer is killed, which comes, and when: by the first peer's rounds, or by the time on a slow machine."""
 
     rounds: int
     ends: float  # time.monotonic() at which the run ends with fewer rounds

@@ -6,7 +6,7 @@ the command line says of this peer, whatever it was written to take.
 
 import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import TracebackException
@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from decentral.cli.job.options import JobOptions
 from decentral.cli.options import remember
 from decentral.errors import DecentralError, UsageError
 from decentral.swarm.patience import time_left
@@ -26,20 +27,18 @@ _ALIKE = (  # options that are named as join's arguments
 )
 
 
-def run_script(
-    context: click.Context, script: Path, arguments: Sequence[str], invite: str, options: Mapping[str, Any]
-) -> None:
+def run_script(context: click.Context, script: Path, arguments: Sequence[str], options: JobOptions) -> None:
     """Run it to its end. Its own errors are shown as Python shows them, ours in one line."""
     from decentral.peer.handed_over import handed_over
 
     if not script.exists():
         raise UsageError(f"--script {script}: no such file; it is the script that the run's first peer started from")
-    if options["data"] is not None or options["as_json"]:
+    if options.data is not None or options.as_json:
         raise UsageError(
             "--data and --json are for the model of the manifest; give a script its own arguments after --"
         )
-    remember(context, options["directory"])
-    with handed_over(_arguments_of_join(context, invite, options)), _started_as(script, arguments):
+    remember(context, options.out)
+    with handed_over(_arguments_of_join(context, options)), _started_as(script, arguments):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except (DecentralError, KeyboardInterrupt, SystemExit):
@@ -49,12 +48,12 @@ def run_script(
             context.exit(SCRIPT_FAILED)
 
 
-def _arguments_of_join(context: click.Context, invite: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments_of_join(context: click.Context, options: JobOptions) -> dict[str, Any]:
     """What the command line says, and no default of it: there the script decides."""
-    given = {name: options[name] for name in _ALIKE if _was_given(context, name)}
-    if options["give_up_at"] is not None:
-        given["join_timeout"] = time_left(options["give_up_at"])
-    return {"run": invite, "out": options["directory"], **given}
+    given = {name: getattr(options, name) for name in _ALIKE if _was_given(context, name)}
+    if options.give_up_at is not None:
+        given["join_timeout"] = time_left(options.give_up_at)
+    return {"run": options.invite, "out": options.out, **given}
 
 
 def _was_given(context: click.Context, name: str) -> bool:

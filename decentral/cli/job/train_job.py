@@ -7,15 +7,14 @@ is done, and leaves ``metrics.jsonl`` and ``summary.json`` behind.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from decentral.cli.demo.pacing import BaselinePace
 from decentral.cli.job.measuring import RecentLoss
+from decentral.cli.job.options import JobOptions
+from decentral.cli.job.pacing import BaselinePace
 from decentral.cli.job.recording import conclude, live_fragments, progress_alone, progress_of, record_round
 from decentral.cli.job.steering import StatusPublisher, Steering
 from decentral.cli.job.training_context import TrainingContext, set_up
@@ -35,29 +34,6 @@ if TYPE_CHECKING:
 LOG_EVERY = 10  # inner steps between two logged losses: reading a loss waits for the device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """What the command line says about this peer; what all peers agree on is in the manifest."""
-
-    out: Path
-    data: Path | None = None
-    listen: tuple[str, ...] | None = None  # multiaddrs; None: all interfaces
-    transport: str | None = None  # "daemon", "native", "py-libp2p"; None: the daemon where this system has one
-    relays: tuple[str, ...] = ()  # multiaddrs
-    lan: bool = True  # announced and looked for on the local networks
-    require_peers: int = 0
-    waits_for_company: bool = False  # before it trains, until the run has, or had, a second member
-    give_up_at: float | None = None  # monotonic seconds, when it looks for others no longer
-    keep_serving: bool = False  # after the run's end, see join
-    on_nan: Literal["stop", "restart"] = "stop"  # see join
-    max_upload: float | None = None  # bytes/s
-    max_download: float | None = None  # bytes/s
-    daily_upload: int | None = None  # bytes
-    admit: str | None = None  # admission token; None: the invite's, or the folder's
-    invite: str | None = None  # None: this is the first peer
-    pace: Path | None = None  # a baseline keeps in step with the peer that runs there
-
-
 def train_with_swarm(
     manifest: Manifest, options: JobOptions, display: Display, stop: Stop, on_invite: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -74,7 +50,7 @@ def train_with_swarm(
         bench.optimizer,
         accelerator=bench.accelerator,
         out=options.out,
-        listen=options.listen,
+        listen=options.listen or None,
         transport=options.transport,
         relays=options.relays,
         lan=options.lan,

@@ -3,7 +3,7 @@
 One seam: `Feedback`. `parse_feedback` reads a spelling from a manifest, ``str()`` writes it.
 """
 
-from decentral.compressors.feedback.base import Feedback, Sending, State, add_sent, compress_flat
+from decentral.compressors.feedback.base import Feedback, Receiving, Sending, State, add_sent, compress_flat
 from decentral.compressors.feedback.dgc import DGC
 from decentral.compressors.feedback.econtrol import EControl
 from decentral.compressors.feedback.ef import ErrorFeedback, compress_with_debt
@@ -18,6 +18,7 @@ __all__ = [
     "ErrorFeedback",
     "Feedback",
     "NoFeedback",
+    "Receiving",
     "Sending",
     "State",
     "add_sent",

@@ -1,14 +1,15 @@
 """What feedback is: how what a compressor loses is sent later, as pure functions of explicit state.
 
-A sender turns its gradient and its state into payloads and the next state; a receiver turns the mean of what all sent
-into an estimate of the mean gradient. Both return new state and change nothing: the caller books it once a commit names
-the frame. Booked earlier, a lost round would be counted twice or not at all; so an aborted round forgets what these
-returned, and nothing is lost.
+A sender turns its gradient and its state into payloads and the next state. A receiver turns what it decoded of one
+sender's payloads, and what it keeps of that sender, into its estimate of that sender's gradient and what to keep next;
+the mean of the estimates is the mean gradient. Both return new state and change nothing: the caller books it once a
+commit names the frame. Booked earlier, a lost round would be counted twice or not at all; so an aborted round forgets
+what these returned, and nothing is lost.
 
-State is a dict of flat float32 tensors as long as the fragment; {} is the start, and stands for zeros. A mechanism with
-state on the receiver's side has every peer hold the same of it: it belongs to the anchor, in snapshots and digests, and
-its elementwise sums are the same bits everywhere. It also means that the peers whose frames make the mean must be the
-same in every round: when they change, both sides empty their state, and the mechanism starts anew.
+State is a dict of flat float32 tensors as long as the fragment; {} is the start, and stands for zeros. What receivers
+keep of a sender has the same bits everywhere, the sender's own ``sent`` among them: both add the same decoded values in
+the same order. So it belongs to the anchor, in snapshots and digests, once per sender. A round without a sender changes
+nothing of its state on either side; when one side has lost it, both start anew with {}.
 """
 # Shape suffixes: N = values of the fragment.
 
@@ -24,7 +25,7 @@ from decentral.errors import ConfigError
 from decentral.parameters import split
 from decentral.tensors.threads import spread
 
-__all__ = ["Feedback", "Sending", "Shapes", "State", "add_sent", "compress_flat", "slot"]
+__all__ = ["Feedback", "Receiving", "Sending", "Shapes", "State", "add_sent", "compress_flat", "slot"]
 
 State = Mapping[str, Tensor]
 Shapes = Sequence[tuple[int, ...]]
@@ -38,18 +39,26 @@ class Sending:
     state: dict[str, Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """The estimate of one sender's gradient, and what to keep of it if, and only if, a commit names its frame."""
+
+    estimate_N: Tensor
+    state: dict[str, Tensor]
+
+
 @runtime_checkable
 class Feedback(Protocol):
     """A mechanism; ``str()`` is its canonical spelling."""
 
     sender: ClassVar[tuple[str, ...]]  # names of what a sender keeps
-    receiver: ClassVar[tuple[str, ...]]  # names of what every receiver keeps, alike
+    receiver: ClassVar[tuple[str, ...]]  # names of what every receiver keeps of each sender, alike
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
         """Compress a finite gradient of these shapes together with what the state remembers."""
 
-    def receive(self, mean_N: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """The estimate of the mean gradient from the mean of what was sent, and the receiver's next state."""
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """What one sender's gradient is taken for, from what was decoded of it and the state kept of that sender."""
 
 
 def slot(state: State, name: str, like_N: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.base import About, Compressor, Method
-from decentral.compressors.feedback.base import Sending, Shapes, State, add_sent, compress_flat, slot
+from decentral.compressors.feedback.base import Receiving, Sending, Shapes, State, add_sent, compress_flat, slot
 from decentral.errors import ConfigError
 
 __all__ = ["DGC"]
@@ -54,6 +54,6 @@ class DGC(Method):
         add_sent(compressor, sent_N, payloads)
         return Sending(payloads, {"velocity": velocity_N.masked_fill_(sent_N != 0, 0.0), "debt": owed_N - sent_N})
 
-    def receive(self, mean_N: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean itself."""
-        return mean_N, {}
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """What arrived."""
+        return Receiving(arrived_N, {})

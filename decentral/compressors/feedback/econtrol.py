@@ -1,6 +1,6 @@
 """EControl: EF21 that also repays its error, a little each round.
 
-d = C(eta * debt + (g - sent)) ; sent = sent + d ; debt = debt + (g - sent) ; receiver: mean = mean + mean of d.
+d = C(eta * debt + (g - sent)) ; sent = sent + d ; debt = debt + (g - sent) ; receiver, of each sender: sent = sent + d.
 
 EF21 follows the gradient but never sends what it missed on the way; EF sends all of it at once, which amplifies
 noise. ``eta`` sets how much of the debt is asked for; 0 is EF21. It must stay below the compressor's contraction:
@@ -19,7 +19,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from decentral.compressors.base import About, Compressor, Method
-from decentral.compressors.feedback.base import Sending, Shapes, State, add_sent, compress_flat, slot
+from decentral.compressors.feedback.base import Receiving, Sending, Shapes, State, add_sent, compress_flat, slot
 from decentral.compressors.feedback.ef21 import add_up
 from decentral.errors import ConfigError
 
@@ -32,12 +32,12 @@ class EControl(Method):
 
     name: ClassVar[str] = "econtrol"
     about: ClassVar[About] = About(
-        layout="sender: debt, sent; receivers: mean",
+        layout="sender: debt, sent; receivers: sent",
         biased=False,
         source='Gao et al., "EControl", 2023, arXiv:2311.05645',
     )
     sender: ClassVar[tuple[str, ...]] = ("debt", "sent")
-    receiver: ClassVar[tuple[str, ...]] = ("mean",)
+    receiver: ClassVar[tuple[str, ...]] = ("sent",)
     eta: float = 0.001
 
     def __post_init__(self) -> None:
@@ -53,6 +53,6 @@ class EControl(Method):
         add_sent(compressor, sent_N, payloads)
         return Sending(payloads, {"debt": debt_N + (gradient_N.detach() - sent_N), "sent": sent_N})
 
-    def receive(self, mean_N: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of all means so far."""
-        return add_up(mean_N, state)
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """The sum of all that this sender sent so far."""
+        return add_up(arrived_N, state)

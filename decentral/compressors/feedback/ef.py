@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.base import About, Compressor, Method, Payload, accumulate, check_dtype
-from decentral.compressors.feedback.base import Sending, Shapes, State, slot
+from decentral.compressors.feedback.base import Receiving, Sending, Shapes, State, slot
 from decentral.errors import ConfigError
 from decentral.parameters import split
 from decentral.tensors.alloc import fresh_like
@@ -56,9 +56,9 @@ class ErrorFeedback(Method):
         payloads = spread(one, list(zip(gradients, owed, debts, strict=True)), gradient_N.numel())
         return Sending(tuple(payloads), {"debt": owed_N})
 
-    def receive(self, mean_N: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean itself."""
-        return mean_N, {}
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """What arrived."""
+        return Receiving(arrived_N, {})
 
 
 def _send(compressor: Compressor, gradient: Tensor, owed: Tensor, debt: Tensor | None, beta: float) -> Payload:

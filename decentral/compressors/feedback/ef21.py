@@ -1,10 +1,11 @@
 """EF21: send the compressed change of the gradient, and let both sides add the changes up.
 
-c = C(g - sent) ; sent = sent + c ; receiver: mean = mean + mean of c ; estimate = mean.
+c = C(g - sent) ; sent = sent + c ; receiver, of each sender: sent = sent + c ; estimate = sent.
 
-``sent`` is what receivers hold of this peer's gradient. What is compressed shrinks as the gradient settles, so a biased
-compressor converges to the optimum with a constant step, where C(g) alone stalls or diverges, however far the peers'
-gradients lie apart. There is no decay and no constant to choose. The state begins at zero on both sides.
+``sent`` is what receivers hold of this peer's gradient, the same bits on both sides. What is compressed shrinks as the
+gradient settles, so a biased compressor converges to the optimum with a constant step, where C(g) alone stalls or
+diverges, however far the peers' gradients lie apart. There is no decay and no constant to choose. The state begins at
+zero on both sides.
 
 Source: Richtarik, Sokolov, Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
 Feedback", 2021, arXiv:2106.05203.
@@ -17,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from decentral.compressors.base import About, Compressor, Method
-from decentral.compressors.feedback.base import Sending, Shapes, State, add_sent, compress_flat, slot
+from decentral.compressors.feedback.base import Receiving, Sending, Shapes, State, add_sent, compress_flat, slot
 
 __all__ = ["EF21", "add_up"]
 
@@ -28,12 +29,12 @@ class EF21(Method):
 
     name: ClassVar[str] = "ef21"
     about: ClassVar[About] = About(
-        layout="sender: sent; receivers: mean",
+        layout="sender: sent; receivers: sent",
         biased=False,
         source='Richtarik et al., "EF21", 2021, arXiv:2106.05203',
     )
     sender: ClassVar[tuple[str, ...]] = ("sent",)
-    receiver: ClassVar[tuple[str, ...]] = ("mean",)
+    receiver: ClassVar[tuple[str, ...]] = ("sent",)
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
         """The change since what was sent, compressed."""
@@ -43,12 +44,12 @@ class EF21(Method):
         add_sent(compressor, sent_N, payloads)
         return Sending(payloads, {"sent": sent_N})
 
-    def receive(self, mean_N: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of all means so far."""
-        return add_up(mean_N, state)
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """The sum of all that this sender sent so far."""
+        return add_up(arrived_N, state)
 
 
-def add_up(mean_N: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+def add_up(arrived_N: Tensor, state: State) -> Receiving:
     """The receiver's side of mechanisms that send changes; estimate and state do not share memory."""
-    total_N = slot(state, "mean", mean_N) + mean_N
-    return total_N, {"mean": total_N.clone()}
+    sent_N = slot(state, "sent", arrived_N) + arrived_N
+    return Receiving(sent_N, {"sent": sent_N.clone()})

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from decentral.compressors.base import About, Compressor, Method
-from decentral.compressors.feedback.base import Sending, Shapes, State, compress_flat
+from decentral.compressors.feedback.base import Receiving, Sending, Shapes, State, compress_flat
 
 __all__ = ["NoFeedback"]
 
@@ -24,6 +24,6 @@ class NoFeedback(Method):
         """The gradient, compressed."""
         return Sending(compress_flat(compressor, gradient_N.detach(), shapes), {})
 
-    def receive(self, mean_N: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean itself."""
-        return mean_N, {}
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """What arrived."""
+        return Receiving(arrived_N, {})

@@ -41,7 +41,7 @@ def describe_feedback() -> list[dict[str, object]]:
                 "name": name,
                 "spelling": str(made),
                 "sender keeps": ", ".join(made.sender) or "nothing",
-                "receivers keep": ", ".join(made.receiver) or "nothing",
+                "receivers keep": ", ".join(f"{name} of each sender" for name in made.receiver) or "nothing",
                 "source": source,
             }
         )

@@ -17,7 +17,7 @@ from decentral.dissemination.partition import Grain
 from decentral.dissemination.passing import PIECE
 from decentral.manifest import Manifest
 from decentral.replica.codec import Codec
-from decentral.rounds.donor import ANY_FORM, PACKED
+from decentral.rounds.catchup.donor import ANY_FORM, PACKED
 from decentral.simulate.learning.lessons import LessonName, toy_schema
 from decentral.transport.memory.pipe import Weight
 from decentral.transport.requests import PREFIX_NBYTES

@@ -7,15 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
+import torch
 from torch import Tensor
 
 from decentral.node.node import Node
-from decentral.rounds.driver import CommittedUpdate
-from decentral.rounds.gossip import Gossip
+from decentral.replica.contribution import Contribution
+from decentral.rounds.gossip import Swapped
+from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.lessons import Lesson
-from decentral.training.starting_over import anchors_without_debt
+from decentral.training.absence import Away
+from decentral.training.loop_parts import LoopControl, LoopParts
+from decentral.training.outer_loop import OuterLoop
+from decentral.training.same_loop import SameLoop
 from decentral.training.sync_schedule import SyncSchedule
 
+CHECKPOINT_EVERY = 5  # commits
 Note = Callable[..., None]  # event, tensors, fields
 
 # Shape suffix: N = elements of one fragment, flat float32.
@@ -39,6 +45,16 @@ class FlatModel:
         """It is float32."""
         return True
 
+    def check_trained(self) -> None:
+        """All of it is, always."""
+
+    def read_buffers(self) -> Tensor:
+        """It has none."""
+        return torch.zeros(0)
+
+    def write_buffers(self, flat_B: Tensor) -> None:
+        """It has none."""
+
 
 @dataclass(slots=True)
 class Pace:
@@ -60,50 +76,108 @@ class Pace:
         return self.seconds * factor
 
 
+class TraceEvents:
+    """What the loop tells, as entries of the trace."""
+
+    def __init__(self, node: Node, model: FlatModel, lesson: Lesson, note: Note) -> None:
+        self._node, self._model, self._lesson, self._note = node, model, lesson, note
+        self._before: dict[str, Tensor] = {}  # the gossip step in progress
+
+    def waits(self, waiting: bool) -> None:
+        """Its clock shows that."""
+
+    def round_ended(self, update: CommittedUpdate) -> None:
+        """It was noted as it was applied."""
+
+    def swap_begins(self, mine: Contribution) -> None:
+        """What the checker of pairs needs of before."""
+        momentum_N = self._node.replica.states[mine.fragment]["momentum"]
+        self._before = {"momentum": momentum_N, "delta": mine.gradient_N}
+
+    def swapped(self, outcome: Swapped) -> None:
+        """A gossip step."""
+        tensors = {"before": outcome.before_N, "after": outcome.after_N, **self._before}
+        loss = self._lesson.loss(self._model.fragments)
+        self._note("swapped", tensors, round=outcome.step, partner=outcome.partner, loss=loss)
+
+    def away(self, away: Away) -> None:
+        """Progress, and with what starts over its debt, that is given up."""
+        self._note("away", {str(away.fragment): away.dropped_N}, **away.fields())
+
+    def restarted(self, why: str) -> None:
+        """Nothing here becomes NaN."""
+        self._note("restarted", None, why=why)
+
+
 class Trainer:
-    """The training of one life of one peer. ``take`` its advances; ``run`` it beside the node."""
+    """The training of one life of one peer: ``run`` it beside the node."""
 
     def __init__(
         self,
-        node: Node,
+        side: SameLoop,
         model: FlatModel,
         rhythm: SyncSchedule,
         pace: Pace,
         lesson: Lesson,
         note: Note,
-        *,
-        num_steps: int,
-        on_merged: Callable[[CommittedUpdate], None],
+        save: Callable[[SyncSchedule], bool],
     ) -> None:
-        self.node, self.model, self.rhythm, self.pace = node, model, rhythm, pace
-        self.lesson, self.note, self.num_steps = lesson, note, num_steps
-        self.on_merged = on_merged
+        self.node, self.model, self.rhythm, self.pace = side.node, model, rhythm, pace
+        self.lesson, self.note = lesson, note
+        self.num_steps = 0  # whoever goes on for an earlier life says from where
         self.asleep = False
-        self.idle = False
         self.busy_seconds = 0.0
-        self._came = anyio.Event()
+        self._control, self._scope, self._ended = LoopControl(), anyio.CancelScope(), anyio.Event()
+        self.loop = OuterLoop(
+            LoopParts(
+                manifest=side.node.manifest,
+                tokens_per_step=1,
+                checkpoint_every=CHECKPOINT_EVERY,
+                on_nan="stop",
+                model=model,
+                schedule=rhythm,
+                swarm=side,
+                events=TraceEvents(side.node, model, lesson, note),
+                control=self._control,
+                clock=anyio.current_time,
+                save=save,
+            )
+        )
 
-    def take(self, advance: CommittedUpdate) -> None:
-        """The next commit; merged at the next step boundary."""
-        self.rhythm.waiting.append(advance)
-        self._came.set()
-        self._came = anyio.Event()
+    @property
+    def idle(self) -> bool:
+        """Whether it makes no inner steps any more, and only follows."""
+        return self._control.paused
+
+    def rest(self) -> None:
+        """Make no inner step any more."""
+        self._control.paused = True
+        self.rhythm.overlap = 0  # no inner step comes that a merge could wait for
 
     async def run(self) -> None:
-        """Train until cancelled."""
-        gossip = self.node.gossip
-        while True:
-            seconds = self.pace.next()
-            await anyio.sleep(seconds)
-            if self.asleep:
-                continue
-            if not self.idle:
-                self._step()
-                self.busy_seconds += seconds
-            if gossip is None:
-                await self._boundary(seconds)
-            else:
-                await self._gossip(gossip)
+        """Train until the run is over, or until stopped."""
+        try:
+            with self._scope:
+                while not self.loop.done:
+                    await self._train()
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """Interrupt it as Ctrl-C does, wherever it is, and wait for what a partner may have taken."""
+        self._scope.cancel()
+        await self._ended.wait()
+        await self.loop.settle()
+
+    async def _train(self) -> None:
+        seconds = self.pace.next()
+        await anyio.sleep(seconds)
+        if self.asleep:
+            return
+        if not self.idle:
+            self._step()
+            self.busy_seconds += seconds
+        await self.loop.step_boundary()
 
     def _step(self) -> None:
         self.num_steps += 1
@@ -114,84 +188,11 @@ class Trainer:
         self.rhythm.stepped()
         self.note("stepped", number=self.num_steps)
 
-    async def _boundary(self, step_seconds: float) -> None:
-        if self.idle:
-            self.rhythm.overlap = 0  # no inner step comes any more that a merge could wait for
-        self._merge()
-        due = self.rhythm.due or self.rhythm.due_early(self.node.driver.pressed, step_seconds)
-        if not due or self.idle or not await self._contribute() or self.rhythm.overlap:
-            return
-        with anyio.move_on_after(2.0 * self.node.manifest.swarm.deadline_ceiling):
-            while self.rhythm.sent_at is not None:
-                came = self._came
-                self._merge()
-                if self.rhythm.sent_at is not None:
-                    await came.wait()
-
-    def _merge(self) -> None:
-        while (advance := self.rhythm.mergeable()) is not None:
-            self.rhythm.merge(advance, self.model)
-            self._tell_given_up()
-            self.on_merged(advance)
-
-    async def _contribute(self) -> bool:
-        driver, head = self.node.driver, self.node.driver.head
-        if head.anchor is None or head.hash != self.rhythm.seen or not driver.is_member or head.final:
-            return False
-        fragment = head.fragment(self.node.manifest.outer.fragments)
-        contribution = self.rhythm.take(self.model, fragment, self.node.replica.anchors[fragment], head.hash, 1)
-        if contribution is None:
-            await self._start_over(self.rhythm.away_too_long(fragment))
-            return False
-        offered = await driver.contribute(contribution)
-        if not offered:
-            self.rhythm.withdrawn()
-        return offered
-
-    async def _start_over(self, fragments: list[int]) -> None:
-        debts = {str(f): debt_N for f in fragments if (debt_N := self._debt(f)) is not None}
-        standing = await anchors_without_debt(self.node, self.rhythm.seen, fragments)
-        if standing is not None:
-            self.note("away", debts)
-            self.rhythm.restart(self.model, standing[0], fragments)
-            self._tell_given_up()
-
-    def _tell_given_up(self) -> None:
-        for away in self.rhythm.given_up:
-            self.note("away", {str(away.fragment): away.dropped_N}, **away.fields())
-        self.rhythm.given_up.clear()
-
-    async def _gossip(self, gossip: Gossip) -> None:
-        self._merge()
-        if self.idle or not self.rhythm.due:
-            return
-        fragment = gossip.step % self.node.manifest.outer.fragments
-        replica = self.node.replica
-        slow_N, momentum_N = replica.anchors[fragment], replica.states[fragment]["momentum"]
-        mine = self.rhythm.take(self.model, fragment, slow_N, self.node.driver.head.hash, 1)
-        if mine is None:  # merges at the run's end passed it by
-            self.rhythm.restart(self.model, replica.anchors, range(len(replica.anchors)))
-            self._tell_given_up()
-            return
-        swapped = await gossip.exchange(fragment, -mine.gradient_N, mine.steps, mine.tokens)
-        self.rhythm.swapped(self.model, fragment, swapped.after_N)
-        kept = {"before": swapped.before_N, "after": swapped.after_N, "momentum": momentum_N}
-        self.note(
-            "swapped",
-            kept | {"delta": -mine.gradient_N},
-            round=swapped.step,
-            partner=swapped.partner,
-            loss=self.lesson.loss(self.model.fragments),
-        )
-
     def carried(self) -> dict[str, Tensor]:
         """What no commit has taken yet, per fragment: local progress and the debt of what was sent by halves."""
         return {str(f): self._carried(f, anchor_N) for f, anchor_N in enumerate(self.node.replica.anchors)}
 
     def _carried(self, fragment: int, anchor_N: Tensor) -> Tensor:
-        debt_N = self._debt(fragment)
+        debt_N = self.node.replica.feedback[fragment].get("debt")
         progress_N = anchor_N - self.model.fragments[fragment]
         return progress_N if debt_N is None else progress_N + debt_N
-
-    def _debt(self, fragment: int) -> Tensor | None:
-        return self.node.replica.feedback[fragment].get("debt")

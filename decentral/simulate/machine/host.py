@@ -1,73 +1,21 @@
-"""One machine of a simulated swarm: a key and a disk that outlive processes, and a process that comes and goes.
-
-What runs in a process is the real node on the real vault: rounds, exchange, directory, catch-up, codecs, journal,
-checkpoints. A crash ends it between any two steps of its tasks: nothing it does afterwards reaches a disk or a peer.
-"""
+"""One machine of a simulated swarm: a key and a disk that outlive processes, and a process that comes and goes."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any
 
 import anyio
-import anyio.lowlevel
-import torch
 from torch import Tensor
 
-from decentral.consensus.chain import Head
-from decentral.dissemination.partition import Grain
-from decentral.errors import DecentralError, DiskError
-from decentral.manifest import Manifest
-from decentral.node.durable_store import DurableStore, Resumed
-from decentral.node.node import Node, Start
-from decentral.parameters import Schema
-from decentral.rounds.driver import CommittedUpdate, Ledger
-from decentral.simulate.learning.lessons import LessonName, lesson_named, toy_schema
-from decentral.simulate.learning.student import beginning
-from decentral.simulate.learning.training import FlatModel, Pace, Trainer
+from decentral.errors import DecentralError
+from decentral.simulate.learning.training import Pace
 from decentral.simulate.machine.disk import RecordingDisk
-from decentral.simulate.machine.weather import Weather, WeatheredTransport
-from decentral.simulate.trace import Trace
-from decentral.training.sync_schedule import make_rhythm
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.simulate.machine.process import Machine, SimulatedProcess, Site, Spent
 from decentral.wire.keys import PeerId, Signer
-from decentral.wire.messages import Commit, Record
-
-CHECKPOINT_EVERY = 5  # commits
-FINE = Grain(align=4, piece=12)  # so that every peer owns parts of the 96 values of a fragment, and some two
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """What all hosts of one world share."""
-
-    manifest: Manifest
-    network: MemoryNetwork
-    weather: Weather
-    trace: Trace
-    seed: int
-    lesson: LessonName
-    claims: Sequence[float] = ()  # bytes/s that hosts may say they were seen to send; empty: they say nothing
-    grain: Grain = FINE
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What a peer's processes cost and did."""
-
-    sent: int = 0  # bytes, of what the small tensors stand for
-    awake: float = 0.0  # s of virtual time from a process's first training step on
-    busy: float = 0.0  # s of them in inner steps
-
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(self.sent + other.sent, self.awake + other.awake, self.busy + other.busy)
 
 
 class Host:
@@ -112,7 +60,7 @@ class Host:
         self.task = anyio.get_current_task().id
         self.lives += 1
         self.up, self.ended = True, anyio.Event()
-        self.process = SimulatedProcess(self, bootstrap)
+        self.process = SimulatedProcess(self._machine(), bootstrap)
         self.note("started", peer=self.peer)
         try:
             await self.process.run()
@@ -122,6 +70,19 @@ class Host:
             self.up = False
             self.num_steps = self.process.num_steps
             self.ended.set()
+
+    def _machine(self) -> Machine:
+        return Machine(
+            site=self.site,
+            signer=self.signer,
+            folder=self.folder,
+            disk=self.disk,
+            pace=self.pace,
+            may_found=self.founder,
+            claim=self.claim,
+            num_steps=self.num_steps,
+            note=self.note,
+        )
 
     def crash(self, power: random.Random | None = None) -> None:
         """End the process as SIGKILL would; with ``power``, a cut: the disk keeps what was synced."""
@@ -185,216 +146,6 @@ class Host:
     def note(self, event: str, tensors: dict[str, Tensor] | None = None, **fields: Any) -> None:
         """Add to the trace."""
         self.site.trace.note(self.number, self.lives, event, tensors, **fields)
-
-
-class _Dead(DiskError):
-    """What a crashed process was about to write."""
-
-
-class SimulatedProcess:
-    """One life of a host."""
-
-    def __init__(self, host: Host, bootstrap: tuple[str, ...]) -> None:
-        site = host.site
-        self.host, self.site, self.note, self.bootstrap = host, site, host.note, bootstrap
-        self.dead = self.leaving = False
-        self.vault = DurableStore(host.folder, disk=host.disk)
-        schema = toy_schema(site.lesson, site.manifest.outer.fragments)
-        self.lesson = lesson_named(site.lesson, len(schema.fragments), host.pace.generator)
-        found = self.vault.load(site.manifest.digest)
-        self.model = FlatModel(self._live(found, self._fresh(schema)))
-        self.transport = WeatheredTransport(site.network.transport(host.signer), site.weather)
-        start = Start(
-            manifest=site.manifest,
-            schema=schema,
-            anchors=self.model.fragments,
-            founder=host.founder and found is None,
-            bootstrap=bootstrap,
-            head=None if found is None else found.head,
-            acceptor=self.vault.last_vote(site.manifest.digest),
-            age=0.0 if found is None else float(found.meta["age"]),
-            gossip_step=0 if found is None else int(found.meta["gossip_step"]),
-        )
-        self.node = Node(
-            start,
-            signer=host.signer,
-            transport=self.transport,
-            ledger=Ledger(self._append, self._save_acceptor, self._keep, self._adopt, self._swap_begins),
-            on_advance=self._on_advance,
-            on_event=self._on_event,
-            offload=_interleaved,
-            uplink=lambda: host.claim,
-            grain=site.grain,
-        )
-        self.named = False
-        self.rhythm = make_rhythm(site.manifest, bytes(32))
-        if found is not None:
-            self._resume(found)
-        self.scope = anyio.CancelScope()
-        self.num_steps = host.num_steps
-        self.trainer: Trainer | None = None
-        self._woke = self._ended = 0.0  # s, on the loop's clock
-        self._early: list[CommittedUpdate] = []
-        self._num_merged = 0
-        self._adopted = False  # a snapshot was taken over since the last checkpoint
-
-    async def run(self) -> None:
-        """Until crashed."""
-        with self.scope:
-            try:
-                async with self.transport, anyio.create_task_group() as group:
-                    await group.start(self.node.run)
-                    self.trainer = self._trainer()
-                    self._woke = anyio.current_time()
-                    self.note("resumed", self.trainer.carried(), round=self.node.driver.head.round)
-                    self._save()
-                    await self.trainer.run()
-            finally:
-                self.num_steps = self.trainer.num_steps if self.trainer is not None else self.num_steps
-                self._ended = anyio.current_time()
-                self.vault.close()
-
-    @property
-    def spent(self) -> Spent:
-        """Until now, or until its end."""
-        sent = self.transport.traffic.total.sent
-        if self.trainer is None:
-            return Spent(sent)
-        return Spent(sent, (self._ended or anyio.current_time()) - self._woke, self.trainer.busy_seconds)
-
-    def crash(self) -> None:
-        """Nothing that happens from here on counts."""
-        self.dead = True
-        self.site.network.kill(self.host.peer)
-        self.scope.cancel()
-
-    async def leave(self) -> None:
-        """Say goodbye and save."""
-        if self.trainer is not None:
-            self.trainer.idle = True
-            await self.node.leave()
-            self._save()
-
-    # ---- beginning ----
-
-    def _fresh(self, schema: Schema) -> list[Tensor]:
-        if self.site.lesson == "learn":
-            return beginning(len(schema.fragments))
-        return [torch.zeros(fragment.numel) for fragment in schema.fragments]
-
-    @staticmethod
-    def _live(found: Resumed | None, fresh: Sequence[Tensor]) -> list[Tensor]:
-        return list(fresh) if found is None else [found.tensors[f"live/{f}"] for f in range(len(fresh))]
-
-    def _resume(self, found: Resumed) -> None:
-        node = self.node
-        node.replica.load(found.tensors)
-        head, named = self.vault.replay(found.head, node.replica, node.driver.me)
-        self.named = named or found.adopted
-        node.driver.begin_at(head, node.start.acceptor, self.vault.past(head, node.start.acceptor))
-        if not self.named:
-            outer_steps = head.outer_step - found.head.outer_step
-            memory = found.meta["progress"]
-            self.rhythm.resume(self.model, found.tensors, memory, node.replica.anchors, outer_steps)
-            return
-        for fragment, anchor_N in enumerate(node.replica.anchors):
-            self.model.write(fragment, anchor_N)
-
-    def _trainer(self) -> Trainer:
-        node = self.node
-        if node.start.head is None:
-            for fragment, anchor_N in enumerate(node.replica.anchors):
-                self.model.write(fragment, anchor_N)
-        self.rhythm.seen = node.driver.head.hash
-        trainer = Trainer(
-            node,
-            self.model,
-            self.rhythm,
-            self.host.pace,
-            self.lesson,
-            self.note,
-            num_steps=self.num_steps,
-            on_merged=self._merged,
-        )
-        for advance in self._early:
-            trainer.take(advance)
-        return trainer
-
-    # ---- what the node writes and says ----
-
-    def _append(self, commit: Commit, frames: Sequence[bytes]) -> None:
-        if self.dead:
-            raise _Dead("this process has crashed")
-        self.vault.append(commit, frames)
-        record = commit.record
-        self.note("logged", round=record.round, hash=record.hash, voters=[peer for peer, _ in commit.certificate.votes])
-        self.site.trace.keep(commit, frames)
-
-    def _save_acceptor(self, blob: bytes) -> None:
-        if self.dead:
-            raise _Dead("this process has crashed")
-        self.vault.acceptor.write(blob)
-
-    def _keep(self, record: Record, frames: Sequence[bytes]) -> None:
-        if self.dead:
-            raise _Dead("this process has crashed")
-        self.vault.keep(record, frames)
-
-    def _adopt(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
-        if self.dead:
-            raise _Dead("this process has crashed")
-        self.vault.adopt(head, tensors)
-
-    def _swap_begins(self) -> None:
-        if self.dead:
-            raise _Dead("this process has crashed")
-        self.vault.swap_begins()
-
-    def _on_event(self, event: str, fields: dict[str, object]) -> None:
-        self.note(f"node_{event}", None, **fields)
-
-    def _on_advance(self, advance: CommittedUpdate) -> None:
-        record, head = advance.record, self.node.driver.head
-        self.note(
-            "applied" if record is not None else "adopted",
-            round=head.round if record is None else record.round,
-            hash=advance.head,
-            digest=self.node.replica.digest,
-            mine=advance.contribution is not None,
-            loss=self.lesson.loss(self.node.replica.anchors),
-        )
-        if self.trainer is None:
-            self._early.append(advance)
-            return
-        self.trainer.take(advance)
-
-    def _merged(self, advance: CommittedUpdate) -> None:
-        """Every so many commits a checkpoint; one at once when a snapshot was adopted, which no journal tells of."""
-        self._num_merged += 1
-        self._adopted |= advance.record is None
-        if (self._adopted or self._num_merged % CHECKPOINT_EVERY == 0) and self._save():
-            self._adopted = False
-
-    def _save(self) -> bool:
-        """A checkpoint; False while live model and chain are not in step."""
-        driver, trainer = self.node.driver, self.trainer
-        if self.dead or trainer is None or driver.head.anchor is None or driver.head.hash != trainer.rhythm.seen:
-            return False
-        replica = self.node.replica
-        live = {f"live/{f}": tensor.clone() for f, tensor in enumerate(self.model.fragments)}
-        step = self.node.gossip.step if self.node.gossip is not None else 0
-        meta = {"age": self.node.age, "gossip_step": step, "progress": trainer.rhythm.memory()}
-        self.vault.save(driver.head, {**replica.shared_tensors(), **replica.own_tensors(), **live}, meta)
-        self.note("saved", trainer.carried(), round=driver.head.round)
-        return True
-
-
-async def _interleaved(work: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Work of a thread: others run before it begins and after it has ended."""
-    await anyio.lowlevel.checkpoint()
-    result = work(*args)
-    await anyio.lowlevel.checkpoint()
-    return result
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:

@@ -17,7 +17,7 @@ import anyio
 from decentral.errors import TransportError
 from decentral.flow.budget import Budget
 from decentral.simulate.profiles import Profile
-from decentral.transport.base import Handler, Stream, Traffic, Transport
+from decentral.transport.base import Handler, Stream, Traffic, Transport, Uncapped
 from decentral.wire.keys import PeerId
 
 
@@ -45,7 +45,7 @@ class Weather:
         return share > 0 and self.generator.random() < share
 
 
-class WeatheredTransport:
+class WeatheredTransport(Uncapped):
     """A transport under a weather. See Transport."""
 
     def __init__(self, inner: Transport, weather: Weather) -> None:

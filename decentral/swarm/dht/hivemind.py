@@ -15,15 +15,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
 from decentral.errors import PayloadError
-from decentral.swarm.directory import Directory
 from decentral.swarm.leases import MAX_LEASE_NBYTES, read_lease
-from decentral.transport.daemon.control import peer_to_id
 from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.protocols.peer_ids import peer_to_id
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Lease, encode
 
@@ -35,7 +34,40 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s between attempts when it fails
 logger = logging.getLogger("decentral.swarm")
 
 
-async def share(transport: DaemonTransport, directory: Directory) -> None:
+class Known(Protocol):
+    """What this peer knows of the others, and where to put what is found: the directory."""
+
+    run_digest: Digest
+    ttl: float  # s that a lease lasts
+
+    @property
+    def peer(self) -> PeerId:
+        """This peer."""
+        ...
+
+    @property
+    def looking(self) -> bool:
+        """Whether nobody else is here."""
+        ...
+
+    def live(self) -> dict[PeerId, Lease]:
+        """The other peers that are here."""
+        ...
+
+    def own(self) -> Lease:
+        """What this peer says of itself now, signed."""
+        ...
+
+    def hint(self, lease: Lease) -> None:
+        """Look whether a peer is where this lease says."""
+        ...
+
+    async def until_changed(self) -> None:
+        """Wait until somebody came, went, or said something new."""
+        ...
+
+
+async def share(transport: DaemonTransport, directory: Known) -> None:
     """Keep this peer's lease in the DHT and look for others there, until cancelled. Never raises an error."""
     pause = _FIRST_PAUSE
     while directory.looking:  # nobody to ask, and no reason to load hivemind yet
@@ -77,7 +109,7 @@ async def _node(transport: DaemonTransport, run: Digest) -> AsyncIterator[Any]: 
                 ensure_bootstrap_success=False,
                 strict=False,
                 cache_size=MAX_PEERS,
-                client_mode=transport.options.reachability == "private",  # who cannot be asked holds no keys
+                client_mode=transport.options.reachability == "private",  # a peer that cannot be asked holds no keys
                 cache_refresh_before_expiry=0,  # a refresh of its own would ask while nobody wants to know
                 record_validator=LeaseValidator(dht_key(run), run),
             )
@@ -88,7 +120,7 @@ async def _node(transport: DaemonTransport, run: Digest) -> AsyncIterator[Any]: 
                 await node.shutdown()
 
 
-async def _exchange_forever(node: Any, directory: Directory) -> None:
+async def _exchange_forever(node: Any, directory: Known) -> None:
     turn = 0
     while True:
         live = list(directory.live())
@@ -109,7 +141,7 @@ def looks_in(turn: int, peer: PeerId, others: int) -> bool:
     return (turn + int.from_bytes(peer[:8], "little")) % every == 0
 
 
-async def _until_company(directory: Directory) -> None:
+async def _until_company(directory: Known) -> None:
     """Return at once when the first peer appears; later ones can wait for their turn."""
     while directory.looking:
         await directory.until_changed()
@@ -123,7 +155,7 @@ async def _ping(node: Any, peer: PeerId) -> None:
         await node.protocol.call_ping(PeerID(peer_to_id(peer)))
 
 
-async def _store(node: Any, directory: Directory) -> None:
+async def _store(node: Any, directory: Known) -> None:
     from hivemind.utils.timed_storage import get_dht_time
 
     lease, key = directory.own(), dht_key(directory.run_digest)
@@ -133,7 +165,7 @@ async def _store(node: Any, directory: Directory) -> None:
         )
 
 
-async def _look(node: Any, directory: Directory) -> None:
+async def _look(node: Any, directory: Known) -> None:
     found = None
     with anyio.move_on_after(_PATIENCE):
         found = await node.get(dht_key(directory.run_digest), latest=True)

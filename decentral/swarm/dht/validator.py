@@ -24,7 +24,7 @@ _KEPT = 4 * MAX_PEERS  # peers whose records are taken; identities cost nothing 
 
 
 class LeaseValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types
-    """Accepts a record when it is a lease of ``run`` under ``key``, its sub-key the name of who signed it."""
+    """Accepts a record when it is a lease of ``run`` under ``key``, its sub-key the name of the peer that signed it."""
 
     def __init__(self, key: str, run: Digest) -> None:
         self._key, self._run = DHTID.generate(source=key).to_bytes(), run

@@ -21,12 +21,12 @@ import anyio
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.transport.daemon.child import package_folder
 from decentral.transport.multiaddr import to_bytes, to_text
+from decentral.transport.protocols.peer_ids import peer_from_id, peer_to_id
 from decentral.transport.protocols.varint import LONGEST, read_varint, varint
-from decentral.wire.keys import PEER_NBYTES, PeerId, is_sound, peer_name
+from decentral.wire.keys import PeerId, peer_name
 
 READ_LIMIT = 1 << 16  # bytes; asyncio stops reading a socket at twice this, which bounds a stream's memory
 _MESSAGE_LIMIT = 1 << 22  # bytes of a daemon's answer
-_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of an Ed25519 key's protobuf
 _UNIX = 400  # multiaddr code of a unix socket's path
 _LONGEST_REASON = 300  # characters of the daemon's words in a message
 
@@ -124,19 +124,6 @@ async def read_stream_info(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
     """Who is at the other end of an inbound stream, proven by the handshake, and its protocol."""
     info = _messages().StreamInfo.FromString(await _read_delimited(reader))
     return peer_from_id(info.peer), info.proto
-
-
-def peer_from_id(raw: bytes) -> PeerId:
-    """The public key inside a libp2p id; PayloadError when it holds none or it is not Ed25519."""
-    peer = bytes(raw[len(_ID_PREFIX) :])
-    if not raw.startswith(_ID_PREFIX) or len(peer) != PEER_NBYTES or not is_sound(peer):
-        raise PayloadError(f"libp2p id {raw[:40].hex()}: not an Ed25519 identity; only these take part")
-    return peer
-
-
-def peer_to_id(peer: PeerId) -> bytes:
-    """The libp2p id of a public key, as bytes."""
-    return _ID_PREFIX + peer
 
 
 def _known(convert: Callable[[T], U], addresses: Iterable[T]) -> list[U]:

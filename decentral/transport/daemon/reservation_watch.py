@@ -16,15 +16,13 @@ import anyio
 
 from decentral.errors import PayloadError, TransportError
 from decentral.transport.daemon.control import Control
-from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.relay.reservations import too_little
-from decentral.wire.keys import PeerId, Signer, peer_from_name, peer_name
+from decentral.transport.relay_questions import unnamed_places
+from decentral.wire.keys import PeerId, peer_from_name
 
 FIRST_PATIENCE, LONGEST_PATIENCE = 20.0, 640.0  # s without a place before the daemon is started again
 LOOK_EVERY = 5.0  # s
 FIRST_PLACE = 5.0  # s for a place before the start goes on without; a relay grants one within milliseconds
 NAMED = 1.0  # s of those for the daemon to name it
-_NOWHERE = ("/ip4/127.0.0.1/tcp/0",)  # nobody is to dial who only asks
 _POLL = 0.02  # s between questions while it is waited for
 
 
@@ -93,33 +91,6 @@ async def until_worth_a_restart(
         if await _one_answers(control, relays):
             placeless.started_again(anyio.current_time())
             return
-
-
-async def unnamed_places(me: PeerId, relays: Sequence[str]) -> tuple[str, ...]:
-    """Where ``me`` is reached through those relays, whatever its daemon says."""
-    reached = []
-    options = NativeOptions(dial_timeout=FIRST_PLACE, punch=False)
-    async with NativeTransport(Signer.generate(), listen=_NOWHERE, options=options) as asking:
-        for place in (f"{relay}/p2p-circuit" for relay in relays):
-            with suppress(TransportError, TimeoutError):
-                await asking.connect(me, [f"{place}/p2p/{peer_name(me)}"])
-                reached.append(place)
-    return tuple(reached)
-
-
-async def grants_little(relay: PeerId, addresses: Sequence[str]) -> bool:
-    """Whether the relay at ``addresses`` carries less than a large frame.
-
-    A daemon that is told it is public still starts with the limits of a private one now and then, 128 KiB and 2 min
-    (measured: 1 of 6 starts on loopback, more in the network lab), and keeps them; peers that take a place there are
-    cut off in the middle of frames.
-    """
-    signer = Signer.generate()
-    async with NativeTransport(signer, listen=_NOWHERE, options=NativeOptions(dial_timeout=FIRST_PLACE)) as asking:
-        try:
-            return too_little(await asking.granted(relay, addresses))
-        except (TransportError, TimeoutError):
-            return False  # it gives no place at all: nothing that another start would mend
 
 
 async def _one_answers(control: Control, relays: Sequence[str]) -> bool:

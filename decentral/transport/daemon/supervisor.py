@@ -18,8 +18,9 @@ from decentral.transport.address_book import AddressBook
 from decentral.transport.daemon.child import DaemonProcess, launched
 from decentral.transport.daemon.control import Control
 from decentral.transport.daemon.options import DaemonOptions, KeyFile
-from decentral.transport.daemon.reservation_watch import Placeless, grants_little, until_placed, until_worth_a_restart
+from decentral.transport.daemon.reservation_watch import Placeless, until_placed, until_worth_a_restart
 from decentral.transport.listen import check_listen, pinned
+from decentral.transport.relay_questions import grants_little
 from decentral.wire.keys import PeerId, peer_name
 
 _LOOK_EVERY = 5.0  # s between looks at the daemon's addresses: relays and NATs change them

@@ -16,8 +16,9 @@ import anyio.abc
 
 from decentral.errors import PeerUnreachable
 from decentral.flow.budget import Budget, Limits
+from decentral.flow.changes import Changes
 from decentral.transport.address_book import AddressBook
-from decentral.transport.base import Handler, Services, Traffic
+from decentral.transport.base import Handler, Services, Traffic, Uncapped
 from decentral.transport.daemon.child import private_folder
 from decentral.transport.daemon.control import Control
 from decentral.transport.daemon.inbound import Inbound
@@ -30,7 +31,7 @@ from decentral.wire.keys import PeerId, peer_name
 _PARTING = 1.0  # s for what was sent last to be read when the transport is left
 
 
-class DaemonTransport:
+class DaemonTransport(Uncapped):
     """One peer on libp2p. See Transport.
 
     ``listen`` defaults to all interfaces. Entering raises ListenError when an address is taken, ConfigError when
@@ -55,7 +56,7 @@ class DaemonTransport:
         self._supervisor = Supervisor(identity, self._listen, self.options, self._known)
         self._inbound = Inbound(self._services, self.budget, self.traffic, self.options.dial_timeout)
         self._closing = 0  # streams that are left, and not read yet
-        self._closed = anyio.Event()
+        self._closed = Changes()
         self._stack: AsyncExitStack | None = None
 
     def serve(self, protocol: str, handler: Handler) -> None:
@@ -153,7 +154,7 @@ class DaemonTransport:
                 await close()
             finally:
                 self._closing -= 1
-                self._closed.set()
+                self._closed.tell()
 
         self._group.start_soon(closing)
         self._closing += 1
@@ -162,8 +163,7 @@ class DaemonTransport:
         """What was said last, a goodbye say, may still be on its way to the daemon or the peer."""
         with anyio.move_on_after(_PARTING):
             while self._closing:
-                self._closed = anyio.Event()
-                await self._closed.wait()
+                await self._closed.next()
 
 
 def _only(errors: ExceptionGroup[Exception]) -> Exception:

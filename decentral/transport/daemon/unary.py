@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from decentral.errors import PayloadError
 from decentral.transport.base import Traffic
-from decentral.transport.daemon.control import peer_from_id
+from decentral.transport.protocols.peer_ids import peer_from_id
 
 
 @asynccontextmanager

@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.abc
 import anyio.lowlevel
 
 from decentral.errors import DecentralError, PayloadError, StreamClosed, TransportError
@@ -52,10 +51,9 @@ logger = logging.getLogger("decentral.transport")
 
 
 class Puncher:
-    """Does so for every relayed connection of one transport."""
+    """Does so for every relayed connection of one transport that it is given."""
 
     def __init__(self, me: PeerId, sessions: Sessions, dialler: Dialler, meetings: Meetings, timeout: float) -> None:
-        self.group: anyio.abc.TaskGroup | None = None  # that it runs in; None: it does nothing
         self._me, self._timeout = me, timeout
         self._sessions, self._dialler, self._meetings, self._ports = sessions, dialler, meetings, dialler.ports
         self._observed = Observed(sessions, dialler.ports, timeout)
@@ -63,14 +61,9 @@ class Puncher:
         self._under_way: dict[PeerId, tuple[anyio.CancelScope, bool]] = {}  # and whether the other side asked for it
         self._asked: dict[PeerId, list[float]] = {}
         self._rounds: dict[Session, int] = {}  # in which both sides said CONNECT
-        sessions.on_relayed = self._on_relayed
 
-    def _on_relayed(self, session: Session, dialled: bool) -> None:
-        if self.group is not None:
-            self.group.start_soon(self._upgrade, session, dialled)
-
-    async def _upgrade(self, session: Session, dialled: bool) -> None:
-        """All that is done for one relayed connection, until it ends."""
+    async def upgrade(self, session: Session, dialled: bool) -> None:
+        """All that is done for one relayed connection, until it ends; ``dialled``: from here."""
         relay = self._sessions.relay_of(session)
         if relay is None:
             return

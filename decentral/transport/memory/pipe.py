@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 
 from decentral.errors import StreamClosed
+from decentral.flow.changes import Changes
 
 WINDOW = 1 << 20  # bytes in flight per stream; where the daemon's senders were measured to block
 _PIECE = 1 << 16  # bytes
@@ -92,7 +93,7 @@ class Pipe:
         self.written = self.read_so_far = 0  # bytes, as they are
         self._held = 0.0
         self._last = 0.0
-        self._changed: anyio.Event | None = None  # made by who waits
+        self._changed = Changes()
         self._ended = self._refused = self._severed = False
 
     @property
@@ -107,7 +108,7 @@ class Pipe:
         size = max(1, int(_PIECE / self._weight.each))
         for start in range(0, len(view), size):
             while self._held >= WINDOW and not self._dead:
-                await self._change()
+                await self._changed.next()
             if self._dead:
                 raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
             self._put(bytes(view[start : start + size]))
@@ -129,19 +130,19 @@ class Pipe:
     def end(self) -> None:
         """The writer is done; what is queued still arrives."""
         self._ended = True
-        self._wake()
+        self._changed.tell()
 
     def refuse(self) -> None:
         """The reader is gone: further writes fail and what is queued is dropped."""
         self._refused = True
         self._pieces.clear()
-        self._wake()
+        self._changed.tell()
 
     def sever(self) -> None:
         """The link broke: both sides fail and what is queued is lost."""
         self._severed = True
         self._pieces.clear()
-        self._wake()
+        self._changed.tell()
 
     @property
     def _dead(self) -> bool:
@@ -158,7 +159,7 @@ class Pipe:
         self._pieces.append(sent)
         self._held += nbytes
         if len(self._pieces) == 1:
-            self._wake()
+            self._changed.tell()
 
     def _take(self, most: int) -> memoryview:
         piece = self._pieces[0]
@@ -166,7 +167,7 @@ class Pipe:
         if not piece.data:
             self._pieces.popleft()
         if self._held >= WINDOW:
-            self._wake()
+            self._changed.tell()
         self._held -= self._weight.of(self.read_so_far, len(taken))
         self.read_so_far += len(taken)
         return taken
@@ -176,10 +177,10 @@ class Pipe:
             if self._severed or self._refused or (self._ended and not self._pieces):
                 raise StreamClosed(f"{come} of {nbytes} bytes came before the stream ended")
             if due == _NEVER:
-                await self._change()
+                await self._changed.next()
                 continue
             with anyio.CancelScope(deadline=due):
-                await self._change()
+                await self._changed.next()
 
     def _due(self) -> float:
         """When to look again: the first piece is ready, or reaches the downlink, or was not sent yet."""
@@ -188,12 +189,3 @@ class Pipe:
         self._downlink.settle(anyio.current_time())
         first = self._pieces[0]
         return first.reaches if first.ready is None else first.ready
-
-    async def _change(self) -> None:
-        self._changed = self._changed or anyio.Event()
-        await self._changed.wait()
-
-    def _wake(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None

@@ -19,7 +19,7 @@ import anyio.lowlevel
 
 from decentral.errors import PeerUnreachable, TransportError
 from decentral.flow.budget import Budget, Limits
-from decentral.transport.base import Handler, Services, Traffic, attend
+from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend
 from decentral.transport.memory.pipe import Downlink, Link, Pipe, Weight
 from decentral.transport.watchdog import Holdable, Watchdog
 from decentral.wire.keys import PeerId, Signer, peer_name
@@ -179,7 +179,7 @@ class MemoryNetwork:
             pipe.sever()
 
 
-class MemoryTransport:
+class MemoryTransport(Uncapped):
     """One peer on a MemoryNetwork. See Transport."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, limits: Limits | None = None) -> None:

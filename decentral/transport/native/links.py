@@ -11,7 +11,7 @@ import anyio
 from decentral.transport.native.dialling import Dialler
 from decentral.transport.native.handshakes import Handshakes
 from decentral.transport.native.ports import Ports
-from decentral.transport.native.sessions import OnStream, Sessions
+from decentral.transport.native.sessions import SessionEvents, Sessions
 from decentral.transport.relay.limits import RelayLimits
 from decentral.wire.keys import Signer
 
@@ -19,13 +19,15 @@ from decentral.wire.keys import Signer
 class Links:
     """The parts, put together. ``limits``: those of a relay, which has strangers for guests; None for a peer."""
 
-    def __init__(self, signer: Signer, timeout: float, on_stream: OnStream, limits: RelayLimits | None = None) -> None:
+    def __init__(
+        self, signer: Signer, timeout: float, events: SessionEvents, limits: RelayLimits | None = None
+    ) -> None:
         self.ports = Ports()
         if limits is None:
-            self.sessions = Sessions(on_stream)
+            self.sessions = Sessions(events)
             self.handshakes = Handshakes(signer, timeout, self.sessions)
         else:
-            self.sessions = Sessions(on_stream, connections=limits.peers, stock=limits.windows)
+            self.sessions = Sessions(events, connections=limits.peers, stock=limits.windows)
             self.handshakes = Handshakes(signer, timeout, self.sessions, of_one_network=limits.peers_per_network)
         self.dialler = Dialler(signer.peer, timeout, self.ports, self.sessions, self.handshakes)
 

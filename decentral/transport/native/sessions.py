@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import anyio
 import anyio.abc
@@ -31,15 +32,34 @@ OnStream = Callable[[Session, MuxedStream], None]
 OnRelayed = Callable[[Session, bool], None]  # and whether it was dialled from here
 
 
-class Sessions:
-    """The sessions of one transport. ``on_stream`` is told of every stream that the other side opens."""
+def _nobody(peer: PeerId) -> bool:
+    return False
 
-    def __init__(self, on_stream: OnStream, *, connections: int | None = None, stock: int | None = None) -> None:
+
+def _no_matter(peer: PeerId) -> None:
+    return None
+
+
+def _leave_it(session: Session, dialled: bool) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvents:
+    """What the transport that has these sessions is told of them, and asked about them."""
+
+    on_stream: OnStream  # the other side opened a stream
+    stays: Callable[[PeerId], bool] = _nobody  # whether its connection stays, idle or not
+    on_gone: Callable[[PeerId], None] = _no_matter  # a peer's last connection ended
+    on_relayed: OnRelayed = _leave_it  # a connection through a relay stands
+
+
+class Sessions:
+    """The sessions of one transport."""
+
+    def __init__(self, events: SessionEvents, *, connections: int | None = None, stock: int | None = None) -> None:
         self.group: anyio.abc.TaskGroup | None = None  # that they run in; None: no new ones are taken
-        self.stays: Callable[[PeerId], bool] = _nobody  # whether its connection stays, idle or not
-        self.on_gone: Callable[[PeerId], None] = _no_matter  # told when a peer's last connection ended
-        self.on_relayed: OnRelayed = _leave_it  # told when a connection through a relay stands
-        self._on_stream = on_stream
+        self._events = events
         self._stock = Stock(_STOCK if stock is None else stock)
         self._most = _CONNECTIONS if connections is None else connections
         self._of: dict[PeerId, list[Session]] = {}
@@ -110,7 +130,10 @@ class Sessions:
         if self.group is None:
             raise PeerUnreachable("this peer is leaving")
         session = Session(
-            secured, dialled=dialled, stock=self._stock, on_stream=lambda stream: self._on_stream(session, stream)
+            secured,
+            dialled=dialled,
+            stock=self._stock,
+            on_stream=lambda stream: self._events.on_stream(session, stream),
         )
         self._of.setdefault(secured.peer, []).append(session)
         self._sockets[session] = ends_of(socket)
@@ -120,7 +143,7 @@ class Sessions:
             self._inbound[session] = None
             self._thin_out(secured.peer)
         if session in self._relayed:
-            self.on_relayed(session, dialled)
+            self._events.on_relayed(session, dialled)
         self.group.start_soon(self._run, session)
         return session
 
@@ -144,8 +167,8 @@ class Sessions:
         if len(mine) > _OF_ONE_PEER:
             goes = mine[0]
         elif len(self._inbound) > self._most:
-            others = [one for one in self._inbound if one not in mine and not self.stays(one.peer)]
-            last = others[0] if others and self.stays(peer) else mine[-1]
+            others = [one for one in self._inbound if one not in mine and not self._events.stays(one.peer)]
+            last = others[0] if others and self._events.stays(peer) else mine[-1]
             goes = next((one for one in others if one.idle), last)
         if goes is not None:
             del self._inbound[goes]  # now: it takes a moment to end, and must not be chosen for the next one, too
@@ -168,20 +191,8 @@ class Sessions:
         sessions.remove(session)
         if not sessions:
             del self._of[session.peer]
-            self.on_gone(session.peer)
+            self._events.on_gone(session.peer)
 
     def _preferred(self, peer: PeerId) -> list[Session]:
         """Direct connections before relayed ones, newer before older: an older one may have died unnoticed."""
         return sorted(reversed(self.of(peer)), key=self._relayed.__contains__)
-
-
-def _nobody(peer: PeerId) -> bool:
-    return False
-
-
-def _no_matter(peer: PeerId) -> None:
-    return None
-
-
-def _leave_it(session: Session, dialled: bool) -> None:
-    return None

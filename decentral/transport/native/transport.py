@@ -19,13 +19,14 @@ import anyio.abc
 
 from decentral.errors import DecentralError, PayloadError
 from decentral.flow.budget import Budget, Limits
-from decentral.transport.base import Handler, Services, Traffic, attend
+from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend
 from decentral.transport.holepunch.dcutr import DCUTR
 from decentral.transport.holepunch.punch import Puncher
 from decentral.transport.listen import check_listen, dialable, everywhere
 from decentral.transport.native.links import Links
 from decentral.transport.native.negotiations import Negotiations
 from decentral.transport.native.opening import Opener
+from decentral.transport.native.sessions import SessionEvents
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.tcp import bound_addresses, check_tcp, listeners
 from decentral.transport.protocols.identify import IDENTIFY, tell
@@ -54,7 +55,7 @@ class NativeOptions:
     dial_timeout: float = 10.0  # s, for open, connect and every handshake
 
 
-class NativeTransport:
+class NativeTransport(Uncapped):
     """One peer on libp2p. See Transport.
 
     ``listen`` defaults to all interfaces; TCP only. Entering raises ListenError when an address is taken, ConfigError
@@ -75,9 +76,9 @@ class NativeTransport:
         self.options = options or NativeOptions()
         self._listen = tuple(listen) if listen is not None else everywhere()
         self._services = Services()
-        self._links = Links(signer, self.options.dial_timeout, self._on_stream, self.options.relay)
+        events = SessionEvents(self._on_stream, self._stays, self._on_gone, self._on_relayed)
+        self._links = Links(signer, self.options.dial_timeout, events, self.options.relay)
         self.relay = self._make_relay()
-        self._links.sessions.stays = self._stays
         self._places = Places(self._links.sessions, self._links.dialler, self.options.relays, self.options.dial_timeout)
         self._puncher = self._make_puncher()
         self._found: tuple[str, ...] = ()
@@ -124,7 +125,6 @@ class NativeTransport:
             stack.callback(self._handlers.cancel_scope.cancel)
             if self._puncher is not None:
                 self._links.ports.share(sockets)
-                self._puncher.group = self._handlers
             self._links.sessions.group = group
             for socket in sockets:
                 group.start_soon(self._links.handshakes.listen, socket, group)
@@ -138,8 +138,6 @@ class NativeTransport:
     ) -> bool | None:
         assert self._stack is not None, "entered before it is left"
         self._handlers = None
-        if self._puncher is not None:
-            self._puncher.group = None
         await self._stack.__aexit__(None, None, None)  # the body's error leaves as it is
         return None
 
@@ -171,6 +169,16 @@ class NativeTransport:
     async def open(self, peer: PeerId, protocol: str) -> NativeStream:
         """See Transport."""
         return await self._opener.open(peer, protocol)
+
+    # ---- connections ----
+
+    def _on_gone(self, peer: PeerId) -> None:
+        if self.relay is not None:
+            self.relay.drop_place(peer)
+
+    def _on_relayed(self, session: Session, dialled: bool) -> None:
+        if self._puncher is not None and self._handlers is not None:
+            self._handlers.start_soon(self._puncher.upgrade, session, dialled)
 
     # ---- inbound ----
 

@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from decentral.errors import PayloadError, StreamClosed
+from decentral.flow.changes import Changes
 
 FIRST_WINDOW = 1 << 18  # bytes; what both sides assume before a word was said
 _WIDEST = 1 << 22  # bytes
@@ -82,7 +83,7 @@ class MuxedStream:
         self._read = 0  # bytes since the last grant
         self._unread = bytearray()
         self._ended_here = self._closed_here = self._ended_there = self._gone = False
-        self._changed: anyio.Event | None = None  # made by who waits
+        self._changed = Changes()
 
     @property
     def send_ended(self) -> bool:
@@ -97,7 +98,7 @@ class MuxedStream:
     async def until_ended(self) -> None:
         """Wait until both directions have ended."""
         while not self._gone:
-            await self._change()
+            await self._changed.next()
 
     async def send(self, data: bytes | memoryview, on_sent: Callable[[int], None]) -> None:
         """Queue all of ``data``, waiting for the window; ``on_sent`` is told of each piece. StreamClosed."""
@@ -108,7 +109,7 @@ class MuxedStream:
             if self.send_ended:
                 raise StreamClosed(f"{at} of {len(view)} bytes were taken before the other side ended the stream")
             if not self.send_window:
-                await self._change()
+                await self._changed.next()
                 continue
             sent = await self._muxer.write(self, view[at:])
             at += sent
@@ -120,7 +121,7 @@ class MuxedStream:
         while not self._unread:
             if self._ended_there or self._gone or self._closed_here:
                 return b""
-            await self._change()
+            await self._changed.next()
         data = bytes(memoryview(self._unread)[:most])
         del self._unread[:most]
         self._credit(len(data))
@@ -134,7 +135,7 @@ class MuxedStream:
         self._ended_here = True
         if self._ended_there:
             self._muxer.forget(self)
-        self._wake()
+        self._changed.tell()
 
     def close(self) -> None:
         """Send nothing more and read nothing more. Twice is no error."""
@@ -149,7 +150,7 @@ class MuxedStream:
         elif self._unread:
             self._muxer.reset(self)  # the other side is in the middle of something that nobody wants
         self._unread.clear()
-        self._wake()
+        self._changed.tell()
 
     def reset(self) -> None:
         """End both directions at once."""
@@ -167,7 +168,7 @@ class MuxedStream:
             self._muxer.reset(self)
         elif not self._closed_here:
             self._unread += piece
-            self._wake()
+            self._changed.tell()
         elif not self.receive_window:  # a last word is passed over; who talks on is told that nobody listens
             self._muxer.reset(self)
 
@@ -176,21 +177,21 @@ class MuxedStream:
         self.send_window += nbytes
         if self.send_window > _MOST_CREDIT:
             raise PayloadError(f"yamux: a window of {self.send_window} bytes; drop the connection")
-        self._wake()
+        self._changed.tell()
 
     def ended_there(self) -> None:
         """The other side sends nothing more."""
         self._ended_there = True
         if self._ended_here:
             self._muxer.forget(self)
-        self._wake()
+        self._changed.tell()
 
     def gone(self) -> None:
         """Both directions have ended; what came whole can still be read."""
         self._gone = True
         self._stock.left += self._window - FIRST_WINDOW
         self._window = FIRST_WINDOW
-        self._wake()
+        self._changed.tell()
 
     # ---- windows ----
 
@@ -204,12 +205,3 @@ class MuxedStream:
         self._window += more
         self.receive_window += granted
         self._muxer.grant(self, granted)
-
-    async def _change(self) -> None:
-        self._changed = self._changed or anyio.Event()
-        await self._changed.wait()
-
-    def _wake(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None

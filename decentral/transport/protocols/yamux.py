@@ -23,6 +23,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import PayloadError, StreamClosed
+from decentral.flow.changes import Changes
 from decentral.transport.native.secured import Secured
 from decentral.transport.protocols.muxed_stream import FIRST_WINDOW, Flags, MuxedStream, Stock
 from decentral.wire.keys import peer_name
@@ -68,7 +69,7 @@ class Session:
         self._answers: deque[bytes] = deque()
         self._pieces: deque[bytes] = deque()
         self._slots, self._taken = anyio.Semaphore(_QUEUED), 0  # first come, first served: no stream starves another
-        self._work, self._over = anyio.Event(), anyio.Event()
+        self._work, self._over = Changes(), anyio.Event()
         self._heard = -math.inf
         self._leaving = self._finishing = self._shut = False
         self._scope = anyio.CancelScope()
@@ -136,7 +137,7 @@ class Session:
         stream.send_window -= allowed
         self._pieces.append(_HEADER.pack(0, _DATA, 0, stream.number, allowed) + data[:allowed])
         self._taken += 1
-        self._work.set()
+        self._work.tell()
         return allowed
 
     def grant(self, stream: MuxedStream, nbytes: int) -> None:
@@ -146,7 +147,7 @@ class Session:
     def end(self, stream: MuxedStream) -> None:
         """Nothing more comes from us; it follows what is queued."""
         self._pieces.append(_HEADER.pack(0, _WINDOW, Flags.FIN, stream.number, 0))
-        self._work.set()
+        self._work.tell()
 
     def linger(self, stream: MuxedStream) -> None:
         """Nobody reads it any more; the other side has yet to end it."""
@@ -183,8 +184,7 @@ class Session:
             if self._finishing:
                 self._shut = True
                 return []
-            self._work = anyio.Event()
-            await self._work.wait()
+            await self._work.next()
         batch = [b"".join(self._answers), *self._pieces]
         self._answers.clear()
         self._pieces.clear()
@@ -205,7 +205,7 @@ class Session:
             self.abort()
         elif not self._shut:
             self._answers.append(_HEADER.pack(0, kind, flags, number, length))
-            self._work.set()
+            self._work.tell()
 
     # ---- reading ----
 

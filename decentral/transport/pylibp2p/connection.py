@@ -19,6 +19,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClos
 from multiaddr import Multiaddr
 
 from decentral.errors import StreamClosed
+from decentral.flow.changes import Changes
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.native.secured import BROKEN, Secured, Socket, close_now
 from decentral.transport.native.tcp import SocketEnds, ends_of
@@ -128,12 +129,12 @@ class Connection(IMuxedConn):
         self.peer_id = peer_id(session.peer)
         self.event_started = trio.Event()
         self._came: deque[MuxedStream] = deque()  # at most as many as a session takes, 128
-        self._changed = trio.Event()
+        self._changed = Changes()
 
     def arrived(self, muxed: MuxedStream) -> None:
         """The other side opened a stream."""
         self._came.append(muxed)
-        self._changed.set()
+        self._changed.tell()
 
     @property
     def is_initiator(self) -> bool:
@@ -144,7 +145,7 @@ class Connection(IMuxedConn):
         """Until the session is over."""
         self.event_started.set()
         await self.session.until_over()
-        self._changed.set()
+        self._changed.tell()
 
     async def close(self) -> None:
         """End it at once."""
@@ -172,8 +173,7 @@ class Connection(IMuxedConn):
         while not self._came:
             if self.session.ended:
                 raise MuxedConnUnavailable("the connection ended")
-            self._changed = trio.Event()
-            await self._changed.wait()
+            await self._changed.next()
         return MuxedLibp2pStream(self, self._came.popleft())
 
     def get_transport_addresses(self) -> list[Multiaddr]:

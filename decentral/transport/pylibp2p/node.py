@@ -60,10 +60,10 @@ class Libp2pNode:
 
     def __init__(self, signer: Signer, listen: Sequence[str], options: Options, above: Above) -> None:
         self._signer, self._listen, self._options, self._above = signer, listen, options, above
-        self._upgrader = Upgrader(signer)
+        self._upgrader = Upgrader(signer, above.comes_first, self._on_relayed)
         self.sessions = self._upgrader.sessions
-        self.sessions.stays = above.comes_first
         self._found: tuple[str, ...] = ()
+        self._punching: tuple[Puncher, anyio.abc.TaskGroup] | None = None  # and where it runs
         self._stack: AsyncExitStack | None = None
 
     async def __aenter__(self) -> Libp2pNode:
@@ -94,6 +94,7 @@ class Libp2pNode:
 
     async def __aexit__(self, *exception: object) -> None:
         assert self._stack is not None, "entered before it is left"
+        self._punching = None
         await self._stack.__aexit__(None, None, None)
 
     # ---- for who uses it ----
@@ -159,13 +160,18 @@ class Libp2pNode:
         self._ports.share(sockets)
         me, timeout = self._signer.peer, self._options.dial_timeout
         puncher = Puncher(me, self.sessions, self._dialler, self.doors.meetings, timeout)
-        puncher.group = group
+        self._punching = puncher, group
 
         def asked(stream: NativeStream, session: Session) -> bool:
             group.start_soon(guarded, _answer, puncher, stream, session)
             return True
 
         self.host.serve(DCUTR, asked)
+
+    def _on_relayed(self, session: Session, dialled: bool) -> None:
+        if self._punching is not None:
+            puncher, group = self._punching
+            group.start_soon(puncher.upgrade, session, dialled)
 
     async def _finish(self) -> None:
         self.doors.strangers.dismiss()

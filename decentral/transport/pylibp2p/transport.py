@@ -18,7 +18,7 @@ import anyio.abc
 
 from decentral.errors import DecentralError, PeerUnreachable, StreamClosed
 from decentral.flow.budget import Budget, Limits
-from decentral.transport.base import Handler, Services, Traffic, attend
+from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend
 from decentral.transport.listen import everywhere
 from decentral.transport.native.opening import unreachable
 from decentral.transport.native.stream import NativeStream
@@ -30,7 +30,7 @@ from decentral.wire.keys import PeerId, Signer, peer_name
 logger = logging.getLogger("decentral.transport")
 
 
-class PyLibp2pTransport:
+class PyLibp2pTransport(Uncapped):
     """One peer on py-libp2p. See Transport.
 
     ``listen`` defaults to all interfaces; TCP only. Entering raises ListenError when an address is taken, ConfigError

@@ -5,26 +5,31 @@ By default py-libp2p also takes SECIO and plaintext, and plaintext believes what
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn
 from libp2p.peer.id import ID
 from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
 
 from decentral.errors import DecentralError, PayloadError
 from decentral.transport.native.secured import secure_inbound, secure_outbound
-from decentral.transport.native.sessions import Sessions
+from decentral.transport.native.sessions import OnRelayed, SessionEvents, Sessions
 from decentral.transport.protocols.multistream import answer, propose
 from decentral.transport.protocols.muxed_stream import MuxedStream
 from decentral.transport.protocols.yamux import PROTOCOL, Session
 from decentral.transport.pylibp2p.connection import Connection, RawConnection, SecureConnection
 from decentral.transport.pylibp2p.keys import SignerKey, peer_of
-from decentral.wire.keys import Signer, peer_name
+from decentral.wire.keys import PeerId, Signer, peer_name
 
 
 class Upgrader:
-    """In the place of py-libp2p's ``TransportUpgrader``. What comes out runs in ``sessions``, which bound it."""
+    """In the place of py-libp2p's ``TransportUpgrader``. What comes out runs in ``sessions``, which bound it.
 
-    def __init__(self, signer: Signer) -> None:
-        self.sessions = Sessions(self._on_stream)
+    ``stays`` says of a peer whether its connection stays, idle or not; ``on_relayed`` is told of those through a relay.
+    """
+
+    def __init__(self, signer: Signer, stays: Callable[[PeerId], bool], on_relayed: OnRelayed) -> None:
+        self.sessions = Sessions(SessionEvents(self._on_stream, stays, on_relayed=on_relayed))
         self._signer, self._key = signer, SignerKey(signer)
         self._connections: dict[Session, Connection] = {}
 

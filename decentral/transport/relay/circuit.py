@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
-from decentral.transport.daemon.control import peer_from_id, peer_to_id
 from decentral.transport.protocols.multistream import Ends
 from decentral.transport.protocols.muxed_stream import MuxedStream
+from decentral.transport.protocols.peer_ids import peer_from_id, peer_to_id
 from decentral.transport.protocols.protobuf import bytes_field, bytes_fields, number_field, number_fields
 from decentral.transport.protocols.varint import read_varint, varint
 from decentral.wire.keys import PeerId, peer_from_name, peer_name

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from decentral.errors import PayloadError, TransportError
-from decentral.transport.daemon.control import peer_from_id, peer_to_id
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.protocols.multistream import Ends
+from decentral.transport.protocols.peer_ids import peer_from_id, peer_to_id
 from decentral.transport.protocols.protobuf import bytes_field, bytes_fields, number_field, number_fields
 from decentral.transport.relay.circuit import (
     CONNECT,

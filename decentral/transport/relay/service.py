@@ -64,12 +64,15 @@ class Relay:
         self._gate = None if limits.rate is None else Gate(limits.rate)
         self._places: dict[PeerId, _Held] = {}
         self._pairs: Counter[tuple[PeerId, PeerId]] = Counter()
-        links.sessions.on_gone = self._gone
 
     def has_place(self, peer: PeerId) -> bool:
         """Whether ``peer`` can be reached through here."""
         held = self._places.get(peer)
         return held is not None and held.until > anyio.current_time()
+
+    def drop_place(self, peer: PeerId) -> None:
+        """The last connection of ``peer`` ended, and with it its place."""
+        self._places.pop(peer, None)
 
     @property
     def peers(self) -> int:
@@ -131,10 +134,6 @@ class Relay:
 
     def _terms_told(self, expires: int = 0) -> Reservation:
         return Reservation(expires, self.limits.nbytes, self.limits.seconds)
-
-    def _gone(self, peer: PeerId) -> None:
-        """Its last connection ended, and with it its place."""
-        self._places.pop(peer, None)
 
     def _drop_expired(self) -> None:
         now = anyio.current_time()

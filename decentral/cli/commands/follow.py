@@ -1,0 +1,97 @@
+"""``follow``: the anchors of a run as files, without taking part in it."""
+
+from pathlib import Path
+
+import click
+
+from decentral.cli.options import Decorator, remember
+from decentral.cli.peer_options import CAPS, WAYS
+from decentral.cli.quantities import Size
+from decentral.swarm.patience import moment_in
+
+DEFAULT = Path("decentral-follow")
+
+_OPTIONS: tuple[Decorator, ...] = (
+    click.option(
+        "--out",
+        "directory",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=DEFAULT,
+        show_default=True,
+        help="Folder of the follower; anchors come into its folder anchors, and the same command goes on from there.",
+    ),
+    click.option(
+        "--every",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Write every N-th anchor; the first that comes and the last one always.",
+    ),
+    click.option(
+        "--keep",
+        type=click.IntRange(min=1),
+        default=3,
+        show_default=True,
+        metavar="K",
+        help="Keep the newest K anchors.",
+    ),
+    click.option(
+        "--delta", "deltas", is_flag=True, help="Beside each anchor, write its exact difference from the one before."
+    ),
+    click.option(
+        "--until-end/--once",
+        default=True,
+        show_default=True,
+        help="Go on until the run is over, or end with the newest anchor.",
+    ),
+    *WAYS,
+    click.option(
+        "--join-timeout",
+        "give_up_at",
+        type=click.FloatRange(min=0, min_open=True),
+        callback=lambda context, parameter, seconds: moment_in(seconds),
+        metavar="S",
+        help="Give up with exit code 20 when nobody answered within S s of the command's start.",
+    ),
+    click.option("--keep-serving", is_flag=True, help="After the run's end stay, and give its last state to all."),
+    *CAPS,
+    click.option(
+        "--max-disk", type=Size(), metavar="SIZE", help="Refuse a model that takes more of the disk, such as 20GB."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout for each anchor."),
+)
+
+
+def _with(options: tuple[Decorator, ...]) -> Decorator:
+    def add(command: object) -> object:
+        for option in reversed(options):
+            command = option(command)  # type: ignore[arg-type]
+        return command
+
+    return add  # type: ignore[return-value]
+
+
+@click.command("follow")
+@click.argument("invite")
+@_with(_OPTIONS)
+@click.pass_context
+def follow_command(context: click.Context, /, invite: str, directory: Path, **options: object) -> None:
+    """Receive a run's anchors as safetensors, for evaluation or serving, and contribute nothing.
+
+    It needs no data and no script. It is no member of the run: nobody waits for it.
+
+    \b
+    $ decentral follow INVITE --every 10 --keep 3
+    """
+    from decentral.cli.job.follow_job import FollowOptions, run_follow
+    from decentral.cli.preflight import check_place
+    from decentral.swarm.invite import Invite
+    from decentral.transport.listen import check_listen
+
+    Invite.parse(invite)  # before anything is made or started
+    check_place(remember(context, directory))
+    given = FollowOptions(out=directory, **options)  # type: ignore[arg-type]  # click has made them of these types
+    if given.listen:
+        check_listen(given.listen)
+    context.exit(run_follow(invite, given))

@@ -1,0 +1,30 @@
+"""How one peer takes part, from ``start`` and ``join`` to the loop that trains. Imports no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What the command line says about this peer; what all peers agree on is in the manifest."""
+
+    out: Path
+    data: Path | None = None
+    listen: tuple[str, ...] = ()  # multiaddrs; none: all interfaces
+    transport: str | None = None  # "daemon", "native", "py-libp2p"; None: the daemon where this system has one
+    relays: tuple[str, ...] = ()  # multiaddrs
+    lan: bool = True  # announced and looked for on the local networks
+    require_peers: int = 0
+    waits_for_company: bool = False  # before it trains, until the run has, or had, a second member
+    give_up_at: float | None = None  # monotonic seconds, when it looks for others no longer
+    keep_serving: bool = False  # after the run's end, see join
+    on_nan: Literal["stop", "restart"] = "stop"  # see join
+    max_upload: float | None = None  # bytes/s
+    max_download: float | None = None  # bytes/s
+    daily_upload: int | None = None  # bytes
+    admit: str | None = None  # admission token; None: the invite's, or the folder's
+    invite: str | None = None  # None: this is the first peer
+    solo: bool = False  # the baseline, without a swarm
+    pace: Path | None = None  # a baseline keeps in step with the peer that runs there
+    as_json: bool = False  # summary.json on stdout, and nothing else there

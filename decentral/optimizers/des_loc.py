@@ -1,0 +1,78 @@
+"""DES-LOC: parameters are averaged every H inner steps, the moments of the inner Adam every few rounds of that.
+
+x <- mean(x_i) every H ;  u <- mean(u_i) every 3 H ;  v <- mean(v_i) every 6 H      u, v: Adam's first and second moment
+
+A moment changes by its own half-life, ln .5 / ln beta, so averaging it as often as the parameters sends what has hardly
+changed: with these periods a round costs 1.5 times DiLoCo's bytes in the mean. Left apart, as in local Adam, moments
+drift; and a joiner that begins with none makes Adam's largest steps. Here the last means stay in the shared state, so a
+peer that joins, or starts over, has them from its donors.
+
+What differs from the paper. Its averages are of all workers; here of those who contributed, with the run's weights.
+Moments are sent uncompressed there, and by the run's compressor here, which must keep 95 % of them: "bf16" has the
+range of float32, where fp16 would flush most of v to zero. A fragment's periods are counted in its own outer steps.
+
+Source: Iacob et al., "DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models", 2025,
+arXiv:2505.22549.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
+from decentral.optimizers.channels import CHANGE, Channel
+from decentral.optimizers.round_info import RoundInfo
+from decentral.optimizers.steps import check_rate
+
+__all__ = ["DESLoc"]
+
+
+@dataclass(frozen=True, slots=True)
+class DESLoc(OuterMethod):
+    """Plain averaging at lr = 1; state {"exp_avg": (N,), "exp_avg_sq": (N,)}: the last means of Adam's moments."""
+
+    name: ClassVar[str] = "des_loc"
+    equation: ClassVar[str] = (
+        "x <- x - lr*g ; every first_moment-th round u <- mean(u) ; second_moment-th: v <- mean(v)"
+    )
+    source: ClassVar[str] = 'Iacob et al., "DES-LOC", 2025, arXiv:2505.22549'
+    preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="bf16", exchange="reduce")
+    inner: ClassVar[bool] = True
+    lr: float = 1.0
+    first_moment: int = key(3, "rounds from one average of Adam's first moment to the next")
+    second_moment: int = key(6, "rounds from one average of Adam's second moment to the next")
+
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+        self.channels()  # refuses periods below 1
+
+    def channels(self) -> tuple[Channel, ...]:
+        """The change, and both moments, by torch's names."""
+        return CHANGE, Channel("exp_avg", self.first_moment), Channel("exp_avg_sq", self.second_moment)
+
+    def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
+        """The moments of this peer's inner optimizer."""
+        found = {channel.name: live.read_moment(channel.name, fragment) for channel in self.channels()[1:]}
+        return {name: moment_N for name, moment_N in found.items() if moment_N is not None}
+
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """Moments of zero stand for none."""
+        return {channel.name: torch.zeros_like(anchor) for channel in self.channels()[1:]}
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean of the parameters, and of the moments that are due."""
+        with torch.no_grad():
+            kept = {name: received.get(name, moment_N).clone() for name, moment_N in state.items()}
+            if "exp_avg_sq" in received:  # rounding of what was sent must not make a variance negative
+                kept["exp_avg_sq"].clamp_min_(0.0)
+            return anchor - received["change"] * self.lr, kept
+
+    def adopt(self, state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
+        """Put the means that are new into the inner optimizer; before its first step it has no place for them."""
+        means = [(name, state[name]) for name in fresh if name in state and state[name].any()]
+        return all([live.write_moment(name, fragment, mean_N) for name, mean_N in means])

@@ -1,0 +1,38 @@
+"""Steps that several methods take, as pure functions of tensors.
+
+Every operation is elementwise IEEE arithmetic without fused multiply-add: ``a + b * c`` is written as a product and a
+sum, because ``add(alpha=...)`` may or may not fuse, and then peers would differ in the last bit.
+"""
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.tensors.alloc import fresh_like
+
+__all__ = ["check_momentum", "check_rate", "nesterov"]
+
+
+def nesterov(
+    anchor: Tensor, gradient: Tensor, momentum_buffer: Tensor, lr: float, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """``m <- mu*m + g ; x <- x - lr*(g + mu*m)``: torch's ``SGD(nesterov=True)``, with m = 0 before the first step."""
+    with torch.no_grad():
+        buffer = torch.mul(momentum_buffer, momentum, out=fresh_like(anchor).to(anchor.dtype))
+        buffer += gradient
+        after = torch.mul(buffer, momentum, out=fresh_like(anchor).to(anchor.dtype))
+        after += gradient
+        after *= lr
+        return torch.sub(anchor, after, out=after), buffer
+
+
+def check_rate(method: object, lr: float) -> None:
+    """ConfigError unless the outer learning rate is positive and finite."""
+    if not 0 < lr < float("inf"):
+        raise ConfigError(f"{method}: lr must be above 0 and finite; 0.4 to 1.0 is usual")
+
+
+def check_momentum(method: object, momentum: float) -> None:
+    """ConfigError unless the momentum is in [0, 1)."""
+    if not 0 <= momentum < 1:
+        raise ConfigError(f"{method}: momentum must be in [0, 1); 0.9 is usual, 0 is none")

@@ -1,0 +1,101 @@
+"""What a peer that takes part consists of, on the one of its processes that talks to the swarm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decentral.node.durable_store import DurableStore
+from decentral.peer.announcer import Announcer
+from decentral.peer.network_setup import NetworkSetup
+from decentral.peer.settings import Settings
+from decentral.swarm.identity import Identity
+from decentral.swarm.invite import Invite
+from decentral.training.outer_loop import OuterLoop
+from decentral.training.reporting import Reporter
+from decentral.training.swarm_thread import SwarmThread
+from decentral.wire.keys import peer_name
+
+
+@dataclass(slots=True)
+class StepCount:
+    """Inner steps of this peer, over all its lives."""
+
+    value: int = 0
+
+
+class Participation:
+    """The parts, each there from the moment in which `Startup` has made it."""
+
+    def __init__(self, settings: Settings, announce: Announcer, token: str | None) -> None:
+        self.settings, self.announce, self.token = settings, announce, token
+        self.identity = Identity.load_or_create(settings.identity_path)
+        announce.open(settings.out, peer_name(self.identity.peer))
+        self.store = DurableStore(settings.out)
+        self.reporter = Reporter(announce, self.identity.peer)
+        self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
+        self._network: NetworkSetup | None = None
+        self._swarm: SwarmThread | None = None
+        self._loop: OuterLoop | None = None
+        self._is_closed = False
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether this peer, for whom the run is over, gets in touch with nobody."""
+        return self.was_over and not self.settings.options.keep_serving
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a swarm side."""
+        return self._swarm is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is an outer loop."""
+        return self._loop is not None
+
+    @property
+    def network(self) -> NetworkSetup:
+        """How it is reached; before the swarm side is up."""
+        assert self._network is not None
+        return self._network
+
+    @network.setter
+    def network(self, found: NetworkSetup) -> None:
+        self._network = found
+
+    @property
+    def swarm(self) -> SwarmThread:
+        """The swarm side, from before it joins."""
+        assert self._swarm is not None
+        return self._swarm
+
+    @swarm.setter
+    def swarm(self, made: SwarmThread) -> None:
+        self._swarm = made
+
+    @property
+    def loop(self) -> OuterLoop:
+        """The training side, once it stands at an anchor."""
+        assert self._loop is not None
+        return self._loop
+
+    @loop.setter
+    def loop(self, made: OuterLoop) -> None:
+        self._loop = made
+
+    @property
+    def invite(self) -> str:
+        """The line that lets others join by way of this peer or of up to three more; empty while nobody could."""
+        reachable = self._swarm is not None and not self.is_offline
+        addresses = self.swarm.node.directory.ways_in() if reachable else ()
+        return str(Invite(self.settings.manifest.digest, addresses, self.token)) if addresses else ""
+
+    def close(self, *, politely: bool = False) -> None:
+        """End the swarm's side, saying goodbye when ``politely``, and close the files. A second time does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._swarm is not None:
+            self._swarm.stop(politely=politely)
+        self.store.close()
+        self.announce.close()

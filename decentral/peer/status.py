@@ -1,0 +1,162 @@
+"""The status of a peer that talks to the swarm, made from what it is given to show. Runs on the swarm's loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decentral.flow.uplink import lease_bits
+from decentral.manifest import Manifest
+from decentral.node.node import Node
+from decentral.observe.status import Status
+from decentral.peer.network_setup import NetworkSetup
+from decentral.training.reporting import Reporter
+from decentral.transport import Transport
+from decentral.transport.throttle import Caps
+from decentral.wire.keys import peer_name
+from decentral.wire.lease import PRIVATE, Lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One peer as it is now."""
+
+    manifest: Manifest
+    node: Node
+    transport: Transport
+    network: NetworkSetup
+    counted: Reporter
+    caps: Caps
+    notices: tuple[str, ...]
+    inner_steps: int
+    invite: str
+    done: bool
+    paused: bool
+
+
+def status_of(shown: Shown) -> Status:
+    """Everything that a status tells."""
+    node, counted, traffic = shown.node, shown.counted, shown.transport.traffic
+    measuring = node.speed.count
+    sent, received = traffic.total.sent - measuring.sent, traffic.total.received - measuring.received
+    up, down = counted.rates(sent, received)
+    outcomes = counted.outcomes
+    head = node.driver.head
+    return Status(
+        state=state_of(shown),
+        peer=peer_name(node.driver.me),
+        run=shown.manifest.run.name,
+        run_id=shown.manifest.digest.hex(),
+        algorithm=shown.manifest.outer.method,
+        round=node.outer_steps,
+        rounds=shown.manifest.run.rounds,
+        epoch=head.epoch,
+        inner_steps=shown.inner_steps,
+        members=tuple(_member(shown, member) for member in head.members),
+        given_up=tuple(peer_name(member) for member in sorted(node.driver.given_up)),
+        waiting_for=_awaited(node) if counted.stands_still else (),
+        wanted_members=counted.wanted_members,
+        gone=tuple(peer_name(member) for member in sorted(node.company.gone)),
+        gone_left=node.company.left,
+        rounds_seen=len(outcomes),
+        rounds_contributed=sum(outcomes),
+        bytes_sent=sent,
+        bytes_received=received,
+        bytes_measuring=measuring.sent,
+        bytes_per_round=sent / max(1, len(outcomes)),
+        sent_per_second=up,
+        received_per_second=down,
+        max_upload=shown.caps.up,
+        max_download=shown.caps.down,
+        daily_upload=None if node.daily_upload is None else node.daily_upload.limit,
+        sent_today=0 if node.daily_upload is None else node.daily_upload.sent,
+        uplink_bits=lease_bits(node.uplink()),
+        next_sync_seconds=counted.next_round_in,
+        seconds_left=_left(shown),
+        loss=counted.loss,
+        notices=shown.notices,
+        held_out_loss=counted.held_out_loss,
+        own_loop=True,
+        trains_while_paused=True,
+        anchor_digest=node.replica.digest.hex(),
+        invite=shown.invite,
+        addresses=shown.transport.addresses(),
+        reachability=shown.network.kind,
+        relays=shown.network.relays,
+    )
+
+
+def state_of(shown: Shown) -> str:
+    """In one word."""
+    node, counted = shown.node, shown.counted
+    if shown.done:
+        return "done"
+    if node.state in ("leaving", "syncing"):
+        return str(node.state)
+    if not node.ready.is_set():
+        return "starting"
+    if shown.paused:
+        return "paused"
+    if counted.wanted_members:
+        return "waiting"
+    if node.resting:
+        return "resting"
+    if counted.stands_long:
+        return "waiting"
+    alone = not node.directory.live()
+    return "looking" if alone else "training"
+
+
+def _member(shown: Shown, member: bytes) -> dict[str, object]:
+    node = shown.node
+    lease = node.directory.live().get(member)
+    here = member == node.driver.me
+    count = shown.transport.traffic.of(member)
+    return {
+        "peer": peer_name(member),
+        "self": here,
+        "live": here or lease is not None,
+        "round": node.outer_steps if here else _round_of(node, lease),
+        "bytes_sent": count.sent,
+        "bytes_received": count.received,
+        **({} if here else _way(shown, member)),
+    }
+
+
+def _round_of(node: Node, lease: Lease | None) -> int | None:
+    """Outer steps of another member, from the height that its lease tells; in gossip none tells them."""
+    if lease is None or node.gossip is not None:
+        return None
+    return node.driver.machine.state.history.outer_steps_at(lease.round)
+
+
+def _way(shown: Shown, member: bytes) -> dict[str, object]:
+    """How a member is reached; directly although both are private is punched."""
+    node = shown.node
+    path, lease = node.paths.get(member), node.directory.live().get(member)
+    if path is None and lease is not None:
+        node.paths.look_soon()  # the next status has it
+    hidden = lease is not None and bool(lease.state & PRIVATE) and shown.network.is_private
+    names = {None: None, False: "relayed", True: "punched" if hidden else "direct"}
+    return {
+        "path": names[None if path is None else path.direct],
+        "relayed_share": None if path is None else round(path.relayed_share, 3),
+        "answers_in": node.directory.answered_in.get(member),
+        "uplink_bits": 0 if lease is None else lease.uplink,
+    }
+
+
+def _awaited(node: Node) -> tuple[str, ...]:
+    machine = node.driver.machine
+    offered = set(machine.state.round.offers)
+    absent = [p for p in machine.head.members if p not in offered and machine.state.presence.present(p)]
+    return tuple(peer_name(p) for p in absent)
+
+
+def _left(shown: Shown) -> float | None:
+    """Seconds until the last round, or until the run's time is up; None: neither is known."""
+    run, known = shown.manifest.run, []
+    if (usual := shown.counted.usual_round) is not None:
+        known.append(max(0, run.rounds - shown.node.outer_steps) * usual)
+    if run.minutes is not None:
+        known.append(max(0.0, 60 * run.minutes - shown.node.age))
+    return min(known, default=None)

@@ -1,0 +1,173 @@
+"""How a peer gets to the head of the chain: replay the commits it missed, or adopt a snapshot of a heavier branch.
+
+Replay costs the frames of the missed rounds: with 64 of 4096 values kept 0.46 % of a snapshot per round and
+contributor; a snapshot is fetched when that may come to more. It costs the anchor and the outer state, striped over the
+donors that stand at the same commit; every chunk is checked by its hash and the whole by the anchor's digest before
+anything is touched. ``donor`` is the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from decentral.consensus.chain import Head
+from decentral.consensus.history import Branch, Place, checked_branch
+from decentral.errors import DecentralError, PayloadError, TransportError
+from decentral.rounds.catchup.donor import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, WHERE, Donor
+from decentral.rounds.catchup.fetching import TIMEOUT, SnapshotFetch
+from decentral.rounds.driver import Driver
+from decentral.transport.requests import request
+from decentral.wire.frames import HEADER_NBYTES
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import Commit, FrameRef, decode
+
+ASKED = 4  # other peers asked for the missed commits before a snapshot is fetched
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a holder says of our chain: where it last was the same as its own, and its commits after that."""
+
+    shared: Head | None = None  # None: it knows none of the places that we named
+    commits: tuple[Commit, ...] = ()  # as many as it still has and fit
+
+
+class CatchUp:
+    """The asking side of one peer; ``donor`` is its serving side."""
+
+    def __init__(self, driver: Driver, folder: Path | None) -> None:
+        """``folder``: for the chunks of a snapshot that is being fetched."""
+        self.driver, self.state = driver, driver.state
+        self.transport, self.directory = driver.swarm.transport, driver.swarm.directory
+        self.snapshots = SnapshotFetch(driver.state, driver.swarm, folder)
+        self.donor = Donor(driver.state, driver.swarm.transport)
+
+    async def run(self) -> None:
+        """Catch up with whom the rounds ask for, until cancelled."""
+        while True:
+            peer = await self.state.catch_up.next()
+            if peer is None:
+                continue
+            try:
+                await self._catch_up(peer)
+            except DecentralError as error:
+                self.state.on_event("catch_up_failed", {"why": str(error)})
+
+    # ---- asking ----
+
+    async def _catch_up(self, peer: PeerId) -> None:
+        head = self.state.head
+        if head.anchor is None:
+            return
+        others = [other for other in self.directory.live() if other != peer]
+        for holder in (peer, *others[:ASKED]):  # one that joined later does not know the records before it
+            answer = await self._ask_chain(holder)
+            if answer.commits and answer.shared is not None and answer.shared.hash == head.hash:
+                if self._is_cheap(answer.commits) and await self._replayed(holder, answer.commits):
+                    self.state.catch_up.drop()
+                    return
+                break
+        await self._adopt_if_heavier(peer)
+
+    async def _ask_chain(self, holder: PeerId, places: Sequence[Place] = ()) -> Answer:
+        """Where ``holder``'s chain leaves ours (or ``places``), and what it committed since. Raises PayloadError."""
+        places = places or self.state.machine.state.history.locator()
+        body = b"".join(WHERE.pack(*place) for place in places)
+        try:
+            data = await request(self.transport, holder, CHAIN, body, limit=CHAIN_LIMIT, timeout=TIMEOUT)
+        except TransportError:
+            return Answer()
+        if len(data) < SHARED.size:
+            return Answer()
+        (round_,) = SHARED.unpack_from(data)
+        shared = self.state.machine.state.history.newest_of(place for place in places if place[0] == round_)
+        return Answer(shared, tuple(split_commits(data[SHARED.size :])))
+
+    def _is_cheap(self, commits: Sequence[Commit]) -> bool:
+        """Whether the missed frames surely take fewer bytes than a snapshot."""
+        replica, nbytes = self.state.replica, 0
+        for record in (commit.record for commit in commits):
+            missing = sum(ref.frame not in self.state.store for ref in record.frames)
+            tails = min(missing, 1) if record.contributors else missing
+            whole = HEADER_NBYTES + replica.codec.max_body_nbytes(replica.shapes(record.fragment))
+            nbytes += missing * whole // max(1, len(record.partition)) + tails * replica.tail.nbytes(record.fragment)
+        return nbytes <= self.snapshots.layout.nbytes
+
+    async def _replayed(self, holder: PeerId, commits: Sequence[Commit]) -> bool:
+        """Apply the commits in order; False when a frame of one is nowhere to be had any more."""
+        for commit in commits:
+            if commit.record.round <= self.state.head.round:
+                continue  # it came from its leader while this peer asked for it
+            if not await self._fetch_frames(holder, commit):
+                return False
+            await self.driver.frames.feed(holder, commit)
+        return True
+
+    async def _fetch_frames(self, holder: PeerId, commit: Commit) -> bool:
+        """Get the frames that ``commit`` names, from all who have it at once. Whether all are here.
+
+        The machine then decides on the commit as if it had just come.
+        """
+        state, record = self.state, commit.record
+        if record.contributors:
+            state.inbox.expect(record)
+        ahead = [p for p, lease in self.directory.live().items() if lease.round >= record.round and p != holder]
+        holders = (holder, *ahead)
+        missing = [ref for ref in record.frames if ref.frame not in state.store]
+
+        async def fetch(turn: int, ref: FrameRef) -> None:
+            try:
+                for peer in holders[turn % len(holders) :] + holders[: turn % len(holders)]:
+                    if await self.driver.frames.fetcher.ask(peer, ref.frame, ref.peer, record.round):
+                        return
+            except DecentralError as error:
+                state.on_event("catch_up_failed", {"why": str(error)})
+
+        async with anyio.create_task_group() as group:
+            for turn, ref in enumerate(missing):
+                group.start_soon(fetch, turn, ref)
+        return all(ref.frame in state.store for ref in record.frames)
+
+    async def _adopt_if_heavier(self, peer: PeerId) -> None:
+        """Compare before a byte of state is fetched; adopt what is heavier and hangs together."""
+        index, head = await self.snapshots.index(peer)
+        if head.weight <= self.state.head.weight:
+            return
+        branch = await self._branch_to(peer, head)
+        tensors = {} if self.state.gossips else (await self.snapshots.tensors(peer, index, head)).tensors
+        await self.driver.bookkeeping.adopt(head, tensors, branch)
+
+    async def _branch_to(self, peer: PeerId, claimed: Head) -> Branch:
+        """The way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers remember."""
+        answer = await self._ask_chain(peer)
+        if answer.shared is None or not answer.commits:
+            return Branch(None)
+        commits, more = list(answer.commits), True
+        while more and commits[-1].record.round < claimed.round:  # an answer holds only so many bytes
+            last = commits[-1].record
+            following = await self._ask_chain(peer, [(last.round, last.hash)])
+            more = bool(following.commits) and following.commits[-1].record.round > last.round
+            commits += following.commits
+        return checked_branch(self.state.machine.state.history, answer.shared, commits, claimed)
+
+
+def split_commits(answer: bytes) -> list[Commit]:
+    """The commits of a chain answer. Raises PayloadError."""
+    commits, at = [], 0
+    while at < len(answer):
+        if at + LENGTH.size > len(answer):
+            raise PayloadError("chain answer ends inside a length; drop its sender")
+        (nbytes,) = LENGTH.unpack_from(answer, at)
+        at += LENGTH.size
+        if nbytes > len(answer) - at:
+            raise PayloadError("chain answer ends inside a commit; drop its sender")
+        message = decode(answer[at : at + nbytes])
+        if not isinstance(message, Commit):
+            raise PayloadError(f"chain answer holds a {type(message).__name__}; drop its sender")
+        commits.append(message)
+        at += nbytes
+    return commits

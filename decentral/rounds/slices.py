@@ -1,0 +1,38 @@
+"""Slices of the reduces in progress, as they come, for the owners of their parts."""
+
+from __future__ import annotations
+
+import anyio
+from torch import Tensor
+
+from decentral.replica.buffers import Tail
+from decentral.wire.frames import Frame
+from decentral.wire.keys import PeerId
+
+
+class Slices:
+    """Those of one round, by plan and part, then by sender."""
+
+    def __init__(self, tail: Tail) -> None:
+        self._tail = tail
+        self._decoded: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
+        self._buffers: dict[tuple[int, int], dict[PeerId, Tensor]] = {}  # that came with them
+        self.came = anyio.Event()  # replaced when the next one comes
+
+    def add(self, frame: Frame, decoded: Tensor) -> None:
+        """Take a checked slice."""
+        key = (frame.header.plan, frame.header.part)
+        self._decoded.setdefault(key, {})[frame.header.sender] = decoded
+        if (tail_B := self._tail.split(frame)[1]) is not None:
+            self._buffers.setdefault(key, {})[frame.header.sender] = tail_B
+        self.came.set()
+        self.came = anyio.Event()
+
+    def of(self, plan: int, part: int) -> tuple[dict[PeerId, Tensor], dict[PeerId, Tensor]]:
+        """What came of one part, and the buffers that came with it."""
+        key = (plan, part)
+        return dict(self._decoded.get(key, {})), dict(self._buffers.get(key, {}))
+
+    def forget(self) -> None:
+        """The round is over."""
+        self._decoded, self._buffers = {}, {}

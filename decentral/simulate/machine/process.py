@@ -1,0 +1,274 @@
+"""One process of a simulated machine: the real node and the real outer loop on the real vault.
+
+Rounds, exchange, directory, catch-up, codecs, journal and checkpoints are those of a peer. A crash ends it between any
+two steps of its tasks: nothing it does afterwards reaches a disk or a peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+import anyio
+import anyio.lowlevel
+import torch
+from torch import Tensor
+
+from decentral.consensus.chain import Head
+from decentral.dissemination.partition import Grain
+from decentral.errors import DiskError
+from decentral.manifest import Manifest
+from decentral.node.durable_store import DurableStore, Resumed
+from decentral.node.node import Node, Start
+from decentral.parameters import Schema
+from decentral.rounds.updates import CommittedUpdate, Ledger
+from decentral.simulate.learning.lessons import LessonName, lesson_named, toy_schema
+from decentral.simulate.learning.student import beginning
+from decentral.simulate.learning.training import FlatModel, Note, Pace, Trainer
+from decentral.simulate.machine.disk import RecordingDisk
+from decentral.simulate.machine.weather import Weather, WeatheredTransport
+from decentral.simulate.trace import Trace
+from decentral.training.same_loop import SameLoop, Updates
+from decentral.training.sync_schedule import SyncSchedule, make_rhythm
+from decentral.transport.memory.transport import MemoryNetwork
+from decentral.wire.keys import Signer
+from decentral.wire.messages import Commit, Record
+
+FINE = Grain(align=4, piece=12)  # so that every peer owns parts of the 96 values of a fragment, and some two
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What all hosts of one world share."""
+
+    manifest: Manifest
+    network: MemoryNetwork
+    weather: Weather
+    trace: Trace
+    seed: int
+    lesson: LessonName
+    claims: Sequence[float] = ()  # bytes/s that hosts may say they were seen to send; empty: they say nothing
+    grain: Grain = FINE
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a peer's processes cost and did."""
+
+    sent: int = 0  # bytes, of what the small tensors stand for
+    awake: float = 0.0  # s of virtual time from a process's first training step on
+    busy: float = 0.0  # s of them in inner steps
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.sent + other.sent, self.awake + other.awake, self.busy + other.busy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a process finds on the machine that starts it."""
+
+    site: Site
+    signer: Signer
+    folder: Path
+    disk: RecordingDisk
+    pace: Pace
+    may_found: bool  # with an empty disk: it is the run's first peer
+    claim: float | None  # bytes/s that it may say it was seen to send
+    num_steps: int  # inner steps of earlier lives
+    note: Note
+
+
+class _Dead(DiskError):
+    """What a crashed process was about to write."""
+
+
+class SimulatedProcess:
+    """One life of a host."""
+
+    def __init__(self, machine: Machine, bootstrap: tuple[str, ...]) -> None:
+        site = machine.site
+        self.machine, self.site, self.note, self.bootstrap = machine, site, machine.note, bootstrap
+        self.dead = self.leaving = False
+        self.store = DurableStore(machine.folder, disk=machine.disk)
+        schema = toy_schema(site.lesson, site.manifest.outer.fragments)
+        self.lesson = lesson_named(site.lesson, len(schema.fragments), machine.pace.generator)
+        found = self.store.load(site.manifest.digest)
+        self.model = FlatModel(self._live(found, self._fresh(schema)))
+        self.transport = WeatheredTransport(site.network.transport(machine.signer), site.weather)
+        start = Start(
+            manifest=site.manifest,
+            schema=schema,
+            anchors=self.model.fragments,
+            founder=machine.may_found and found is None,
+            bootstrap=bootstrap,
+            head=None if found is None else found.head,
+            acceptor=self.store.last_vote(site.manifest.digest),
+            age=0.0 if found is None else float(found.meta["age"]),
+            gossip_step=0 if found is None else int(found.meta["gossip_step"]),
+        )
+        self.node = Node(
+            start,
+            signer=machine.signer,
+            transport=self.transport,
+            ledger=Ledger(self._append, self._save_acceptor, self._keep, self._adopt, self._swap_begins),
+            on_advance=self._on_advance,
+            on_event=self._on_event,
+            offload=_interleaved,
+            uplink=lambda: machine.claim,
+            grain=site.grain,
+        )
+        self.schedule = make_rhythm(site.manifest, bytes(32))
+        if found is not None:
+            self._resume(found)
+        self.scope = anyio.CancelScope()
+        self.num_steps = machine.num_steps
+        self.trainer: Trainer | None = None
+        self._woke = self._ended = 0.0  # s, on the loop's clock
+        self._updates = Updates()
+
+    async def run(self) -> None:
+        """Until crashed."""
+        with self.scope:
+            try:
+                async with self.transport, anyio.create_task_group() as group:
+                    await group.start(self.node.run)
+                    self.trainer = await self._trainer(SameLoop(self.node, self._updates, group))
+                    self._woke = anyio.current_time()
+                    self.note("resumed", self.trainer.carried(), round=self.node.driver.head.round)
+                    self._save(self.schedule)
+                    await self.trainer.run()
+            finally:
+                self.num_steps = self.trainer.num_steps if self.trainer is not None else self.num_steps
+                self._ended = anyio.current_time()
+                self.store.close()
+
+    @property
+    def spent(self) -> Spent:
+        """Until now, or until its end."""
+        sent = self.transport.traffic.total.sent
+        if self.trainer is None:
+            return Spent(sent)
+        return Spent(sent, (self._ended or anyio.current_time()) - self._woke, self.trainer.busy_seconds)
+
+    def crash(self) -> None:
+        """Nothing that happens from here on counts."""
+        self.dead = True
+        self.site.network.kill(self.machine.signer.peer)
+        self.scope.cancel()
+
+    async def leave(self) -> None:
+        """Save and say goodbye."""
+        if self.trainer is not None:
+            await self.trainer.stop()
+            self._save(self.schedule)
+            await self.node.leave()
+
+    # ---- beginning ----
+
+    def _fresh(self, schema: Schema) -> list[Tensor]:
+        if self.site.lesson == "learn":
+            return beginning(len(schema.fragments))
+        return [torch.zeros(fragment.numel) for fragment in schema.fragments]
+
+    @staticmethod
+    def _live(found: Resumed | None, fresh: Sequence[Tensor]) -> list[Tensor]:
+        return list(fresh) if found is None else [found.tensors[f"live/{f}"] for f in range(len(fresh))]
+
+    def _resume(self, found: Resumed) -> None:
+        node = self.node
+        node.replica.load(found.tensors)
+        head, named = self.store.replay(found.head, node.replica, node.driver.me)
+        node.driver.begin_at(head, node.start.acceptor, self.store.past(head, node.start.acceptor))
+        self.schedule.seen = head.hash
+        if named or found.adopted:
+            self._stand_at_anchors()
+            return
+        outer_steps = head.outer_step - found.head.outer_step
+        memory = found.meta["progress"]
+        self.schedule.resume(self.model, found.tensors, memory, node.replica.anchors, outer_steps)
+
+    def _stand_at_anchors(self) -> None:
+        for fragment, anchor_N in enumerate(self.node.replica.anchors):
+            self.model.write(fragment, anchor_N)
+
+    async def _trainer(self, side: SameLoop) -> Trainer:
+        if self.node.start.head is None:
+            while await side.next_update(0.0) is not None:  # those are in the anchors already
+                pass
+            self.schedule.seen = self.node.driver.head.hash
+            self._stand_at_anchors()
+        machine = self.machine
+        trainer = Trainer(side, self.model, self.schedule, machine.pace, self.lesson, self.note, self._save)
+        trainer.num_steps = self.num_steps
+        return trainer
+
+    # ---- what the node writes and says ----
+
+    def _append(self, commit: Commit, frames: Sequence[bytes]) -> None:
+        if self.dead:
+            raise _Dead("this process has crashed")
+        self.store.append(commit, frames)
+        record = commit.record
+        self.note("logged", round=record.round, hash=record.hash, voters=[peer for peer, _ in commit.certificate.votes])
+        self.site.trace.keep(commit, frames)
+
+    def _save_acceptor(self, blob: bytes) -> None:
+        if self.dead:
+            raise _Dead("this process has crashed")
+        self.store.acceptor.write(blob)
+
+    def _keep(self, record: Record, frames: Sequence[bytes]) -> None:
+        if self.dead:
+            raise _Dead("this process has crashed")
+        self.store.keep(record, frames)
+
+    def _adopt(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
+        if self.dead:
+            raise _Dead("this process has crashed")
+        self.store.adopt(head, tensors)
+
+    def _swap_begins(self) -> None:
+        if self.dead:
+            raise _Dead("this process has crashed")
+        self.store.swap_begins()
+
+    def _on_event(self, event: str, fields: dict[str, object]) -> None:
+        self.note(f"node_{event}", None, **fields)
+
+    def _on_advance(self, advance: CommittedUpdate) -> None:
+        record, head = advance.record, self.node.driver.head
+        self.note(
+            "applied" if record is not None else "adopted",
+            round=head.round if record is None else record.round,
+            hash=advance.head,
+            digest=self.node.replica.digest,
+            mine=advance.contribution is not None,
+            loss=self.lesson.loss(self.node.replica.anchors),
+        )
+        self._updates.put(advance)
+
+    def _save(self, schedule: SyncSchedule) -> bool:
+        """A checkpoint; False while live model and chain are not in step."""
+        node, head = self.node, self.node.driver.head
+        if self.dead or self.trainer is None or (node.gossip is not None and node.gossip.is_swapping):
+            return False
+        if head.anchor is None or (head.hash != schedule.seen and node.gossip is None):
+            return False
+        live = {f"live/{f}": tensor.clone() for f, tensor in enumerate(self.model.fragments)}
+        step = node.gossip.step if node.gossip is not None else 0
+        meta = {"age": node.age, "gossip_step": step, "progress": schedule.memory()}
+        self.store.save(head, {**node.replica.shared_tensors(), **node.replica.own_tensors(), **live}, meta)
+        self.note("saved", self.trainer.carried(), round=head.round)
+        return True
+
+
+async def _interleaved(work: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Work of a thread: others run before it begins and after it has ended."""
+    await anyio.lowlevel.checkpoint()
+    result = work(*args)
+    await anyio.lowlevel.checkpoint()
+    return result

@@ -1,0 +1,171 @@
+"""``decentral follow`` and ``decentral relay --keep`` as people run them, over real transports on loopback."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from safetensors.torch import load_file
+
+import decentral
+from decentral.cli.demo.children import DemoProcess, Family
+from decentral.cli.keeping import Keeping, beside
+from decentral.errors import UsageError
+from decentral.manifest import preset_manifest
+from decentral.observe.events import read_events
+from decentral.observe.status import read_status
+from decentral.state.delta import apply_delta
+from decentral.swarm.invite import Invite
+from tests.cli.test_ending import INVITE, NET, OVER
+from tests.cli.test_two_peers import PATIENCE, until
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    with Family() as family:
+        yield family
+
+
+def write_terms(folder: Path, rounds: int) -> list[str]:
+    """A manifest of a model of a few thousand parameters, and its text."""
+    manifest = preset_manifest(
+        "sparseloco",
+        run={"rounds": rounds},
+        inner={"steps": 40},
+        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
+        data={"corpus": "foxes", "batch_size": 2},
+        swarm={"deadline_ceiling": 10.0, "lease": 6.0, "shrink_after": 8.0},
+    )
+    (folder / "run.toml").write_text(manifest.to_toml())
+    (folder / "text").write_bytes(b"the quick brown fox. " * 5000)
+    return ["--data", str(folder / "text"), *NET]
+
+
+def start(family: Family, tmp_path: Path, name: str, *typed: str) -> DemoProcess:
+    return family.start(name, tmp_path / name, [*typed, "--out", str(tmp_path / name)])
+
+
+def latest(follower: DemoProcess) -> dict[str, Any]:
+    path = follower.directory / "anchors/latest.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {"round": -1}
+
+
+def shapes(follower: DemoProcess) -> dict[str, torch.Size]:
+    tensors = load_file(follower.directory / "anchors" / latest(follower)["file"])
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def committed(peer: DemoProcess) -> dict[int, str]:
+    """Digests of the anchors by round, as a peer tells them."""
+    return {row["outer_step"]: row["anchor"] for row in read_events(peer.directory, event="commit")}
+
+
+@pytest.mark.timeout(300)
+def test_a_follower_writes_anchors_while_its_first_donor_is_killed_and_goes_on_in_its_folder(
+    family: Family, tmp_path: Path
+) -> None:
+    terms = write_terms(tmp_path, rounds=10**6)
+    first = start(family, tmp_path, "first", "start", str(tmp_path / "run.toml"), *terms)
+    invite = first.first_line(PATIENCE).split()[2]
+    second = start(family, tmp_path, "second", "join", invite, *terms)
+    typed = ("follow", invite, *NET, "--every", "2", "--keep", "2", "--delta")
+    follower = start(family, tmp_path, "follower", *typed)
+    until(lambda: latest(follower).get("delta") is not None)
+    with decentral.follow(invite, out=tmp_path / "rollouts", transport="native", lan=False, listen=NET[1:2]) as anchors:
+        found = [anchor for anchor, _ in zip(anchors, range(2), strict=False)]
+    assert found[0].round < found[1].round
+    until(lambda: found[1].round in committed(second))
+    assert found[1].digest == committed(second)[found[1].round]
+    assert {name: tensor.shape for name, tensor in found[1].state_dict().items()} == shapes(follower)
+    first.kill()
+    before = latest(follower)["round"]
+    until(lambda: latest(follower)["round"] >= before + 6)
+    follower.process.send_signal(signal.SIGINT)
+    assert follower.process.wait(PATIENCE) == 130
+    assert "the same command goes on from" in (follower.directory / "stderr.txt").read_text()
+
+    found, folder = latest(follower), follower.directory / "anchors"
+    wanted = {found["file"], found["delta"]["file"], "latest.json"}
+    names = {path.name for path in folder.iterdir()}
+    assert wanted <= names
+    assert len([name for name in names if name.endswith(".safetensors")]) == 2
+    assert found["digest"] == committed(second)[found["round"]]
+    base = load_file(folder / f"round-{found['delta']['since']:06d}.safetensors")
+    there = apply_delta(base, (folder / found["delta"]["file"]).read_bytes())
+    assert all(tensor.equal(there[name]) for name, tensor in load_file(folder / found["file"]).items())
+
+    follower = start(family, tmp_path, "follower", *typed)
+    until(lambda: latest(follower)["round"] > found["round"])
+    synced = [row for row in read_events(follower.directory, event="synced")]
+    assert len(synced) == 1, "by the commits that were missed, not by another snapshot"
+    told = [row for row in read_events(second.directory) if row["event"] in ("commit", "membership")]
+    assert max(len(row["members"]) for row in told) == 2, "the follower is no member"
+
+
+@pytest.mark.timeout(300)
+def test_who_comes_when_all_peers_have_gone_gets_the_last_anchor_from_the_relay(
+    family: Family, run: Run, tmp_path: Path
+) -> None:
+    terms = write_terms(tmp_path, rounds=3)
+    first = start(family, tmp_path, "first", "start", str(tmp_path / "run.toml"), *terms)
+    invite = first.first_line(PATIENCE).split()[2]
+    kept = tmp_path / "kept" / Invite.parse(invite).run.hex()[:8]
+    typed = ["relay", "--listen", NET[1], "--identity", str(tmp_path / "relay.key")]
+    relay = family.start("relay", tmp_path / "relay", [*typed, "--keep", invite, "--keep-in", str(tmp_path / "kept")])
+    until(lambda: (kept / "anchors/latest.json").exists())
+    second = start(family, tmp_path, "second", "join", invite, *terms)
+    assert first.process.wait(PATIENCE) == second.process.wait(PATIENCE) == 0
+    until(lambda: json.loads((kept / "anchors/latest.json").read_text())["final"])
+    until(lambda: "This run is over" in (relay.directory / "stderr.txt").read_text())
+
+    late = run("join", read_status(kept).invite, *terms, "--out", "late")
+    assert late.exit_code == 0, late.stderr
+    assert OVER.format("late") in late.stderr
+    status, found = read_status(tmp_path / "late"), json.loads((kept / "anchors/latest.json").read_text())
+    assert status.inner_steps == 0
+    assert status.anchor_digest == found["digest"] == committed(second)[3]
+    assert found["round"] == 3
+    assert run("export", "late", "--to", "model").exit_code == 0
+
+    relay.process.send_signal(signal.SIGTERM)
+    assert relay.process.wait(PATIENCE) == 143
+    assert family.count_strays() == 0
+    over = run("follow", invite, *NET, "--out", kept, "--json")
+    assert over.exit_code == 0, over.stderr
+    assert "This run is over: its last anchor is" in over.stderr
+    assert over.stdout == "", "it is written already"
+
+
+def test_nobody_there_is_code_20_and_leaves_no_folder(run: Run, tmp_path: Path) -> None:
+    result = run("follow", INVITE, *NET, "--join-timeout", "0.2")
+    assert result.exit_code == 20
+    assert result.stderr.splitlines()[-1].startswith("error: no peer of run")
+    assert not (tmp_path / "decentral-follow").exists()
+
+
+def test_a_folder_of_another_run_or_of_a_peer_that_trains_is_refused(run: Run, tmp_path: Path) -> None:
+    write_terms(tmp_path, rounds=3)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "run.toml").rename(tmp_path / "other/run.toml")
+    assert run("follow", INVITE, *NET, "--out", "other").exit_code == 11
+    (tmp_path / "peer/checkpoints").mkdir(parents=True)
+    result = run("follow", INVITE, *NET, "--out", "peer")
+    assert result.exit_code == 2
+    assert "the folder of a peer that trains" in result.stderr
+
+
+def test_a_relay_keeps_a_few_runs_and_each_once(tmp_path: Path) -> None:
+    invites = [str(Invite(bytes([n]) * 32, Invite.parse(INVITE).addresses)) for n in range(5)]
+    with pytest.raises(UsageError, match="5 runs, a relay keeps 4 at most"):
+        Keeping(tuple(invites), tmp_path, 1).check()
+    with pytest.raises(UsageError, match="of the same run"):
+        Keeping((invites[0], invites[0]), tmp_path, 1).check()
+    Keeping(tuple(invites[:4]), tmp_path, 1).check()
+    assert beside("/ip4/0.0.0.0/tcp/4001", 1) == "/ip4/0.0.0.0/tcp/4003"
+    assert beside("/ip4/127.0.0.1/tcp/0", 1) == "/ip4/127.0.0.1/tcp/0"

@@ -1,0 +1,53 @@
+"""How a peer begins again while its swarm goes on."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from decentral.peer import join
+from decentral.peer.settings import Options
+from decentral.rounds.updates import CommittedUpdate
+from decentral.training.live_model import LiveModel
+from decentral.training.swarm_thread import SwarmThread
+from tests.peer.test_absence import alone
+from tests.peer.test_join import Problem, run_terms
+
+
+def test_what_an_earlier_life_sent_is_no_progress_when_its_commit_comes_while_the_next_one_starts(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The live model was put past it with all of that progress, which so moved the anchor a second time."""
+    manifest = run_terms("diloco", run={"rounds": 1000}, inner={"steps": 100})
+    problem, again = Problem(0), Problem(0)
+    with alone(tmp_path, manifest, problem):
+        for _ in range(3):
+            problem.step()
+    start = SwarmThread.start
+
+    def start_as_a_commit_comes(swarm: SwarmThread) -> None:
+        start(swarm)
+        swarm.call(commit_what_was_sent, swarm)
+
+    monkeypatch.setattr(SwarmThread, "start", start_as_a_commit_comes)
+    with alone(tmp_path, manifest, again) as peer:
+        live_N = LiveModel(again.model, 1, None).read(0)
+        torch.testing.assert_close(live_N, peer.anchor()[0])
+
+
+async def commit_what_was_sent(swarm: SwarmThread) -> None:
+    replica, head = swarm.node.replica, swarm.node.driver.head
+    before_N = replica.anchors[0]
+    after_N = replica.anchors[0] = before_N + 1.0
+    all_of_it = torch.ones_like(before_N, dtype=torch.bool)
+    swarm.advances.put(CommittedUpdate(None, head.hash, 0, before_N, after_N, None, taken_N=all_of_it))
+
+
+def test_every_keyword_of_join_is_one_of_its_options() -> None:
+    parameters = inspect.signature(join).parameters.values()
+    keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    assert sorted(keywords) == sorted(field.name for field in fields(Options))
