@@ -79,12 +79,12 @@ class ExchangeContestant:
             signer=self.identity.signer,
             transport=self.transport,
             ledger=Ledger(lambda commit, frames: None, lambda blob: None),
-            on_advance=self._advanced,
+            on_update=self._updated,
             on_event=lambda event, fields: None,
             uplink=lambda: self.transport.uplink,
         )
 
-    def _advanced(self, advance: CommittedUpdate) -> None:
+    def _updated(self, update: CommittedUpdate) -> None:
         self._news.tell()
 
     async def run(self) -> None:

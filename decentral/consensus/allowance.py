@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from decentral.wire.keys import PeerId
 
-FIRST_REST = 4  # rounds in which nobody waits for who offered and did not send
+FIRST_REST = 4  # rounds in which nobody waits for a peer that offered and did not send
 LONGEST_REST = 64
 
 # (bytes offered, by whom, to whom): seconds in which its part is done, as uplinks were measured; None: its was not

@@ -17,7 +17,7 @@ PLANS_PER_BALLOT = 1 << 16
 
 @dataclass(slots=True)
 class Planned:
-    """The plan of a reduce that is being carried out, and who let it down."""
+    """The plan of a reduce that is being carried out, and which peers let it down."""
 
     plan: ReducePlan
     since: float
@@ -69,9 +69,9 @@ class Ballot:
     def bound_value(self, own: Acceptor) -> Record | None:
         """The record that may be chosen, which this ballot must carry on; None when the leader is free.
 
-        It is what was accepted in the highest ballot: whoever proposed it was bound in turn. If too few of those who
-        vote on it can have accepted it, as the promises tell, nothing was chosen: so a record whose frames left with
-        their owners, or that drops a peer who is back, ends no run.
+        It is what was accepted in the highest ballot: its leader was bound in turn. If too few of the peers that vote
+        on it can have accepted it, as the promises tell, nothing was chosen: so a record whose frames left with their
+        owners, or that drops a peer that is back, ends no run.
         """
         heard = [*self._told().values(), (own.accepted_ballot, own.accepted)]
         record = max(heard, key=lambda pair: pair[0])[1]

@@ -197,7 +197,7 @@ def leaders(head: Head) -> list[PeerId]:
 
 
 def electorate(members: Sequence[PeerId], gone: Collection[PeerId]) -> tuple[PeerId, ...]:
-    """Who votes: everybody, or the remaining ones once those gone for good leave no majority."""
+    """The peers that vote: all members, or the remaining ones once those gone for good leave no majority."""
     left = tuple(peer for peer in members if peer not in gone)
     return tuple(members) if 2 * len(left) > len(members) else left
 

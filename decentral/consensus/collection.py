@@ -33,17 +33,21 @@ class Collection:
         self.first_offer = now if self.first_offer is None else self.first_offer
         return True
 
-    def usable(self, head: Head, held: Mapping[Digest, Header], reduce: bool, states: int = 0) -> list[PeerId]:
+    def usable(self, head: Head, held: Mapping[Digest, Header], kind: FrameKind, states: int = 0) -> list[PeerId]:
         """The members whose offers start from our anchor and whose frames are here, in peer order.
 
-        ``states``: channels beside the change that a contribution has in this round.
+        ``kind``: of the frames that a record names; results are not there before a plan. ``states``: channels beside
+        the change that a contribution has in this round.
         """
         return [
             peer
             for peer in head.members
             if (offer := self.offers.get(peer)) is not None
             and offer.base == head.anchor
-            and (reduce or (offer.frame in held and _describes(offer, peer, held[offer.frame], states)))
+            and (
+                kind == FrameKind.RESULT
+                or (offer.frame in held and _describes(offer, peer, held[offer.frame], kind, states))
+            )
         ]
 
     def newly(self, usable: Iterable[PeerId]) -> list[Offer]:
@@ -65,13 +69,11 @@ class Collection:
         return now >= deadline.at(self.opened, self.first_offer) and 2 * len(usable) >= len(waited_for)
 
 
-def _describes(offer: Offer, peer: PeerId, header: Header, states: int) -> bool:
+def _describes(offer: Offer, peer: PeerId, header: Header, kind: FrameKind, states: int) -> bool:
     """Whether an offer says of a frame what the frame says of itself: else nobody could vote for it."""
-    if header.states != (states if header.kind == FrameKind.CONTRIBUTION else 0):
-        return False
     found = (header.sender, header.epoch, header.round, header.fragment, header.base, header.steps, header.tokens)
     said = (peer, offer.epoch, offer.round, offer.fragment, offer.base, offer.steps, offer.tokens)
-    return found == said and header.kind in (FrameKind.CONTRIBUTION, FrameKind.MERGE)
+    return found == said and (header.kind, header.states) == (kind, states)
 
 
 def references(peers: Iterable[PeerId], offers: Mapping[PeerId, Offer]) -> tuple[FrameRef, ...]:
@@ -82,18 +84,17 @@ def references(peers: Iterable[PeerId], offers: Mapping[PeerId, Offer]) -> tuple
     )
 
 
-def fits(header: Header, ref: FrameRef, record: Record, states: int = 0) -> bool:
+def fits(header: Header, ref: FrameRef, record: Record, kind: FrameKind, states: int = 0) -> bool:
     """Whether a held frame is the one the record means: every field that changes its meaning is compared.
 
-    ``states``: channels beside the change that what the record names has in its outer step.
+    ``kind``: of what records of this run name; of another, it could not be decoded once it is committed. ``states``:
+    channels beside the change that what the record names has in its outer step.
     """
-    if header.states != (states if header.kind != FrameKind.MERGE else 0):
-        return False
-    kind = FrameKind.RESULT if record.contributors else header.kind
     return (
         (header.kind, header.sender, header.round, header.epoch) == (kind, ref.peer, record.round, record.epoch)
         and (header.fragment, header.base, header.part) == (record.fragment, record.base, ref.part)
-        and header.kind in (FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.MERGE)
-        and (header.kind != FrameKind.RESULT or header.plan == record.plan)
+        and (kind == FrameKind.RESULT) == bool(record.contributors)
+        and (kind != FrameKind.RESULT or header.plan == record.plan)
+        and header.states == states
         and (header.steps, header.tokens) == (ref.steps, ref.tokens)  # they are what it weighs
     )

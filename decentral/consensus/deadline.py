@@ -22,16 +22,16 @@ class Deadline:
     def __init__(self, floor: float, ceiling: float) -> None:
         self.floor = floor  # s
         self.ceiling = ceiling  # s
-        self._delays: deque[float] = deque(maxlen=WINDOW)
+        self.delays: deque[float] = deque(maxlen=WINDOW)
 
     def observe(self, delay: float) -> None:
         """Remember that a full contribution was here ``delay`` seconds after its round opened."""
-        self._delays.append(max(0.0, delay))
+        self.delays.append(max(0.0, delay))
 
     @property
     def typical(self) -> float | None:
         """Median seconds from the opening of a round to a contribution, or None before there is a history."""
-        return statistics.median(self._delays) if len(self._delays) >= ENOUGH else None
+        return statistics.median(self.delays) if len(self.delays) >= ENOUGH else None
 
     def early_at(self, opened: float, first_offer: float) -> float:
         """The moment to offer what there is rather than come late: half the slack after the first offer.
@@ -48,6 +48,6 @@ class Deadline:
         median = self.typical
         if median is None:
             return latest
-        spread = statistics.median(abs(delay - median) for delay in self._delays)
+        spread = statistics.median(abs(delay - median) for delay in self.delays)
         learned = opened + median + max(self.floor, SPREAD * spread)
         return min(latest, max(learned, first_offer + self.floor))

@@ -30,7 +30,7 @@ class Fetch:
     """Get a frame from any of these holders, likeliest first; it comes back as ``hold``."""
 
     frame: Digest
-    owner: PeerId  # who made it and may be sending it now
+    owner: PeerId  # the peer that made it and may be sending it now
     holders: tuple[PeerId, ...]
     record: Record | None = None  # that names it; of a reduce it says how large a result is, if the plan never came
 

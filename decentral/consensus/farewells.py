@@ -1,9 +1,9 @@
-"""What members that leave say of their votes, so that those who stay need not guess.
+"""What members that leave say of their votes, so that those that stay need not guess.
 
-Who has said farewell votes no more. So what it says is a promise for every ballot of the round, and, as it is signed, a
-vote that counts: the few who are left commit what the others had chosen, or know that they had chosen nothing.
+A peer that has said farewell votes no more. So what it says is a promise for every ballot of the round, and, as it is
+signed, a vote that counts: the few that are left commit what the others had chosen, or know that they chose nothing.
 
-Five peers were stopped within a second; three had just chosen a record, and the last one to be stopped, who had not
+Five peers were stopped within a second; three had just chosen a record, and the last one to be stopped, which had not
 heard of it, counted itself as all that was left and chose another.
 """
 

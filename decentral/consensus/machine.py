@@ -21,9 +21,9 @@ from decentral.consensus.chain import Digest, Head
 from decentral.consensus.effects import CatchUpWith, Effect
 from decentral.consensus.history import Past
 from decentral.consensus.roles.attendance import Attendance
-from decentral.consensus.roles.contributor import Contributor
 from decentral.consensus.roles.leader import Leader
 from decentral.consensus.roles.learner import RECENT, Learner
+from decentral.consensus.roles.offers import Offers
 from decentral.consensus.roles.retrieval import Retrieval
 from decentral.consensus.roles.succession import Succession
 from decentral.consensus.roles.voter import Voter
@@ -51,7 +51,7 @@ class RoundMachine:
         self.state = state = RoundState(signer, head, terms, now, acceptor)
         retrieval, succession = Retrieval(state), Succession(state)
         self._attendance = Attendance(state)
-        self._contributor = Contributor(state, succession)
+        self._offers = Offers(state, succession)
         self._voter = Voter(state, retrieval)
         self._leader = Leader(state, self._voter, retrieval, succession)
         self._learner = Learner(state, retrieval, self._attendance)
@@ -62,7 +62,7 @@ class RoundMachine:
         return self.state.head
 
     def remember(self, past: Past) -> None:
-        """Take up what an earlier life of this peer knew of the way to the head it stands at."""
+        """Take up what a previous incarnation of this peer knew of the way to the head it stands at."""
         state = self.state
         for head in past.heads[:-1]:
             state.history.add(head)
@@ -72,7 +72,7 @@ class RoundMachine:
 
     def offer(self, offer: m.Offer, now: float) -> list[Effect]:
         """This peer's own contribution is ready; its frame is held already. Tell every member."""
-        return self._progress(now) if self._contributor.offer(offer, now) else []
+        return self._progress(now) if self._offers.offer(offer, now) else []
 
     def hold(self, frame: Digest, header: Header, now: float) -> list[Effect]:
         """A frame arrived and was checked: signature, size, finite values."""
@@ -115,7 +115,7 @@ class RoundMachine:
         ahead = (peer for peer, message in state.early if _round_of(message) > state.head.round + 1)
         if now - state.round.opened > FETCH_AFTER and (peer := next(ahead, None)) is not None:
             state.effects.append(CatchUpWith(peer))
-        self._contributor.repeat(now)
+        self._offers.repeat(now)
         return self._progress(now)
 
     def applied(self, anchor: Digest, now: float) -> list[Effect]:
@@ -125,7 +125,7 @@ class RoundMachine:
 
     def time_left(self, now: float) -> float | None:
         """Seconds in which this peer should offer what it has rather than come late; None while nothing presses."""
-        return self._contributor.time_left(now)
+        return self._offers.time_left(now)
 
     def leave(self) -> m.Farewell:
         """Vote no more, until ``stay``; the others are to be told what is returned."""
@@ -151,7 +151,7 @@ class RoundMachine:
     def _dispatch(self, sender: PeerId, message: m.Message, now: float) -> None:
         match message:
             case m.Offer():
-                self._contributor.take_offer(sender, message, now)
+                self._offers.take_offer(sender, message, now)
             case m.Prepare():
                 self._voter.take_prepare(sender, message)
             case m.Proposal():

@@ -1,4 +1,4 @@
-"""Who is in the next epoch: without those who left or whose lease ran out, with those who asked to come in."""
+"""The members of the next epoch: without peers that left or whose lease ran out, with peers that asked to come in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decentral.wire.messages import Record
 
 @dataclass(slots=True)
 class Presence:
-    """Who can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
+    """Which peers can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
 
     me: PeerId
     expired: frozenset[PeerId] = frozenset()  # lease ran out

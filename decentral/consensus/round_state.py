@@ -1,18 +1,19 @@
 """What every role of a round stands on: the chain's head, what was seen of the round, what is to be done.
 
-Plain data and small queries. The roles are objects that are given it: contributor, voter, leader, learner, attendance.
+Plain data and small queries. The roles are objects that are given it: offers, voter, leader, learner, attendance.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from decentral.consensus import chain
 from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.allowance import Takes, Unsent, allowance, unknown
-from decentral.consensus.ballot import Ballot, Partition
+from decentral.consensus.ballot import PLANS_PER_BALLOT, Ballot, Partition
 from decentral.consensus.chain import Digest, Head
 from decentral.consensus.collection import Collection
 from decentral.consensus.deadline import Deadline
@@ -21,6 +22,7 @@ from decentral.consensus.effects import CatchUpWith, Effect, Persist, Send
 from decentral.consensus.farewells import Farewells
 from decentral.consensus.history import Branch, History
 from decentral.consensus.membership import Presence
+from decentral.consensus.run_clock import RunClock
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, Header
@@ -46,13 +48,20 @@ class RoundTerms:
     takes: Takes = unknown
     quorum: int = 0  # contributions with which a round goes on without the rest; 0: all who are present
     grace: float = 0.0  # s after they were there in which more are taken
+    offered: FrameKind = FrameKind.CONTRIBUTION  # what peers offer; where they gossip, MERGE
     states: Callable[[int], int] = lambda outer_step: 0  # channels beside the change of a contribution to that step
     max_staleness: int = 0  # outer steps that a contribution may be older than one that is in time
+    clock: RunClock = field(default_factory=RunClock)  # of a run that ends by time
 
     @property
     def enough(self) -> int:
         """Contributions that are a quorum; 0 when there is none to wait for."""
         return max(self.quorum, self.min_peers) if self.quorum else 0
+
+    @property
+    def named(self) -> FrameKind:
+        """The frames that records name."""
+        return self.offered if self.partition is None else FrameKind.RESULT
 
 
 class RoundState:
@@ -76,7 +85,6 @@ class RoundState:
         self.held: dict[Digest, Header] = {}
         self.unsent = Unsent()
         self.early = EarlyMessages()
-        self.time_is_up = False
         self.remembered = acceptor  # as the disk had it when this process began
         self.effects: list[Effect] = []
         self.restart(head, now)
@@ -93,6 +101,7 @@ class RoundState:
         self.stalled_since: float | None = None
         self.promised_since: tuple[int, float] | None = None  # the ballot that is promised, and since when
         self.planned_number = -1
+        self.plans: dict[int, Digest] = {}  # by number, those that were carried out here
         self.held = {frame: header for frame, header in self.held.items() if header.round > head.round}
         for frame, header in self.held.items():
             self.note_result(frame, header)
@@ -137,7 +146,7 @@ class RoundState:
         return self.terms.partition is not None
 
     def leader_of(self, ballot: int) -> PeerId:
-        """Who leads ``ballot`` of the round in progress."""
+        """The peer that leads ``ballot`` of the round in progress."""
         order = chain.leaders(self.head)
         return order[ballot % len(order)]
 
@@ -189,6 +198,20 @@ class RoundState:
             ref = m.FrameRef(header.sender, frame, header.part, header.steps, header.tokens, self.head.outer_step)
             self.results.setdefault((header.plan, header.part), ref)
 
+    def carries_out(self, plan: m.ReducePlan) -> None:
+        """Remember what results of ``plan`` are made for."""
+        self.plans[plan.number] = _digest_of(plan)
+
+    def is_as_planned(self, record: m.Record) -> bool:
+        """Whether the results that ``record`` names were made for its ranges and contributors, as far as is known here.
+
+        With other ranges they could not be laid together once it is committed.
+        """
+        if not record.contributors or (known := self.plans.get(record.plan)) is None:
+            return True
+        ballot, parts = record.plan // PLANS_PER_BALLOT, (record.contributors, record.partition)
+        return known == _digest_of(m.ReducePlan(record.epoch, record.round, ballot, record.plan, *parts))
+
     def become(self, acceptor: Acceptor) -> None:
         """Promise or accept; durable before anything that is said after it."""
         self.acceptor = acceptor
@@ -204,3 +227,7 @@ class RoundState:
         for peer in dict.fromkeys((*self.head.members, *also)):
             if peer not in skip:
                 self.send(peer, message)
+
+
+def _digest_of(plan: m.ReducePlan) -> Digest:
+    return hashlib.blake2b(m.encode(plan), digest_size=32).digest()

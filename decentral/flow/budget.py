@@ -12,7 +12,7 @@ When their streams are used up, the oldest of who has most of them makes room, s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Container, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 
@@ -74,11 +74,15 @@ class Budget:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self.is_member: Callable[[PeerId], bool] | None = None  # set by who knows the run; None: all are alike
+        self._preferred: Container[PeerId] | None = None  # None: all are alike
         self._members = _Pool(self.limits.total_streams, self.limits.total_nbytes)
         self._outsiders = _Pool(self.limits.outsider_streams, self.limits.outsider_nbytes)
         self._scopes: dict[anyio.CancelScope, PeerId] = {}  # of outsiders' streams, oldest first
         self._freed = Changes()
+
+    def prefer(self, members: Container[PeerId]) -> None:
+        """From now on whoever is not in ``members``, which may change, is an outsider."""
+        self._preferred = members
 
     @contextmanager
     def inbound(self, peer: PeerId) -> Iterator[None]:
@@ -115,7 +119,7 @@ class Budget:
 
     def comes_first(self, peer: PeerId) -> bool:
         """Whether ``peer`` is a member of the run, where there is one."""
-        return self.is_member is not None and self.is_member(peer)
+        return self._preferred is not None and peer in self._preferred
 
     @contextmanager
     def _on_call(self, peer: PeerId) -> Iterator[None]:
@@ -140,7 +144,7 @@ class Budget:
         oldest.cancel()
 
     def _pool(self, peer: PeerId) -> _Pool:
-        return self._members if self.is_member is None or self.is_member(peer) else self._outsiders
+        return self._members if self._preferred is None or peer in self._preferred else self._outsiders
 
 
 def _give_back(counter: Counter[PeerId], peer: PeerId, amount: int) -> None:

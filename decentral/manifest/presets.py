@@ -63,8 +63,8 @@ def check_methods(manifest: Manifest) -> None:
     feedback = parse_feedback(manifest.compressor.feedback)
     if feedback.receiver:
         raise ConfigError(
-            f'compressor.feedback = "{feedback}": receivers add up what is sent, so the same peers must contribute to '
-            'every round, and in a swarm they do not; use "ef(beta=0.95)" or "dgc"'
+            f'compressor.feedback = "{feedback}": receivers must keep what each sender sent so far, all alike, '
+            'and snapshots do not carry that yet: a joiner would stand apart; use "ef(beta=0.95)" or "dgc"'
         )
     kind = manifest.exchange.kind
     if gossips != (kind == "pair"):
@@ -87,14 +87,18 @@ def check_methods(manifest: Manifest) -> None:
 
 
 def _check_keys(outer: Outer) -> None:
-    """ConfigError, with the nearest name, for a key that is neither of all methods nor the method's own."""
-    from decentral.optimizers import describe_keys, make_outer  # torch
+    """ConfigError for a key that is neither of all methods nor the method's own: whose it is, or the nearest name."""
+    from decentral.optimizers import describe_keys, make_outer, methods_with  # torch
 
     make_outer(outer.method, {})
     known = [key for key, _, _ in describe_keys(outer.method)]
     for key in outer.model_extra or {}:
-        if key not in known:
-            raise ConfigError(f"unknown key outer.{key}; {nearest(key, [*type(outer).model_fields, *known])}")
+        if key in known:
+            continue
+        if others := methods_with(key):
+            own = f"{outer.method} has {', '.join(known)}" if known else f"{outer.method} has none of its own"
+            raise ConfigError(f"unknown key outer.{key}; it is one of {', '.join(others)}, and {own}")
+        raise ConfigError(f"unknown key outer.{key}; {nearest(key, [*type(outer).model_fields, *known])}")
 
 
 def _check_pair(manifest: Manifest) -> None:

@@ -37,8 +37,9 @@ def keys(part: Table) -> list[str]:
 
 def plain(part: Table, key: str) -> str | int | float | None:
     """A key's value; a whole number where a float belongs, and a minus zero, get the float's one spelling."""
-    value: str | int | float | None = getattr(part, key)
     field = type(part).model_fields.get(key)  # None: a method's own; a number is a float there
+    value: str | int | float | None  # not by getattr: such a key may be called as an attribute of every table
+    value = (part.model_extra or {})[key] if field is None else getattr(part, key)
     if isinstance(value, int) and (field is None or "float" in str(field.annotation)):
         value = float(value)
     return value + 0.0 if isinstance(value, float) else value

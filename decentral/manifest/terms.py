@@ -21,6 +21,7 @@ from decentral.manifest.table import Table, canonical
 Digest = bytes
 
 _DOMAIN = b"decentral manifest 1\n"
+MOST = 2**53  # whole numbers of a method: they are hashed as floats, and beyond it two would have one digest
 
 
 def _canonical_spaces(spelling: str) -> str:
@@ -162,8 +163,10 @@ class Outer(Table):
                 raise ValueError(f"{key} of a method must be a number or a word")
             if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_(),.=>+ -]{1,256}", value):
                 raise ValueError(f"{key} has characters that do not belong, or too many")
-            if not isinstance(value, str) and not math.isfinite(value):
+            if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{key} must be finite")
+            if isinstance(value, int) and abs(value) > MOST:
+                raise ValueError(f"{key} must be between -2**53 and 2**53")
         return self
 
     def own_keys(self) -> list[tuple[str, Any, str]]:  # Any: a method's defaults

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 
+from decentral.rounds.driver import Driver
 from decentral.wire.keys import PeerId
 
 
@@ -30,3 +31,13 @@ class Company:
         elif before:
             self.gone, self.left = before, all(map(said_goodbye, before))
         return bool(before) and not self.here
+
+
+class RunMembers(Container[PeerId]):
+    """The members of the run as its chain has them now."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._driver.head.members

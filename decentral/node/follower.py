@@ -57,8 +57,8 @@ class Follower(Node):
     """One follower. ``on_anchor`` gets the first anchor, every ``every``-th and the last, on the swarm's loop."""
 
     def __init__(self, start: Start, *, every: int, on_anchor: Callable[[Anchor], None], **given: Any) -> None:
-        """``given``: what a Node takes, less ledger and on_advance. Any: they are checked there."""
-        super().__init__(start, ledger=NOTHING_KEPT, on_advance=self._on_advance, **given)
+        """``given``: what a Node takes, less ledger and on_update. Any: they are checked there."""
+        super().__init__(start, ledger=NOTHING_KEPT, on_update=self._on_update, **given)
         self.every, self._on_anchor = every, on_anchor
         self.driver.stopping = True  # it never asks to be let in
         self.has_met_others = False  # since this process began
@@ -111,10 +111,10 @@ class Follower(Node):
         """Every follower begins with another peer."""
         return hashlib.blake2b(self.driver.me + peer, digest_size=16).digest()
 
-    def _on_advance(self, advance: CommittedUpdate) -> None:
+    def _on_update(self, update: CommittedUpdate) -> None:
         """Each commit, while none after it is applied: no N-th anchor is missed though many come at once."""
-        if advance.record is not None and moves_anchor(advance.record):
-            self._tell(replace(self.driver.head, anchor=advance.anchor))
+        if update.record is not None and moves_anchor(update.record):
+            self._tell(replace(self.driver.head, anchor=update.anchor))
 
     def _tell(self, head: Head) -> None:
         """Give away the anchor as it is now, if it is due."""

@@ -28,7 +28,7 @@ STATE = "following"  # folder of the state
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FollowerState:
     """What is known of the run before its peers are met: from the folder, or from the first that answered."""
 
     manifest: Manifest
@@ -39,7 +39,7 @@ class Known:
     ways: tuple[str, ...] = ()  # addresses of peers that were there then
 
 
-def kept_state(out: Path, run: bytes) -> Known | None:
+def kept_state(out: Path, run: bytes) -> FollowerState | None:
     """Where an earlier process stood; None where there is nothing, or nothing whole. Raises ManifestMismatch."""
     manifest = kept_terms(out, run, "those of the invite")
     try:
@@ -53,7 +53,9 @@ def kept_state(out: Path, run: bytes) -> Known | None:
         raise ManifestMismatch(f"{out / STATE} is of another run ({head.run.hex()[:12]}); choose another --out")
     check_methods(manifest)
     schema = Schema.from_json(str(found.meta["parameters"]))
-    return Known(manifest, schema, head, found.tensors, int(found.meta["gossip_step"]), tuple(found.meta["ways"]))
+    return FollowerState(
+        manifest, schema, head, found.tensors, int(found.meta["gossip_step"]), tuple(found.meta["ways"])
+    )
 
 
 def keep_state(out: Path, anchor: Anchor, schema: Schema, ways: Sequence[str]) -> None:
@@ -66,7 +68,7 @@ def keep_state(out: Path, anchor: Anchor, schema: Schema, ways: Sequence[str]) -
     save(out / STATE, f"round-{anchor.round:06d}", anchor.shared, meta, keep=1)
 
 
-def check_size(known: Known, max_disk: int | None, kept_files: int) -> None:
+def check_size(known: FollowerState, max_disk: int | None, kept_files: int) -> None:
     """Refuse a model that cannot be held, before a byte of it is asked for: its sizes are a stranger's word.
 
     ``kept_files``: anchors that are kept beside the state. Raises DeviceError, DiskError.

@@ -16,12 +16,13 @@ from torch import Tensor
 from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head
 from decentral.consensus.deadline import Deadline
+from decentral.consensus.run_clock import RunClock
 from decentral.dissemination.partition import USUAL, Grain
 from decentral.errors import NoPeersError, PayloadError, TransportError
 from decentral.flow.offload import Offload, in_thread
 from decentral.flow.uplink import lease_bits
 from decentral.manifest import Manifest
-from decentral.node.company import Company
+from decentral.node.company import Company, RunMembers
 from decentral.node.daily_upload import DailyUpload
 from decentral.node.suspension import Suspension
 from decentral.node.terms import make_replica, make_terms
@@ -77,7 +78,7 @@ class Node:
         signer: Signer,
         transport: Transport,
         ledger: Ledger,
-        on_advance: Callable[[CommittedUpdate], None],
+        on_update: Callable[[CommittedUpdate], None],
         on_event: Callable[[str, dict[str, object]], None],
         offload: Offload = in_thread,
         uplink: Callable[[], float | None] = lambda: None,
@@ -98,8 +99,9 @@ class Node:
         self.replica = make_replica(manifest, start.schema, start.anchors, start.buffers_B)
         replica = self.replica
         channels = len(replica.method.channels())
+        self.clock = RunClock(manifest.run.minutes)
         inbox = Inbox(
-            start.schema, replica.codec, replica.merge_codec, offload, replica.tail, replica.measures, channels
+            start.schema, replica.codec, replica.merge_codec, offload, replica.tail, channels, replica.unpacked
         )
         uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
         partners = None
@@ -109,7 +111,7 @@ class Node:
             signer=signer,
             head=start.head or Head.genesis(manifest.digest, start.schema.digest, replica.digest, signer.peer),
             acceptor=start.acceptor,
-            terms=make_terms(manifest, replica, uplinks, grain),
+            terms=make_terms(manifest, replica, uplinks, grain, self.clock),
             replica=replica,
             inbox=inbox,
             ledger=ledger,
@@ -123,7 +125,7 @@ class Node:
             shrink_after=manifest.swarm.shrink_after,
             lines_of=uplinks.lines_of,
         )
-        self.driver = Driver(parts, swarm, Listeners(on_advance=on_advance, on_event=on_event))
+        self.driver = Driver(parts, swarm, Listeners(on_update=on_update, on_event=on_event))
         self.paths = Paths(transport)
         self.catch_up = CatchUp(self.driver, start.folder)
         deadline = Deadline(manifest.swarm.deadline_floor, manifest.swarm.deadline_ceiling)
@@ -135,7 +137,7 @@ class Node:
         self.company = Company()
         self.waits = False  # training has not begun here, for want of others
         self._began = 0.0
-        transport.budget.is_member = lambda peer: peer in self.driver.head.members
+        transport.budget.prefer(RunMembers(self.driver))
         serve_requests(transport, HELLO, self._on_hello, limit=64)
         serve_dialback(transport)
         self.speed = serve_speed(transport)
@@ -248,12 +250,11 @@ class Node:
 
     async def _announce_forever(self) -> None:
         """Keep the lease in step with the chain, and the clock of a run that ends by time."""
-        minutes = self.manifest.run.minutes
         while True:
             head = self.driver.head
             uplink = lease_bits(self.uplink())
             self.directory.update(epoch=head.epoch, round=head.round, digest=head.hash, uplink=uplink)
-            self.driver.machine.state.time_is_up = minutes is not None and self.age >= 60 * minutes
+            self.clock.tell(self.age)
             if self.state in ("looking", "syncing") and self.ready.is_set():
                 self.state = "training"
             self._look_who_is_here(head)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.round_state import RoundTerms
+from decentral.consensus.run_clock import RunClock
 from decentral.dissemination.partition import Grain, partition, shares
 from decentral.manifest import Manifest
 from decentral.node.uplinks import Uplinks
@@ -16,6 +17,7 @@ from decentral.parameters import Schema
 from decentral.replica.buffers import Tail
 from decentral.replica.codec import Codec
 from decentral.replica.replica import Replica
+from decentral.wire.frames import FrameKind
 from decentral.wire.keys import PeerId
 
 
@@ -47,7 +49,7 @@ def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
     return max(map(codec.max_body_nbytes, shapes)) + replica.tail.nbytes(0)
 
 
-def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain) -> RoundTerms:
+def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, clock: RunClock) -> RoundTerms:
     """What the round machine needs of the manifest and of the links."""
 
     def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
@@ -69,5 +71,7 @@ def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Gr
         quorum=method.quorum.peers,
         grace=method.quorum.grace,
         max_staleness=method.max_staleness * fragments,
+        offered=FrameKind.MERGE if gossips else FrameKind.CONTRIBUTION,
         states=lambda outer_step: 0 if gossips else len(replica.due(outer_step)) - 1,
+        clock=clock,
     )

@@ -26,7 +26,7 @@ def follow_events(
     Calls ``idle`` whenever there is nothing new, until ``ended`` says that nobody writes any more. The directory's file
     need not exist yet.
     """
-    tail = Tail(directory / EVENTS_FILE)
+    tail = FileTail(directory / EVENTS_FILE)
     over = ended()  # before reading, here and below: what was written last is told, too
     try:
         yield from deque(_rows(tail.new_lines(), event), maxlen=last)
@@ -48,7 +48,7 @@ def _rows(lines: Iterable[bytes], event: str | None) -> Iterator[dict[str, Any]]
             yield row
 
 
-class Tail:
+class FileTail:
     """The whole lines of ``path`` since the last look."""
 
     def __init__(self, path: Path) -> None:

@@ -7,7 +7,7 @@ from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
 from decentral.optimizers.base import NO_MOMENTS, Live, OuterMethod, Preset, Quorum, key
 from decentral.optimizers.channels import CHANGE, Channel
 from decentral.optimizers.merge import blend, carry
-from decentral.optimizers.registry import describe_keys, describe_optimizers, make_outer, presets
+from decentral.optimizers.registry import describe_keys, describe_optimizers, make_outer, methods_with, presets
 from decentral.optimizers.round_info import Contributor, RoundInfo
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "key",
     "make_outer",
     "mean_pseudo_gradient",
+    "methods_with",
     "presets",
 ]

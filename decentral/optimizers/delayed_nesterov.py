@@ -42,6 +42,7 @@ class DelayedNesterov(OuterMethod):
         compressor="int8(block=4096)",
         exchange="gather",
         norm_clip="median",
+        demo={"outer": {"learning_rate": 1.2}},  # two commits make one step of Nesterov, and a demo has ten
     )
     lr: float = 0.7
     momentum: float = key(0.9, "of the step that each delay-th commit makes")

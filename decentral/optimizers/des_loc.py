@@ -22,6 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from decentral.errors import ConfigError
 from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
 from decentral.optimizers.channels import CHANGE, Channel
 from decentral.optimizers.round_info import RoundInfo
@@ -47,7 +48,8 @@ class DESLoc(OuterMethod):
 
     def __post_init__(self) -> None:
         check_rate(self, self.lr)
-        self.channels()  # refuses periods below 1
+        if min(self.first_moment, self.second_moment) < 1:
+            raise ConfigError(f"{self}: first_moment and second_moment are rounds, 1 or more; 3 and 6 are usual")
 
     def channels(self) -> tuple[Channel, ...]:
         """The change, and both moments, by torch's names."""
@@ -73,6 +75,10 @@ class DESLoc(OuterMethod):
             return anchor - received["change"] * self.lr, kept
 
     def adopt(self, state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
-        """Put the means that are new into the inner optimizer; before its first step it has no place for them."""
+        """Put the means that are new into the inner optimizer, all or none: it is asked again after every step, and
+        before its first one it has no place for them, as an optimizer that is no Adam never has for some.
+        """
         means = [(name, state[name]) for name in fresh if name in state and state[name].any()]
-        return all([live.write_moment(name, fragment, mean_N) for name, mean_N in means])
+        if any(live.read_moment(name, fragment) is None for name, _ in means):
+            return False
+        return all(live.write_moment(name, fragment, mean_N) for name, mean_N in means)

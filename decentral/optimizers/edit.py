@@ -8,8 +8,10 @@ When all contributions are outliers nothing moves, and every live copy goes back
 
 What differs from the paper. It works layer by layer; here by fragment, and [outer] fragments cuts them. Its detector is
 one for each worker; here one over all, in the shared state, so that it survives a worker's leaving and is in every
-snapshot. Outliers never enter it, where the authors' FSDP code lets one poison it. Norms are those that senders state
-beside their offers; the record names them, so that all peers weigh alike. Equal norms give the plain mean.
+snapshot. Outliers never enter it, where the authors' FSDP code lets one poison it. std z is learnt after the warm-up:
+after two norms that are nearly equal the third one's z may be 500, and nothing would be an outlier for the next 400.
+Norms are those that senders state beside their offers; the record names them, so that all peers weigh alike. Equal
+norms give the plain mean.
 
 Source: Cheng et al., "EDiT: A Local-SGD-Based Efficient Distributed Training Method for Large Language Models", 2024,
 arXiv:2412.07210; constants as in intelligent-machine-learning/atorch (outer mu 0.8, a 0.02, threshold 3, clip 10).
@@ -36,6 +38,7 @@ __all__ = ["EDiT"]
 _NORM = struct.Struct("<d")
 _AVERAGING = 0.02  # a, of the moving mean and variance
 _THRESHOLD = 3.0  # standard deviations
+_MOST = 1e18  # of a norm, and of z: a square beyond float32 would stay in the state for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class EDiT(OuterMethod):
         after, momentum = nesterov(anchor, change * shrunk, state["momentum"], self.lr, self.momentum)
         usual = state["usual"]
         for one, weight in zip(info.contributors, info.weights, strict=True):
-            usual = _learnt(usual, _norm_of(one)) if weight > 0 else usual
+            usual = self._learnt(usual, _norm_of(one)) if weight > 0 else usual
         return after, {"momentum": momentum, "usual": usual.clone()}
 
     def _is_outlier(self, value: float, usual: Tensor) -> bool:
@@ -100,22 +103,23 @@ class EDiT(OuterMethod):
             return False
         return bool((value - mean) / math.sqrt(squares) > _THRESHOLD * max(1.0, math.sqrt(deviation)))
 
+    def _learnt(self, usual: Tensor, value: float) -> Tensor:
+        """The moving mean and variance with one more norm, in float64, stored as float32."""
+        count, mean, squares, deviation = usual.tolist()
+        if count == 0:
+            return torch.tensor([1.0, value, 0.0, 0.0])
+        off = value - mean
+        if count >= self.warmup and squares > 0:
+            z = min(abs(off) / math.sqrt(squares), _MOST)
+            deviation += _AVERAGING * (z * z - deviation)
+        mean += _AVERAGING * off
+        squares = (1 - _AVERAGING) * (squares + _AVERAGING * off * (value - mean))
+        return torch.tensor([count + 1, mean, squares, deviation])
+
 
 def _norm_of(contributor: Contributor) -> float:
-    """What it said of itself; one that said nothing is taken for infinitely large."""
+    """What it said of itself; one that said nothing, or what cannot be, is taken for infinitely large."""
     if len(contributor.summary) != _NORM.size:
         return math.inf
     (value,) = _NORM.unpack(contributor.summary)
-    return float(value) if value >= 0 else math.inf
-
-
-def _learnt(usual: Tensor, value: float) -> Tensor:
-    """The moving mean and variance with one more norm, in float64, stored as float32."""
-    count, mean, squares, deviation = usual.tolist()
-    if count == 0:
-        return torch.tensor([1.0, value, 0.0, 0.0])
-    off = value - mean
-    z = off / math.sqrt(squares) if squares > 0 else 0.0
-    mean += _AVERAGING * off
-    squares = (1 - _AVERAGING) * (squares + _AVERAGING * off * (value - mean))
-    return torch.tensor([count + 1, mean, squares, deviation + _AVERAGING * (z * z - deviation)])
+    return float(value) if 0 <= value <= _MOST else math.inf

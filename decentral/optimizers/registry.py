@@ -18,7 +18,7 @@ from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset
 from decentral.plugins import Plugins
 
-__all__ = ["describe_keys", "describe_optimizers", "make_outer", "presets"]
+__all__ = ["describe_keys", "describe_optimizers", "make_outer", "methods_with", "presets"]
 
 GROUP = "decentral.optimizers"
 
@@ -51,6 +51,11 @@ def describe_keys(name: str) -> list[tuple[str, Any, str]]:  # Any: the defaults
     except ConfigError:
         return []
     return [(one.name, one.default, one.metadata.get("meaning", one.name)) for one in fields if one.name != "lr"]
+
+
+def methods_with(key: str) -> list[str]:
+    """Those of our methods that have this key of [outer]; no other package is loaded for it."""
+    return [name for name in sorted(_methods().ours) if key in [own for own, _, _ in describe_keys(name)]]
 
 
 def presets() -> dict[str, Preset]:

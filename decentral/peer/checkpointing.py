@@ -22,15 +22,15 @@ from decentral.state.optimizer_state import flatten, random_state, set_random_st
 from decentral.swarm.hello import model_difference
 from decentral.training.inner_optimizers import Together
 from decentral.training.live_model import LiveModel
-from decentral.training.swarm_thread import SwarmThread
+from decentral.training.swarm.thread import SwarmThread
 from decentral.training.sync_schedule import SyncSchedule
 
 
 class Checkpointer:
     """Writes and restores the training side together with the replica."""
 
-    def __init__(self, vault: DurableStore, optimizers: Together, schedulers: Together | None) -> None:
-        self._vault, self._optimizers, self._schedulers = vault, optimizers, schedulers
+    def __init__(self, store: DurableStore, optimizers: Together, schedulers: Together | None) -> None:
+        self._store, self._optimizers, self._schedulers = store, optimizers, schedulers
 
     def save(self, head: Head, replica: Mapping[str, Tensor], model: LiveModel, memory: Mapping[str, Any]) -> None:
         """Write one checkpoint. Raises DiskError; earlier checkpoints are as before."""
@@ -43,8 +43,8 @@ class Checkpointer:
         live = {live_name(f): model.read(f) for f in range(len(model.schema.fragments))} | model.kept_buffers()
         meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
         meta |= {"parameters": model.schema.to_json(), "model": model.description()}
-        self._vault.keep_frozen(model.schema.frozen, model.frozen)
-        self._vault.save(head, {**replica, **live, **tensors}, meta)
+        self._store.keep_frozen(model.schema.frozen, model.frozen)
+        self._store.save(head, {**replica, **live, **tensors}, meta)
 
     def restore(self, found: Resumed, model: LiveModel) -> dict[str, Any]:
         """Put the training side back; returns ``memory`` as it was saved. Raises ManifestMismatch for another model."""
@@ -69,7 +69,7 @@ class Checkpointer:
 class Saver:
     """Writes a checkpoint where live model and chain are in step."""
 
-    swarm: SwarmThread
+    swarm: SwarmThread[Node]
     checkpointer: Checkpointer
     model: LiveModel
     count: StepCount

@@ -11,7 +11,7 @@ from decentral.errors import NoPeersError
 from decentral.peer.participation import Participation
 from decentral.swarm.patience import time_left
 from decentral.training.live_model import LiveModel
-from decentral.training.swarm_side import run_blocking
+from decentral.training.swarm.side import run_blocking
 
 LOOK_EVERY = 0.2  # s between looks at what is waited for
 
@@ -30,8 +30,8 @@ class Gathering:
             if self.part is not None and time_left(give_up_at) == 0.0:
                 here = len(self.part.swarm.node.driver.head.members)
                 raise NoPeersError(
-                    f"{here} of {count} required peers within the time given to join_timeout; start the others, then "
-                    f"this one again in {self.part.settings.out}, where it goes on as the same peer, or require fewer "
+                    f"{here} of {count} peers within the time given to join_timeout; start the others, then "
+                    f"this one again in {self.part.settings.out}, where it goes on as the same peer, or wait for fewer "
                     "of them"
                 )
             self.asked_to_leave.wait(LOOK_EVERY)

@@ -24,7 +24,7 @@ from decentral.optimizers import make_outer
 from decentral.peer.handed_over import takes_what_is_handed_over
 from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.peer import Peer
-from decentral.peer.settings import Observer, Options, Settings
+from decentral.peer.settings import JoinOptions, Observer, Settings
 from decentral.quantities import rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
@@ -104,14 +104,14 @@ def join(
     """
     given = dict(locals())
     loop = given.pop("run"), given.pop("model"), given.pop("optimizer")
-    return Peer(settings_of(*loop, Options(**given)))
+    return Peer(settings_of(*loop, JoinOptions(**given)))
 
 
 def settings_of(
     run: str | Path | Manifest | None,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    options: Options,
+    options: JoinOptions,
 ) -> Settings:
     """What ``options`` mean for this model and optimizer. Starts nothing, and looks for nobody but to get the terms."""
     caps = Caps(up=rate_of(options.max_upload, "max_upload"), down=rate_of(options.max_download, "max_download"))

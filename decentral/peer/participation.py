@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decentral.node.durable_store import DurableStore
+from decentral.node.node import Node
 from decentral.peer.announcer import Announcer
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.settings import Settings
@@ -12,7 +13,7 @@ from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.reporting import Reporter
-from decentral.training.swarm_thread import SwarmThread
+from decentral.training.swarm.thread import SwarmThread
 from decentral.wire.keys import peer_name
 
 
@@ -34,7 +35,7 @@ class Participation:
         self.reporter = Reporter(announce, self.identity.peer)
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._network: NetworkSetup | None = None
-        self._swarm: SwarmThread | None = None
+        self._swarm: SwarmThread[Node] | None = None
         self._loop: OuterLoop | None = None
         self._is_closed = False
 
@@ -64,13 +65,13 @@ class Participation:
         self._network = found
 
     @property
-    def swarm(self) -> SwarmThread:
+    def swarm(self) -> SwarmThread[Node]:
         """The swarm side, from before it joins."""
         assert self._swarm is not None
         return self._swarm
 
     @swarm.setter
-    def swarm(self, made: SwarmThread) -> None:
+    def swarm(self, made: SwarmThread[Node]) -> None:
         self._swarm = made
 
     @property

@@ -22,6 +22,7 @@ from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, DecentralError, NoPeersError
 from decentral.node.daily_upload import DailyUpload
 from decentral.node.folder import kept_terms, kept_token
+from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
 from decentral.observe.beacon import Beacon
 from decentral.observe.status import Status, check_free
@@ -40,8 +41,8 @@ from decentral.tasks.shards import ShardPlace, seed_of, shard
 from decentral.training.inner_optimizers import InnerSteps
 from decentral.training.loop_parts import LoopControl
 from decentral.training.starting_over import forget_non_finite
-from decentral.training.swarm_side import run_blocking
-from decentral.training.swarm_thread import SwarmThread
+from decentral.training.swarm.side import run_blocking
+from decentral.training.swarm.thread import SwarmThread
 
 
 class Peer:
@@ -80,7 +81,7 @@ class Peer:
         return self._part if self._part is not None and self._part.has_begun else None
 
     @property
-    def swarm(self) -> SwarmThread:
+    def swarm(self) -> SwarmThread[Node]:
         """The swarm side; only the main process has one."""
         assert self._part is not None
         return self._part.swarm
@@ -195,12 +196,12 @@ class Peer:
         self._asked_to_leave.set()
 
     def wait_for_company(self) -> None:
-        """Wait, for as long as it takes, until the run has a second member; not at all if it ever had one.
+        """Wait until the run has a second member; not at all if it ever had one.
 
-        ``leave()`` ends the wait, and so does the end of the run: ``done`` is true then. Call it before the first step,
-        on every process of the peer.
+        It takes as long as it takes, or ``join_timeout`` of ``join``: NoPeersError. ``leave()`` ends the wait, and so
+        does the end of the run: ``done`` is true then. Call it before the first step, on every process of the peer.
         """
-        self._wait_for_members(2, lambda head: head.epoch > 0, None)
+        self._wait_for_members(2, lambda head: head.epoch > 0, self.settings.give_up_at)
 
     def _wait_for_members(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
         Gathering(self._model, self._part, self._asked_to_leave).wait(count, enough, give_up_at)
@@ -277,7 +278,9 @@ class Peer:
     ) -> None:
         with self._entered:
             if self._part is not None:
-                self._end(self._part, save=kind is None or kind is KeyboardInterrupt, whole=kind is None)
+                self._end(self._part, save=kind in (None, KeyboardInterrupt, NoPeersError), whole=kind is None)
+                if kind is NoPeersError:  # as asked for, and no crash: it can be started again
+                    self._last_status = replace(self._last_status, state="left")
 
     def _end(self, part: Participation, *, save: bool, whole: bool) -> None:
         """``whole``: the training loop came to its own end."""

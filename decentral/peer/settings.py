@@ -19,7 +19,7 @@ Observer = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class JoinOptions:
     """The keyword arguments of ``join``, which says what they mean and has their defaults."""
 
     accelerator: Any | None  # Any: accelerate is untyped
@@ -53,7 +53,7 @@ class Options:
 class Settings:
     """One peer's: its options, and what follows from them. Rates in bytes per second."""
 
-    options: Options
+    options: JoinOptions
     manifest: Manifest
     invite: Invite | None  # None: it founds the run, or resumes what is in ``out``
     model: LiveModel

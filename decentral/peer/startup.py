@@ -29,9 +29,9 @@ from decentral.training.inner_terms import differences, warning
 from decentral.training.loop_parts import LoopControl, LoopParts
 from decentral.training.moments import Moments
 from decentral.training.outer_loop import OuterLoop
-from decentral.training.swarm_side import AcrossThreads, run_blocking
-from decentral.training.swarm_thread import SwarmThread
-from decentral.training.sync_schedule import SyncSchedule, make_rhythm
+from decentral.training.swarm.side import AcrossThreads, run_blocking
+from decentral.training.swarm.thread import SwarmThread
+from decentral.training.sync_schedule import SyncSchedule, make_schedule
 from decentral.transport.memory.transport import MemoryNetwork
 
 
@@ -140,13 +140,13 @@ class Startup:
         admission = Admission(part.token, self._manifest.digest, signer.peer) if part.token is not None else None
         transport = throttled(part.network.transport, self._settings.caps, self._daily_upload, admission)
 
-        def make_node(on_advance: Callable[[CommittedUpdate], None]) -> Node:
+        def make_node(on_update: Callable[[CommittedUpdate], None]) -> Node:
             node = Node(
                 start,
                 signer=signer,
                 transport=transport,
                 ledger=part.store.ledger(),
-                on_advance=on_advance,
+                on_update=on_update,
                 on_event=part.announce,
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
@@ -177,7 +177,7 @@ class Startup:
     def _join_at_anchor(self) -> tuple[SyncSchedule, list[CommittedUpdate]]:
         """The live model becomes the anchor; returns the rounds that ended while joining, too: they are in there."""
         head, anchors, buffers_B, included = self._part.swarm.call(_standing, self._part.swarm)
-        schedule = make_rhythm(self._manifest, head.hash)
+        schedule = make_schedule(self._manifest, head.hash)
         self._put(schedule, anchors)
         self._model.write_buffers(buffers_B)
         return schedule, included
@@ -185,9 +185,9 @@ class Startup:
     def _go_on(self, kept: _Checkpoint) -> SyncSchedule:
         """The live model is carried on to where the journal leads; commits since then are merged like any others.
 
-        One of them may name what an earlier life sent: that is no progress any more.
+        One of them may name what a previous incarnation sent: that is no progress any more.
         """
-        schedule = make_rhythm(self._manifest, kept.head.hash)
+        schedule = make_schedule(self._manifest, kept.head.hash)
         if kept.at_anchor:
             self._put(schedule, kept.anchors)
         else:
@@ -229,10 +229,10 @@ class Startup:
         )
 
 
-async def _standing(swarm: SwarmThread) -> tuple[Head, list[Tensor], Tensor, list[CommittedUpdate]]:
-    """Where the chain stands, its anchors and buffers, and the advances on their way that those include."""
+async def _standing(swarm: SwarmThread[Node]) -> tuple[Head, list[Tensor], Tensor, list[CommittedUpdate]]:
+    """Where the chain stands, its anchors and buffers, and the updates on their way that those include."""
     included = []
-    while not swarm.advances.empty():
-        included.append(swarm.advances.get())
+    while not swarm.updates.empty():
+        included.append(swarm.updates.get())
     replica = swarm.node.replica
     return swarm.node.driver.head, list(replica.anchors), replica.buffers_B, included

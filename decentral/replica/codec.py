@@ -8,7 +8,7 @@ anywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -37,6 +37,7 @@ class Encoded:
 
     body: bytes | memoryview
     feedback: dict[str, Tensor]
+    payloads: Sequence[Payload] = ()  # what the body holds, as every receiver reads it; () once nobody here needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,11 @@ class Codec:
         """
         sending = self.feedback.send(self.compressor, change_N, state, shapes)
         beside = [payload for one_N in states for payload in compress_flat(self.compressor, one_N, shapes)]
-        return Encoded(body.encode(self.compressor, (*sending.payloads, *beside)), sending.state)
+        payloads = (*sending.payloads, *beside)
+        return Encoded(body.encode(self.compressor, payloads), sending.state, payloads)
 
     def all_of(self, gradient_N: Tensor, state: State, shapes: Shapes) -> tuple[Tensor, dict[str, Tensor]]:
-        """What ``encode`` would send if compression lost nothing, and the feedback after it: for who applies it alone.
+        """What ``encode`` would send if compression lost nothing, and the feedback after it, for a step taken alone.
 
         Raises NonFiniteError when the gradient holds NaN or Inf.
         """
@@ -80,42 +82,55 @@ class Codec:
         """
         return replace(self, feedback=ErrorFeedback(beta=1.0) if self.feedback.sender else NoFeedback())
 
-    def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
-        """The flat float32 tensor that every receiver of ``data`` applies. Raises PayloadError."""
-        payloads = body.decode(self.compressor, data, shapes)
-        decoded_N = self._decompress(payloads, shapes)
+    def unpack(self, data: bytes | memoryview, shapes: Shapes) -> Sequence[Payload]:
+        """What the bytes hold. Raises PayloadError; what the parts mean is looked at when they are decompressed."""
+        return body.decode(self.compressor, data, shapes)
+
+    def pieces(self, payloads: Sequence[Payload]) -> Iterator[Tensor]:
+        """What each payload decompresses to, one at a time. Raises PayloadError."""
+        for payload in payloads:
+            yield self.compressor.decompress(payload).to(torch.float32)
+
+    def decompress(self, payloads: Sequence[Payload]) -> Tensor:
+        """The flat float32 tensor that every receiver of these applies. Raises PayloadError."""
+        if len(payloads) == 1:  # as a reduce sees it, for instance: no need to copy
+            decoded_N = next(self.pieces(payloads)).flatten().contiguous()
+        else:
+            shapes = [payload.shape for payload in payloads]
+            decoded_N = fresh_zeros(numel(shapes))
+            for decoded, piece in zip(split_shapes(decoded_N, shapes), self.pieces(payloads), strict=True):
+                decoded.copy_(piece)
         if not is_finite(decoded_N):  # a second guard: one NaN in a mean would reach every peer
             raise PayloadError(f"body decodes to NaN or Inf through {self.compressor}; drop it and its sender")
         return decoded_N
 
-    def _decompress(self, payloads: Sequence[Payload], shapes: Shapes) -> Tensor:
-        if len(payloads) == 1:  # as a reduce sees it, for instance: no need to copy
-            return self.compressor.decompress(payloads[0]).to(torch.float32).flatten().contiguous()
-        decoded_N = fresh_zeros(numel(shapes))
-        for decoded, payload in zip(split_shapes(decoded_N, shapes), payloads, strict=True):
-            decoded.copy_(self.compressor.decompress(payload))
-        return decoded_N
+    def check(self, payloads: Sequence[Payload]) -> None:
+        """Raise PayloadError unless each decompresses to finite values."""
+        if not all(map(is_finite, self.pieces(payloads))):
+            raise PayloadError(f"body decodes to NaN or Inf through {self.compressor}; drop it and its sender")
 
-    def add_to(
-        self,
-        total_N: Tensor,
-        data: bytes | memoryview,
-        shapes: Shapes,
-        weight: float = 1.0,
-        channels: int = 1,
-        scale: float = 1.0,
+    def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
+        """``decompress`` of what the bytes hold. Raises PayloadError."""
+        return self.decompress(self.unpack(data, shapes))
+
+    def add(
+        self, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0, change: int = 0, scale: float = 1.0
     ) -> None:
-        """``total += weight * decode(data)`` in place: sparse frames touch only what they hold.
+        """``total += weight * decompress(payloads)`` in place: sparse frames touch only what they hold.
 
-        Of several ``channels`` the first, the change, is added ``scale`` times as much.
+        Of several channels the first, the change in so many payloads, is added ``scale`` times as much.
         Raises PayloadError; ``total`` is then to be thrown away.
         """
         of_change = weight if scale == 1.0 else float32(weight * scale)  # two float32 make an exact float64
-        payloads = body.decode(self.compressor, data, tuple(shapes) * channels)
-        for i, (total, payload) in enumerate(
-            zip(split_shapes(total_N, tuple(shapes) * channels), payloads, strict=True)
-        ):
-            accumulate(self.compressor, total, payload, of_change if i < len(shapes) else weight)
+        shapes = [payload.shape for payload in payloads]
+        if numel(shapes) != total_N.numel():
+            raise PayloadError(f"body of {numel(shapes)} values where {total_N.numel()} are added; drop it")
+        for i, (total, payload) in enumerate(zip(split_shapes(total_N, shapes), payloads, strict=True)):
+            accumulate(self.compressor, total, payload, of_change if i < change else weight)
+
+    def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
+        """``add`` what the bytes hold. Raises PayloadError."""
+        self.add(total_N, self.unpack(data, shapes), weight)
 
     def warm_up(self) -> None:
         """Compile what encoding and decoding need, so that the first round does not wait for it: some seconds on a

@@ -38,6 +38,7 @@ class Contribution:
     offered: bytes = b""  # what the newest offer of it named: a frame, or the commitment of a reduce
     begun_from: int | None = None  # outer step of the anchor that it began from; None: of the round it is offered in
     summary: bytes = b""  # what the method says of it to every peer, at most MAX_SUMMARY_NBYTES
+    hands_on_nothing: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see owing
 
     def __post_init__(self) -> None:
         self.trained = self.trained or self.steps
@@ -47,8 +48,8 @@ class Contribution:
         return hashlib.blake2b(self.gradient_N.numpy().data, digest_size=32).digest()
 
     def feedback_after(self, record: Record) -> dict[str, Tensor]:
-        """The feedback to book with ``record``, which names this contribution. Nothing where slices are of an earlier
-        life, which may have sent all that was owed.
+        """The feedback to book with ``record``, which names this contribution. Nothing where slices are of a
+        previous incarnation, which may have sent all that was owed.
         """
         if self.encoded is not None:
             return self.encoded.feedback
@@ -98,6 +99,8 @@ class Contribution:
         if owner != signer.peer and replica.owed(self.fragment) is not None:
             weights = replica.weights(plan.contributors, head.outer_step)
             passed_on = in_own_units(plan.contributors, weights, signer.peer)
+            if not passed_on:
+                self.hands_on_nothing.add((plan.round, plan.number))
         made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on, self.states)
         parts = len(plan.partition)
         header = replace(
@@ -105,7 +108,7 @@ class Contribution:
             states=len(self.states),
         )
         frame = seal(header, made.body, signer, self.tail if part == 0 else b"")
-        self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body[: len(made.body)])
+        self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body[: len(made.body)], payloads=())
         return frame
 
 

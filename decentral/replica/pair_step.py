@@ -48,7 +48,7 @@ def half_of(replica: Replica, fragment: int, change_N: Tensor, states: Sequence[
     """Our half of a swap. Raises NonFiniteError when the change holds NaN or Inf."""
     shapes, codec, channels = replica.shapes(fragment), replica.codec, 1 + len(states)
     encoded = codec.encode(change_N, replica.feedback[fragment], shapes, states)
-    return Half(encoded.body, codec.decode(encoded.body, shapes * channels).view(channels, -1), encoded.feedback)
+    return Half(encoded.body, codec.decompress(encoded.payloads).view(channels, -1), encoded.feedback)
 
 
 def step_together(replica: Replica, fragment: int, step: int, half: Half, theirs_CN: Tensor) -> GossipStep:

@@ -7,7 +7,7 @@ mean: it adds it to the next result that it makes of these elements (`decentral.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -54,15 +54,25 @@ class Reduction:
     ) -> Encoded:
         """The mean over exactly the plan's contributors, each by its weight and scale, and what this owner owes of
         these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
+
+        Where nobody counts nothing moves, whatever a result says: it is zeros, and what is owed stays owed.
         """
+        if not any(weights):
+            return self._of_nobody(codec, owed_N)
         scales = [1.0] * len(weights) if scales is None else scales
         start, stop = self.range
         refs = zip(self.plan.contributors, weights, scales, strict=True)
         rows = [(ref.peer, self.slices[ref.peer].view(-1, stop - start), weight, scale) for ref, weight, scale in refs]
         adders: list[Adder] = [(peer, partial(_add, slice_CN, scale), weight) for peer, slice_CN, weight, scale in rows]
-        mean_CN = mean_of(torch.zeros_like(rows[0][1]), adders)
         owed = {} if owed_N is None else {"debt": owed_N}
+        mean_CN = mean_of(torch.zeros_like(rows[0][1]), adders)
         return codec.for_results().encode(mean_CN[0], owed, range_shapes(start, stop), list(mean_CN[1:]))
+
+    def _of_nobody(self, codec: Codec, owed_N: Tensor | None) -> Encoded:
+        start, stop = self.range
+        nothing_CN = torch.zeros_like(next(iter(self.slices.values()))).view(-1, stop - start)
+        made = codec.for_results().encode(nothing_CN[0], {}, range_shapes(start, stop), list(nothing_CN[1:]))
+        return made if owed_N is None else replace(made, feedback={"debt": owed_N})
 
 
 def _add(slice_CN: Tensor, scale: float, total_CN: Tensor, weight: float) -> None:

@@ -8,7 +8,6 @@ the same commit gives the same bits on every peer, whatever it trains on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 
@@ -18,14 +17,17 @@ from torch import Tensor
 from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
 from decentral.optimizers import Channel, Contributor, OuterMethod, RoundInfo
-from decentral.optimizers.aggregation.mean import Adder, contribution_weights, mean_of, mean_pseudo_gradient
+from decentral.optimizers.aggregation.mean import Adder, contribution_weights, mean_of
 from decentral.optimizers.aggregation.norm_clip import clip_scales
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
-from decentral.replica.measures import Measure, Measures
+from decentral.replica.measures import Measure
+from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
 from decentral.replica.reduction import assembled
+from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
+from decentral.replica.unpacked import Payloads, Unpacked
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
@@ -35,18 +37,6 @@ from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
-
-
-@dataclass(frozen=True, slots=True)
-class OuterStep:
-    """The result of one commit, not yet installed."""
-
-    fragment: int
-    before_N: Tensor
-    after_N: Tensor
-    state: dict[str, Tensor]
-    digest: bytes  # of after_N
-    buffers_B: Tensor | None = None  # after it; None: as before
 
 
 class Replica:
@@ -67,7 +57,7 @@ class Replica:
         """``buffers_B``: the model's, in the schema's order; ``tail`` says what of them crosses; ``norm_clip``: whether
         contributions far longer than the typical one are shortened: none, or median.
         """
-        self.norm_clip, self.measures = norm_clip, Measures()
+        self.norm_clip, self.unpacked = norm_clip, Unpacked()
         self.weighting = weighting  # what contributors count by: equal, or tokens
         self.schema, self.method, self.codec, self.merge_codec = schema, method, codec, merge_codec
         self.anchors: list[Tensor] = list(anchors)
@@ -148,9 +138,11 @@ class Replica:
         """What this peer owes as an owner of a reduce, over the whole fragment."""
         return self.feedback[fragment].get(OWED)
 
-    def owe_after(self, record: Record, me: PeerId, made: Mapping[bytes, Tensor], since: Tensor | None) -> None:
+    def owe_after(
+        self, record: Record, me: PeerId, made: Mapping[bytes, Tensor], since: Tensor | None, keeps: bool = False
+    ) -> None:
         """Book as an owner what ``record`` leaves of what was owed ``since``: see `owed_after`."""
-        owed_N = owed_after(since, record, me, made, self.numel(record.fragment))
+        owed_N = owed_after(since, record, me, made, self.numel(record.fragment), keeps)
         if owed_N is not None:
             self.feedback[record.fragment] = {**self.feedback[record.fragment], OWED: owed_N}
 
@@ -167,7 +159,7 @@ class Replica:
         if any(frames[ref.frame].header.kind == FrameKind.MERGE for ref in record.frames):
             return self._merge(record, frames)
         bodies, buffers_B = self.tail.opened(record, frames)
-        weights = self.weights(contributions(record), record.outer_step - 1)
+        weights = self.weights(contributions(record), record.outer_step)
         received = self._received(record, bodies, decoded or {}, weights, frames)
         if received is None:
             return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
@@ -183,7 +175,7 @@ class Replica:
 
     def info(self, record: Record, weights: Sequence[float]) -> RoundInfo:
         """What the method may know of the record's round."""
-        step = record.outer_step - 1
+        step = record.outer_step
         told = tuple(self._told(contributions(record), step))
         return RoundInfo(step // len(self.anchors), told, tuple(weights), self.shapes(record.fragment))
 
@@ -201,13 +193,23 @@ class Replica:
         return clip_scales([self.measure(frame).norm for frame in frames])
 
     def measure(self, frame: Frame) -> Measure:
-        """A contribution's norm and sketch, decoded again when they are not known. Raises PayloadError."""
-        known = self.measures.get(frame.hash)
+        """A contribution's norm and sketch, made again when they are not known. Raises PayloadError."""
+        known = self.unpacked.measures.get(frame.hash)
+        if known is not None:
+            return known
+        shapes = self.shapes(frame.header.fragment)
+        change = self.payloads(frame)[: len(shapes)]
+        return self.unpacked.measures.add(frame.hash, Measure.of(self.codec.pieces(change), numel(shapes)))
+
+    def payloads(self, frame: Frame) -> Payloads:
+        """What a gathered frame holds, read again when that is not kept. Raises PayloadError."""
+        known = self.unpacked.get(frame)
         if known is not None:
             return known
         body, _ = self.tail.split(frame)
-        shapes = self.shapes(frame.header.fragment)
-        return self.measures.add(frame.hash, self.codec.decode(body, shapes * frame.header.channels)[: numel(shapes)])
+        made = self._codec_of(frame).unpack(body, self.shapes(frame.header.fragment) * frame.header.channels)
+        self.unpacked.add(frame, made)
+        return made
 
     def install(self, step: OuterStep) -> None:
         """Make an outer step this replica's state."""
@@ -231,8 +233,7 @@ class Replica:
             return torch.ones(self.numel(f), dtype=torch.bool)
         sent_N = torch.zeros(self.numel(f), dtype=torch.bool)
         for frame in mine:
-            body, shapes = self.tail.split(frame)[0], self.shapes(f)
-            sent_N |= self.codec.decode(body, shapes * frame.header.channels)[: self.numel(f)] != 0
+            sent_N |= self.codec.decompress(self.payloads(frame)[: len(self.shapes(f))]) != 0
         self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
         return sent_N
 
@@ -256,15 +257,14 @@ class Replica:
         """The mean of each channel that is due. None when every contributor counts nothing, or when finite
         contributions sum beyond float32: alike on every peer, such a record moves nothing.
         """
-        due = self.due(record.outer_step - 1)
+        due = self.due(record.outer_step)
         if not any(weights):
             return None
         try:
             if record.contributors:
                 mean_CN = self._reduced(record, bodies, decoded, len(due))
             else:
-                scales = self.scales([frames[ref.frame] for ref in record.frames])
-                mean_CN = self._gathered(record, bodies, weights, scales, len(due))
+                mean_CN = self._gathered(record, frames, weights, len(due))
         except NonFiniteError:
             return None
         return {channel.name: mean_N for channel, mean_N in zip(due, mean_CN, strict=True)}
@@ -280,27 +280,28 @@ class Replica:
         arXiv:2507.06542.
         """
         f = record.fragment
-        shapes = self.shapes(f)
-        bodies, buffers_B = self.tail.opened(record, frames)
-        peers = [ref.peer for ref in record.frames]
-        decoded = [(peer, self.merge_codec.decode(body, shapes), 1.0) for peer, body in zip(peers, bodies, strict=True)]
-        after_N = mean_pseudo_gradient(decoded)
+        _, buffers_B = self.tail.opened(record, frames)
+        adders: list[Adder] = [(ref.peer, partial(self._add, frames[ref.frame], 1.0), 1.0) for ref in record.frames]
+        after_N = mean_of(fresh_zeros(self.numel(f)), adders)
         return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
 
     def _gathered(
-        self,
-        record: Record,
-        bodies: Sequence[memoryview],
-        weights: Sequence[float],
-        scales: Sequence[float] | None,
-        channels: int,
+        self, record: Record, frames: Mapping[bytes, Frame], weights: Sequence[float], channels: int
     ) -> Tensor:
-        shapes = self.shapes(record.fragment)
+        scales = self.scales([frames[ref.frame] for ref in record.frames]) or repeat(1.0)
         adders: list[Adder] = [
-            (ref.peer, partial(self.codec.add_to, data=data, shapes=shapes, channels=channels, scale=scale), weight)
-            for ref, data, weight, scale in zip(record.frames, bodies, weights, scales or repeat(1.0), strict=False)
+            (ref.peer, partial(self._add, frames[ref.frame], scale), weight)
+            for ref, weight, scale in zip(record.frames, weights, scales, strict=False)
         ]
         return mean_of(fresh_zeros(channels * self.numel(record.fragment)), adders).view(channels, -1)
+
+    def _add(self, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
+        """Where there is no room to keep what frames hold, it is here of one frame at a time."""
+        change = len(self.shapes(frame.header.fragment))
+        self._codec_of(frame).add(total_N, self.payloads(frame), weight, change, scale)
+
+    def _codec_of(self, frame: Frame) -> Codec:
+        return self.merge_codec if frame.header.kind == FrameKind.MERGE else self.codec
 
     def _reduced(
         self, record: Record, bodies: Sequence[memoryview], decoded: Mapping[bytes, Tensor], channels: int
@@ -323,49 +324,24 @@ class Replica:
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """Anchor, outer state and buffers: what every peer holds alike."""
-        named = {anchor_name(f): anchor for f, anchor in enumerate(self.anchors)}
-        if self.schema.buffers:
-            named[BUFFERS] = self.buffers_B
-        for f, state in enumerate(self.states):
-            named |= {outer_name(f, key): tensor for key, tensor in state.items()}
-        return named
+        return shared_names(self.anchors, self.states, self.buffers_B if self.schema.buffers else None)
+
+    def outer_tensors(self) -> dict[str, Tensor]:
+        """The method's state: what every peer holds alike beside the anchor, and no digest covers."""
+        return {outer_name(f, key): tensor for f, state in enumerate(self.states) for key, tensor in state.items()}
 
     def own_tensors(self) -> dict[str, Tensor]:
         """The feedback, debts for instance: this peer's alone."""
-        return {feedback_name(f, name): t for f, own in enumerate(self.feedback) for name, t in own.items()}
+        return own_names(self.feedback)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over ``shared_tensors`` and, when they are there, ``own_tensors``; all or nothing.
 
         Raises PayloadError when a tensor is missing or has another size.
         """
-        anchors = [self._wanted(tensors, anchor_name(f), a) for f, a in enumerate(self.anchors)]
-        states = [
-            {key: self._wanted(tensors, outer_name(f, key), t) for key, t in state.items()}
-            for f, state in enumerate(self.states)
-        ]
-        buffers_B = self._wanted(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
-        names = (*self.codec.feedback.sender, OWED)
-        feedback = [
-            {name: tensors[key] for name in names if (key := feedback_name(f, name)) in tensors}
-            for f in range(len(anchors))
-        ]
+        anchors = [found(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
+        states = found_states(tensors, self.states)
+        buffers_B = found(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
+        feedback = found_feedback(tensors, (*self.codec.feedback.sender, OWED), len(anchors))
         self.anchors, self.states, self.feedback, self.buffers_B = anchors, states, feedback, buffers_B
         self.digests = [digest(anchor) for anchor in anchors]
-
-    @staticmethod
-    def _wanted(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
-        found = tensors.get(name)
-        if found is None or found.shape != like.shape or found.dtype != like.dtype:
-            raise PayloadError(f"state lacks {name} of shape {tuple(like.shape)}; use another donor or checkpoint")
-        return found
-
-
-def feedback_name(fragment: int, name: str) -> str:
-    """Name of a fragment's feedback in a checkpoint; feedback is never in a snapshot."""
-    return f"feedback/{fragment}/{name}"
-
-
-def is_feedback(name: str) -> bool:
-    """Whether a tensor of a checkpoint is some fragment's feedback."""
-    return name.startswith("feedback/")

@@ -76,7 +76,7 @@ class Scrutiny:
 
 
 def outliers(norms: Sequence[float], steps: Sequence[int]) -> list[int]:
-    """Places of those far above the lower median, given their inner steps: who was away brings several rounds'."""
+    """Places of those far above the lower median, given their inner steps: an absent peer brings several rounds'."""
     typical = typical_norm(norms)
     if typical is None:
         return []

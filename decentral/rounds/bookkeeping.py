@@ -2,7 +2,7 @@
 
 The training side is told moves of the anchor. Progress is the anchor less the live parameters, so what must stay or go
 is said by where the move begins: further from the live parameters by what is owed again, nearer by what was taken.
-A frame that an earlier life of this peer sent may be named long after that life ended. Where it has a value, this
+A frame that a previous incarnation of this peer sent may be named long after that one ended. Where it has a value, this
 peer's progress may be in the anchor already, and goes: a crash may lose steps, and none may count twice.
 """
 
@@ -61,11 +61,11 @@ class Bookkeeping:
             if not state.machine.state.forgetful:
                 await state.offload(state.ledger.save_acceptor, state.machine.state.acceptor.to_bytes())
             if state.gossips:  # a swap may have moved replica and live model meanwhile
-                state.on_advance(CommittedUpdate(None, head.hash, 0, None, None, None, state.replica.digest))
+                state.on_update(CommittedUpdate(None, head.hash, 0, None, None, None, state.replica.digest))
                 return
             rounds = _rounds_of_each(head, branch, len(before))
             for f, old_N in enumerate(before):
-                state.on_advance(self._move(head, f, old_N, owed.get(f), taken, rounds))
+                state.on_update(self._move(head, f, old_N, owed.get(f), taken, rounds))
 
     def _move(
         self,
@@ -140,14 +140,15 @@ class Bookkeeping:
         """Book the debts if the record names our contribution or our results; else they stay as they are, and the
         contribution whole in the local parameters.
 
-        Returns the contribution if it is the one in flight; where it is one of an earlier life, what it took.
+        Returns the contribution if it is the one in flight; where a previous incarnation sent it, what it took.
         """
         if not moves_anchor(record):
             return None, None
         owed_N = self.replica.owed(record.fragment)
-        settled = self._settle_contribution(record, frames)
-        self.replica.owe_after(record, self.me, self.state.left, owed_N)
-        return settled
+        named, taken_N = self._settle_contribution(record, frames)
+        keeps = named is not None and (record.round, record.plan) in named.hands_on_nothing
+        self.replica.owe_after(record, self.me, self.state.left, owed_N, keeps)
+        return named, taken_N
 
     def _settle_contribution(
         self, record: Record, frames: Mapping[bytes, Frame]

@@ -176,6 +176,8 @@ class Driver:
         assert pending.encoded is not None
         frame = await state.offload(pending.frame, head, state.signer)
         pending.offered = frame.hash
+        if not state.replica.unpacked.add(frame, pending.encoded.payloads):
+            pending.encoded = replace(pending.encoded, payloads=())
         state.keep(frame)
         effects = state.machine.hold(frame.hash, frame.header, now)
         effects += state.machine.offer(pending.offer(head, frame.hash, len(frame.body)), now)
@@ -235,9 +237,9 @@ class Driver:
         self.frames.tidy(record.round)
         anchor = state.replica.digest if moves_anchor(record) else record.base
         moved = (record.fragment, before_N, after_N, named, anchor)
-        channels = frozenset(channel.name for channel in state.replica.due(record.outer_step - 1))
+        channels = frozenset(channel.name for channel in state.replica.due(record.outer_step))
         update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N)
-        state.on_advance(replace(update, state=inner, channels=channels))
+        state.on_update(replace(update, state=inner, channels=channels))
         await self._carry_out(state.machine.applied(anchor, anyio.current_time()))
         if record.final:
             self._tell_the_end(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import anyio
+from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.dissemination import gather
@@ -60,15 +61,15 @@ class FrameIO:
         frame, decoded = await state.inbox.take(data, lambda: state.head, lambda: state.machine.state.patience())
         if wanted is not None and frame.hash != wanted:
             raise PayloadError("a holder answered with another frame than the one asked for; drop it")
-        match frame.header.kind:
-            case FrameKind.SLICE:
-                state.slices.add(frame, decoded)
-            case FrameKind.SWAP:
+        match frame.header.kind, decoded:
+            case FrameKind.SLICE, Tensor() as slice_N:
+                state.slices.add(frame, slice_N)
+            case FrameKind.SWAP, Tensor() as theirs_N:
                 if state.partners is not None:
-                    state.partners.take(frame, decoded, state.head)
-            case kind if frame.hash not in state.store:
-                if kind == FrameKind.RESULT:
-                    state.results.add(frame, decoded)
+                    state.partners.take(frame, theirs_N, state.head)
+            case _, result_N if frame.hash not in state.store:
+                if result_N is not None:
+                    state.results.add(frame, result_N)
                 await self.hold(frame)
 
     async def hold(self, frame: Frame) -> None:

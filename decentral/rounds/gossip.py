@@ -83,7 +83,7 @@ class Gossip:
         self.deadline, self.partners = deadline, partners
         self._current: _Swap | None = None
         self._outcomes: dict[int, tuple[bytes, bytes]] = {}  # step -> (partner's frame, YES or NO)
-        self._settled = partners.step  # no step below it may be taken again: a pair has taken it, or an earlier life
+        self._settled = partners.step  # no step below it may be taken again: by a pair, or by a previous incarnation
         serve_requests(self.transport, PAIR, self._on_commit, limit=_COMMIT.size)
 
     @property
@@ -239,9 +239,9 @@ class Gossip:
     def _fall_in(self) -> None:
         """Go to the step that most of the members heard of are at.
 
-        Who is behind would wait at every step for a partner that has passed it, and fall back further. Who took steps
-        alone while it was cut off is ahead, and would wait at every step for one that does not come: it goes back as
-        far as those steps reach.
+        A peer that is behind would wait at every step for a partner that has passed it, and fall back further. One
+        that took steps alone while it was cut off is ahead, and would wait at every step for one that does not come: it
+        goes back as far as those steps reach.
         """
         members = self.state.head.members
         ahead, back = max(0, self.partners.front(members) - self.step), self.partners.lead(members)
@@ -276,12 +276,12 @@ class Gossip:
         replica.feedback[fragment] = taken.feedback
         replica.refresh(fragment)
         self.partners.step += 1
-        self._fall_in()  # here, not when the next step begins: who calls reads from ``step`` which fragment that is of
+        self._fall_in()  # here, not when the next step begins: the caller reads from ``step`` which fragment that is of
         buffers_B = replica.shared_buffers(fragment)
         return Swapped(step, taken.before_N, taken.after_N, partner, taken.disagreement, buffers_B)
 
     def _merge_buffers(self, tail: bytes, theirs: Frame | None) -> None:
-        """What both told becomes the same on both sides; who steps alone has its own."""
+        """What both told becomes the same on both sides; a peer that steps alone has its own."""
         replica = self.state.replica
         told = {self.state.me: replica.tail.unpack(tail)}
         if theirs is not None and (theirs_B := replica.tail.split(theirs)[1]) is not None:

@@ -17,8 +17,9 @@ from decentral.flow.changes import Changes
 from decentral.flow.offload import Offload, in_thread
 from decentral.parameters import Schema
 from decentral.replica.buffers import NO_TAIL, Tail
-from decentral.replica.codec import Codec, FixedShapes, Shapes, range_shapes
-from decentral.replica.measures import Measures
+from decentral.replica.codec import Codec, FixedShapes, Shapes, numel, range_shapes
+from decentral.replica.measures import Measure
+from decentral.replica.unpacked import GATHERED, Unpacked
 from decentral.wire.frames import Frame, FrameKind, Header, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record, ReducePlan
@@ -40,13 +41,13 @@ class Inbox:
         merge_codec: Codec,
         offload: Offload = in_thread,
         tail: Tail = NO_TAIL,
-        measures: Measures | None = None,
         channels: int = 1,
+        unpacked: Unpacked | None = None,
     ) -> None:
-        """``channels``: the vectors that a contribution has at most."""
+        """``channels``: the vectors that a contribution has at most; ``unpacked``: where the outer step looks."""
         self.channels = channels
         self._offload, self.tail = offload, tail
-        self._measures = measures or Measures()  # of contributions: nothing else of what they decode to is kept
+        self.unpacked = unpacked or Unpacked()
         self.schema, self.codec, self.merge_codec = schema, codec, merge_codec
         self.plans: dict[tuple[int, int], tuple[tuple[PeerId, int, int], ...]] = {}  # (round, plan) -> partition
         self._plan_came = Changes()
@@ -61,8 +62,10 @@ class Inbox:
         """Drop the plans of rounds before ``round_``."""
         self.plans = {key: plan for key, plan in self.plans.items() if key[0] >= round_}
 
-    async def take(self, data: bytes, head: Callable[[], Head], patience: Callable[[], float]) -> tuple[Frame, Tensor]:
-        """The checked frame and its decoded tensor. Waits up to ``patience`` seconds for the plan of a slice.
+    async def take(
+        self, data: bytes, head: Callable[[], Head], patience: Callable[[], float]
+    ) -> tuple[Frame, Tensor | None]:
+        """As ``check``. Waits up to ``patience`` seconds for the plan of a slice.
 
         A slice that is dropped comes from nobody else, and the plan may be behind many bytes of the leader's own.
         """
@@ -78,17 +81,33 @@ class Inbox:
                 if wait.cancelled_caught:
                     raise PlanUnknown("slice or result of a plan that never came; drop it") from None
 
-    def check(self, data: bytes, head: Head) -> tuple[Frame, Tensor]:
-        """The checked frame and its decoded tensor, now. Raises PlanUnknown when its plan has not come."""
+    def check(self, data: bytes, head: Head) -> tuple[Frame, Tensor | None]:
+        """The checked frame, now, and what it decodes to; None of one that is gathered, whose parts are kept instead.
+
+        Raises PlanUnknown when its plan has not come.
+        """
         frame = parse(data, lambda header: self.max_nbytes(header, head))
-        codec = self.codec_of(frame.header)
         if frame.header.kind != FrameKind.SLICE:  # nobody asks for a slice by its hash
             _ = frame.hash  # kept in the frame: the event loop need not stop to hash megabytes
         body, _ = self.tail.split(frame)  # raises, too
-        decoded_N = codec.decode(body, self.shapes_of(frame.header))
+        if frame.header.kind not in GATHERED:
+            return frame, self.codec.decode(body, self.shapes_of(frame.header))
+        if self.unpacked.get(frame) is None:  # pushed, and fetched besides
+            self._unpack(frame, body, frame.header.sender in head.members)
+        return frame, None
+
+    def _unpack(self, frame: Frame, body: memoryview, keep: bool) -> None:
+        """Read a gathered frame once: what is checked and measured is what the outer step adds."""
+        codec, shapes = self.codec_of(frame.header), self._shapes_of_one(frame.header)
+        payloads = codec.unpack(body, shapes * frame.header.channels)
+        change, states = payloads[: len(shapes)], payloads[len(shapes) :]
         if frame.header.kind == FrameKind.CONTRIBUTION:
-            self._measures.add(frame.hash, decoded_N[: self.schema.fragments[frame.header.fragment].numel])
-        return frame, decoded_N
+            self.unpacked.measures.add(frame.hash, Measure.of(codec.pieces(change), numel(shapes)))
+            codec.check(states)
+        else:
+            codec.check(payloads)
+        if keep:
+            self.unpacked.add(frame, payloads)
 
     def shapes_of(self, header: Header) -> Shapes:
         """The shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""

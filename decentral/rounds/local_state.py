@@ -48,7 +48,7 @@ class OwnParts:
     ledger: Ledger
     partners: Partners | None = None  # where peers gossip
     offload: Offload = in_thread
-    reserve: int = 1 << 28  # bytes of frames kept, and of what may be owed again
+    reserve: int = 1 << 28  # bytes of frames kept and unpacked, and of what may be owed again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,9 @@ class SwarmAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """Who is told what happens."""
+    """What is called when something happens."""
 
-    on_advance: Callable[[CommittedUpdate], None]
+    on_update: Callable[[CommittedUpdate], None]
     on_event: Callable[[str, dict[str, object]], None]
 
 
@@ -79,15 +79,15 @@ class LocalState:
         self.signer, self.me, self.terms = parts.signer, parts.signer.peer, parts.terms
         self.replica, self.inbox, self.ledger = parts.replica, parts.inbox, parts.ledger
         self.partners, self.offload = parts.partners, parts.offload
-        self.on_advance, self.on_event = listeners.on_advance, listeners.on_event
+        self.on_update, self.on_event = listeners.on_update, listeners.on_event
         self.tasks = Tasks(listeners.on_event)
         self.catch_up = CatchUpRequests()
-        self.store = FrameStore(parts.reserve)
+        self.store = FrameStore(parts.reserve - parts.replica.unpacked.capacity)
         self.frame_limit = HEADER_NBYTES + parts.inbox.limit()
         self.outbox = Outbox(parts.replica.codec, parts.reserve)
         self.pending: Contribution | None = None
         self.contributed = 0
-        self.inherits = False  # whether an earlier life may have sent what no record has named yet
+        self.inherits = False  # whether a previous incarnation may have sent what no record has named yet
         self.reclaimed = False  # whether progress was given to a branch, too, that was given up and may come back
         self.slices, self.results = Slices(parts.replica.tail), Results()
         self.left: dict[Digest, Tensor] = {}  # by the results made here in this round, what each leaves to owe
@@ -156,6 +156,7 @@ class LocalState:
         self.store.forget_before(round_ - KEEP_ROUNDS)
         self.make_room()
         self.inbox.forget_before(round_ + 1)
+        self.replica.unpacked.forget_before(round_ + 1)
         self.slices.forget()
         self.results.forget()
         self.left, self.measured = {}, {}

@@ -1,4 +1,4 @@
-"""Who of the others is silent, stands on another chain, or knows what this peer's disk forgot: looked at each tick."""
+"""Which peers are silent, stand on another chain, or know what this peer's disk forgot: looked at each tick."""
 
 from __future__ import annotations
 

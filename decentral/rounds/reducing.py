@@ -67,9 +67,12 @@ class Reducer:
     async def _gather_slices(self, reduction: Reduction, head: Head) -> None:
         """Wait for as long as slices need by what is known of uplinks, and for those that are coming then."""
         state, arrivals, began = self.state, self.frames.arrivals, anyio.current_time()
+        (start, stop), channels = reduction.range, len(self.replica.due(head.outer_step))
         while state.head.hash == head.hash:
             came, now, deadline = state.slices.came, anyio.current_time(), began + state.machine.state.patience(0.5)
-            reduction.slices, reduction.tails = state.slices.of(reduction.plan.number, reduction.part)
+            found, reduction.tails = state.slices.of(reduction.plan, reduction.part)
+            # who sends another number of channels than are due might as well send nothing
+            reduction.slices = {peer: one for peer, one in found.items() if one.numel() == channels * (stop - start)}
             missing = reduction.missing()
             if not missing or (now >= deadline and not any(map(arrivals.is_moving, missing))):
                 return
@@ -81,7 +84,9 @@ class Reducer:
         plan, state, replica = reduction.plan, self.state, self.replica
         fragment = head.fragment(state.terms.num_fragments)
         owed_N, (start, stop) = replica.owed(fragment), reduction.range
-        measured = {peer: Measure.of(slice_N[: stop - start]) for peer, slice_N in reduction.slices.items()}
+        measured = {
+            peer: Measure.of((slice_N[: stop - start],), stop - start) for peer, slice_N in reduction.slices.items()
+        }
         state.measured[(plan.round, plan.number)] = measured
         weights, scales = replica.weights(plan.contributors, head.outer_step), self._slice_scales(plan, measured)
         made = reduction.result(replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales)
@@ -90,7 +95,7 @@ class Reducer:
         header = replace(header, states=len(replica.due(head.outer_step)) - 1)
         frame = seal(header, made.body, state.signer, tail)
         _ = frame.hash  # see Inbox.check
-        return frame, self._decoded(frame, plan), made.feedback
+        return frame, replica.codec.decompress(made.payloads), made.feedback
 
     def _slice_scales(self, plan: ReducePlan, measured: Mapping[PeerId, Measure]) -> list[float] | None:
         """An owner clips its part alone, by the slices' norms; everybody applies its result."""

@@ -8,29 +8,32 @@ from torch import Tensor
 from decentral.replica.buffers import Tail
 from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
+from decentral.wire.messages import ReducePlan
+
+Key = tuple[int, int, int]  # round, plan, part
 
 
 class Slices:
-    """Those of one round, by plan and part, then by sender."""
+    """Those of one round, by round, plan and part, then by sender. Whoever was decoding one may be a round late."""
 
     def __init__(self, tail: Tail) -> None:
         self._tail = tail
-        self._decoded: dict[tuple[int, int], dict[PeerId, Tensor]] = {}
-        self._buffers: dict[tuple[int, int], dict[PeerId, Tensor]] = {}  # that came with them
+        self._decoded: dict[Key, dict[PeerId, Tensor]] = {}
+        self._buffers: dict[Key, dict[PeerId, Tensor]] = {}  # that came with them
         self.came = anyio.Event()  # replaced when the next one comes
 
     def add(self, frame: Frame, decoded: Tensor) -> None:
         """Take a checked slice."""
-        key = (frame.header.plan, frame.header.part)
+        key = (frame.header.round, frame.header.plan, frame.header.part)
         self._decoded.setdefault(key, {})[frame.header.sender] = decoded
         if (tail_B := self._tail.split(frame)[1]) is not None:
             self._buffers.setdefault(key, {})[frame.header.sender] = tail_B
         self.came.set()
         self.came = anyio.Event()
 
-    def of(self, plan: int, part: int) -> tuple[dict[PeerId, Tensor], dict[PeerId, Tensor]]:
+    def of(self, plan: ReducePlan, part: int) -> tuple[dict[PeerId, Tensor], dict[PeerId, Tensor]]:
         """What came of one part, and the buffers that came with it."""
-        key = (plan, part)
+        key = (plan.round, plan.number, part)
         return dict(self._decoded.get(key, {})), dict(self._buffers.get(key, {}))
 
     def forget(self) -> None:

@@ -30,7 +30,7 @@ class CommittedUpdate:
     buffers_B: Tensor | None = None  # the model's buffers after it; None: the live ones stay
     state: Mapping[str, Tensor] = field(default_factory=dict)  # the method's after it, if the inner optimizer needs it
     channels: frozenset[str] = frozenset()  # that the contributions had
-    taken_N: Tensor | None = None  # bool: where this peer's progress is in the anchor already, sent by a life before
+    taken_N: Tensor | None = None  # bool: where progress is in the anchor already, sent by a previous incarnation
 
 
 @dataclass(slots=True)

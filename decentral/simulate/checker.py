@@ -7,7 +7,6 @@ Names in brackets are those of the table in docs/simulation.md (I1: one record p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -16,11 +15,11 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.chain import majority
 from decentral.manifest import Manifest
 from decentral.replica.codec import Codec
-from decentral.simulate.learning.lessons import UNIT, VALUES, toy_schema
+from decentral.simulate.anchors import chain_at_rest, check_anchors, parsed
+from decentral.simulate.learning.lessons import UNIT, VALUES, LessonName, toy_schema
 from decentral.simulate.pairs import check_pairs
 from decentral.simulate.trace import Entry, Trace
 from decentral.simulate.verdict import Verdict
-from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record
 
@@ -28,7 +27,7 @@ Hash = bytes
 ROUNDED = 1.0  # off by less than this is rounding of shares: one inner step is 840
 
 
-def check(trace: Trace, manifest: Manifest, *, exact: bool) -> Verdict:
+def check(trace: Trace, manifest: Manifest, lesson: LessonName) -> Verdict:
     """Judge one finished run."""
     verdict = Verdict()
     if not any(trace.of("went_back")):  # a restored backup forgets its votes: that heals, but it may fork
@@ -42,8 +41,10 @@ def check(trace: Trace, manifest: Manifest, *, exact: bool) -> Verdict:
         check_pairs(trace, manifest, verdict)
         return verdict  # replicas of gossip are not equal, and nobody says they are
     _same_record_same_bits(trace, verdict)
+    _same_record_same_state(trace, verdict)
     _rest_in_one_state(trace, verdict)
-    if exact and manifest.exchange.kind == "gather":
+    check_anchors(trace, manifest, lesson, verdict)
+    if lesson == "marks" and manifest.exchange.kind == "gather":
         _Mass(trace, manifest, verdict).check()
     return verdict
 
@@ -98,6 +99,21 @@ def _same_record_same_bits(trace: Trace, verdict: Verdict) -> None:
             if seen != entry.fields["digest"]:
                 verdict.divergence += 1
                 verdict.say(f"[I2] round {entry.fields['round']}: host {entry.host} holds another anchor than others")
+
+
+def _same_record_same_state(trace: Trace, verdict: Verdict) -> None:
+    """[I2] And one state of the outer method, of which no digest tells."""
+    held: dict[Hash, dict[str, Tensor]] = {}
+    for event in ("applied", "rested"):
+        for entry in trace.of(event):
+            mine = {name: tensor for name, tensor in entry.tensors.items() if name.startswith("outer/")}
+            others = held.setdefault(entry.fields["hash"], mine)
+            apart = [name for name, tensor in mine.items() if not torch.equal(others[name], tensor)]
+            if apart:
+                verdict.divergence += 1
+                verdict.say(
+                    f"[I2] round {entry.fields['round']}: host {entry.host} holds another {apart[0]} than others"
+                )
 
 
 def _durable_before_applied(trace: Trace, verdict: Verdict) -> None:
@@ -188,15 +204,11 @@ class _Mass:
     def __init__(self, trace: Trace, manifest: Manifest, verdict: Verdict) -> None:
         self.trace, self.verdict = trace, verdict
         self.codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
-        assert manifest.outer.learning_rate is not None
-        self.rate: float = manifest.outer.learning_rate
         self.shapes = [fragment.shapes for fragment in toy_schema("marks", manifest.outer.fragments).fragments]
 
     def check(self) -> None:
         """Compare made with committed and carried, host by host."""
-        chain = list(self._chain())
-        self._anchors_are_sums_of_means(chain)
-        committed = self._committed(chain)
+        committed = self._committed(list(chain_at_rest(self.trace)))
         peers = self._peers()
         gone_back = {entry.host for entry in self.trace.of("went_back")}
         for entry in self.trace.of("rested"):
@@ -207,20 +219,6 @@ class _Mass:
                 total_N = sum((committed[peer, f] for peer in mine if (peer, f) in committed), torch.zeros(VALUES))
                 missing_N = self._made(entry.host, f) - self._given_up(entry.host, f) - total_N - entry.tensors[str(f)]
                 self._judge(entry, f, missing_N)
-
-    def _anchors_are_sums_of_means(self, chain: list[Record]) -> None:
-        """[I4] The anchor moved by the mean of the frames that each record names, and by nothing else."""
-        for f in range(len(self.shapes)):
-            moved_N = torch.zeros(VALUES)
-            for record in chain:
-                if record.frames and record.fragment == f:
-                    bodies = [_parsed(self.trace.frames[ref.frame]).body for ref in record.frames]
-                    total_N = sum((self.codec.decode(body, self.shapes[f]) for body in bodies), torch.zeros(VALUES))
-                    moved_N -= self.rate * total_N / len(bodies)
-            for entry in self.trace.of("rested"):
-                if not torch.allclose(entry.tensors[f"anchor/{f}"], moved_N, atol=1.0):
-                    self.verdict.lost_updates += 1
-                    self.verdict.say(f"[I4] host {entry.host}, fragment {f}: its anchor is not the sum of the means")
 
     def _judge(self, entry: Entry, f: int, missing_N: Tensor) -> None:
         off_N = torch.where(missing_N.abs() < ROUNDED, 0.0, missing_N)
@@ -233,18 +231,11 @@ class _Mass:
             self.verdict.lost_updates += lost
             self.verdict.say(f"[I3] host {entry.host}, fragment {f}: {lost} inner steps are gone; it never went down")
 
-    def _chain(self) -> Iterator[Record]:
-        """The records behind the state in which the peers rest, newest first."""
-        last = next((entry.fields["hash"] for entry in self.trace.of("rested")), b"")
-        while (commit := self.trace.commits.get(last)) is not None:
-            yield commit.record
-            last = commit.record.previous
-
     def _committed(self, chain: list[Record]) -> dict[tuple[PeerId, int], Tensor]:
         sums: dict[tuple[PeerId, int], Tensor] = defaultdict(lambda: torch.zeros(VALUES))
         for record in chain:
             for ref in record.frames:
-                body = _parsed(self.trace.frames[ref.frame]).body
+                body = parsed(self.trace.frames[ref.frame]).body
                 sums[ref.peer, record.fragment] += self.codec.decode(body, self.shapes[record.fragment])
         return sums
 
@@ -278,7 +269,3 @@ class _Mass:
     def _never_down(self, host: int) -> bool:
         told = (entry.event for entry in self.trace if entry.host == host)
         return not any(event in ("crashed", "left", "failed", "adopted") for event in told)
-
-
-def _parsed(data: bytes) -> Frame:
-    return parse(data, lambda header: len(data) - HEADER_NBYTES)

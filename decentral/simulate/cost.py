@@ -2,8 +2,8 @@
 
 Every size comes from the encoder that makes the message; lists grow by the bytes that one more item adds to it, so
 that sizes beyond ``MAX_PEERS``, which no encoder makes, can be drawn. Costs are what a peer sends on average over the
-peers of a swarm in which nothing fails; as much is received. ``tests/peer/test_cost_model.py`` holds them against what
-real peers sent.
+peers of a swarm in which nothing fails; as much is received. ``tests/simulate/test_cost_model.py`` holds them against
+what real peers sent.
 
 Source: the lower bounds of gather and reduce are those of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
 for clusters of workstations", 2009, with a rate of its own for each direction of each peer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import presets
@@ -38,9 +39,23 @@ class Scenario:
         return self.step_seconds * self.manifest.inner.steps
 
 
-KINDS = ("gather", "reduce", "streaming", "pair", "float")  # float: gather, with values that an order of sums shows in
 _EXACT = {"chain": "topk(k=128, chunk=4096)", "feedback": "ef(beta=1)"}  # 3 of 96: most of it is debt for a while
 _UNCLIPPED = {"norm_clip": None}  # what is given is counted to the last bit, and a clip takes some of it
+_PLAIN = {"chain": "none", "feedback": "none"}
+Tables = Mapping[str, Mapping[str, Any]]  # Any: values of every key
+_KINDS: dict[str, tuple[str, Tables]] = {  # preset, and what is changed of it
+    "gather": ("sparseloco", {"outer": _UNCLIPPED, "compressor": _EXACT}),
+    "reduce": ("diloco", {"outer": {"learning_rate": 1.0, "momentum": 0.0, **_UNCLIPPED}, "compressor": _PLAIN}),
+    "streaming": ("streaming", {"inner": {"steps": 6}, "outer": {"fragments": 3, "overlap": 1}}),
+    "pair": (min(name for name, preset in presets().items() if preset.exchange == "pair"), {}),
+    "float": ("sparseloco", {}),  # gather, with values that an order of sums shows in
+}
+KINDS = tuple(_KINDS)
+OTHERS_EVERY = 4  # seeds of which one has a method of ``others``
+_SHORTER: dict[str, dict[str, float]] = {  # so that what takes a run a day comes to pass in 20 rounds
+    "delayed_nesterov": {"grace": 0.5},
+    "edit": {"warmup": 12},
+}
 CLAIMS = (0.0, 300.0, 3_000.0, 30_000.0)  # with frames of a few kB: who sends by way of others, and who owns how much
 LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}
 
@@ -49,6 +64,8 @@ def drawn(seed: int, rounds: int = 20) -> Scenario:
     """The scenario that a seed stands for in the project's own suites: algorithm, size and weather are all drawn."""
     generator = random.Random(seed)
     kind = generator.choice(["gather", "gather", "reduce", "streaming", "float", "gather", "reduce", "pair"])
+    if seed % OTHERS_EVERY == 0:
+        kind = others()[seed // OTHERS_EVERY % len(others())]
     profile = generator.choice([PROFILES["home"], PROFILES["storm"], PROFILES["storm"], PROFILES["spot"]])
     hosts = generator.choice([2, 2, 3, 3, 3, 3, 3, 3, 4, 5])
     split = generator.choice([1.0, 4.0, 4.0, 15.0])
@@ -63,30 +80,29 @@ def drawn(seed: int, rounds: int = 20) -> Scenario:
     )
     patience = {"shrink_after": generator.choice([15.0, 90.0]), "lease": generator.choice([3.0, 12.0, 12.0, 12.0])}
     manifest = toy_manifest(kind, seed, {**LIMITS, **patience})
-    lesson: LessonName = "marks" if kind in ("gather", "reduce") else "noise"
+    lesson: LessonName = "marks" if _leaves_marks(kind) else "noise"
     calm_start = generator.random() < 0.8
     return Scenario(manifest, weather, seed, hosts, rounds, calm_start=calm_start, lesson=lesson, claims=CLAIMS)
 
 
 def toy_manifest(kind: str, seed: int, limits: Mapping[str, float] = LIMITS) -> Manifest:
-    """The terms of a run of one of ``KINDS``: a few inner steps per round, deadlines of seconds."""
+    """The terms of a run of one of ``KINDS`` or ``others``: a few inner steps per round, deadlines of seconds."""
     run = {"rounds": 1_000_000, "salt": f"s{seed}", "seed": seed}
-    inner = {"steps": 4}
-    if kind == "reduce":
-        outer = {"method": "diloco", "learning_rate": 1.0, "momentum": 0.0, **_UNCLIPPED}
-        plain = {"chain": "none", "feedback": "none"}
-        return preset_manifest("diloco", run=run, inner=inner, swarm=limits, outer=outer, compressor=plain)
-    if kind == "streaming":
-        return preset_manifest(
-            "streaming", run=run, inner={"steps": 6}, swarm=limits, outer={"fragments": 3, "overlap": 1}
-        )
-    if kind == "pair":
-        return preset_manifest(_gossiping(), run=run, inner=inner, swarm=limits)
-    if kind == "float":
-        return preset_manifest("sparseloco", run=run, inner=inner, swarm=limits)
-    return preset_manifest("sparseloco", run=run, inner=inner, swarm=limits, outer=_UNCLIPPED, compressor=_EXACT)
+    preset, tables = _KINDS.get(kind) or (kind, _of_other(kind))
+    return preset_manifest(preset, run=run, swarm=limits, **{"inner": {"steps": 4}, **tables})
 
 
-def _gossiping() -> str:
-    """The first of our methods in which peers gossip."""
-    return min(name for name, preset in presets().items() if preset.exchange == "pair")
+def _of_other(kind: str) -> Tables:
+    outer = _SHORTER.get(kind, {})
+    return {"outer": {**outer, **_UNCLIPPED}, "compressor": _EXACT} if _leaves_marks(kind) else {"outer": outer}
+
+
+def others() -> tuple[str, ...]:
+    """Our methods in which all peers agree, beside those of ``KINDS``."""
+    known = {preset for preset, _ in _KINDS.values()}
+    return tuple(sorted(name for name, preset in presets().items() if preset.exchange != "pair" and name not in known))
+
+
+def _leaves_marks(kind: str) -> bool:
+    """Whether what is given is counted to the last bit."""
+    return kind in ("gather", "reduce") or (kind in others() and presets()[kind].exchange == "gather")

@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 
 from decentral.rounds.driver import Driver
-from decentral.simulate.learning.training import Pace
+from decentral.simulate.learning.training import StepPace
 from decentral.simulate.machine.host import Host
 from decentral.simulate.machine.process import FINE, Site
 from decentral.simulate.machine.weather import Weather
@@ -62,7 +62,9 @@ class World:
         profile = self.scenario.profile
         generator = random.Random(f"host {self.scenario.seed} {number}")
         seconds = self.scenario.step_seconds * generator.lognormvariate(0.0, profile.speed_spread)
-        pace = Pace(generator, seconds, profile.jitter_spread, profile.straggles / self.scenario.manifest.inner.steps)
+        pace = StepPace(
+            generator, seconds, profile.jitter_spread, profile.straggles / self.scenario.manifest.inner.steps
+        )
         host = Host(self.site, number, self.folder / f"host{number}", pace, founder=number == 0)
         self._connect(host, profile.bandwidth * generator.lognormvariate(0.0, 1.0))
         return host
@@ -191,7 +193,7 @@ class World:
         driver = process.node.driver
         host.note(
             "rested",
-            process.trainer.carried() | {f"anchor/{f}": a for f, a in enumerate(process.node.replica.anchors)},
+            process.trainer.carried() | process.node.replica.shared_tensors(),
             round=driver.head.round,
             hash=driver.head.hash,
             digest=process.node.replica.digest,

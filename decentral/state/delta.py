@@ -35,7 +35,7 @@ from decentral import coding
 from decentral.errors import BaseMismatch, ConfigError, PayloadError
 from decentral.state.tensor_file import DTYPES, tensor_bytes
 
-__all__ = ["Header", "apply_delta", "make_delta", "read_header", "version_id"]
+__all__ = ["DeltaHeader", "apply_delta", "make_delta", "read_header", "version_id"]
 
 ID_NBYTES = 32
 _HEADER = struct.Struct(f"<4sB{ID_NBYTES}s{ID_NBYTES}s")
@@ -49,7 +49,7 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class DeltaHeader:
     """What a message is between; ``full`` ones apply to any base of the same schema."""
 
     base: bytes
@@ -80,14 +80,14 @@ def make_delta(base: Tensors, target: Tensors) -> bytes:
     return _HEADER.pack(_MAGIC, _DELTA, *head) + delta
 
 
-def read_header(data: bytes | memoryview) -> Header:
+def read_header(data: bytes | memoryview) -> DeltaHeader:
     """The versions that a message is between. PayloadError when it is no such message."""
     if len(data) < _HEADER.size:
         raise _refused(f"{len(data)} bytes, its header has {_HEADER.size}")
     magic, form, base, result = _HEADER.unpack(bytes(data[: _HEADER.size]))
     if magic != _MAGIC or form not in (_DELTA, _FULL):
         raise _refused("it does not begin as one")
-    return Header(base, result, form == _FULL)
+    return DeltaHeader(base, result, form == _FULL)
 
 
 def apply_delta(base: Tensors, data: bytes | memoryview) -> dict[str, Tensor]:

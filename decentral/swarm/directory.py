@@ -31,7 +31,6 @@ from decentral.swarm.leases import (
 )
 from decentral.swarm.own_lease import OwnLease
 from decentral.transport import Transport
-from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
 from decentral.wire.lease import PRIVATE, Lease
@@ -149,9 +148,9 @@ class Directory:
             self._contacts.group = group
             self._bootstrap.start()
             group.start_soon(self._expire_forever)
-            daemon = self.transport.bare
-            if self._dht and isinstance(daemon, DaemonTransport):
-                group.start_soon(share, daemon, self)
+            host = self.transport.dht_host
+            if self._dht and host is not None:
+                group.start_soon(share, host, self)
             task_status.started()
             try:
                 await self._renew_forever()

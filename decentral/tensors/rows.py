@@ -1,22 +1,40 @@
-"""A flat tensor as whole rows of a constant width, for loops that are vector instructions then and crawl otherwise."""
+"""A flat tensor, whole or in pieces, as rows of a constant width, for loops that are vector instructions then and crawl
+otherwise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["rows_of"]
+__all__ = ["WIDTH", "rows_of"]
+
+WIDTH = 1024  # a row of float64 is 8 KiB: in the first-level cache, and many vectors long
 
 
-def rows_of(value_N: Tensor, width: int) -> Iterator[NDArray[np.float32]]:
-    """The whole rows of a flat float32 tensor on the processor, without a copy, then the rest filled up with zeros."""
-    flat_N = value_N.detach().contiguous().numpy()
-    whole = flat_N.size // width * width
-    yield flat_N[:whole].reshape(-1, width)
-    if whole < flat_N.size:
-        rest = np.zeros((1, width), dtype=np.float32)
-        rest[0, : flat_N.size - whole] = flat_N[whole:]
-        yield rest
+def rows_of(pieces: Iterable[Tensor]) -> Iterator[NDArray[np.float32]]:
+    """The rows (R, WIDTH) of float32 tensors on the processor, one behind the other; the last is filled up with zeros.
+
+    Whole rows of a piece are not copied. To be used before the next are asked for: a row that several pieces share is
+    overwritten.
+    """
+    shared_L, filled = np.zeros((1, WIDTH), dtype=np.float32), 0
+    for piece in pieces:
+        flat_N = piece.detach().contiguous().reshape(-1).numpy()
+        if filled:
+            taken = min(WIDTH - filled, flat_N.size)
+            shared_L[0, filled : filled + taken] = flat_N[:taken]
+            filled, flat_N = filled + taken, flat_N[taken:]
+            if filled < WIDTH:
+                continue
+            yield shared_L
+        whole = flat_N.size // WIDTH * WIDTH
+        yield flat_N[:whole].reshape(-1, WIDTH)
+        filled = flat_N.size - whole
+        shared_L[0, :filled] = flat_N[whole:]
+    if filled:
+        shared_L[0, filled:] = 0.0
+        yield shared_L

@@ -12,7 +12,7 @@ from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import UNDECIDED, Gossip, Swapped
 from decentral.training.loop_parts import LoopParts
 from decentral.training.merging import Merger
-from decentral.training.swarm_side import PendingResult
+from decentral.training.swarm.side import PendingResult
 from decentral.wire.frames import FrameKind
 
 SWAP_SLACK = 1.0  # s beyond the time in which a pair decides
@@ -39,7 +39,7 @@ class GossipSteps:
         if mine is None:  # merges at the run's end passed it by
             return changed | self._merger.stand_at_replica()
         await self._exchange(mine)
-        if self._gossip.step >= self._parts.manifest.run.rounds or node.driver.machine.state.time_is_up:
+        if self._gossip.step >= self._parts.manifest.run.rounds or node.clock.is_up:
             return await self._merge_replicas(node)
         return changed | {mine.fragment}
 

@@ -16,7 +16,7 @@ from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.absence import Away
-from decentral.training.swarm_side import SwarmSide
+from decentral.training.swarm.side import SwarmSide
 from decentral.training.sync_schedule import Parameters, SyncSchedule
 
 # Shape suffix: B = elements of all buffers, flat float32.
@@ -39,7 +39,7 @@ class LiveParameters(Parameters, Protocol):
 
 
 class LoopEvents(Protocol):
-    """Who is told what happens at boundaries."""
+    """What is called when something happens at a boundary."""
 
     def waits(self, waiting: bool) -> None:
         """The loop begins or ends to stand still for a commit."""

@@ -1,6 +1,6 @@
 """What happens at a step boundary: merge the commits that came, contribute when due, wait when the algorithm waits.
 
-One class for whoever trains: a peer's training thread, a simulated peer, a test. The synchronous family offers to a
+One class for all that train: a peer's training thread, a simulated peer, a test. The synchronous family offers to a
 round that all agree on (`round_steps`); the gossip family swaps with one partner and ends with one merge of all
 replicas (`gossip_steps`).
 """

@@ -24,7 +24,7 @@ NOTABLE_WAIT = 2.0  # s; every round without overlap waits for its commit, and o
 
 
 class Reporter:
-    """Counters of one peer; written by the training thread, read by whoever makes a status out of them."""
+    """Counters of one peer; written by the training thread, read by the thread that makes a status out of them."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Reporter:
             self.waited += now - self._wait_began
         self._waiting = waiting
 
-    def round_ended(self, advance: CommittedUpdate) -> None:
+    def round_ended(self, update: CommittedUpdate) -> None:
         """A commit was merged, or changed the membership."""
-        record = advance.record
+        record = update.record
         assert record is not None
         fields: dict[str, object] = {
             "round": record.round,
@@ -71,14 +71,14 @@ class Reporter:
             "fragment": record.fragment,
             "contributors": [peer_name(ref.peer) for ref in contributions(record)],
             "members": [peer_name(peer) for peer in record.next_members],
-            "contributed": advance.contribution is not None,
+            "contributed": update.contribution is not None,
             "final": record.final,
             "record": record.hash.hex(),
-            "anchor": advance.anchor.hex(),
+            "anchor": update.anchor.hex(),
         }
         self._emit("commit" if moves_anchor(record) else "membership", fields)
-        if moves_anchor(record) and (self._me in record.members or advance.contribution is not None):
-            self._ended(advance.contribution is not None)  # what ended while it was away is no round that it missed
+        if moves_anchor(record) and (self._me in record.members or update.contribution is not None):
+            self._ended(update.contribution is not None)  # what ended while it was away is no round that it missed
 
     def away(self, away: Away) -> None:
         """Progress of an absence is given up, in part or whole."""

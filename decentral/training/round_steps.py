@@ -9,7 +9,7 @@ from decentral.errors import DecentralError
 from decentral.replica.contribution import Contribution
 from decentral.training.loop_parts import LoopParts
 from decentral.training.merging import LOOK_EVERY, Merger
-from decentral.training.swarm_side import PendingResult
+from decentral.training.swarm.side import PendingResult
 
 
 class RoundSteps:

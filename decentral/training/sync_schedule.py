@@ -47,7 +47,7 @@ class Parameters(Protocol):
 
 @dataclass(slots=True)
 class SyncSchedule:
-    """Step counters of one peer and the advances it has not merged yet."""
+    """Step counters of one peer and the updates it has not merged yet."""
 
     interval: int  # inner steps between two contributions: H / number of fragments
     overlap: int  # tau: inner steps between sending a contribution and merging the commit that names it
@@ -120,7 +120,7 @@ class SyncSchedule:
         progress, local_N = self.progress[fragment], model.read(fragment)
         gradient_N = self.gradient(fragment, anchor_N, local_N)
         norm = float(gradient_N.norm())
-        share = 1.0  # of NaN and Inf, too: whoever checks what is sent names the parameter
+        share = 1.0  # of NaN and Inf, too: the check of what is sent names the parameter
         if math.isfinite(norm):
             share = share_of(
                 progress,
@@ -157,20 +157,20 @@ class SyncSchedule:
     # ---- merging ----
 
     def mergeable(self) -> CommittedUpdate | None:
-        """The oldest advance if its time has come, taken off the queue."""
+        """The oldest update if its time has come, taken off the queue."""
         if not self.waiting:
             return None
         named = self.waiting[0].contribution is not None
         early = named and self.sent_at is not None and self.since - self.sent_at < self.overlap
         return None if early else self.waiting.popleft()
 
-    def merge(self, advance: CommittedUpdate, model: Parameters) -> bool:
+    def merge(self, update: CommittedUpdate, model: Parameters) -> bool:
         """Bring one commit into the live model; returns whether parameters changed."""
-        self.seen = advance.head
-        if advance.before_N is None or advance.after_N is None:
+        self.seen = update.head
+        if update.before_N is None or update.after_N is None:
             return False
-        live_N = model.read(advance.fragment)
-        self.put(model, advance.fragment, self._merged(advance, live_N, advance.before_N, advance.after_N))
+        live_N = model.read(update.fragment)
+        self.put(model, update.fragment, self._merged(update, live_N, update.before_N, update.after_N))
         self.num_merged += 1
         return True
 
@@ -207,14 +207,14 @@ class SyncSchedule:
         """The fragments to restart when ``because_of`` is dropped: those that rounds have passed by are as old."""
         return [f for f, progress in enumerate(self.progress) if f == because_of or progress.missed]
 
-    def _merged(self, advance: CommittedUpdate, live_N: Tensor, before_N: Tensor, after_N: Tensor) -> Tensor:
-        progress, mine = self.progress[advance.fragment], advance.contribution
+    def _merged(self, update: CommittedUpdate, live_N: Tensor, before_N: Tensor, after_N: Tensor) -> Tensor:
+        progress, mine = self.progress[update.fragment], update.contribution
         if mine is None:  # passed by: our progress stays, measured from the new anchor
-            self._passed_by(advance)
+            self._passed_by(update)
             if progress.rounding_N is not None:
                 before_N = before_N + progress.rounding_N
-            if advance.taken_N is not None:  # what an earlier life of this peer sent is in the anchor, and no progress
-                live_N = torch.where(advance.taken_N, before_N, live_N)
+            if update.taken_N is not None:  # what a previous incarnation sent is in the anchor, and no progress
+                live_N = torch.where(update.taken_N, before_N, live_N)
             return carry(live_N, before_N, after_N)
         self.since -= self.sent_at if self.sent_at is not None else 0
         local_N = mine.local_N
@@ -231,12 +231,12 @@ class SyncSchedule:
             self.given_up.append(self._away)
             self._away = None
 
-    def _passed_by(self, advance: CommittedUpdate) -> None:
-        progress = self.progress[advance.fragment]
+    def _passed_by(self, update: CommittedUpdate) -> None:
+        progress = self.progress[update.fragment]
         self.sent_at = None
-        self.since = max(0, self.since + advance.owed_steps // self.num_fragments)
-        progress.steps = max(0, progress.steps + advance.owed_steps)
-        progress.missed += advance.rounds if progress.steps else 0
+        self.since = max(0, self.since + update.owed_steps // self.num_fragments)
+        progress.steps = max(0, progress.steps + update.owed_steps)
+        progress.missed += update.rounds if progress.steps else 0
 
     # ---- over a restart ----
 
@@ -275,7 +275,7 @@ class SyncSchedule:
             self.put(model, f, carry(model.read(f), before_N, anchor_N))
 
 
-def make_rhythm(manifest: Manifest, seen: bytes) -> SyncSchedule:
+def make_schedule(manifest: Manifest, seen: bytes) -> SyncSchedule:
     """When a peer contributes and how it merges, from the record ``seen`` on."""
     outer = manifest.outer
     method = make_outer(outer.method, outer.hyper)

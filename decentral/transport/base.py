@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from decentral.errors import ConfigError, DecentralError
 from decentral.flow.budget import Budget
@@ -58,6 +58,28 @@ class Stream(Protocol):
 Handler = Callable[[Stream], Awaitable[None]]
 
 
+class DhtHost(Protocol):
+    """A process beside this one that hivemind's DHT can use, and that may die and be started again."""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether others cannot dial it, so that it should hold no keys for them."""
+        ...
+
+    @property
+    def starts(self) -> int:
+        """Processes started so far; grows when one died."""
+        ...
+
+    async def until_restarted(self, starts: int) -> None:
+        """Wait until the process with number ``starts`` is no more and its successor answers."""
+        ...
+
+    def attached(self) -> AbstractAsyncContextManager[Any]:  # Any: hivemind.P2P, which has no types
+        """hivemind's own client of the process that runs now."""
+        ...
+
+
 class Transport(Protocol):
     """This peer's way to the others; an asynchronous context manager that runs while it is entered."""
 
@@ -82,8 +104,8 @@ class Transport(Protocol):
         ...
 
     @property
-    def bare(self) -> Transport:
-        """What it is without caps, for what only one kind of transport can do."""
+    def dht_host(self) -> DhtHost | None:
+        """What hivemind's DHT can run on, which only one kind of transport has."""
         ...
 
     def serve(self, protocol: str, handler: Handler) -> None:
@@ -126,9 +148,9 @@ class Uncapped:
         return UplinkMeter()
 
     @property
-    def bare(self) -> Self:
+    def dht_host(self) -> DhtHost | None:
         """See Transport."""
-        return self
+        return None
 
     def pushing(self, protocol: str) -> AbstractAsyncContextManager[None]:
         """See Transport."""

@@ -23,7 +23,7 @@ from decentral.flow.budget import Budget
 from decentral.flow.changes import Changes
 from decentral.flow.schedule import Schedule, Turn, piece_of
 from decentral.flow.uplink import UplinkMeter
-from decentral.transport.base import Handler, Stream, Traffic, Transport
+from decentral.transport.base import DhtHost, Handler, Stream, Traffic, Transport
 from decentral.transport.watchdog import LEAST_RATE, Holdable
 from decentral.wire.keys import PeerId, peer_name
 
@@ -191,9 +191,9 @@ class ThrottledTransport:
         return self.inner.budget
 
     @property
-    def bare(self) -> Transport:
+    def dht_host(self) -> DhtHost | None:
         """See Transport."""
-        return self.inner.bare
+        return self.inner.dht_host
 
     @property
     def uplink(self) -> float | None:

@@ -1,4 +1,4 @@
-"""One real peer: ``join()``, real vault, real daemon, a Llama of one layer over bytes. Runs in a fork of the zygote.
+"""One real peer: ``join()``, real store, real daemon, a Llama of one layer over bytes. Runs in a fork of the zygote.
 
 SIGTERM: leave politely. SIGUSR1: step the wall clock by the seconds in ``OUT/clock``. Everything else happens to it.
 """

@@ -14,6 +14,7 @@ from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.requests import take_requests
 from decentral.observe.rotation import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
+from tests.laws.tables import PRESETS
 
 Run = Callable[..., Result]
 
@@ -118,7 +119,7 @@ def test_no_command_at_all_shows_the_help(run: Run) -> None:
     assert "Commands:" in result.stderr
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "diloco", "streaming", "noloco"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_manifest_of_every_preset_is_written_with_comments_and_loads(run: Run, tmp_path: Path, preset: str) -> None:
     assert run("init", "run.toml", "--preset", preset).exit_code == 0
     text = (tmp_path / "run.toml").read_text()

@@ -83,6 +83,10 @@ def test_a_follower_writes_anchors_while_its_first_donor_is_killed_and_goes_on_i
     until(lambda: found[1].round in committed(second))
     assert found[1].digest == committed(second)[found[1].round]
     assert {name: tensor.shape for name, tensor in found[1].state_dict().items()} == shapes(follower)
+    assert {member["peer"] for member in read_status(follower.directory).members} == {
+        read_status(peer.directory).peer for peer in (first, second)
+    }
+    assert read_status(follower.directory).bytes_received > 0
     first.kill()
     before = latest(follower)["round"]
     until(lambda: latest(follower)["round"] >= before + 6)

@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from decentral.errors import ConfigError
+from decentral.manifest import load_manifest
+from decentral.manifest.presets import check_methods
 from tests.laws import outside
 
+CHAIN = "topk(k=64, chunk=4096) >> ternary(cut=0.3)"
 PAGE = outside.ROOT / "docs/compressors.md"
 
 
@@ -25,5 +29,28 @@ def test_a_package_that_is_there_is_listed_without_a_line_of_ours(folder: Path):
     assert "ternary(cut=0.5)\n    bits per value 2" in listed.stdout
 
 
+def test_a_manifest_names_it_and_a_peer_without_the_package_reads_what_to_do(folder: Path):
+    made = outside.python(folder, "-m", "decentral", "init", "run.toml")
+    assert made.returncode == 0, made.stderr
+    terms = folder / "run.toml"
+    text = terms.read_text(encoding="utf-8")
+    own = text.replace('chain = "topk(k=64, chunk=4096) >> signmag2"', f'chain = "{CHAIN}"')
+    assert own != text
+    terms.write_text(own, encoding="utf-8")
+    read = "from decentral.manifest import load_manifest as load; from decentral.manifest.presets import check_methods"
+    done = outside.python(folder, "-c", f"{read}; m = load('run.toml'); check_methods(m); print(m.compressor.chain)")
+    assert done.stdout.strip() == CHAIN, done.stderr
+    with pytest.raises(ConfigError, match=r"ternary.*install that package"):
+        check_methods(load_manifest(terms))
+
+
+def test_a_hyper_parameter_out_of_its_range_is_one_line_that_says_the_range(folder: Path):
+    done = outside.python(folder, "-m", "decentral", "init", "run.toml", "--compressor", "ternary(cut=2)")
+    assert done.returncode == ConfigError.exit_code
+    assert "ternary(cut=2): cut, a share of the largest magnitude, must be in [0, 1)" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
 def test_the_example_is_short():
-    assert len(outside.example(PAGE)[0].splitlines()) <= 40
+    (code,) = outside.examples(PAGE)
+    assert len(code.splitlines()) <= 60

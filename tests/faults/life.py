@@ -49,24 +49,24 @@ class Life:
     ) -> None:
         """Begin, or resume what the folder holds. Raises DiskError."""
         self.history, self.tell, self.checkpoint_every = history, tell, checkpoint_every
-        self.vault = DurableStore(folder, disk=disk)
+        self.store = DurableStore(folder, disk=disk)
         self.replica: Replica = history.replica()
         self.head: Head = history.heads[0]
-        found = self.vault.load(RUN)
+        found = self.store.load(RUN)
         self.resumed_from = -1 if found is None else found.head.round
         self.passed_over = () if found is None else found.passed_over
         self.acceptor = self._voted()
         if found is not None:
             self.replica.load(found.tensors)
-            self.head, _ = self.vault.replay(found.head, self.replica, ME)
+            self.head, _ = self.store.replay(found.head, self.replica, ME)
 
     def _voted(self) -> Acceptor | None:
-        blob = self.vault.acceptor.read()
+        blob = self.store.acceptor.read()
         return None if blob is None else Acceptor.from_bytes(blob)
 
     def save(self) -> None:
         """Write a checkpoint of where it stands."""
-        self.vault.save(self.head, self.replica.shared_tensors(), {})
+        self.store.save(self.head, self.replica.shared_tensors(), {})
         self.tell("checkpoint", self.head.round)
 
     def go_on(self, last: int) -> None:
@@ -82,9 +82,9 @@ class Life:
         commit, frames = self.history.commits[number - 1], self.history.frames[number - 1]
         self.vote(number)
         self.tell("vote", number)
-        self.vault.append(commit, frames)
+        self.store.append(commit, frames)
         self.tell("commit", number)
-        self.head, _ = self.vault.replay(self.head, self.replica, ME)
+        self.head, _ = self.store.replay(self.head, self.replica, ME)
         assert self.head == self.history.heads[number]
         if number % self.checkpoint_every == 0:
             self.save()
@@ -94,11 +94,11 @@ class Life:
         if self.acceptor == vote_in(self.history, number):
             return
         for step in (promise_in(number), vote_in(self.history, number)):
-            self.vault.acceptor.write(step.to_bytes())
+            self.store.acceptor.write(step.to_bytes())
 
     def close(self) -> None:
         """Give the folder back."""
-        self.vault.close()
+        self.store.close()
 
 
 def promise_in(number: int) -> Acceptor:

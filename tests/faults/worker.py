@@ -138,13 +138,13 @@ async def main(options: argparse.Namespace) -> None:
     schema = small_schema(manifest.outer.fragments)
     options.out.mkdir(parents=True, exist_ok=True)
     identity = Identity.load_or_create(options.out / "identity.key")
-    vault = DurableStore(options.out)
+    store = DurableStore(options.out)
     transport = DaemonTransport(identity, listen=("/ip4/127.0.0.1/tcp/0",))
     invite = Invite.parse(options.join) if options.join else None
 
-    def on_advance(advance: CommittedUpdate) -> None:
-        if advance.record is not None:
-            record = advance.record
+    def on_update(update: CommittedUpdate) -> None:
+        if update.record is not None:
+            record = update.record
             refs = record.contributors or record.frames
             say(
                 event="round",
@@ -166,8 +166,8 @@ async def main(options: argparse.Namespace) -> None:
         start,
         signer=identity.signer,
         transport=transport,
-        ledger=vault.ledger(),
-        on_advance=on_advance,
+        ledger=store.ledger(),
+        on_update=on_update,
         on_event=lambda event, fields: None,
     )
     reaper = Reaper()
@@ -181,7 +181,7 @@ async def main(options: argparse.Namespace) -> None:
         )
         group.start_soon(train, node, options.seed)
         await listen_for_orders(reaper, group.cancel_scope)
-    vault.close()
+    store.close()
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The tables of all methods x all shapes x all devices: a new method costs one line and gets every law.
+"""All methods of `tables.py` x all shapes x all devices.
 
 Of another package: ``python -m pytest tests/laws --compressor "mine(k=3)"`` runs every law over that one alone, and
 ``--outer "mine lr=0.5"`` does for an outer optimizer.
@@ -6,93 +6,19 @@ Of another package: ``python -m pytest tests/laws --compressor "mine(k=3)"`` run
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, parse_compressor
-from decentral.optimizers import make_outer
+from decentral.optimizers import OuterMethod
+from tests.laws.tables import COMPRESSORS, FINE, METHODS, last_of, method_of
 
-COMPRESSORS = [
-    "none",
-    "fp16",
-    "bf16",
-    "int8(block=4096)",
-    "int8(block=7)",
-    "int4(block=256)",
-    "int4(block=5)",
-    "nf4(block=64)",
-    "nf4(block=7)",
-    "fp8(block=256)",
-    "fp8(block=3)",
-    "sign(block=1024)",
-    "sign(block=9)",
-    "codebook8",
-    "sparseloco2",
-    "qsgd(levels=7, block=256, seed=0)",
-    "qsgd(levels=127, block=5, seed=3)",
-    "natural(seed=0)",
-    "e3m0(block=256)",
-    "e3m0(block=5)",
-    "signmag2",
-    "topk(k=64, chunk=4096)",
-    "topk(k=1, chunk=16)",
-    "topk(k=256, chunk=256)",
-    "topk(k=64, chunk=4096) >> signmag2",
-    "topk(k=64, chunk=4096) >> int8(block=64)",
-    "topk(k=3, chunk=64) >> e3m0(block=6)",
-    "topk(k=64, chunk=4096) >> fp16",
-    "topk(k=64, chunk=4096) >> qsgd(levels=7, block=64, seed=0)",
-    "topk(k=64, chunk=4096) >> sparseloco2",
-    "topk(k=64, chunk=4096) >> codebook8",
-    "threshold(k=64, sample=0.01)",
-    "threshold(k=640, sample=1.0) >> signmag2",
-    "threshold(k=64, sample=0.01) >> int8(block=64)",
-    "lowrank(rank=4, iterations=4)",
-    "lowrank(rank=17, iterations=1)",
-    "dct(k=64, chunk=4096)",
-    "dct(k=5, chunk=49) >> int8(block=64)",
-    "dct(k=64, chunk=4096) >> signmag2",
-    "randk(k=64, chunk=4096, seed=0)",
-    "randk(k=7, chunk=50, seed=3) >> int8(block=64)",
-    "randk(k=64, chunk=4096, seed=0) >> signmag2",
-]
-OUTER = [
-    "diloco",
-    "diloco lr=1 momentum=0",
-    "streaming",
-    "sparseloco",
-    "sparseloco lr=0.3",
-    "noloco",
-    "noloco alpha=0 beta=1 gamma=1",
-]
-# Laws that a method cannot keep, by its name, and why.
-FOLLOWS = ("int8", "codebook8", "sparseloco2", "qsgd")  # levels follow what is sent, so what arrived has others
-LOPSIDED = ("nf4", "sparseloco2")  # published with more levels on one side of zero than on the other
-FINE = ("fp8", "nf4", "codebook8", "sparseloco2")  # levels have so many bits that a debt is rounded to float32
-
-SHAPES = [
-    (),
-    (1,),
-    (0,),
-    (3, 0),
-    (13,),
-    (4095,),
-    (4096,),
-    (4097,),
-    (64, 64),
-    (1, 5000),
-    (67, 131),
-    (128, 65),
-    (3, 5, 7, 11),
-    (2, 3, 4099),
-]
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-TABLES = {"compressor": ("--compressor", COMPRESSORS), "outer": ("--outer", OUTER)}
+TABLES = {"compressor": ("--compressor", COMPRESSORS), "outer": ("--outer", METHODS)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -131,10 +57,8 @@ def _is_about(item: pytest.Item, given: dict[str, list[str]]) -> bool:
 
 
 @pytest.fixture
-def outer(request: pytest.FixtureRequest) -> Any:
-    """The outer optimizer of ``name key=number ...``."""
-    name, *hyper = request.param.split()
-    return make_outer(name, {key: float(number) for key, _, number in (word.partition("=") for word in hyper)})
+def outer(request: pytest.FixtureRequest) -> OuterMethod:
+    return method_of(request.param)
 
 
 @pytest.fixture
@@ -142,44 +66,9 @@ def compressor(request: pytest.FixtureRequest) -> Compressor:
     return parse_compressor(request.param)
 
 
-def _last(compressor: Compressor) -> str:
-    """The name of the method, or of the quantiser of a chain."""
-    return str(compressor).split(" >> ")[-1].split("(")[0]
-
-
-@pytest.fixture
-def follows(compressor: Compressor) -> bool:
-    return _last(compressor) in FOLLOWS
-
-
-@pytest.fixture
-def lopsided(compressor: Compressor) -> bool:
-    return _last(compressor) in LOPSIDED
-
-
 @pytest.fixture
 def fine(compressor: Compressor) -> bool:
-    return _last(compressor) in FINE
-
-
-@pytest.fixture
-def shape() -> None:
-    """Each of SHAPES in turn: see below."""
-
-
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A law goes through all shapes within one test: a test for each were 10,500, and took 40 % longer."""
-    names = pyfuncitem._fixtureinfo.argnames
-    if "shape" not in names or "shape" in pyfuncitem.callspec.params:
-        return None
-    given = {name: pyfuncitem.funcargs[name] for name in names}
-    for shape in SHAPES:
-        try:
-            pyfuncitem.obj(**given | {"shape": shape})
-        except BaseException as error:
-            error.add_note(f"shape: {shape}")
-            raise
-    return True
+    return last_of(str(compressor)) in FINE
 
 
 @pytest.fixture(params=DEVICES)

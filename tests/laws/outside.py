@@ -10,22 +10,31 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def example(page: Path) -> tuple[str, dict[str, dict[str, str]]]:
-    """The code of a page, and its entry points: {group: {name: object}}."""
+def examples(page: Path) -> list[str]:
+    """The code of a page, section by section; together it is one module."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def entry_points(page: Path) -> dict[str, dict[str, str]]:
+    """What a page declares, of all its sections: {group: {name: object}}."""
+    groups: dict[str, dict[str, str]] = {}
     text = page.read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    (declared,) = re.findall(r"```toml\n(\[project\.entry-points.*?)```", text, flags=re.DOTALL)
-    return code, tomllib.loads(declared)["project"]["entry-points"]
+    for declared in re.findall(r"```toml\n(\[project\.entry-points.*?)```", text, flags=re.DOTALL):
+        for group, points in tomllib.loads(declared)["project"]["entry-points"].items():
+            groups.setdefault(group, {}).update(points)
+    return groups
 
 
 def install(page: Path, folder: Path) -> None:
     """Write the page's package ``my_package`` into a folder, with the metadata that pip would write."""
-    code, groups = example(page)
-    (folder / "my_package.py").write_text(code, encoding="utf-8")
+    (folder / "my_package.py").write_text("\n\n".join(examples(page)), encoding="utf-8")
     metadata = folder / "my_package-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    lines = [f"[{group}]\n" + "".join(f"{n} = {v}\n" for n, v in points.items()) for group, points in groups.items()]
+    lines = [
+        f"[{group}]\n" + "".join(f"{n} = {v}\n" for n, v in points.items())
+        for group, points in entry_points(page).items()
+    ]
     (metadata / "entry_points.txt").write_text("\n".join(lines))
 
 

@@ -140,7 +140,7 @@ class Swarm:
             (0, (), ()) if plan is None else (plan.number, plan.contributors, plan.partition)
         )
         return Record(
-            head.run, 0, head.round + 1, head.outer_step + 1, 0, number, head.hash, head.anchor, members, refs,
+            head.run, 0, head.round + 1, head.outer_step, 0, number, head.hash, head.anchor, members, refs,
             contributors, partition, members, False,
         )  # fmt: skip
 

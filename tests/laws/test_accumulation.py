@@ -11,11 +11,13 @@ from torch import Tensor
 from decentral.compressors import Compressor, accumulate
 from decentral.optimizers.aggregation.mean import mean_of, mean_pseudo_gradient
 from decentral.replica.codec import Codec
+from tests.laws.shapes import for_every_shape
 
 SHAPE = (67, 131)
 
 
 @pytest.mark.parametrize("weight", [-1.0, 0.3])
+@for_every_shape
 def test_adding_gives_the_bits_of_decoding_and_then_adding(
     compressor: Compressor, shape: tuple[int, ...], gaussian: Callable[..., Tensor], weight: float
 ):

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from decentral.compressors import Compressor
 from decentral.errors import ConfigError, NonFiniteError
+from tests.laws.shapes import for_every_shape
+from tests.laws.tables import follows
 
 SHAPE = (67, 131)
 
@@ -20,6 +22,7 @@ def _error(compressor: Compressor, tensor: Tensor) -> tuple[float, float]:
     return float(lost.norm()), float(tensor.double().norm())
 
 
+@for_every_shape
 def test_what_is_lost_is_never_more_than_what_was_there(compressor: Compressor, shape, gaussian):
     lost, whole = _error(compressor, gaussian(shape))
     assert lost <= whole
@@ -39,25 +42,47 @@ def test_the_edges_of_float32_stay_finite_and_do_not_grow(compressor: Compressor
         assert lost <= whole
 
 
+@for_every_shape
 def test_zeros_arrive_as_zeros(compressor: Compressor, shape, device):
     assert not _sent(compressor, torch.zeros(shape, device=device)).any()
 
 
-def test_sending_what_arrived_changes_nothing_more(compressor: Compressor, follows: bool, shape, gaussian):
-    """Except where levels follow what is sent: then the second error is no larger than the first, give or take. And
-    randk draws other places for another tensor; dct and lowrank round what they decode.
-    """
-    if "randk" in str(compressor):
-        return
+@pytest.mark.methods(lambda spelling: not (_redraws(spelling) or _rounds(spelling) or follows(spelling)))
+@for_every_shape
+def test_sending_what_arrived_changes_nothing_more(compressor: Compressor, shape, gaussian):
+    once = _sent(compressor, gaussian(shape))
+    assert torch.equal(_sent(compressor, once), once)
+
+
+@pytest.mark.methods(lambda spelling: _rounds(spelling))
+@for_every_shape
+def test_sending_what_arrived_changes_little_more_where_what_is_decoded_is_rounded(
+    compressor: Compressor, shape, gaussian
+):
+    once = _sent(compressor, gaussian(shape))
+    most = float(once.norm()) / (50 if "int8" in str(compressor) else 1000)
+    assert float((_sent(compressor, once) - once).norm()) <= most
+
+
+@pytest.mark.methods(lambda spelling: follows(spelling) and not (_redraws(spelling) or _rounds(spelling)))
+@for_every_shape
+def test_where_levels_follow_what_is_sent_the_second_error_is_no_larger_than_the_first(
+    compressor: Compressor, shape, gaussian
+):
+    """Give or take."""
     tensor = gaussian(shape)
     once = _sent(compressor, tensor)
-    twice = _sent(compressor, once)
-    if "dct" in str(compressor) or "lowrank" in str(compressor):
-        assert float((twice - once).norm()) <= float(once.norm()) / (50 if "int8" in str(compressor) else 1000)
-    elif follows:
-        assert float((twice - once).norm()) <= 1.1 * float((once - tensor).norm())
-    else:
-        assert torch.equal(twice, once)
+    assert float((_sent(compressor, once) - once).norm()) <= 1.1 * float((once - tensor).norm())
+
+
+def _redraws(spelling: str) -> bool:
+    """Whether places are drawn by what is sent: other ones for what arrived."""
+    return "randk" in spelling
+
+
+def _rounds(spelling: str) -> bool:
+    """Whether decoding multiplies by a matrix, and rounds."""
+    return "dct" in spelling or "lowrank" in spelling
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -1,15 +1,19 @@
 """Shapes, sizes and determinism: what every compressor promises about form."""
 
+import pytest
 import torch
 
 from decentral.compressors import Compressor, Payload, parse_compressor
 from decentral.wire import body
+from tests.laws.shapes import for_every_shape
+from tests.laws.tables import is_lopsided
 
 
 def bits(part: torch.Tensor) -> torch.Tensor:
     return part.reshape(-1).view(torch.uint8) if part.numel() else part
 
 
+@for_every_shape
 def test_a_tensor_comes_back_in_its_shape_as_float32_on_its_device(compressor: Compressor, shape, gaussian):
     tensor = gaussian(shape)
     back = compressor.decompress(compressor.compress(tensor))
@@ -17,6 +21,7 @@ def test_a_tensor_comes_back_in_its_shape_as_float32_on_its_device(compressor: C
     assert bool(torch.isfinite(back).all())
 
 
+@for_every_shape
 def test_parts_are_as_declared_and_their_body_takes_no_more_than_declared(compressor: Compressor, shape, gaussian):
     payload = compressor.compress(gaussian(shape))
     layout = compressor.layout(shape)
@@ -29,6 +34,7 @@ def test_parts_are_as_declared_and_their_body_takes_no_more_than_declared(compre
     assert all(part.is_contiguous() for part in payload.parts)
 
 
+@for_every_shape
 def test_the_same_tensor_gives_the_same_bits_twice(compressor: Compressor, shape, gaussian):
     first, second = (compressor.compress(gaussian(shape)) for _ in range(2))
     assert all(
@@ -37,6 +43,7 @@ def test_the_same_tensor_gives_the_same_bits_twice(compressor: Compressor, shape
     assert torch.equal(compressor.decompress(first), compressor.decompress(second))
 
 
+@for_every_shape
 def test_a_half_tensor_is_sent_as_the_float32_that_it_stands_for(compressor: Compressor, shape, gaussian):
     for dtype in (torch.bfloat16, torch.float16):
         tensor = gaussian(shape).to(dtype)
@@ -47,6 +54,7 @@ def test_a_half_tensor_is_sent_as_the_float32_that_it_stands_for(compressor: Com
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(sent.parts, wanted.parts, strict=True))
 
 
+@for_every_shape
 def test_neither_the_tensor_nor_the_payload_is_changed(compressor: Compressor, shape, gaussian):
     tensor = gaussian(shape)
     payload = compressor.compress(tensor)
@@ -72,15 +80,23 @@ def test_a_parameter_that_requires_gradients_leaves_no_graph(compressor: Compres
     assert not any(part.requires_grad for part in payload.parts)
 
 
-def test_the_sign_of_the_tensor_is_the_sign_of_what_arrives(compressor: Compressor, lopsided: bool, shape, gaussian):
+@pytest.mark.methods(lambda spelling: not is_lopsided(spelling))
+@for_every_shape
+def test_the_sign_of_the_tensor_is_the_sign_of_what_arrives(compressor: Compressor, shape, gaussian):
     tensor = gaussian(shape)
     there, mirrored = (compressor.decompress(compressor.compress(side)) for side in (tensor, -tensor))
-    if lopsided:  # minus the tensor loses other things, but no more
-        assert float((mirrored + there).norm()) <= 2 * float((there - tensor).norm())
-    else:
-        assert torch.equal(mirrored, -there)
+    assert torch.equal(mirrored, -there)
 
 
+@pytest.mark.methods(lambda spelling: is_lopsided(spelling))
+@for_every_shape
+def test_minus_the_tensor_loses_other_things_but_no_more(compressor: Compressor, shape, gaussian):
+    tensor = gaussian(shape)
+    there, mirrored = (compressor.decompress(compressor.compress(side)) for side in (tensor, -tensor))
+    assert float((mirrored + there).norm()) <= 2 * float((there - tensor).norm())
+
+
+@for_every_shape
 def test_scaling_by_a_power_of_two_scales_what_arrives(compressor: Compressor, shape, gaussian):
     tensor = gaussian(shape)
     once, four_times = (compressor.decompress(compressor.compress(side)) for side in (tensor, tensor * 4))

@@ -103,19 +103,30 @@ def test_without_loss_the_estimate_is_the_gradient(feedback: Feedback, integers:
         assert torch.equal(estimate_N, gradient_N)
 
 
-def test_what_is_kept_and_what_arrived_add_up_to_what_was_given(feedback: Feedback, integers: Callable[..., Tensor]):
+def whole_rounds(spelling: str, integers: Callable[..., Tensor]) -> tuple[Tensor, list[tuple[Tensor, Tensor, dict]]]:
     """Whole numbers and quarters: nothing is rounded, so every sum is exact."""
     gradients = [integers((NUMEL,), seed) for seed in range(4)]
-    found = rounds(feedback, SPARSE, gradients)
-    given_N, state = sum(gradients), found[-1][2]
-    arrived_N, estimates_N = sum(arrived for arrived, _, _ in found), sum(estimate for _, estimate, _ in found)
-    if str(feedback) == "ef(beta=1)":
-        assert torch.equal(arrived_N + state["debt"], given_N)
-    if "sent" in feedback.sender:  # receivers hold what the sender thinks they hold
-        assert torch.equal(state["sent"], arrived_N)
-        assert torch.equal(found[-1][1], arrived_N)
-    if str(feedback).startswith("econtrol"):  # e_T = sum of (g_t - h_{t+1})
-        assert torch.equal(state["debt"], given_N - estimates_N)
+    return sum(gradients), rounds(parse_feedback(spelling), SPARSE, gradients)
+
+
+def test_what_is_owed_and_what_arrived_add_up_to_what_was_given(integers: Callable[..., Tensor]):
+    given_N, found = whole_rounds("ef(beta=1)", integers)
+    assert torch.equal(sum(arrived for arrived, _, _ in found) + found[-1][2]["debt"], given_N)
+
+
+@pytest.mark.parametrize("spelling", [one for one in MECHANISMS if "sent" in parse_feedback(one).sender])
+def test_receivers_hold_what_the_sender_thinks_they_hold(spelling: str, integers: Callable[..., Tensor]):
+    _, found = whole_rounds(spelling, integers)
+    arrived_N = sum(arrived for arrived, _, _ in found)
+    assert torch.equal(found[-1][2]["sent"], arrived_N)
+    assert torch.equal(found[-1][1], arrived_N)
+
+
+@pytest.mark.parametrize("spelling", [one for one in MECHANISMS if one.startswith("econtrol")])
+def test_econtrol_owes_what_was_given_less_its_estimates(spelling: str, integers: Callable[..., Tensor]):
+    """e_T = sum of (g_t - h_{t+1})."""
+    given_N, found = whole_rounds(spelling, integers)
+    assert torch.equal(found[-1][2]["debt"], given_N - sum(estimate for _, estimate, _ in found))
 
 
 @each_compressor

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, PartSpec, Payload
+from decentral.compressors import Compressor, PartSpec, Payload, parse_compressor
 from decentral.errors import PayloadError
 
 SHAPES = [(), (13,), (4097,), (67, 131)]
+from tests.laws.shapes import for_every_shape
 
 
 def _decode(compressor: Compressor, payload: Payload) -> None:
@@ -26,6 +27,10 @@ def _decode(compressor: Compressor, payload: Payload) -> None:
 def memory_nbytes(spec: PartSpec) -> int:
     """Bytes of the part before packing: a code takes one, whatever its bits."""
     return math.prod(spec.shape) * spec.dtype.itemsize
+
+
+def _sends_floats(spelling: str) -> bool:
+    return any(spec.dtype.is_floating_point for spec in parse_compressor(spelling).layout((67, 131)))
 
 
 def _replaced(payload: Payload, place: int, part: Tensor) -> Payload:
@@ -66,6 +71,7 @@ def test_a_shape_that_does_not_fit_the_parts_is_refused_before_anything_is_alloc
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@for_every_shape
 def test_random_bytes_decode_or_are_refused(compressor: Compressor, shape: tuple[int, ...], device: str):
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
@@ -99,6 +105,7 @@ def test_a_flipped_bit_anywhere_decodes_or_is_refused(compressor: Compressor, pa
             _decode(compressor, _replaced(payload, place, raw.view(part.dtype).view(part.shape)))
 
 
+@pytest.mark.methods(lambda spelling: _sends_floats(spelling))
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_value_or_scale_that_is_not_finite_is_refused(compressor: Compressor, payload: Payload, bad: float):
     for place, part in enumerate(payload.parts):

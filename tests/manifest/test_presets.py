@@ -54,6 +54,27 @@ def test_an_unknown_preset_or_key_names_the_nearest() -> None:
         preset_manifest("diloco", outer={"overlap": 30})
 
 
+@pytest.mark.parametrize(
+    ("method", "key", "says"),
+    [
+        ("des_loc", "delay", "it is one of delayed_nesterov, and des_loc has first_moment, second_moment"),
+        ("edit", "first_moment", "it is one of des_loc, and edit has momentum, temperature, clip, warmup"),
+        ("sparseloco", "alpha", "it is one of noloco, streaming, and sparseloco has none of its own"),
+        ("edit", "temprature", "did you mean temperature?"),
+    ],
+)
+def test_a_key_of_another_method_is_told_whose_it_is(method: str, key: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_methods(preset_manifest(method, outer={key: 2}))
+    assert str(refused.value) == f"unknown key outer.{key}; {says}"
+
+
+@pytest.mark.parametrize("key", ["first_moment", "second_moment"])
+def test_a_period_of_no_rounds_is_refused_by_its_key(key: str) -> None:
+    with pytest.raises(ConfigError, match="first_moment and second_moment are rounds, 1 or more"):
+        check_methods(preset_manifest("des_loc", outer={key: 0}))
+
+
 def test_the_median_clip_is_refused_for_pairs_and_unset_it_changes_no_digest() -> None:
     pairs = preset_manifest("noloco", outer={"norm_clip": "median"})
     with pytest.raises(ConfigError, match=r'outer\.norm_clip = "median": of two contributions nobody can tell'):

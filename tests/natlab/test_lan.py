@@ -108,7 +108,7 @@ async def _found(manifest: Manifest, over: threading.Event) -> None:
         signer=SIGNERS[0],
         transport=transport,
         ledger=Ledger(lambda commit, frames: None, lambda blob: None),
-        on_advance=lambda advance: None,
+        on_update=lambda update: None,
         on_event=lambda event, fields: None,
         offload=inline,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from decentral.observe import rotation
-from decentral.observe.follow import Tail
+from decentral.observe.follow import FileTail
 from decentral.observe.jsonlines import JsonLines, read_json_lines
 from decentral.observe.packed_lines import pack_lines
 from decentral.observe.rotation import KEPT, opened, pack_put_aside, put_aside
@@ -232,7 +232,7 @@ def test_whatever_happens_in_whatever_order_lines_come_out_once_and_in_order(tmp
     """Appends, rotations, kills in the middle of them; who reads what was opened before; who follows all along."""
     rng, path, written, followed = random.Random(seed), tmp_path / "x.jsonl", 0, []
     counts = [0]  # lines of each file since the beginning
-    tail, stack = Tail(path), ExitStack()
+    tail, stack = FileTail(path), ExitStack()
     readers = []
     with stack, closing(tail):
         for _ in range(80):

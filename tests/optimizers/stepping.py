@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from decentral.optimizers import Contributor, OuterMethod, RoundInfo
+from decentral.optimizers import Contributor, OuterMethod, RoundInfo, mean_pseudo_gradient
 
 State = dict[str, Tensor]
 
@@ -15,10 +15,34 @@ State = dict[str, Tensor]
 def step(
     method: OuterMethod, anchor: Tensor, change: Tensor, state: Mapping[str, Tensor], peers: int = 1, number: int = 0
 ) -> tuple[Tensor, State]:
-    """The step of ``peers`` contributors whose mean change this is; further channels are zeros."""
-    told = tuple(Contributor(bytes([n]) * 32) for n in range(peers))
-    info = RoundInfo(number, told, (1.0,) * peers, (tuple(change.shape),))
-    received = {channel.name: torch.zeros_like(anchor) for channel in method.channels() if channel.is_due(number)}
+    """The step of ``peers`` contributors each of whom sent this change; further channels are zeros."""
+    told = tuple(_told(method, n, change, number) for n in range(peers))
+    weights = method.weights(told, (1.0,) * peers, state)
+    return _stepped(method, anchor, change, state, RoundInfo(number, told, tuple(weights), (tuple(change.shape),)))
+
+
+def step_of(
+    method: OuterMethod, anchor: Tensor, changes: Sequence[Tensor], state: Mapping[str, Tensor], number: int = 0
+) -> tuple[Tensor, State]:
+    """The step of peers who sent these changes, each weighed by what it says of itself; as `Replica` makes it."""
+    told = tuple(_told(method, n, change, number) for n, change in enumerate(changes))
+    weights = tuple(method.weights(told, (1.0,) * len(told), state))
+    if not any(weights):
+        return anchor, dict(state)
+    sent = [(one.peer, change, weight) for one, change, weight in zip(told, changes, weights, strict=True)]
+    info = RoundInfo(number, told, weights, (tuple(anchor.shape),))
+    return _stepped(method, anchor, mean_pseudo_gradient(sent), state, info)
+
+
+def _told(method: OuterMethod, n: int, change: Tensor, number: int) -> Contributor:
+    zeros = [torch.zeros_like(change) for channel in method.channels()[1:] if channel.is_due(number)]
+    return Contributor(bytes([n]) * 32, summary=method.summary([change, *zeros]))
+
+
+def _stepped(
+    method: OuterMethod, anchor: Tensor, change: Tensor, state: Mapping[str, Tensor], info: RoundInfo
+) -> tuple[Tensor, State]:
+    received = {channel.name: torch.zeros_like(anchor) for channel in method.channels() if channel.is_due(info.step)}
     after, state = method.outer_step(anchor, received | {"change": change}, state, info)
     return after, state
 

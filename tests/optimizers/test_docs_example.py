@@ -17,8 +17,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("method", ["qhm", "qhm lr=0.5 nu=0", "qhm nu=1"])
-def test_the_example_passes_every_law_of_outer_optimizers(folder: Path, method: str):
+@pytest.mark.parametrize("method", ["qhm", "qhm lr=0.5 nu=0", "qhm nu=1", "shared_moment period=2"])
+def test_the_examples_pass_every_law_of_outer_optimizers(folder: Path, method: str):
     assert outside.laws(folder, "--outer", method) >= 10
 
 
@@ -41,5 +41,41 @@ def test_a_manifest_names_it_and_a_peer_without_the_package_reads_what_to_do(fol
         load_manifest(terms)
 
 
-def test_the_example_is_short():
-    assert len(outside.example(PAGE)[0].splitlines()) <= 60
+AVERAGED = """
+import torch
+from decentral.optimizers import make_outer
+from my_package import SharedMoment
+
+
+class Adam:
+    v = torch.full((4,), 3.0)
+
+    def read_moment(self, name, fragment):
+        return {"exp_avg_sq": self.v}.get(name)
+
+    def write_moment(self, name, fragment, moment_N):
+        self.v = moment_N
+        return True
+
+
+method, inner, anchor = make_outer("shared_moment", {"period": 2}), Adam(), torch.zeros(4)
+assert isinstance(method, SharedMoment)
+due = [[channel.name for channel in method.channels() if channel.is_due(step)] for step in range(2)]
+assert due == [["change"], ["change", "exp_avg_sq"]]
+assert method.states_sent(anchor, inner, 0)["exp_avg_sq"] is inner.v
+mean_N, change_N = torch.full((4,), 5.0), torch.ones(4)
+after, kept = method.outer_step(anchor, {"change": change_N}, method.init(anchor), None)
+assert method.adopt(kept, inner, 0, {"change"}) and inner.v.tolist() == [3.0] * 4
+after, kept = method.outer_step(after, {"change": change_N, "exp_avg_sq": mean_N}, kept, None)
+assert method.adopt(kept, inner, 0, {"change", "exp_avg_sq"}) and inner.v.tolist() == [5.0] * 4
+print(after.tolist())
+"""
+
+
+def test_the_channel_of_the_second_example_is_averaged_in_its_own_period(folder: Path):
+    done = outside.python(folder, "-c", AVERAGED)
+    assert done.stdout.strip() == "[-2.0, -2.0, -2.0, -2.0]", done.stderr
+
+
+def test_the_examples_are_short():
+    assert [len(code.splitlines()) <= 60 for code in outside.examples(PAGE)] == [True, True]

@@ -6,9 +6,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from decentral.errors import PayloadError
 from decentral.optimizers import mean_pseudo_gradient
 from decentral.optimizers.aggregation.norm_clip import clip_scales, norm, typical_norm
+from decentral.replica.measures import Measure
 from decentral.tensors.rounding import float32
 
 
@@ -90,3 +94,21 @@ def test_scales_of_one_change_no_bit():
 
 def test_a_scale_is_rounded_once_to_float32():
     assert all(np.float32(scale) == scale for scale in clip_scales([1.0, 3.0, 7.0, 1.1]))
+
+
+@given(st.lists(st.integers(0, 3000), max_size=6), st.integers(0, 2**32))
+def test_a_contribution_that_comes_tensor_by_tensor_measures_the_same_bits(sizes, seed):
+    value = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(seed))
+    whole, apart = Measure.of((value,), len(value)), Measure.of(value.split(sizes), len(value))
+    assert whole.norm == apart.norm == spelled_out(value)
+    assert torch.equal(whole.sketch_S, apart.sketch_S)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 1023, 1024, 4999])
+def test_one_value_that_is_not_finite_is_found_where_a_contribution_is_measured(bad, place):
+    value = torch.full((5000,), 3e38)
+    assert math.isfinite(Measure.of((value,), 5000).norm)
+    value[place] = bad
+    with pytest.raises(PayloadError, match="NaN or Inf"):
+        Measure.of((value,), 5000)

@@ -7,16 +7,22 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError
 from decentral.manifest.presets import check_methods, preset_manifest
 from decentral.optimizers import OuterMethod, describe_optimizers, make_outer, presets
+from decentral.optimizers.delayed_nesterov import DelayedNesterov
+from decentral.optimizers.des_loc import DESLoc
 from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
+from decentral.optimizers.edit import EDiT
 from decentral.optimizers.noloco import NoLoCo
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.optimizers.streaming import StreamingDiLoCo
+from tests.laws.tables import PRESETS
 
 
 def test_every_name_makes_its_method():
-    made = [make_outer(name, {}) for name in ("diloco", "streaming", "sparseloco", "noloco")]
-    assert made == [DiLoCo(), StreamingDiLoCo(), SparseLoCo(), NoLoCo()]
-    assert all(isinstance(outer, OuterMethod) for outer in made)
+    made = {name: make_outer(name, {}) for name in PRESETS}
+    known = {"diloco": DiLoCo(), "streaming": StreamingDiLoCo(), "sparseloco": SparseLoCo(), "noloco": NoLoCo()}
+    known |= {"delayed_nesterov": DelayedNesterov(), "des_loc": DESLoc(), "edit": EDiT()}
+    assert made == known
+    assert all(isinstance(outer, OuterMethod) for outer in made.values())
 
 
 def test_hyper_parameters_are_passed_on():
@@ -42,7 +48,7 @@ def test_what_cannot_be_meant_says_what_could(name, hyper, message):
 
 def test_every_method_is_described_with_its_equation_and_source():
     rows = {row["name"]: row for row in describe_optimizers()}
-    assert set(rows) >= {"diloco", "streaming", "sparseloco", "noloco"}
+    assert set(rows) >= set(PRESETS)
     assert all("arXiv" in row["source"] and row["equation"] for row in rows.values())
     assert rows["diloco"]["hyper"] == {"lr": None, "momentum": 0.9}
 

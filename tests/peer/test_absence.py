@@ -16,9 +16,9 @@ from decentral.peer import Peer, join
 from decentral.state.checkpoint import load_newest
 from decentral.swarm.identity import Identity
 from decentral.transport.memory.transport import MemoryNetwork
+from tests.laws.tables import PRESETS, SYNCHRONOUS
 from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
 
-PRESETS = ("diloco", "streaming", "sparseloco", "noloco")
 LONG = 60.0  # s
 
 
@@ -71,7 +71,8 @@ def test_a_peer_that_was_paused_for_long_starts_from_what_the_others_have_and_sa
 
 
 @pytest.mark.parametrize(
-    ("preset", "overlap"), [(preset, overlap) for preset in PRESETS for overlap in (0, 1)[: 1 + (preset != "noloco")]]
+    ("preset", "overlap"),
+    [(preset, overlap) for preset in PRESETS for overlap in (0, 1)[: 1 + (preset in SYNCHRONOUS)]],
 )  # a pair is waited for
 def test_nan_ends_the_loop_with_the_same_sentence_whether_the_round_is_waited_for_or_not(tmp_path, preset, overlap):
     manifest = run_terms(preset, run={"rounds": 1000}, outer={"overlap": overlap})

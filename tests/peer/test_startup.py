@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from decentral.peer import join
-from decentral.peer.settings import Options
+from decentral.peer.settings import JoinOptions
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.live_model import LiveModel
-from decentral.training.swarm_thread import SwarmThread
+from decentral.training.swarm.thread import SwarmThread
 from tests.peer.test_absence import alone
 from tests.peer.test_join import Problem, run_terms
 
@@ -44,10 +44,10 @@ async def commit_what_was_sent(swarm: SwarmThread) -> None:
     before_N = replica.anchors[0]
     after_N = replica.anchors[0] = before_N + 1.0
     all_of_it = torch.ones_like(before_N, dtype=torch.bool)
-    swarm.advances.put(CommittedUpdate(None, head.hash, 0, before_N, after_N, None, taken_N=all_of_it))
+    swarm.updates.put(CommittedUpdate(None, head.hash, 0, before_N, after_N, None, taken_N=all_of_it))
 
 
 def test_every_keyword_of_join_is_one_of_its_options() -> None:
     parameters = inspect.signature(join).parameters.values()
     keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    assert sorted(keywords) == sorted(field.name for field in fields(Options))
+    assert sorted(keywords) == sorted(field.name for field in fields(JoinOptions))

@@ -15,8 +15,7 @@ from decentral.transport.protocols.protobuf import bytes_field, number_field, nu
 from decentral.transport.relay.circuit import HOP, read_message, reserve, write_message
 from decentral.transport.relay.limits import RelayLimits
 from decentral.wire.keys import Signer, peer_name
-
-from .conftest import LOOPBACK
+from tests.transport.conftest import LOOPBACK
 
 ECHO, NOTE = "/test/echo", "/test/note"
 BODY = os.urandom(16 << 20)

@@ -323,7 +323,7 @@ def test_one_peer_may_hold_only_so_many_streams(world):
 def test_outsiders_who_hold_streams_and_bodies_keep_no_member_waiting_and_a_newcomer_gets_a_turn(world):
     member, newcomer, sybils = world.transport(), world.transport(), [world.transport() for _ in range(3)]
     b = world.transport(Limits(outsider_streams=4, outsider_nbytes=100_000))
-    b.budget.is_member = lambda peer: peer == member.peer
+    b.budget.prefer({member.peer})
     serve_requests(b, ECHO, echo, limit=100_000)
 
     async def script():

@@ -26,6 +26,11 @@ def pair(daemons, caps: Caps):
     return a, b
 
 
+def test_caps_hide_no_daemon_that_the_dht_can_run_on(daemons):
+    daemon = daemons.transport()
+    assert ThrottledTransport(daemon, Caps(up=float(CAP)), urgent=(VOTE,)).dht_host is daemon
+
+
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_a_capped_transfer_takes_as_long_as_it_should_and_a_vote_beside_it_a_moment(daemons, direction):
     a, b = pair(daemons, Caps(**{direction: float(CAP)}))

@@ -111,11 +111,11 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
         traffic = f"{in_units(member.get('bytes_sent', 0))} to, {in_units(member.get('bytes_received', 0))} from"
         click.echo(f"{member.get('peer', '?')}  {live}  {_after(member)}  {traffic}{_way(member)}{you}")
     if not status.members:
-        click.echo("nobody yet: this peer looks for others and trains on alone", err=True)
+        click.echo("nobody yet: no member of the run is known here", err=True)
 
 
 def _after(member: Mapping[str, Any]) -> str:
-    """How many outer steps a member has made; in gossip the others do not tell."""
+    """How many outer steps a member has made; in gossip the others do not tell, and a follower does not ask."""
     made = member.get("round")
     return "round ?" if made is None else f"round {made}"
 

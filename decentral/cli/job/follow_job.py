@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from decentral.manifest import summary
 from decentral.node.follower import Anchor
 from decentral.observe.beacon import Beacon
 from decentral.observe.status import Status
-from decentral.peer.following import Following, follow
+from decentral.peer.follower.following import Following, follow
 from decentral.state.anchors import AnchorFolder
 from decentral.swarm.patience import time_left
 from decentral.wire.keys import peer_name
@@ -136,6 +137,17 @@ class _Job:
             round=made,
             rounds=terms.run.rounds,
             epoch=following.head.epoch,
+            members=tuple(self._members()),
+            bytes_sent=following.traffic.total.sent,
+            bytes_received=following.traffic.total.received,
             anchor_digest=newest.digest if newest is not None else "",
             invite=following.invite,
         )
+
+    def _members(self) -> Iterator[dict[str, object]]:
+        """The rows of ``decentral peers``: this follower is none of them."""
+        live, traffic = self._following.live, self._following.traffic
+        for member in self._following.head.members:
+            count = traffic.of(member)
+            counted = {"bytes_sent": count.sent, "bytes_received": count.received}
+            yield {"peer": peer_name(member), "live": member in live, **counted}

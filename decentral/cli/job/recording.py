@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def record_round(
-    bench: TrainingContext, anchor: list[Tensor], progress: dict[str, object], *, evaluate: bool = False
+    context: TrainingContext, anchor: list[Tensor], progress: dict[str, object], *, evaluate: bool = False
 ) -> float | None:
     """One row of the state after a round; its bits per byte when that was asked for or takes little of the time."""
     bits = None
-    if evaluate or bench.judge.affordable(bench.watch.seconds):
-        bits = bench.judge.bits_per_byte(anchor)
-        bench.held_out_loss = bits * math.log(2)
-    tokens = bench.num_steps * bench.tokens_per_step
+    if evaluate or context.judge.affordable(context.watch.seconds):
+        bits = context.judge.bits_per_byte(anchor)
+        context.held_out_loss = bits * math.log(2)
+    tokens = context.num_steps * context.tokens_per_step
     quality = {} if bits is None else {"bits_per_byte": bits}
-    bench.metrics.outer(bench.num_steps, tokens=tokens, **quality, **progress)
+    context.metrics.outer(context.num_steps, tokens=tokens, **quality, **progress)
     return bits
 
 
@@ -39,41 +39,41 @@ def progress_of(peer: "Peer") -> dict[str, object]:
     }
 
 
-def conclude(bench: TrainingContext, peer: "Peer | None", *, evaluate: bool) -> dict[str, Any]:
+def conclude(context: TrainingContext, peer: "Peer | None", *, evaluate: bool) -> dict[str, Any]:
     """Evaluate what was reached and write ``summary.json``. The peer is still there, so that laggards can ask it."""
-    seconds, busy = bench.watch.seconds, bench.watch.busy
+    seconds, busy = context.watch.seconds, context.watch.busy
     summary: dict[str, Any] = {
-        "algorithm": bench.manifest.outer.method,
+        "algorithm": context.manifest.outer.method,
         "solo": peer is None,
-        "num_parameters": bench.num_parameters,
-        "inner_steps": bench.num_steps,
-        "tokens": bench.num_steps * bench.tokens_per_step,
+        "num_parameters": context.num_parameters,
+        "inner_steps": context.num_steps,
+        "tokens": context.num_steps * context.tokens_per_step,
         "seconds": seconds,
         "busy_seconds": busy,
-        "utilisation": bench.watch.utilisation,
+        "utilisation": context.watch.utilisation,
     }
-    progress = progress_alone(bench) if peer is None else progress_of(peer)
+    progress = progress_alone(context) if peer is None else progress_of(peer)
     summary |= {"peer": "" if peer is None else peer.status().peer, **progress}
     if evaluate:
-        anchor = live_fragments(bench) if peer is None else peer.anchor()
-        bits = record_round(bench, anchor, progress, evaluate=True)
+        anchor = live_fragments(context) if peer is None else peer.anchor()
+        bits = record_round(context, anchor, progress, evaluate=True)
         assert bits is not None, "it was asked for"
         summary |= {"bits_per_byte": bits, "loss": bits * math.log(2)}
         if peer is not None:
             peer.log(held_out_loss=bits * math.log(2))  # the last status tells of the last anchor
-    write_summary(bench.out, summary)
+    write_summary(context.out, summary)
     return summary
 
 
-def progress_alone(bench: TrainingContext) -> dict[str, object]:
+def progress_alone(context: TrainingContext) -> dict[str, object]:
     """The same for a baseline: rounds are the intervals at which a swarm would have met."""
-    interval = bench.manifest.inner.steps // bench.manifest.outer.fragments
-    return {"round": bench.num_steps // interval, "members": 1, "bytes_sent": 0, "bytes_received": 0}
+    interval = context.manifest.inner.steps // context.manifest.outer.fragments
+    return {"round": context.num_steps // interval, "members": 1, "bytes_sent": 0, "bytes_received": 0}
 
 
-def live_fragments(bench: TrainingContext) -> list[Tensor]:
+def live_fragments(context: TrainingContext) -> list[Tensor]:
     """The model as it is trained now, fragment by fragment, flat float32."""
-    bare = bench.accelerator.unwrap_model(bench.model)
+    bare = context.accelerator.unwrap_model(context.model)
     parameters = dict(bare.named_parameters())
-    fragments = schema_of(bare, bench.manifest.outer.fragments).fragments
+    fragments = schema_of(bare, context.manifest.outer.fragments).fragments
     return [gather(parameters, fragment) for fragment in fragments]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class Steering:
     """What people ask of a running job: from a signal, or from another command through the run directory."""
 
-    def __init__(self, bench: TrainingContext, peer: "Peer") -> None:
-        self._bench, self._peer = bench, peer
+    def __init__(self, context: TrainingContext, peer: "Peer") -> None:
+        self._context, self._peer = context, peer
         self.left = False
 
     def obey(self, request: str) -> None:
@@ -26,23 +26,23 @@ class Steering:
         """End at the next step boundary."""
         self.left = True
         self._peer.leave()
-        self._bench.running.set()
+        self._context.running.set()
 
     @property
     def trains_while_paused(self) -> bool:
         """With several processes only contributing stops: the others would wait in a collective."""
-        return bool(self._bench.accelerator.num_processes > 1)
+        return bool(self._context.accelerator.num_processes > 1)
 
     def pause(self) -> None:
         """Stop training, as far as that can be."""
         self._peer.pause()
         if not self.trains_while_paused:
-            self._bench.running.clear()
+            self._context.running.clear()
 
     def resume(self) -> None:
         """Train on."""
         self._peer.resume()
-        self._bench.running.set()
+        self._context.running.set()
 
 
 class StatusPublisher:

@@ -43,21 +43,21 @@ def train_with_swarm(
     """
     from decentral.peer import join  # brings hivemind along, which a solo peer does not need
 
-    bench = set_up(manifest, options.out, options.data)
+    context = set_up(manifest, options.out, options.data)
     peer = join(
         options.invite or manifest,
-        bench.model,
-        bench.optimizer,
-        accelerator=bench.accelerator,
+        context.model,
+        context.optimizer,
+        accelerator=context.accelerator,
         out=options.out,
         listen=options.listen or None,
         transport=options.transport,
         relays=options.relays,
         lan=options.lan,
-        scheduler=bench.scheduler,
+        scheduler=context.scheduler,
         require_peers=options.require_peers,
         join_timeout=time_left(options.give_up_at),
-        tokens_per_step=bench.tokens_per_step,
+        tokens_per_step=context.tokens_per_step,
         on_nan=options.on_nan,
         keep_serving=options.keep_serving,
         max_upload=options.max_upload,
@@ -67,37 +67,37 @@ def train_with_swarm(
         commands=False,  # the job answers them: it pauses the training, too
         quiet=True,  # its display shows the same
     )
-    steering = Steering(bench, peer)
+    steering = Steering(context, peer)
     teller = StatusPublisher(
         peer, on_invite, trains_while_paused=steering.trains_while_paused, keeps_serving=options.keep_serving
     )
     with ExitStack() as stack:
-        stack.enter_context(closing(bench.metrics))
-        if bench.is_main:
+        stack.enter_context(closing(context.metrics))
+        if context.is_main:
             stack.enter_context(Beacon(options.out, teller, steering.obey, display=display))
         stack.enter_context(peer)
         stop.gently(steering.leave)
         if options.waits_for_company:
             peer.wait_for_company()
-        _train_until_done(bench, peer)
+        _train_until_done(context, peer)
         stop.gently(None)
-        summary = _summary(bench, peer, left=steering.left) if bench.is_main else {}
+        summary = _summary(context, peer, left=steering.left) if context.is_main else {}
         teller.end("left" if steering.left else "done")
         stop.gently(steering.leave if options.keep_serving else None)
         return summary
 
 
-def _summary(bench: TrainingContext, peer: "Peer", *, left: bool) -> dict[str, Any]:
+def _summary(context: TrainingContext, peer: "Peer", *, left: bool) -> dict[str, Any]:
     """The one that is kept already where the run was over before: this process has done nothing that it could tell."""
-    kept = read_summary(bench.out) if peer.was_over else None
-    return kept or conclude(bench, peer, evaluate=not left)
+    kept = read_summary(context.out) if peer.was_over else None
+    return kept or conclude(context, peer, evaluate=not left)
 
 
 def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop: Stop) -> dict[str, Any]:
     """The same loop without a swarm, for as many inner steps as the run has or as the peer to pace has done."""
     from decentral.node.folder import keep_terms
 
-    bench = set_up(manifest, options.out, options.data)
+    context = set_up(manifest, options.out, options.data)
     keep_terms(options.out, manifest)
     interval = manifest.inner.steps // manifest.outer.fragments
     num_steps = manifest.run.rounds * interval
@@ -105,87 +105,87 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
     halted, over = Event(), Event()
 
     def halt(request: str = "leave") -> None:
-        {"leave": halted.set, "pause": bench.running.clear, "resume": bench.running.set}[request]()
+        {"leave": halted.set, "pause": context.running.clear, "resume": context.running.set}[request]()
         if request == "leave":
-            bench.running.set()
+            context.running.set()
 
     def read() -> Status:
-        return _alone(bench, halted.is_set(), done=over.is_set())
+        return _alone(context, halted.is_set(), done=over.is_set())
 
     def goes_on() -> bool:
-        bench.running.wait()
-        wanted = bench.num_steps < num_steps if pace is None else pace.may_step(bench.num_steps, halted)
+        context.running.wait()
+        wanted = context.num_steps < num_steps if pace is None else pace.may_step(context.num_steps, halted)
         return wanted and not halted.is_set()
 
-    with closing(bench.metrics), Beacon(options.out, read, halt, display=display):
+    with closing(context.metrics), Beacon(options.out, read, halt, display=display):
         stop.gently(halt)
-        for batch in _batches(bench, b"solo", 0):
+        for batch in _batches(context, b"solo", 0):
             if not goes_on():
                 break
-            _inner_step(bench, batch)
-            if bench.num_steps % interval == 0:
-                record_round(bench, live_fragments(bench), progress_alone(bench))
-        summary = conclude(bench, None, evaluate=not halted.is_set())
+            _inner_step(context, batch)
+            if context.num_steps % interval == 0:
+                record_round(context, live_fragments(context), progress_alone(context))
+        summary = conclude(context, None, evaluate=not halted.is_set())
         over.set()
         return summary
 
 
-def _train_until_done(bench: TrainingContext, peer: "Peer") -> None:
-    last_round, bench.num_steps = peer.round, peer.inner_steps  # more than 0 when a checkpoint was resumed
-    identity = Identity.load_or_create(bench.out / "identity.key").peer
-    recent = RecentLoss(bench.manifest.inner.steps)
-    for batch in _batches(bench, identity, bench.num_steps):
-        bench.running.wait()
+def _train_until_done(context: TrainingContext, peer: "Peer") -> None:
+    last_round, context.num_steps = peer.round, peer.inner_steps  # more than 0 when a checkpoint was resumed
+    identity = Identity.load_or_create(context.out / "identity.key").peer
+    recent = RecentLoss(context.manifest.inner.steps)
+    for batch in _batches(context, identity, context.num_steps):
+        context.running.wait()
         if peer.done:
             return
-        recent.add(_inner_step(bench, batch))
-        if bench.is_main and bench.num_steps % LOG_EVERY == 0:
+        recent.add(_inner_step(context, batch))
+        if context.is_main and context.num_steps % LOG_EVERY == 0:
             peer.log(loss=recent.mean)
-        if bench.is_main and peer.round != last_round:
+        if context.is_main and peer.round != last_round:
             last_round = peer.round
-            record_round(bench, peer.anchor(), progress_of(peer))
-            if bench.held_out_loss is not None:
-                peer.log(held_out_loss=bench.held_out_loss)
+            record_round(context, peer.anchor(), progress_of(peer))
+            if context.held_out_loss is not None:
+                peer.log(held_out_loss=context.held_out_loss)
 
 
-def _batches(bench: TrainingContext, identity: bytes, first_step: int) -> Iterator[dict[str, Tensor]]:
-    processes = bench.accelerator.num_processes
+def _batches(context: TrainingContext, identity: bytes, first_step: int) -> Iterator[dict[str, Tensor]]:
+    processes = context.accelerator.num_processes
     loader = batch_loader(
-        bench.corpus.train,
-        seed=bench.manifest.run.seed,
+        context.corpus.train,
+        seed=context.manifest.run.seed,
         peer=identity,
-        batch_size=bench.manifest.data.batch_size,
-        context=bench.manifest.model.context,
+        batch_size=context.manifest.data.batch_size,
+        context=context.manifest.model.context,
         first_step=first_step * processes,
     )
-    return iter(bench.accelerator.prepare(loader))
+    return iter(context.accelerator.prepare(loader))
 
 
-def _inner_step(bench: TrainingContext, batch: dict[str, Tensor]) -> Tensor:
-    bench.watch.step_begins()
-    loss: Tensor = bench.model(**batch).loss
-    bench.accelerator.backward(loss)
-    if bench.manifest.inner.clip is not None:
-        bench.accelerator.clip_grad_norm_(bench.model.parameters(), bench.manifest.inner.clip)
-    bench.num_steps += 1
-    bench.optimizer.step()  # a round may begin or end in here
-    bench.scheduler.step()
-    bench.optimizer.zero_grad()
-    if bench.is_main and bench.num_steps % LOG_EVERY == 0:
-        bench.loss = loss.item()
-        bench.metrics.inner(bench.num_steps, loss=bench.loss, tokens=bench.num_steps * bench.tokens_per_step)
+def _inner_step(context: TrainingContext, batch: dict[str, Tensor]) -> Tensor:
+    context.watch.step_begins()
+    loss: Tensor = context.model(**batch).loss
+    context.accelerator.backward(loss)
+    if context.manifest.inner.clip is not None:
+        context.accelerator.clip_grad_norm_(context.model.parameters(), context.manifest.inner.clip)
+    context.num_steps += 1
+    context.optimizer.step()  # a round may begin or end in here
+    context.scheduler.step()
+    context.optimizer.zero_grad()
+    if context.is_main and context.num_steps % LOG_EVERY == 0:
+        context.loss = loss.item()
+        context.metrics.inner(context.num_steps, loss=context.loss, tokens=context.num_steps * context.tokens_per_step)
     return loss.detach()
 
 
-def _alone(bench: TrainingContext, halted: bool, *, done: bool) -> Status:
-    last, now = ("left", "leaving") if halted else ("done", "training" if bench.running.is_set() else "paused")
+def _alone(context: TrainingContext, halted: bool, *, done: bool) -> Status:
+    last, now = ("left", "leaving") if halted else ("done", "training" if context.running.is_set() else "paused")
     return Status(
         state=last if done else now,
-        run=bench.manifest.run.name,
-        run_id=bench.manifest.digest.hex(),
+        run=context.manifest.run.name,
+        run_id=context.manifest.digest.hex(),
         algorithm="solo",
-        round=bench.num_steps // (bench.manifest.inner.steps // bench.manifest.outer.fragments),
-        inner_steps=bench.num_steps,
-        loss=bench.loss,
-        held_out_loss=bench.held_out_loss,
+        round=context.num_steps // (context.manifest.inner.steps // context.manifest.outer.fragments),
+        inner_steps=context.num_steps,
+        loss=context.loss,
+        held_out_loss=context.held_out_loss,
     )

@@ -65,7 +65,7 @@ def set_up(manifest: Manifest, out: Path, data: Path | None) -> TrainingContext:
     model, optimizer = accelerator.prepare(bare, raw)
     twin = build_language_model(config, seed=seed).to(accelerator.device)
     schema = schema_of(twin, manifest.outer.fragments)
-    bench = TrainingContext(
+    context = TrainingContext(
         manifest=manifest,
         out=make_directory(out),
         accelerator=accelerator,
@@ -78,8 +78,8 @@ def set_up(manifest: Manifest, out: Path, data: Path | None) -> TrainingContext:
         metrics=MetricsLog(out),
         num_parameters=sum(fragment.numel for fragment in schema.fragments),
     )
-    bench.running.set()
-    return bench
+    context.running.set()
+    return context
 
 
 def model_config(manifest: Manifest) -> LanguageModelConfig:

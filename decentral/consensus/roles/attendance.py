@@ -1,4 +1,4 @@
-"""Who comes, who leaves, who is behind: what peers say of themselves, and what commits tell of them."""
+"""Which peers come, leave and are behind: what they say of themselves, and what commits tell of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decentral.wire.messages import Behind, Commit, Farewell, JoinRequest
 
 
 class Attendance:
-    """Keeps the book of who is here and how far each has come."""
+    """Keeps the book of which peers are here and how far each has come."""
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
@@ -81,7 +81,7 @@ class Attendance:
                 state.unsent.passed_over(peer, round_)
 
     def _note_who_is_back(self, commit: Commit) -> None:
-        """Who voted in a round after its farewell came back meanwhile, though nothing it sent came here.
+        """A peer that voted in a round after its farewell came back meanwhile, though nothing it sent came here.
 
         One that was told so by a commit alone counted the old farewell as a promise, was all that was left, and forked.
         """

@@ -135,7 +135,7 @@ class Leader:
             leading.planned.blame(missing.plan, missing.peers)
 
     def _answered(self, leading: Ballot, peer: PeerId) -> None:
-        """Who answers a ballot that was opened after its farewell is back: it said that it would vote no more.
+        """A peer that answers a ballot opened after its farewell is back: it said that it would vote no more.
 
         Else nothing tells in the same round, as its messages may come in any order; and the frames of a record that
         only it holds would be asked of nobody.

@@ -19,7 +19,8 @@ class Readiness:
     def usable(self, now: float) -> list[PeerId]:
         """The members whose offers can be committed; the deadline learns from those that are new."""
         state = self._state
-        usable = state.round.usable(state.head, state.held, state.reduces, state.terms.states(state.head.outer_step))
+        states = state.terms.states(state.head.outer_step)
+        usable = state.round.usable(state.head, state.held, state.terms.named, states)
         if state.round.quorum_since is None and 0 < state.terms.enough <= len(usable):
             state.round.quorum_since = now
         for offer in state.round.newly(usable):
@@ -37,7 +38,7 @@ class Readiness:
         """Whether it is worth it to commit what ``usable`` have offered, and nothing more is on its way."""
         state = self._state
         enough = len(state.head.members) >= state.terms.min_peers
-        if enough and self._quorum_waited(now):
+        if enough and usable and self._quorum_waited(now):
             return True
         ready = enough and state.round.ready(usable, state.head, state.presence, state.deadline, now)
         return ready and not any(self._is_coming(peer, now) for peer in state.round.offers if peer not in usable)

@@ -55,6 +55,7 @@ class RecordBuilder:
             return None  # nobody else is there: told again at once, it would fail again at once, and so on
         leading.planned = Planned(plan, now)
         state.planned_number = plan.number
+        state.carries_out(plan)
         state.broadcast(plan)
         state.effects.append(SendSlices(plan))
         return None
@@ -84,7 +85,7 @@ class RecordBuilder:
     ) -> m.Record:
         state, head = self._state, self._state.head
         assert head.anchor is not None
-        last = bool(frames) and (head.outer_step + 1 >= state.terms.rounds or state.time_is_up)
+        last = bool(frames) and (head.outer_step + 1 >= state.terms.rounds or state.terms.clock.is_up)
         return m.Record(
             run=head.run,
             epoch=head.epoch,

@@ -21,14 +21,14 @@ class Retrieval:
     def all_held(self, record: Record, likely: PeerId, now: float) -> bool:
         """Whether every frame that ``record`` names is here and is what it says; a missing one is asked for.
 
-        ``likely``: who told of the record, and hence has them.
+        ``likely``: the peer that told of the record, and hence has them.
         """
         held = self._state.held
         missing = [ref for ref in record.frames if ref.frame not in held]
         for ref in missing:
             self._ask(ref.frame, ref.peer, likely, now, record)
-        states = self._state.terms.states(record.outer_step - 1)
-        return not missing and all(fits(held[ref.frame], ref, record, states) for ref in record.frames)
+        kind, states = self._state.terms.named, self._state.terms.states(record.outer_step)
+        return not missing and all(fits(held[ref.frame], ref, record, kind, states) for ref in record.frames)
 
     def ask_for_offered(self, now: float) -> None:
         """A leader cannot propose what it does not hold: ask for frames whose push never came."""
@@ -51,7 +51,7 @@ class Retrieval:
             state.effects.append(Fetch(frame, owner, holders, record))
 
     def _holders(self, owner: PeerId, likely: PeerId) -> tuple[PeerId, ...]:
-        """Who is there and may have it, likeliest first; the rest begins elsewhere for each who asks."""
+        """Peers that are there and may have it, likeliest first; the rest begins elsewhere for each that asks."""
         state = self._state
         others = [peer for peer in shifted(state.head.members, state.me) if peer not in (state.me, owner, likely)]
         first = dict.fromkeys((likely, owner, *others))

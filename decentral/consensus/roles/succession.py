@@ -8,7 +8,7 @@ from decentral.consensus.round_state import RoundState
 
 
 class Succession:
-    """Who leads now, as every peer reckons it by itself."""
+    """Which peer leads now, as every peer reckons it by itself."""
 
     def __init__(self, state: RoundState) -> None:
         self._state = state

@@ -22,7 +22,7 @@ class Voter:
         self._state, self._retrieval = state, retrieval
 
     def take_prepare(self, sender: PeerId, prepare: m.Prepare) -> None:
-        """Promise, unless a higher ballot was promised; who has left repeats its last word."""
+        """Promise, unless a higher ballot was promised; a peer that has left repeats its last word."""
         state = self._state
         self._check_leap(prepare.ballot)
         if state.has_left:
@@ -63,6 +63,7 @@ class Voter:
         leads = state.leader_of(plan.ballot) == sender
         if leads and plan.ballot >= state.acceptor.promised and plan.number > state.planned_number:
             state.planned_number = plan.number
+            state.carries_out(plan)
             state.effects.append(SendSlices(plan))
 
     def vote(self, now: float) -> None:
@@ -75,6 +76,8 @@ class Voter:
             return
         if not state.succeeds(proposal.record, sender):  # again: the anchor may have been unknown when it came
             state.proposal = None
+            return
+        if not state.is_as_planned(proposal.record):
             return
         if not state.presence.may_drop(proposal.record) or not self._retrieval.all_held(proposal.record, sender, now):
             return

@@ -19,27 +19,43 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from decentral.tensors.compiled import compiled
 from decentral.tensors.rounding import float32
-from decentral.tensors.rows import rows_of
+from decentral.tensors.rows import WIDTH, rows_of
 
-__all__ = ["ENOUGH", "clip_scales", "norm", "typical_norm"]
+__all__ = ["ENOUGH", "SquareSum", "clip_scales", "norm", "typical_norm"]
 
 ENOUGH = 3  # contributors: the lower median of two is the smaller one, which would shorten the other in every round
-_LANES = 1024  # 8 KiB of float64: in the first-level cache, and many vectors long
+
+
+class SquareSum:
+    """The squares of values that come row by row; which rows come together changes no bit."""
+
+    def __init__(self) -> None:
+        self._lane_L = np.zeros(WIDTH, dtype=np.float64)
+
+    def add(self, value_RL: NDArray[np.float32]) -> None:
+        """The next rows."""
+        _add_squares(value_RL, self._lane_L)
+
+    def root(self) -> float:
+        """The Euclidean norm: finite if, and only if, every value is, for float64 holds all sums of their squares."""
+        lane_L = self._lane_L
+        while lane_L.size > 1:
+            half = lane_L.size // 2
+            lane_L = lane_L[:half] + lane_L[half:]
+        return math.sqrt(float(lane_L[0]))
 
 
 def norm(value_N: Tensor) -> float:
-    """The Euclidean norm of a flat, finite float32 tensor on the processor: the same bits on every machine."""
-    lane_L = np.zeros(_LANES, dtype=np.float64)
-    for value_RL in rows_of(value_N, _LANES):
-        _add_squares(value_RL, lane_L)
-    while lane_L.size > 1:
-        half = lane_L.size // 2
-        lane_L = lane_L[:half] + lane_L[half:]
-    return math.sqrt(float(lane_L[0]))
+    """The Euclidean norm of a flat float32 tensor on the processor: the same bits on every machine."""
+    squares = SquareSum()
+    for value_RL in rows_of((value_N,)):
+        squares.add(value_RL)
+    return squares.root()
 
 
 def typical_norm(norms: Sequence[float]) -> float | None:
@@ -59,6 +75,6 @@ def clip_scales(norms: Sequence[float]) -> list[float]:
 @compiled
 def _add_squares(value_RL, lane_L):  # type: ignore[no-untyped-def]
     for row in range(value_RL.shape[0]):
-        for lane in range(_LANES):  # a constant: 16 million values take 2 ms, and 14 with a bound that is not known
+        for lane in range(WIDTH):  # a constant: 16 million values take 2 ms, and 14 with a bound that is not known
             value = np.float64(value_RL[row, lane])
             lane_L[lane] += value * value

@@ -16,26 +16,46 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from decentral.tensors.compiled import compiled
-from decentral.tensors.rows import rows_of
+from decentral.tensors.rows import WIDTH, rows_of
 
-__all__ = ["WIDTH", "cosines", "sketch"]
+__all__ = ["WIDTH", "Sketching", "cosines", "sketch"]  # WIDTH numbers: 4 KiB for each contributor of a round
 
-WIDTH = 1024  # numbers: 4 KiB for each contributor of a round
 _SEED = 1  # any: a sketch is compared with others of the same process only
+
+
+class Sketching:
+    """The sketch of values that come row by row; which rows come together changes no bit."""
+
+    def __init__(self, numel: int) -> None:
+        """``numel``: how many values will come."""
+        random, rows = np.random.default_rng(_SEED), -(-numel // WIDTH)
+        self._turn_R = random.integers(0, WIDTH, rows)
+        self._sign_R = random.integers(0, 2, rows).astype(np.float32) * 2 - 1
+        self._made_2S = np.zeros(2 * WIDTH, dtype=np.float32)  # what turns beyond the end is added to the beginning
+        self._row = 0
+
+    def add(self, value_RS: NDArray[np.float32]) -> None:
+        """The next rows."""
+        these = slice(self._row, self._row + len(value_RS))
+        _add_rows(value_RS, self._turn_R[these], self._sign_R[these], self._made_2S)
+        self._row = these.stop
+
+    def sketch(self) -> Tensor:
+        """(S,) float32, once all came."""
+        with np.errstate(invalid="ignore"):  # of values near 1e38 sums are Inf, and tell no angle
+            return torch.from_numpy(self._made_2S[:WIDTH] + self._made_2S[WIDTH:])
 
 
 def sketch(value_N: Tensor) -> Tensor:
     """(S,) float32 of a flat float32 tensor on the processor."""
-    random = np.random.default_rng(_SEED)
-    made_2S = np.zeros(2 * WIDTH, dtype=np.float32)  # what turns beyond the end is added to the beginning below
-    for value_RS in rows_of(value_N, WIDTH):
-        turn_R = random.integers(0, WIDTH, len(value_RS))
-        sign_R = random.integers(0, 2, len(value_RS)).astype(np.float32) * 2 - 1
-        _add_rows(value_RS, turn_R, sign_R, made_2S)
-    return torch.from_numpy(made_2S[:WIDTH] + made_2S[WIDTH:])
+    sketching = Sketching(value_N.numel())
+    for value_RS in rows_of((value_N,)):
+        sketching.add(value_RS)
+    return sketching.sketch()
 
 
 def cosines(sketches: Sequence[Tensor]) -> Tensor:

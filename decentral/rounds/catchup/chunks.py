@@ -24,7 +24,7 @@ class Chunks:
     def __init__(self, transport: Transport, index: SnapshotIndex, timeout: float) -> None:
         self.transport, self.index, self.timeout = transport, index, timeout
         self.gain = Gain()
-        self._packs: dict[PeerId, bool] = {}  # who has answered, and whether in any form
+        self._packs: dict[PeerId, bool] = {}  # peers that have answered, and whether in any form
 
     async def ask(self, donor: PeerId, number: int) -> bytes:
         """The plain bytes. Raises TransportError, also when it has that snapshot no more, or PayloadError."""

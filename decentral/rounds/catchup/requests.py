@@ -1,4 +1,4 @@
-"""Peers that this one should catch up with: said by whoever notices, done by ``CatchUp``, one at a time."""
+"""Peers that this one should catch up with: said by any part that notices, done by ``CatchUp``, one at a time."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class CatchUpRequests:
         return peer
 
     def drop(self) -> None:
-        """Forget what was asked meanwhile: whoever is ahead still is asked for again at the next tick."""
+        """Forget what was asked meanwhile: a peer that is ahead still is asked for again at the next tick."""
         self._peer = None

@@ -14,10 +14,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from decentral.optimizers import NO_MOMENTS, Live
 from decentral.parameters import Fragment, ParameterSpec, Schema
-from decentral.simulate.learning.student import WIDTH, Student
+from decentral.simulate.learning.moments import RunningMoments
+from decentral.simulate.learning.student import WIDTH, Student, beginning
 
-__all__ = ["UNIT", "VALUES", "Lesson", "LessonName", "lesson_named", "toy_schema"]
+__all__ = ["UNIT", "VALUES", "Lesson", "LessonName", "first_anchors", "lesson_named", "toy_schema"]
 
 UNIT = 840.0  # lcm(1..8)
 VALUES = 96  # parameters of one fragment: more than any peer makes inner steps between two commits of its own
@@ -28,6 +30,8 @@ LessonName = Literal["marks", "noise", "learn"]
 
 class Lesson(Protocol):
     """What one peer's inner steps do."""
+
+    moments: Live  # of what stands for the inner optimizer
 
     def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
         """What inner step ``number`` of this peer subtracts from each fragment."""
@@ -40,6 +44,8 @@ class Lesson(Protocol):
 
 class Marks:
     """See the module."""
+
+    moments: Live = NO_MOMENTS
 
     def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
         """See Lesson."""
@@ -58,10 +64,14 @@ class Noise:
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
+        self._followed = RunningMoments()
+        self.moments: Live = self._followed
 
     def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
         """See Lesson."""
-        return [0.01 * torch.randn(live_N.shape, generator=self._generator) for live_N in live]
+        steps = [0.01 * torch.randn(live_N.shape, generator=self._generator) for live_N in live]
+        self._followed.follow(steps)
+        return steps
 
     def loss(self, anchors: Sequence[Tensor]) -> float | None:
         """See Lesson."""
@@ -74,6 +84,13 @@ def lesson_named(name: LessonName, num_fragments: int, generator: random.Random)
         return Marks()
     seed = generator.randrange(1 << 30)
     return Noise(seed) if name == "noise" else Student(num_fragments, seed)
+
+
+def first_anchors(name: LessonName, num_fragments: int) -> list[Tensor]:
+    """The parameters that every run starts from."""
+    if name == "learn":
+        return beginning(num_fragments)
+    return [torch.zeros(fragment.numel) for fragment in toy_schema(name, num_fragments).fragments]
 
 
 def toy_schema(name: LessonName, num_fragments: int) -> Schema:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from decentral.optimizers import Live
+
 __all__ = ["WIDTH", "Student", "alone", "beginning"]
 
 WIDTH = 64
@@ -31,6 +33,7 @@ class Student:
         self._generator = torch.Generator().manual_seed(seed)
         self._weights = [torch.zeros(WIDTH * WIDTH, requires_grad=True) for _ in range(num_fragments)]
         self._optimizer = torch.optim.AdamW(self._weights, lr=LEARNING_RATE, weight_decay=0.0)
+        self.moments: Live = _AdamMoments(self._weights, self._optimizer)
 
     def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
         """One step from the live parameters; what it subtracts from each fragment."""
@@ -49,6 +52,23 @@ class Student:
         with torch.no_grad():
             inputs_BD = torch.randn(HELD_OUT, WIDTH, generator=torch.Generator().manual_seed(0))
             return float(_loss(anchors, inputs_BD, torch.zeros(())))
+
+
+class _AdamMoments:
+    """See decentral.optimizers.Live."""
+
+    def __init__(self, weights: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
+        self._weights, self._optimizer = weights, optimizer
+
+    def read_moment(self, name: str, fragment: int) -> Tensor | None:
+        found: Tensor | None = self._optimizer.state[self._weights[fragment]].get(name)
+        return None if found is None else found.clone()
+
+    def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
+        found: Tensor | None = self._optimizer.state[self._weights[fragment]].get(name)
+        if found is not None:
+            found.copy_(moment_N)
+        return found is not None
 
 
 def beginning(num_fragments: int) -> list[Tensor]:

@@ -18,7 +18,7 @@ from decentral.simulate.learning.lessons import Lesson
 from decentral.training.absence import Away
 from decentral.training.loop_parts import LoopControl, LoopParts
 from decentral.training.outer_loop import OuterLoop
-from decentral.training.same_loop import SameLoop
+from decentral.training.swarm.same_loop import SameLoop
 from decentral.training.sync_schedule import SyncSchedule
 
 CHECKPOINT_EVERY = 5  # commits
@@ -57,7 +57,7 @@ class FlatModel:
 
 
 @dataclass(slots=True)
-class Pace:
+class StepPace:
     """Seconds of one inner step: a peer's own speed, a factor per step, and now and then a straggle.
 
     Sources: proposals of ours, with the tail as in Dean and Barroso, "The Tail at Scale", 2013.
@@ -116,15 +116,15 @@ class Trainer:
         self,
         side: SameLoop,
         model: FlatModel,
-        rhythm: SyncSchedule,
-        pace: Pace,
+        schedule: SyncSchedule,
+        pace: StepPace,
         lesson: Lesson,
         note: Note,
         save: Callable[[SyncSchedule], bool],
     ) -> None:
-        self.node, self.model, self.rhythm, self.pace = side.node, model, rhythm, pace
+        self.node, self.model, self.schedule, self.pace = side.node, model, schedule, pace
         self.lesson, self.note = lesson, note
-        self.num_steps = 0  # whoever goes on for an earlier life says from where
+        self.num_steps = 0  # a process that goes on for a previous incarnation says from where
         self.asleep = False
         self.busy_seconds = 0.0
         self._control, self._scope, self._ended = LoopControl(), anyio.CancelScope(), anyio.Event()
@@ -135,7 +135,7 @@ class Trainer:
                 checkpoint_every=CHECKPOINT_EVERY,
                 on_nan="stop",
                 model=model,
-                schedule=rhythm,
+                schedule=schedule,
                 swarm=side,
                 events=TraceEvents(side.node, model, lesson, note),
                 control=self._control,
@@ -152,7 +152,7 @@ class Trainer:
     def rest(self) -> None:
         """Make no inner step any more."""
         self._control.paused = True
-        self.rhythm.overlap = 0  # no inner step comes that a merge could wait for
+        self.schedule.overlap = 0  # no inner step comes that a merge could wait for
 
     async def run(self) -> None:
         """Train until the run is over, or until stopped."""
@@ -185,7 +185,7 @@ class Trainer:
             self.model.fragments, self.lesson.step(self.model.fragments, self.num_steps), strict=True
         ):
             live_N -= step_N
-        self.rhythm.stepped()
+        self.schedule.stepped()
         self.note("stepped", number=self.num_steps)
 
     def carried(self) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import anyio
 from torch import Tensor
 
 from decentral.errors import DecentralError
-from decentral.simulate.learning.training import Pace
+from decentral.simulate.learning.training import StepPace
 from decentral.simulate.machine.disk import RecordingDisk
 from decentral.simulate.machine.process import Machine, SimulatedProcess, Site, Spent
 from decentral.wire.keys import PeerId, Signer
@@ -21,7 +21,7 @@ from decentral.wire.keys import PeerId, Signer
 class Host:
     """A machine. ``live`` runs one process on it until that is crashed, leaves or fails."""
 
-    def __init__(self, site: Site, number: int, folder: Path, pace: Pace, *, founder: bool) -> None:
+    def __init__(self, site: Site, number: int, folder: Path, pace: StepPace, *, founder: bool) -> None:
         self.site, self.number, self.folder, self.pace, self.founder = site, number, folder, pace, founder
         folder.mkdir()
         self.disk = RecordingDisk(folder)

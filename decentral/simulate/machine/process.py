@@ -1,4 +1,4 @@
-"""One process of a simulated machine: the real node and the real outer loop on the real vault.
+"""One process of a simulated machine: the real node and the real outer loop on the real store.
 
 Rounds, exchange, directory, catch-up, codecs, journal and checkpoints are those of a peer. A crash ends it between any
 two steps of its tasks: nothing it does afterwards reaches a disk or a peer.
@@ -13,7 +13,6 @@ from typing import TypeVar, TypeVarTuple
 
 import anyio
 import anyio.lowlevel
-import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Head
@@ -22,16 +21,14 @@ from decentral.errors import DiskError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node, Start
-from decentral.parameters import Schema
 from decentral.rounds.updates import CommittedUpdate, Ledger
-from decentral.simulate.learning.lessons import LessonName, lesson_named, toy_schema
-from decentral.simulate.learning.student import beginning
-from decentral.simulate.learning.training import FlatModel, Note, Pace, Trainer
+from decentral.simulate.learning.lessons import LessonName, first_anchors, lesson_named, toy_schema
+from decentral.simulate.learning.training import FlatModel, Note, StepPace, Trainer
 from decentral.simulate.machine.disk import RecordingDisk
 from decentral.simulate.machine.weather import Weather, WeatheredTransport
 from decentral.simulate.trace import Trace
-from decentral.training.same_loop import SameLoop, Updates
-from decentral.training.sync_schedule import SyncSchedule, make_rhythm
+from decentral.training.swarm.same_loop import SameLoop, Updates
+from decentral.training.sync_schedule import SyncSchedule, make_schedule
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Commit, Record
@@ -75,7 +72,7 @@ class Machine:
     signer: Signer
     folder: Path
     disk: RecordingDisk
-    pace: Pace
+    pace: StepPace
     may_found: bool  # with an empty disk: it is the run's first peer
     claim: float | None  # bytes/s that it may say it was seen to send
     num_steps: int  # inner steps of earlier lives
@@ -97,7 +94,7 @@ class SimulatedProcess:
         schema = toy_schema(site.lesson, site.manifest.outer.fragments)
         self.lesson = lesson_named(site.lesson, len(schema.fragments), machine.pace.generator)
         found = self.store.load(site.manifest.digest)
-        self.model = FlatModel(self._live(found, self._fresh(schema)))
+        self.model = FlatModel(self._live(found, first_anchors(site.lesson, len(schema.fragments))))
         self.transport = WeatheredTransport(site.network.transport(machine.signer), site.weather)
         start = Start(
             manifest=site.manifest,
@@ -115,13 +112,14 @@ class SimulatedProcess:
             signer=machine.signer,
             transport=self.transport,
             ledger=Ledger(self._append, self._save_acceptor, self._keep, self._adopt, self._swap_begins),
-            on_advance=self._on_advance,
+            on_update=self._on_update,
             on_event=self._on_event,
             offload=_interleaved,
             uplink=lambda: machine.claim,
             grain=site.grain,
         )
-        self.schedule = make_rhythm(site.manifest, bytes(32))
+        self.schedule = make_schedule(site.manifest, bytes(32))
+        self.schedule.live = self.lesson.moments
         if found is not None:
             self._resume(found)
         self.scope = anyio.CancelScope()
@@ -140,6 +138,8 @@ class SimulatedProcess:
                     self._woke = anyio.current_time()
                     self.note("resumed", self.trainer.carried(), round=self.node.driver.head.round)
                     self._save(self.schedule)
+                    if self.schedule.method.inner:  # the moments of a life before are gone with it
+                        await self.trainer.loop.begin((), afresh=True)
                     await self.trainer.run()
             finally:
                 self.num_steps = self.trainer.num_steps if self.trainer is not None else self.num_steps
@@ -168,11 +168,6 @@ class SimulatedProcess:
             await self.node.leave()
 
     # ---- beginning ----
-
-    def _fresh(self, schema: Schema) -> list[Tensor]:
-        if self.site.lesson == "learn":
-            return beginning(len(schema.fragments))
-        return [torch.zeros(fragment.numel) for fragment in schema.fragments]
 
     @staticmethod
     def _live(found: Resumed | None, fresh: Sequence[Tensor]) -> list[Tensor]:
@@ -239,17 +234,18 @@ class SimulatedProcess:
     def _on_event(self, event: str, fields: dict[str, object]) -> None:
         self.note(f"node_{event}", None, **fields)
 
-    def _on_advance(self, advance: CommittedUpdate) -> None:
-        record, head = advance.record, self.node.driver.head
+    def _on_update(self, update: CommittedUpdate) -> None:
+        record, head = update.record, self.node.driver.head
         self.note(
             "applied" if record is not None else "adopted",
+            self.node.replica.outer_tensors(),
             round=head.round if record is None else record.round,
-            hash=advance.head,
+            hash=update.head,
             digest=self.node.replica.digest,
-            mine=advance.contribution is not None,
+            mine=update.contribution is not None,
             loss=self.lesson.loss(self.node.replica.anchors),
         )
-        self._updates.put(advance)
+        self._updates.put(update)
 
     def _save(self, schedule: SyncSchedule) -> bool:
         """A checkpoint; False while live model and chain are not in step."""

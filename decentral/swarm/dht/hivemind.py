@@ -21,7 +21,7 @@ import anyio
 
 from decentral.errors import PayloadError
 from decentral.swarm.leases import MAX_LEASE_NBYTES, read_lease
-from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.base import DhtHost
 from decentral.transport.protocols.peer_ids import peer_to_id
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Lease, encode
@@ -34,7 +34,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s between attempts when it fails
 logger = logging.getLogger("decentral.swarm")
 
 
-class Known(Protocol):
+class DirectoryView(Protocol):
     """What this peer knows of the others, and where to put what is found: the directory."""
 
     run_digest: Digest
@@ -67,17 +67,17 @@ class Known(Protocol):
         ...
 
 
-async def share(transport: DaemonTransport, directory: Known) -> None:
+async def share(host: DhtHost, directory: DirectoryView) -> None:
     """Keep this peer's lease in the DHT and look for others there, until cancelled. Never raises an error."""
     pause = _FIRST_PAUSE
     while directory.looking:  # nobody to ask, and no reason to load hivemind yet
         await directory.until_changed()
     while True:
-        starts = transport.starts
+        starts = host.starts
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(_end_with_daemon, transport, starts, group.cancel_scope)
-                async with _node(transport, directory.run_digest) as node:
+                group.start_soon(_end_with_daemon, host, starts, group.cancel_scope)
+                async with _node(host, directory.run_digest) as node:
                     pause = _FIRST_PAUSE
                     await _exchange_forever(node, directory)
         except Exception as error:  # noqa: BLE001  hivemind raises what it likes; none of it may reach the directory
@@ -91,14 +91,14 @@ def dht_key(run: Digest) -> str:
     return f"decentral/1/{run.hex()}"
 
 
-async def _end_with_daemon(transport: DaemonTransport, starts: int, scope: anyio.CancelScope) -> None:
-    await transport.until_restarted(starts)
+async def _end_with_daemon(host: DhtHost, starts: int, scope: anyio.CancelScope) -> None:
+    await host.until_restarted(starts)
     scope.cancel()
 
 
 @asynccontextmanager
-async def _node(transport: DaemonTransport, run: Digest) -> AsyncIterator[Any]:  # Any: hivemind has no types
-    async with transport.attached() as client:
+async def _node(host: DhtHost, run: Digest) -> AsyncIterator[Any]:  # Any: hivemind has no types
+    async with host.attached() as client:
         from hivemind.dht.node import DHTNode
 
         from decentral.swarm.dht.validator import LeaseValidator
@@ -109,7 +109,7 @@ async def _node(transport: DaemonTransport, run: Digest) -> AsyncIterator[Any]: 
                 ensure_bootstrap_success=False,
                 strict=False,
                 cache_size=MAX_PEERS,
-                client_mode=transport.options.reachability == "private",  # a peer that cannot be asked holds no keys
+                client_mode=host.is_private,  # a peer that cannot be asked holds no keys
                 cache_refresh_before_expiry=0,  # a refresh of its own would ask while nobody wants to know
                 record_validator=LeaseValidator(dht_key(run), run),
             )
@@ -120,7 +120,7 @@ async def _node(transport: DaemonTransport, run: Digest) -> AsyncIterator[Any]: 
                 await node.shutdown()
 
 
-async def _exchange_forever(node: Any, directory: Known) -> None:
+async def _exchange_forever(node: Any, directory: DirectoryView) -> None:
     turn = 0
     while True:
         live = list(directory.live())
@@ -141,7 +141,7 @@ def looks_in(turn: int, peer: PeerId, others: int) -> bool:
     return (turn + int.from_bytes(peer[:8], "little")) % every == 0
 
 
-async def _until_company(directory: Known) -> None:
+async def _until_company(directory: DirectoryView) -> None:
     """Return at once when the first peer appears; later ones can wait for their turn."""
     while directory.looking:
         await directory.until_changed()
@@ -155,7 +155,7 @@ async def _ping(node: Any, peer: PeerId) -> None:
         await node.protocol.call_ping(PeerID(peer_to_id(peer)))
 
 
-async def _store(node: Any, directory: Known) -> None:
+async def _store(node: Any, directory: DirectoryView) -> None:
     from hivemind.utils.timed_storage import get_dht_time
 
     lease, key = directory.own(), dht_key(directory.run_digest)
@@ -165,7 +165,7 @@ async def _store(node: Any, directory: Known) -> None:
         )
 
 
-async def _look(node: Any, directory: Known) -> None:
+async def _look(node: Any, directory: DirectoryView) -> None:
     found = None
     with anyio.move_on_after(_PATIENCE):
         found = await node.get(dht_key(directory.run_digest), latest=True)

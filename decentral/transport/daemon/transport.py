@@ -50,10 +50,10 @@ class DaemonTransport(Uncapped):
         self.traffic = Traffic()
         self.budget = Budget(limits)
         self.options = options or DaemonOptions()
-        self._listen = tuple(listen) if listen is not None else everywhere()
+        self.listen_on = tuple(listen) if listen is not None else everywhere()
         self._services = Services()
         self._known = AddressBook()
-        self._supervisor = Supervisor(identity, self._listen, self.options, self._known)
+        self._supervisor = Supervisor(identity, self.listen_on, self.options, self._known)
         self._inbound = Inbound(self._services, self.budget, self.traffic, self.options.dial_timeout)
         self._closing = 0  # streams that are left, and not read yet
         self._closed = Changes()
@@ -64,7 +64,7 @@ class DaemonTransport(Uncapped):
         self._services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
-        check_listen(self._listen)
+        check_listen(self.listen_on)
         self._services.fixed = True
         self._stack = AsyncExitStack()
         try:
@@ -114,8 +114,18 @@ class DaemonTransport(Uncapped):
         from decentral.transport.daemon.unary import attached
 
         await self._supervisor.until_up(self.peer)
-        async with attached(self._folder, self._control.socket, self.traffic) as client:
+        async with attached(self.folder, self._control.socket, self.traffic) as client:
             yield client
+
+    @property
+    def dht_host(self) -> Self:
+        """See Transport."""
+        return self
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it was told that others cannot dial it."""
+        return self.options.reachability == "private"
 
     @property
     def starts(self) -> int:
@@ -133,10 +143,10 @@ class DaemonTransport(Uncapped):
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
-        with private_folder() as self._folder:
-            self._control = Control(str(self._folder / "d.sock"), self.options.dial_timeout)
+        with private_folder() as self.folder:
+            self._control = Control(str(self.folder / "d.sock"), self.options.dial_timeout)
             async with (
-                self._inbound.served(str(self._folder / "i.sock")),
+                self._inbound.served(str(self.folder / "i.sock")),
                 anyio.create_task_group() as self._group,
             ):
                 self._inbound.group = self._group

@@ -62,6 +62,11 @@ class Puncher:
         self._asked: dict[PeerId, list[float]] = {}
         self._rounds: dict[Session, int] = {}  # in which both sides said CONNECT
 
+    @property
+    def num_under_way(self) -> int:
+        """Peers with which a hole is being punched."""
+        return len(self._under_way)
+
     async def upgrade(self, session: Session, dialled: bool) -> None:
         """All that is done for one relayed connection, until it ends; ``dialled``: from here."""
         relay = self._sessions.relay_of(session)
@@ -169,8 +174,8 @@ class Puncher:
         times = [time for time in self._asked.get(peer, []) if now - time < _ASKED_WITHIN]
         if relay is None or not session.dialled:
             raise PayloadError("dcutr: over a connection that was not dialled through a relay; drop the stream")
-        if len(times) >= _MOST_ASKED or len(self._under_way) >= _AT_ONCE:
-            raise PayloadError(f"dcutr: asked {len(times)} times, {len(self._under_way)} under way; drop the stream")
+        if len(times) >= _MOST_ASKED or self.num_under_way >= _AT_ONCE:
+            raise PayloadError(f"dcutr: asked {len(times)} times, {self.num_under_way} under way; drop the stream")
         self._asked[peer] = [*times, now]
 
     # ---- both ----

@@ -187,17 +187,17 @@ class MemoryTransport(Uncapped):
         self.traffic = Traffic()
         self.budget = Budget(limits)
         self._network = network
-        self._services = Services()
+        self.services = Services()
         self._group: anyio.abc.TaskGroup | None = None
         self._scopes: dict[anyio.CancelScope, None] = {}  # in order of arrival: a set would not replay
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """See Transport."""
-        self._services.add(protocol, handler)
+        self.services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
         self._network.attach(self)
-        self._services.fixed = True
+        self.services.fixed = True
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         return self
@@ -244,7 +244,7 @@ class MemoryTransport(Uncapped):
 
     def accept(self, stream: MemoryStream, protocol: str) -> None:
         """Start the handler of an inbound stream; PeerUnreachable when there is none."""
-        handler = self._services.handlers.get(protocol)
+        handler = self.services.handlers.get(protocol)
         if handler is None or self._group is None:
             raise PeerUnreachable(f"{peer_name(self.peer)}: it does not serve {protocol}; compare the versions")
         scope = anyio.CancelScope()  # made here: who is killed before the handler's first step must not start it

@@ -74,15 +74,15 @@ class NativeTransport(Uncapped):
         self.traffic = Traffic()
         self.budget = Budget(limits)
         self.options = options or NativeOptions()
-        self._listen = tuple(listen) if listen is not None else everywhere()
+        self.listen_on = tuple(listen) if listen is not None else everywhere()
         self._services = Services()
         events = SessionEvents(self._on_stream, self._stays, self._on_gone, self._on_relayed)
-        self._links = Links(signer, self.options.dial_timeout, events, self.options.relay)
+        self.links = Links(signer, self.options.dial_timeout, events, self.options.relay)
         self.relay = self._make_relay()
-        self._places = Places(self._links.sessions, self._links.dialler, self.options.relays, self.options.dial_timeout)
-        self._puncher = self._make_puncher()
+        self._places = Places(self.links.sessions, self.links.dialler, self.options.relays, self.options.dial_timeout)
+        self.puncher = self._make_puncher()
         self._found: tuple[str, ...] = ()
-        self._opener = Opener(self._links.dialler, self._links.sessions, self.traffic, self.options.dial_timeout)
+        self._opener = Opener(self.links.dialler, self.links.sessions, self.traffic, self.options.dial_timeout)
         self._negotiations = Negotiations(self.budget.comes_first, self.options.dial_timeout)
         self._stack: AsyncExitStack | None = None
         self._handlers: anyio.abc.TaskGroup | None = None
@@ -91,7 +91,7 @@ class NativeTransport(Uncapped):
         limits = self.options.relay
         if limits is None:
             return None
-        relay = Relay(self._links, self.addresses, limits, self.options.dial_timeout)
+        relay = Relay(self.links, self.addresses, limits, self.options.dial_timeout)
         self.serve(HOP, relay.attend)
         return relay
 
@@ -102,7 +102,7 @@ class NativeTransport(Uncapped):
         """A relay needs none: who is reached through another one is no relay."""
         if not self.options.punch or self.options.relay is not None:
             return None
-        links = self._links
+        links = self.links
         return Puncher(self.peer, links.sessions, links.dialler, links.handshakes.meetings, self.options.dial_timeout)
 
     def serve(self, protocol: str, handler: Handler) -> None:
@@ -110,24 +110,24 @@ class NativeTransport(Uncapped):
         self._services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
-        check_tcp(self._listen)
-        check_listen(self._listen)
+        check_tcp(self.listen_on)
+        check_listen(self.listen_on)
         self._services.fixed = True
         async with AsyncExitStack() as stack:
-            sockets = await listeners(self._listen)
+            sockets = await listeners(self.listen_on)
             for socket in sockets:
                 stack.push_async_callback(socket.aclose)
             group = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(group.cancel_scope.cancel)
             self._found = self.options.announce or bound_addresses(sockets)
-            stack.push_async_callback(self._links.finish, _PARTING)
+            stack.push_async_callback(self.links.finish, _PARTING)
             self._handlers = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(self._handlers.cancel_scope.cancel)
-            if self._puncher is not None:
-                self._links.ports.share(sockets)
-            self._links.sessions.group = group
+            if self.puncher is not None:
+                self.links.ports.share(sockets)
+            self.links.sessions.group = group
             for socket in sockets:
-                group.start_soon(self._links.handshakes.listen, socket, group)
+                group.start_soon(self.links.handshakes.listen, socket, group)
             for relay in self._places.relays:
                 self._handlers.start_soon(self._places.keep, relay)  # no new place while the connections are finished
             self._stack = stack.pop_all()
@@ -143,7 +143,7 @@ class NativeTransport(Uncapped):
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
         """See Transport."""
-        return self._links.sessions.paths()
+        return self.links.sessions.paths()
 
     @property
     def bound(self) -> tuple[str, ...]:
@@ -152,11 +152,11 @@ class NativeTransport(Uncapped):
 
     async def granted(self, relay: PeerId, where: Sequence[str]) -> Reservation:
         """What the relay at ``where`` grants, without keeping it. TransportError, TimeoutError."""
-        return await ask_place(self._links.dialler, relay, where, self.options.dial_timeout)
+        return await ask_place(self.links.dialler, relay, where, self.options.dial_timeout)
 
     def local_port(self, peer: PeerId) -> int:
         """This side's port of the connection to ``peer``: a NAT that shows others another one does not preserve it."""
-        return self._links.sessions.local_port(peer)
+        return self.links.sessions.local_port(peer)
 
     def addresses(self) -> tuple[str, ...]:
         """See Transport."""
@@ -164,7 +164,7 @@ class NativeTransport(Uncapped):
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See Transport. The addresses are remembered for when the connection is gone."""
-        await self._links.dialler.connect(peer, addresses)
+        await self.links.dialler.connect(peer, addresses)
 
     async def open(self, peer: PeerId, protocol: str) -> NativeStream:
         """See Transport."""
@@ -177,8 +177,8 @@ class NativeTransport(Uncapped):
             self.relay.drop_place(peer)
 
     def _on_relayed(self, session: Session, dialled: bool) -> None:
-        if self._puncher is not None and self._handlers is not None:
-            self._handlers.start_soon(self._puncher.upgrade, session, dialled)
+        if self.puncher is not None and self._handlers is not None:
+            self._handlers.start_soon(self.puncher.upgrade, session, dialled)
 
     # ---- inbound ----
 
@@ -200,8 +200,8 @@ class NativeTransport(Uncapped):
             if protocol == IDENTIFY:
                 await self._tell(stream, session)
                 return
-            if protocol == DCUTR and self._puncher is not None:
-                await self._puncher.attend(stream, session)
+            if protocol == DCUTR and self.puncher is not None:
+                await self.puncher.attend(stream, session)
                 return
             with self.budget.inbound(stream.peer):
                 stream.traffic = self.traffic
@@ -214,7 +214,7 @@ class NativeTransport(Uncapped):
                     await stream.aclose()
 
     async def _tell(self, stream: NativeStream, session: Session) -> None:
-        sessions = self._links.sessions
+        sessions = self.links.sessions
         seen = "" if sessions.relay_of(session) else sessions.ends(session).remote
         await tell(stream, self.peer, self.addresses(), self._answered, seen)
 
@@ -224,11 +224,11 @@ class NativeTransport(Uncapped):
             raise PayloadError("brings a connection and is no relay of ours; drop the stream")
         with anyio.fail_after(self.options.dial_timeout):
             peer = await admit(stream)
-        self._links.handshakes.take_in(RelayedSocket(stream.muxed, stream.peer), peer)
+        self.links.handshakes.take_in(RelayedSocket(stream.muxed, stream.peer), peer)
         return True
 
     @property
     def _answered(self) -> tuple[str, ...]:
         """The protocols that are."""
-        own = (IDENTIFY, STOP) if self._puncher is None else (IDENTIFY, STOP, DCUTR)
+        own = (IDENTIFY, STOP) if self.puncher is None else (IDENTIFY, STOP, DCUTR)
         return own + tuple(self._services.handlers)

@@ -95,6 +95,11 @@ class MuxedStream:
         """Whether both directions have ended; what came before can still be read."""
         return self._gone
 
+    @property
+    def num_unread(self) -> int:
+        """Bytes that came and nobody has taken yet."""
+        return len(self._unread)
+
     async def until_ended(self) -> None:
         """Wait until both directions have ended."""
         while not self._gone:

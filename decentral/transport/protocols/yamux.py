@@ -61,7 +61,7 @@ class Session:
     ) -> None:
         self.peer = secured.peer
         self.dialled, self.ended = dialled, False
-        self._secured, self._stock, self._on_stream = secured, stock, on_stream
+        self._secured, self.stock, self._on_stream = secured, stock, on_stream
         self._next, self._theirs = (1, 0) if dialled else (2, 1)  # ours count on by two; theirs are odd or even
         self._streams: dict[int, MuxedStream] = {}
         self._inbound = 0
@@ -84,6 +84,16 @@ class Session:
     def idle(self) -> bool:
         """Whether nobody uses it."""
         return not self._streams
+
+    @property
+    def streams(self) -> tuple[MuxedStream, ...]:
+        """Those that have not ended."""
+        return tuple(self._streams.values())
+
+    @property
+    def num_streams(self) -> int:
+        """How many have not ended."""
+        return len(self._streams)
 
     def open(self) -> MuxedStream:
         """A new stream. The other side hears of it with the first bytes."""
@@ -290,12 +300,12 @@ class Session:
         self._on_stream(stream)
 
     def _add(self, number: int) -> MuxedStream:
-        stream = self._streams[number] = MuxedStream(self, number, self._stock, FIRST_WINDOW)
+        stream = self._streams[number] = MuxedStream(self, number, self.stock, FIRST_WINDOW)
         return stream
 
     def _end(self) -> None:
         self.ended = True
-        for stream in tuple(self._streams.values()):
+        for stream in self.streams:
             self.forget(stream)
         self._slots.release()  # whoever waits for one finds its stream gone, and passes it on
         self._over.set()

@@ -36,7 +36,7 @@ logger = logging.getLogger("decentral.transport")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class PyLibp2pOptions:
     """How this peer takes part in the network."""
 
     announce: tuple[str, ...] = ()  # addresses to tell others instead of those found
@@ -58,7 +58,7 @@ class Above:
 class Libp2pNode:
     """Runs while it is entered, in a trio loop."""
 
-    def __init__(self, signer: Signer, listen: Sequence[str], options: Options, above: Above) -> None:
+    def __init__(self, signer: Signer, listen: Sequence[str], options: PyLibp2pOptions, above: Above) -> None:
         self._signer, self._listen, self._options, self._above = signer, listen, options, above
         self._upgrader = Upgrader(signer, above.comes_first, self._on_relayed)
         self.sessions = self._upgrader.sessions
@@ -122,8 +122,8 @@ class Libp2pNode:
         sessions.group = group
         swarm = GuardedSwarm(self._signer, self._upgrader, nursery, timeout)
         self.doors = Doors(swarm, group, timeout)
-        self._ports = Ports()
-        self._dialler = Dialler(self._signer.peer, timeout, self._ports, sessions, self.doors)
+        self.ports = Ports()
+        self._dialler = Dialler(self._signer.peer, timeout, self.ports, sessions, self.doors)
         self._opener = Opener(self._dialler, sessions, self._above.traffic, timeout)
         self._places = Places(sessions, self._dialler, self._options.relays, timeout)
         self.host = GuardedHost(swarm, self.addresses, self._above.comes_first, timeout)
@@ -157,7 +157,7 @@ class Libp2pNode:
 
     def _punch_from(self, sockets: Sequence[SocketListener], group: anyio.abc.TaskGroup) -> None:
         """Exchange relayed connections for direct ones that leave from where these listen, while ``group`` lasts."""
-        self._ports.share(sockets)
+        self.ports.share(sockets)
         me, timeout = self._signer.peer, self._options.dial_timeout
         puncher = Puncher(me, self.sessions, self._dialler, self.doors.meetings, timeout)
         self._punching = puncher, group

@@ -22,7 +22,7 @@ from decentral.transport.base import Handler, Services, Traffic, Uncapped, atten
 from decentral.transport.listen import everywhere
 from decentral.transport.native.opening import unreachable
 from decentral.transport.native.stream import NativeStream
-from decentral.transport.pylibp2p.node import Above, Libp2pNode, Options
+from decentral.transport.pylibp2p.node import Above, Libp2pNode, PyLibp2pOptions
 from decentral.transport.pylibp2p.stream import ThreadedStream
 from decentral.transport.pylibp2p.trio_thread import TrioThread
 from decentral.wire.keys import PeerId, Signer, peer_name
@@ -42,16 +42,16 @@ class PyLibp2pTransport(Uncapped):
         signer: Signer,
         *,
         listen: Sequence[str] | None = None,
-        options: Options | None = None,
+        options: PyLibp2pOptions | None = None,
         limits: Limits | None = None,
     ) -> None:
         self.peer = signer.peer
         self.traffic = Traffic()  # booked in the node's thread only
         self.budget = Budget(limits)  # of the loop that entered
-        self.options = options or Options()
+        self.options = options or PyLibp2pOptions()
         self._services = Services()
         self._signer = signer
-        self._listen = tuple(listen) if listen is not None else everywhere()
+        self.listen_on = tuple(listen) if listen is not None else everywhere()
         self._node: Libp2pNode | None = None
         self._arrived: deque[tuple[str, ThreadedStream]] = deque()  # as many as negotiate at most
         self._stack: AsyncExitStack | None = None
@@ -63,7 +63,7 @@ class PyLibp2pTransport(Uncapped):
     async def __aenter__(self) -> Self:
         self._services.fixed, self._arrival = True, anyio.Event()
         above = Above(tuple(self._services.handlers), self._take, self.budget.comes_first, self.traffic)
-        self._node = Libp2pNode(self._signer, self._listen, self.options, above)
+        self._node = Libp2pNode(self._signer, self.listen_on, self.options, above)
         self._thread = TrioThread(self._node)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._thread)
@@ -87,27 +87,28 @@ class PyLibp2pTransport(Uncapped):
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
         """See Transport."""
         try:
-            return await self._thread.call(self._node_there.paths)
+            return await self._thread.call(self.node.paths)
         except StreamClosed:
             return {}
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See Transport. The addresses are remembered for when the connection is gone."""
         try:
-            await self._thread.call(self._node_there.connect, peer, tuple(addresses))
+            await self._thread.call(self.node.connect, peer, tuple(addresses))
         except StreamClosed as error:
             raise unreachable(peer, error) from None
 
     async def open(self, peer: PeerId, protocol: str) -> ThreadedStream:
         """See Transport."""
         try:
-            inner = await self._thread.call(self._node_there.open, peer, protocol, undo=NativeStream.reset)
+            inner = await self._thread.call(self.node.open, peer, protocol, undo=NativeStream.reset)
         except StreamClosed as error:
             raise unreachable(peer, error) from None
         return ThreadedStream(self._thread, inner)
 
     @property
-    def _node_there(self) -> Libp2pNode:
+    def node(self) -> Libp2pNode:
+        """The host, in whose thread everything but its counts is to be asked. PeerUnreachable before it has started."""
         if self._node is None:
             raise PeerUnreachable("this peer has not started")
         return self._node

@@ -96,7 +96,7 @@ class Relay:
         try:
             wanted = await self._asked(stream)
             if wanted is None:
-                await self._say(stream, self._give_place(stream.peer))
+                await self._say(stream, self.give_place(stream.peer))
             else:
                 await self._connect(stream, wanted)
         except Refused as refusal:
@@ -115,7 +115,7 @@ class Relay:
 
     # ---- places ----
 
-    def _give_place(self, peer: PeerId) -> bytes:
+    def give_place(self, peer: PeerId) -> bytes:
         """A place, or a longer one for who has one."""
         host = self._sessions.host_of(peer)
         if host is None:

@@ -14,13 +14,12 @@ from decentral.transport.holepunch.dcutr import DCUTR, PunchMessage, send
 from decentral.transport.native import dialling
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.protocols.multistream import propose
-from decentral.transport.pylibp2p.node import Options
+from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
-
-from ..conftest import LOOPBACK
-from ..relays import ECHO, NOWHERE, echo, native, relay, run, through, until
+from tests.transport.conftest import LOOPBACK
+from tests.transport.relays import ECHO, NOWHERE, echo, native, relay, run, through, until
 
 BODY = os.urandom(4 << 20)
 
@@ -34,7 +33,7 @@ def _soon(monkeypatch):
 
 
 def on_libp2p(**options) -> PyLibp2pTransport:
-    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=Options(**options))
+    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=PyLibp2pOptions(**options))
 
 
 def hidden(kind, at):
@@ -93,7 +92,7 @@ def test_it_is_so_when_one_side_dials_late_and_the_others_connection_comes_in_at
 
 def slow(one) -> None:
     """Have it dial late."""
-    ports = one._node._ports if isinstance(one, PyLibp2pTransport) else one._links.ports
+    ports = one.node.ports if isinstance(one, PyLibp2pTransport) else one.links.ports
     leave = ports.leave
 
     async def late(host, port):
@@ -122,7 +121,7 @@ def test_over_a_direct_connection_nobody_may_ask_it_to_dial():
     async def script():
         async with a, b:
             await a.connect(b.peer, b.addresses())
-            session = a._links.sessions.standing(b.peer)
+            session = a.links.sessions.standing(b.peer)
             stream = NativeStream(session.peer, session.open())
             await propose(stream, DCUTR)
             await send(stream, PunchMessage.CONNECT, ["/ip4/127.0.0.1/tcp/1"])

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from decentral.transport.pylibp2p.node import Options
+from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_name
-
-from ..conftest import LOOPBACK
-from ..relays import BODY, ECHO, NOWHERE, echo, hidden_daemon, hidden_native, native, relay, run, until
-from .stock import Stock, running
+from tests.transport.conftest import LOOPBACK
+from tests.transport.pylibp2p.stock import Stock, running
+from tests.transport.relays import BODY, ECHO, NOWHERE, echo, hidden_daemon, hidden_native, native, relay, run, until
 
 KINDS = ("native", "daemon", "py-libp2p")
 WITH_US = [(hides, dials) for hides in KINDS for dials in KINDS if "py-libp2p" in (hides, dials)]
 
 
 def on_libp2p(**options) -> PyLibp2pTransport:
-    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=Options(**options))
+    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=PyLibp2pOptions(**options))
 
 
 def hidden(kind, at, daemons):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from decentral.transport.requests import request, serve_requests
-
-from ..relays import BODY, ECHO, native, run
-from ..relays import echo as ours_echo
-from .stock import Stock, ask, echo, running
-from .test_relays import on_libp2p
+from tests.transport.pylibp2p.stock import Stock, ask, echo, running
+from tests.transport.pylibp2p.test_relays import on_libp2p
+from tests.transport.relays import BODY, ECHO, native, run
+from tests.transport.relays import echo as ours_echo
 
 
 @pytest.mark.parametrize("make", [native, on_libp2p], ids=["native", "py-libp2p"])

@@ -15,22 +15,21 @@ from decentral.errors import StreamClosed
 from decentral.transport.native.secured import Plain
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.identify import IDENTIFY
-from decentral.transport.pylibp2p.node import Options
+from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.relay.circuit import STOP
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
-
-from ..conftest import LOOPBACK
-from ..raw import BROKEN_FRAMES, opening, piece, raw_connection, until_dropped
-from ..relays import BODY, ECHO, echo, native, run
+from tests.transport.conftest import LOOPBACK
+from tests.transport.raw import BROKEN_FRAMES, opening, piece, raw_connection, until_dropped
+from tests.transport.relays import BODY, ECHO, echo, native, run
 
 PING = "/ipfs/ping/1.0.0"
 HEADER = b"\x13/multistream/1.0.0\n"
 
 
 def on_libp2p(**options) -> PyLibp2pTransport:
-    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=Options(**options))
+    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=PyLibp2pOptions(**options))
 
 
 def line(name: bytes) -> bytes:
@@ -117,7 +116,7 @@ def test_a_bug_in_a_handler_of_the_host_ends_its_stream_and_nothing_else(caplog)
 
     async def script():
         async with a, b:
-            b._node.host.set_stream_handler("/test/wrong", wrong)
+            b.node.host.set_stream_handler("/test/wrong", wrong)
             await a.connect(b.peer, b.addresses())
             for _ in range(3):
                 stream = await a.open(b.peer, "/test/wrong")
@@ -148,9 +147,9 @@ def test_a_thousand_connections_over_its_life_let_the_next_one_in():
                     group.start_soon(come_and_go, 225)
             await a.connect(b.peer, b.addresses())
             assert await is_served(a, b)
-            while len(b._node.sessions.paths()) > 1 or len(b._node.host.get_network().connections) > 1:
+            while len(b.node.sessions.paths()) > 1 or len(b.node.host.get_network().connections) > 1:
                 await anyio.sleep(0.01)
-            assert len(b._node.host.peerstore.peer_data_map) <= 1  # no row for each stranger
+            assert len(b.node.host.peerstore.peer_data_map) <= 1  # no row for each stranger
             assert psutil.Process().memory_info().rss - before < 32 << 20
 
     run(script)
@@ -169,7 +168,7 @@ def test_a_thousand_silent_sockets_keep_nobody_out_and_cost_little():
                     await anyio.to_thread.run_sync(one.connect, endpoint(b.addresses()[0]))
                 await a.connect(b.peer, b.addresses())
                 assert await is_served(a, b)
-                assert len(b._node.doors.strangers) <= 64
+                assert len(b.node.doors.strangers) <= 64
                 assert psutil.Process().memory_info().rss - before < 64 << 20
             finally:
                 for one in sockets:
@@ -180,7 +179,7 @@ def test_a_thousand_silent_sockets_keep_nobody_out_and_cost_little():
 
 def test_silent_streams_of_strangers_keep_no_member_out():
     a, b = native(), on_libp2p()
-    b.budget.is_member = {a.peer}.__contains__
+    b.budget.prefer({a.peer})
     serve_requests(b, ECHO, echo, limit=100)
 
     async def hold(secured):
@@ -197,7 +196,7 @@ def test_silent_streams_of_strangers_keep_no_member_out():
             ):
                 for secured in (one, two, three):
                     group.start_soon(hold, secured)
-                while b._node.host.num_negotiating < 256:
+                while b.node.host.num_negotiating < 256:
                     await anyio.sleep(0.01)
                 assert await is_served(a, b)
                 group.cancel_scope.cancel()

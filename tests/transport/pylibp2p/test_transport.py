@@ -8,18 +8,17 @@ import pytest
 from decentral.errors import ConfigError, ListenError, PeerUnreachable, StreamClosed
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.protocols.identify import ask
-from decentral.transport.pylibp2p.node import Options
+from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import Signer
-
-from ..conftest import LOOPBACK
-from ..relays import BODY, ECHO, echo, native, run
+from tests.transport.conftest import LOOPBACK
+from tests.transport.relays import BODY, ECHO, echo, native, run
 
 
 def on_libp2p(**options) -> PyLibp2pTransport:
-    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=Options(**options))
+    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=PyLibp2pOptions(**options))
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -95,8 +94,8 @@ def test_streams_whose_opening_was_cancelled_are_given_back():
                 with anyio.move_on_after(microseconds / 1e6):
                     await a.open(b.peer, ECHO)
                     break
-            (session,) = a._node.sessions.of(b.peer)
-            while len(session._streams) > 1:  # that of the one that was opened
+            (session,) = a.node.sessions.of(b.peer)
+            while session.num_streams > 1:  # that of the one that was opened
                 await anyio.sleep(0.01)
 
     run(script)
@@ -164,7 +163,7 @@ def test_identify_tells_what_is_served_and_where_and_how_the_asker_looks():
     async def script():
         async with a, b:
             await a.connect(b.peer, b.addresses())
-            stream = (await a._links.dialler.session(b.peer)).open()
+            stream = (await a.links.dialler.session(b.peer)).open()
             told = await ask(NativeStream(b.peer, stream))
             assert told.addresses == tuple(where.rpartition("/p2p/")[0] for where in b.addresses())
             assert told.observed is not None

@@ -1,0 +1,1 @@
+"""follow(): a run from outside, anchor by anchor."""

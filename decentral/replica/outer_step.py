@@ -1,0 +1,21 @@
+"""What a commit makes of a replica, before it is installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """The result of one commit, not yet installed."""
+
+    fragment: int
+    before_N: Tensor
+    after_N: Tensor
+    state: dict[str, Tensor]
+    digest: bytes  # of after_N
+    buffers_B: Tensor | None = None  # after it; None: as before

@@ -1,0 +1,87 @@
+"""[I4] Judges where anchors came to rest: the records, the frames that they name, and the method's equation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from decentral.compressors import parse_compressor
+from decentral.manifest import Manifest
+from decentral.optimizers import make_outer
+from decentral.replica.codec import Codec, FixedShapes, range_shapes
+from decentral.simulate.equations import EQUATIONS, WEIGH, Averaged
+from decentral.simulate.learning.lessons import LessonName, first_anchors, toy_schema
+from decentral.simulate.trace import Trace
+from decentral.simulate.verdict import Verdict
+from decentral.state.snapshot import anchor_name
+from decentral.wire.frames import HEADER_NBYTES, Frame, parse
+from decentral.wire.messages import Record
+
+__all__ = ["chain_at_rest", "check_anchors", "parsed"]
+
+ROUNDED = 1e-4  # of the largest value: what float32 leaves of some hundred steps
+
+# Shape suffix: N = elements of one fragment.
+
+
+def check_anchors(trace: Trace, manifest: Manifest, lesson: LessonName, verdict: Verdict) -> None:
+    """The anchor moved by the equation of what the records name, and by nothing else."""
+    outer = manifest.outer
+    if not _can_be_judged(manifest):
+        return
+    keys = dataclasses.asdict(make_outer(outer.method, outer.hyper))  # type: ignore[call-overload]  # a dataclass
+    averaging = _Averaging(trace, manifest)
+    chain = [record for record in reversed(list(chain_at_rest(trace))) if record.frames]
+    firsts_N, schema = first_anchors(lesson, outer.fragments), toy_schema(lesson, outer.fragments)
+    for f, first_N in enumerate(firsts_N):
+        run = [averaging.of(record, schema.fragments[f].shapes) for record in chain if record.fragment == f]
+        moved_N = EQUATIONS[outer.method](run, keys) if run else torch.zeros(())
+        for entry in trace.of("rested"):
+            last_N = entry.tensors[anchor_name(f)].double()
+            if float((last_N - first_N.double() - moved_N).abs().max()) > ROUNDED * max(1.0, float(last_N.abs().max())):
+                verdict.lost_updates += 1
+                verdict.say(f"[I4] host {entry.host}, fragment {f}: its anchor is not where the records lead")
+
+
+def _can_be_judged(manifest: Manifest) -> bool:
+    """Whether what a record averages shows in its frames alone: owners' results do, and frames that count alike."""
+    outer, reduces = manifest.outer, manifest.exchange.kind == "reduce"
+    alike = outer.norm_clip is None and outer.weighting in (None, "equal") and outer.method not in WEIGH
+    return outer.method in EQUATIONS and (reduces or alike)
+
+
+class _Averaging:
+    """What records average, from the bytes that their frames hold."""
+
+    def __init__(self, trace: Trace, manifest: Manifest) -> None:
+        self._frames, self._codec = trace.frames, Codec(parse_compressor(manifest.compressor.chain))
+
+    def of(self, record: Record, shapes: FixedShapes) -> Averaged:
+        """One record that names frames."""
+        frames = [(ref.part, parsed(self._frames[ref.frame])) for ref in record.frames]
+        if record.contributors:
+            parts = [self._change(frame, range_shapes(*record.partition[part][1:])) for part, frame in sorted(frames)]
+            return Averaged(torch.cat(parts), record.contributors)
+        changes = [self._change(frame, shapes) for _, frame in frames]
+        return Averaged(torch.stack(changes).mean(0), record.frames)
+
+    def _change(self, frame: Frame, shapes: FixedShapes) -> Tensor:
+        """The first channel."""
+        channels = frame.header.channels
+        return self._codec.decode(frame.body, tuple(shapes) * channels).view(channels, -1)[0].double()
+
+
+def chain_at_rest(trace: Trace) -> Iterator[Record]:
+    """The records behind the state in which the peers rest, newest first."""
+    last = next((entry.fields["hash"] for entry in trace.of("rested")), b"")
+    while (commit := trace.commits.get(last)) is not None:
+        yield commit.record
+        last = commit.record.previous
+
+
+def parsed(data: bytes) -> Frame:
+    """A frame whose bytes are a peer's own."""
+    return parse(data, lambda header: len(data) - HEADER_NBYTES)

@@ -1,0 +1,132 @@
+"""The swarm's event loop on a thread of its own, and the only two doors between it and the training thread.
+
+In: ``call`` and ``start`` run a coroutine function on the loop. Out: a queue of updates, in commit order. The
+training thread never touches a socket, the loop never touches the model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from decentral.node.node import END_TIMEOUT, Node
+from decentral.rounds.updates import CommittedUpdate
+from decentral.swarm.directory import Directory
+from decentral.training.swarm.backlog import Backlog
+from decentral.transport import Transport
+
+T = TypeVar("T")
+N = TypeVar("N", bound=Node)
+
+STOP_TIMEOUT = 8.0  # s for goodbye and shutdown: one Ctrl-C leaves within 10 s
+
+
+class SwarmThread(Generic[N]):
+    """Runs one node on one transport until ``stop``, and ``beside`` it, while it joins already, what finds others."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        make_node: Callable[[Callable[[CommittedUpdate], None]], N],
+        beside: Callable[[Directory], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self.transport, self._beside = transport, beside
+        self.updates = Backlog()
+        self._make_node = make_node
+        self._node: N | None = None
+        self._portal: BlockingPortal | None = None
+        self._stop: anyio.Event | None = None
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="swarm", daemon=True)
+
+    @property
+    def node(self) -> N:
+        """The node; it belongs to the loop's thread, but plain attributes may be read."""
+        assert self._node is not None
+        return self._node
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the loop, if it did not end because it was asked to."""
+        return self._error
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop still runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start and wait until training may begin. Raises what joining raised."""
+        self._thread.start()
+        while not self._ready.wait(0.2):  # short waits: Ctrl-C must get through on every platform
+            if not self._thread.is_alive():
+                break
+        if self._error is not None:
+            raise self._error
+
+    def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run ``work(*args)`` on the loop and wait for its result."""
+        if self._portal is None:
+            raise RuntimeError("the swarm's loop is not up yet")
+        return self._portal.call(work, *args)
+
+    def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
+        """Run ``work(*args)`` on the loop; do not wait."""
+        assert self._portal is not None
+        return self._portal.start_task_soon(work, *args)
+
+    def stop(self, *, politely: bool) -> None:
+        """Leave (saying goodbye when ``politely``) and end the loop, the transport and its daemon."""
+        if self._portal is None or not self._thread.is_alive():
+            return
+        with suppress(RuntimeError):  # the loop ended meanwhile
+            self._portal.start_task_soon(self._leave, politely)
+        self._thread.join(END_TIMEOUT + STOP_TIMEOUT + 4)
+
+    # ---- on the swarm's thread ----
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._main, backend="asyncio")  # not uvloop: with a DataLoader beside, it misses the daemon's end
+        except BaseExceptionGroup as group:
+            self._error = _first(group)
+        except BaseException as error:  # noqa: BLE001 - carried to the training thread, which raises it
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._node = self._make_node(self.updates.put)
+        self._stop = anyio.Event()
+        async with BlockingPortal() as portal:
+            self._portal = portal
+            async with self.transport, anyio.create_task_group() as group:
+                if self._beside is not None:
+                    group.start_soon(self._beside, self._node.directory)
+                await group.start(self._node.run)
+                self._ready.set()
+                await self._stop.wait()
+                group.cancel_scope.cancel()
+            await portal.stop(cancel_remaining=True)
+
+    async def _leave(self, politely: bool) -> None:
+        assert self._node is not None
+        assert self._stop is not None
+        if politely:
+            await self._node.see_others_to_the_end()
+            with anyio.move_on_after(STOP_TIMEOUT):
+                await self._node.leave()
+        self._stop.set()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first plain error of a task group: what a person should read."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

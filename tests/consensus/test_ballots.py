@@ -1,0 +1,202 @@
+"""Who leads, who voted for what, and what a restart must not forget: the ballots of a round."""
+
+from __future__ import annotations
+
+import pytest
+
+from decentral.consensus import chain
+from decentral.errors import PayloadError
+from decentral.wire import messages as m
+from tests.lab.machines import digest_of, finish_round
+
+
+def test_each_round_is_led_by_the_peer_that_the_hash_chooses(make_swarm):
+    swarm = make_swarm(4)
+    leaders = set()
+    for _ in range(30):
+        leaders.add(chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[0])
+        assert finish_round(swarm)
+    assert leaders == set(swarm.members)
+
+
+@pytest.mark.parametrize("who", ["leader", "contributor"])
+def test_a_peer_restarted_from_its_disk_never_votes_twice_and_comes_back_into_step(make_swarm, who):
+    for n in range(40):
+        swarm = make_swarm(3, seed=n)
+        order = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+        victim = order[0] if who == "leader" else order[-1]
+
+        def crash(count: int, n: int = n, swarm=swarm, victim=victim) -> None:
+            if count == n + 1:
+                swarm.kill(victim)
+            elif count == n + 4:
+                swarm.restart(victim)
+
+        swarm.on_delivery = crash
+        assert finish_round(swarm, 3), f"hang after a restart at delivery {n}"
+        swarm.check_agreement()
+
+
+def after_a_lost_tail(swarm) -> bytes:
+    """Two of three commit two rounds; then one is away and the other, returned here, forgets both, but not its vote."""
+    assert finish_round(swarm)
+    kept, cut, late = swarm.members
+    swarm.lose = lambda sender, to, message: late in (sender, to)
+    while min(swarm.rounds_done(kept), swarm.rounds_done(cut)) < 3:
+        swarm.offer_all()
+        assert swarm.run(lambda: not swarm.queue)
+        swarm.run(lambda: False, 1.0)
+    swarm.lose = lambda sender, to, message: kept in (sender, to)
+    swarm.hosts[cut].disk.log = swarm.hosts[cut].disk.log[:1]
+    swarm.restart(cut)
+    return cut
+
+
+def commits(swarm, peer: bytes) -> bool:
+    """Whether ``peer`` gets anywhere within a minute."""
+    before = swarm.rounds_done(peer)
+
+    def moved() -> bool:
+        swarm.offer_all()
+        return swarm.rounds_done(peer) > before
+
+    return swarm.run(moved, 60.0)
+
+
+def test_a_peer_that_lost_its_last_commits_does_not_vote_in_their_rounds_again(make_swarm):
+    swarm = make_swarm(3)
+    cut = after_a_lost_tail(swarm)
+    assert not commits(swarm, cut), "two of three know nothing of rounds that were committed"
+    swarm.lose = lambda sender, to, message: False
+    assert finish_round(swarm, 3)
+    swarm.check_agreement()
+    assert not swarm.hosts[cut].machine.state.forgetful
+
+
+def test_what_everybody_forgot_can_be_committed_anew(make_swarm):
+    swarm = make_swarm(3)
+    cut = after_a_lost_tail(swarm)
+    swarm.hosts[cut].machine.state.forget()
+    assert commits(swarm, cut)
+
+
+def test_a_vote_with_anothers_signature_is_refused(make_swarm):
+    swarm = make_swarm(3)
+    leader = chain.leaders(swarm.genesis())[0]
+    a, b = (peer for peer in swarm.members if peer != leader)
+    swarm.offer_all()
+    machine = swarm.hosts[leader].machine
+    swarm.run(lambda: machine.state.leading is not None and machine.state.leading.proposal is not None)
+    record = machine.state.leading.proposal.record
+    signer = next(s for s in swarm.signers if s.peer == a)
+    text = m.vote_text(record.run, record.epoch, record.round, 0, record.hash)
+    with pytest.raises(PayloadError, match="not signed by its sender"):
+        machine.receive(b, m.Vote(record.epoch, record.round, 0, record.hash, signer.sign(text)), swarm.now)
+
+
+def test_a_commit_without_a_majority_of_signatures_is_refused(make_swarm):
+    swarm = make_swarm(4)
+    assert finish_round(swarm, 1)
+    commit = swarm.hosts[swarm.members[0]].disk.log[0]
+    thin = m.Commit(commit.record, m.Certificate(commit.certificate.ballot, commit.certificate.votes[:2]))
+    fresh = make_swarm(4).hosts[swarm.members[0]].machine
+    with pytest.raises(PayloadError):
+        fresh.receive(swarm.members[1], thin, 0.0)
+    assert fresh.state.decided is None
+
+
+def test_a_voter_that_restarts_still_has_the_frames_it_voted_for_when_their_owner_is_dead(make_swarm):
+    swarm = make_swarm(3)
+    leader, owner, third = chain.leaders(swarm.genesis())
+    swarm.lose = lambda a, b, message: b == third and (isinstance(message, tuple | m.Proposal) or a == owner)
+    swarm.offer(leader)
+    swarm.offer(owner)
+    voter = swarm.hosts[leader]
+    assert swarm.run(lambda: voter.machine.state.acceptor.accepted is not None, limit=30)
+    assert [ref.peer for ref in voter.machine.state.acceptor.accepted.frames] == sorted([leader, owner])
+    swarm.queue.clear()
+    swarm.kill(owner)
+    swarm.restart(leader)
+    swarm.lose = lambda a, b, message: False
+    swarm.lose_leases(gone=False)
+    assert finish_round(swarm, 2), "bound to a record whose frames nobody has"
+    swarm.check_agreement()
+
+
+def test_a_round_that_restarts_at_a_high_ballot_does_not_wait_for_all_the_ballots_before_it(make_swarm):
+    swarm = make_swarm(3)
+    for host, signer in zip(list(swarm.hosts.values()), swarm.signers, strict=True):
+        host.disk.acceptor = host.machine.state.acceptor.promise(9).to_bytes()
+        swarm.start(signer, host.disk)
+    swarm.lose = lambda sender, to, message: isinstance(message, m.Proposal) and message.ballot == 9
+    assert finish_round(swarm, 1, limit=20.0)
+
+
+@pytest.mark.parametrize("stalled_for", [5.0, 13.0, 30.0, 60.0, 130.0])
+def test_peers_that_restarted_at_different_ballots_agree_on_who_leads(make_swarm, stalled_for):
+    """Each took the other's ballot for the one in charge for two minutes, and neither led."""
+    swarm = make_swarm(4)
+    order = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    for peer, ballot in ((order[0], 67), (order[2], 65)):
+        swarm.hosts[peer].disk.acceptor = swarm.hosts[peer].machine.state.acceptor.promise(ballot).to_bytes()
+        swarm.restart(peer)
+    for peer in (order[1], order[3]):
+        swarm.kill(peer)
+    swarm.lose_leases(gone=True)
+    swarm.lose = lambda sender, to, message: isinstance(message, m.Proposal | m.Vote)
+    assert not finish_round(swarm, limit=stalled_for)
+    swarm.lose = lambda sender, to, message: False
+    assert finish_round(swarm, limit=20.0)
+    swarm.check_agreement()
+
+
+def test_a_ballot_with_a_flipped_bit_is_refused(make_swarm):
+    swarm = make_swarm(3)
+    machine = swarm.hosts[swarm.members[0]].machine
+    ballot = next(n for n in range(1 << 29, (1 << 29) + 3) if machine.state.leader_of(n) == swarm.members[1])
+    with pytest.raises(PayloadError, match="far above"):
+        machine.receive(swarm.members[1], m.Prepare(0, 1, ballot), 0.0)
+    head = machine.head
+    plan = m.ReducePlan(0, 1, 0, 1 << 16, (m.FrameRef(swarm.members[0], digest_of("f"), 0, 1, 1),), ())
+    sender = machine.state.leader_of(0) if machine.state.leader_of(0) != machine.state.me else swarm.members[1]
+    with pytest.raises(PayloadError, match="none of ballot"):
+        machine.receive(sender, plan, 0.0)
+    assert (machine.state.acceptor.promised, machine.head) == (0, head)
+
+
+def test_who_promised_a_ballot_accepts_nothing_of_a_lower_one(make_swarm):
+    swarm = make_swarm(3)
+    first, second, voter = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    swarm.offer_all()
+    swarm.run(lambda: swarm.hosts[first].machine.state.proposal is not None)
+    machine, (_, proposal) = swarm.hosts[voter].machine, swarm.hosts[first].machine.state.proposal
+    for frame, header in swarm.hosts[first].machine.state.held.items():
+        machine.hold(frame, header, swarm.now)
+    assert machine.state.acceptor.accepted is None
+    machine.receive(second, m.Prepare(0, 1, 1), swarm.now)
+    effects = machine.receive(first, proposal, swarm.now)
+    assert not [effect for effect in effects if isinstance(getattr(effect, "message", None), m.Vote)]
+    assert (machine.state.acceptor.promised, machine.state.acceptor.accepted) == (1, None)
+
+
+def test_a_new_leader_takes_what_may_be_chosen_from_the_promises_it_gets(make_swarm):
+    swarm = make_swarm(3)
+    leader, successor, voter = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    swarm.lose = lambda sender, to, message: successor in (sender, to)
+    swarm.offer_all()
+    assert swarm.run(lambda: swarm.rounds_done(leader) == 1)
+    swarm.kill(leader)  # it alone knows that the voter's vote and its own were enough
+    swarm.queue = [one for one in swarm.queue if one[0] != leader]
+    assert swarm.rounds_done(voter) == 0
+    swarm.lose = lambda sender, to, message: False
+    swarm.lose_leases(gone=False)
+    assert finish_round(swarm)
+    swarm.check_agreement()
+
+
+def test_a_leader_that_is_there_and_gets_nowhere_is_followed_by_the_next(make_swarm):
+    swarm = make_swarm(3)
+    leader = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[0]
+    swarm.lose = lambda sender, to, message: sender == leader and isinstance(message, m.Proposal)
+    assert finish_round(swarm, limit=60.0)
+    swarm.check_agreement()

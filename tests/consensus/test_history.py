@@ -1,0 +1,162 @@
+"""Where two chains part, and which of them is the heavier: from records alone, whatever their makers claim."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from decentral.consensus.acceptor import Acceptor
+from decentral.consensus.chain import Head, counted_tokens
+from decentral.consensus.history import LENGTH, LOCATOR, History, checked_branch, retraced
+from decentral.errors import PayloadError
+from decentral.wire import messages as m
+from tests.lab.machines import RUN, digest_of, ref, signer_of
+
+A, B, C = sorted(signer_of(n).peer for n in range(3))
+START = Head(RUN, 0, 0, 0, digest_of("genesis"), digest_of("anchor"), (A, B, C))
+
+
+def record(head: Head, tokens: dict[bytes, int], next_members: tuple[bytes, ...] = (A, B, C)) -> m.Record:
+    frames = tuple(replace(ref(peer, digest_of(peer, head.hash)), tokens=n) for peer, n in sorted(tokens.items()))
+    lists = {"members": head.members, "frames": frames, "contributors": (), "partition": ()}
+    base = head.anchor or digest_of("anchor", head.hash)
+    numbers = {"epoch": head.epoch, "round": head.round + 1, "outer_step": head.outer_step, "fragment": 0, "plan": 0}
+    given = {"run": RUN, "previous": head.hash, "base": base, "next_members": next_members, "final": False}
+    return m.Record(**numbers, **lists, **given)
+
+
+def signed(wanted: m.Record, *signers: int) -> m.Commit:
+    text = m.vote_text(wanted.run, wanted.epoch, wanted.round, 0, wanted.hash)
+    votes = sorted((signer_of(n).peer, signer_of(n).sign(text)) for n in signers)
+    return m.Commit(wanted, m.Certificate(0, tuple(votes)))
+
+
+def grown(head: Head, rounds: int, tokens: dict[bytes, int], signers: tuple[int, ...] = (0, 1, 2)):
+    """The chain after ``rounds`` more records, its heads and its commits."""
+    heads, commits = [], []
+    for _ in range(rounds):
+        commits.append(signed(record(head, tokens), *signers))
+        head = head.extended(commits[-1].record)
+        heads.append(head)
+    return head, heads, commits
+
+
+def test_a_claim_of_a_quintillion_tokens_counts_as_two_typical_contributions():
+    head, _, _ = grown(START, 5, {A: 100, B: 100, C: 100})
+    assert head.tokens == 1500
+    honest = head.extended(record(head, {A: 100, B: 100, C: 100}))
+    liar = head.extended(record(head, {A: 10**18}))
+    assert liar.tokens == 1500 + 200
+    assert honest.weight > liar.weight
+
+
+def test_the_first_claims_of_a_run_are_held_against_each_other():
+    assert counted_tokens(START, record(START, {A: 100, B: 120, C: 10**18})) == 100 + 120 + 240
+
+
+def test_without_any_tokens_the_longer_chain_wins():
+    short, _, _ = grown(START, 3, {A: 0, B: 0})
+    long, _, _ = grown(START, 4, {A: 0})
+    assert long.tokens == 0
+    assert long.weight > short.weight
+
+
+def test_a_chain_is_heavier_than_its_own_past_and_survives_json():
+    _, heads, _ = grown(START, 8, {A: 7, B: 0})
+    assert sorted(heads, key=lambda head: head.weight) == heads
+    known = replace(heads[-1], anchor=digest_of("known"))
+    assert Head.from_dict(known.to_dict()) == known
+
+
+def test_a_locator_is_short_newest_first_and_reaches_the_oldest():
+    history = History(START)
+    heads = grown(START, 300, {A: 1})[1]
+    for head in heads:
+        history.add(head)
+    places = history.locator()
+    assert len(places) <= LOCATOR
+    assert [round_ for round_, _ in places[:8]] == list(range(300, 292, -1))
+    assert places[-1] == (0, START.hash)
+    for head in grown(heads[-1], LENGTH, {A: 1})[1]:
+        history.add(head)
+    assert history.at((0, START.hash)) is None, "bounded"
+
+
+def forked(common: int, ours: int, theirs: int):
+    fork, heads, commits = grown(START, common, {A: 10, B: 10, C: 10})
+    our_heads = grown(fork, ours, {A: 10})[1]
+    claimed, their_heads, their_commits = grown(fork, theirs, {B: 10, C: 10})
+    history = History(START)
+    for head in (*heads, *our_heads):
+        history.add(head)
+    return history, fork, (heads, commits), (claimed, their_heads, their_commits)
+
+
+def test_a_branch_is_followed_from_where_it_left_even_when_the_locator_named_an_older_place():
+    history, fork, (_, commits), (claimed, their_heads, theirs) = forked(6, 3, 4)
+    claimed = replace(claimed, anchor=digest_of("claimed"))
+    branch = checked_branch(history, START, [*commits, *theirs], claimed)
+    assert branch.shared == fork
+    assert branch.heads == tuple(their_heads)
+
+
+def test_a_branch_of_forged_or_missing_records_or_with_a_false_claim_is_refused():
+    history, fork, _, (claimed, _, theirs) = forked(2, 2, 3)
+    forged = [signed(theirs[0].record, 0), *theirs[1:]]
+    with pytest.raises(PayloadError, match="1 votes, a majority is 2 of 3"):
+        checked_branch(history, fork, forged, claimed)
+    with pytest.raises(PayloadError, match="does not follow"):
+        checked_branch(history, fork, theirs[1:], claimed)
+    with pytest.raises(PayloadError, match="does not lead to the head"):
+        checked_branch(history, fork, theirs, replace(claimed, tokens=10**18))
+
+
+@pytest.mark.parametrize("lists", ["frames", "contributors"])
+def test_a_record_that_names_a_stranger_or_a_member_twice_follows_nothing(lists):
+    """A flipped bit of a peer's id in the plan of a reduce was voted for by all who took the plan."""
+    whole = record(START, {A: 1, B: 1})
+    head = START.extended(whole)
+    named = record(head, {A: 1, B: 1}).frames
+    for wrong in (named[0], replace(named[0], part=1)), (named[0], replace(named[1], peer=bytes(32))):
+        with pytest.raises(PayloadError, match=r"is no member|contributions of 1 peers"):
+            head.extended(replace(record(head, {A: 1, B: 1}), **{lists: wrong}))
+
+
+def test_a_reduce_names_several_results_of_one_owner_and_none_of_a_stranger():
+    named = record(START, {A: 1, B: 1}).frames
+    ranges = ((A, 0, 1), (A, 1, 2))
+    results = (named[0], replace(named[0], part=1))
+    reduced = replace(record(START, {A: 1, B: 1}), frames=results, contributors=named, partition=ranges)
+    assert m.decode_record(m.encode_record(reduced)) == reduced
+    assert START.extended(reduced).round == 1
+    strange = replace(reduced, frames=(named[0], replace(named[0], part=1, peer=bytes([255] * 32))))
+    with pytest.raises(PayloadError, match="is no member"):
+        START.extended(strange)
+
+
+def test_after_a_switch_only_places_of_the_new_branch_are_known():
+    history, fork, _, (claimed, their_heads, _) = forked(2, 3, 4)
+    history.switch(fork, [*their_heads[:-1], claimed])
+    assert [round_ for round_, _ in history.locator()] == [6, 5, 4, 3, 2, 1, 0]
+    assert history.newest_of([(claimed.round, claimed.hash), (0, START.hash)]) == claimed
+
+
+def test_an_acceptor_of_a_branch_that_was_given_up_is_not_taken_up_again():
+    fork, _, _ = grown(START, 2, {A: 1})
+    one, other = (fork.extended(record(fork, {peer: 1})) for peer in (A, B))
+    accepted = Acceptor(4, 1, 1, record(one, {A: 1}))
+    assert accepted.continues(one.round, one.hash)
+    assert not accepted.continues(other.round, other.hash)
+    assert Acceptor(4, 3).continues(other.round, other.hash), "a promise names no record"
+
+
+def test_the_way_to_a_head_is_found_among_commits_of_branches_that_were_given_up():
+    fork, heads, shared = grown(START, 3, {A: 100, B: 100})
+    _, _, given_up = grown(fork, 4, {B: 100})
+    head, after, ours = grown(fork, 2, {A: 100, B: 100})
+    past = retraced({heads[1].hash: heads[1]}, [*shared, *given_up, *ours], head)
+    assert past.commits == (*shared, *ours)
+    assert past.heads == (heads[1], heads[2], *after), "from the oldest place whose membership and weight are known"
+    assert retraced({}, ours, head).heads == ()
+    assert retraced({}, shared, head).commits == ()

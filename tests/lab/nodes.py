@@ -1,0 +1,250 @@
+"""Real nodes on the memory transport under virtual time, with trainers that pull towards a target each."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import anyio
+import pytest
+import torch
+import trio
+import trio._core._run as scheduler
+import trio.testing
+
+from decentral.errors import DiskError
+from decentral.flow.offload import inline
+from decentral.manifest import Manifest, preset_manifest
+from decentral.node.node import Node, Start
+from decentral.parameters import Schema, schema_of
+from decentral.replica.contribution import Contribution
+from decentral.rounds.gossip import Gossip, Swapped
+from decentral.rounds.updates import CommittedUpdate, Ledger
+from decentral.transport.memory.transport import MemoryNetwork
+from decentral.wire.frames import FrameKind
+from decentral.wire.keys import Signer
+from tests.peer.offering import contribution_of
+
+STEP = 1.0  # s of virtual time for the inner steps of one round
+
+
+def signer_of(number: int) -> Signer:
+    seed = hashlib.blake2b(b"node" + number.to_bytes(4, "little"), digest_size=32).digest()
+    return Signer(seed)
+
+
+def small_model() -> torch.nn.Module:
+    model = torch.nn.Module()
+    model.emb = torch.nn.Parameter(torch.zeros(70, 64))
+    model.layers = torch.nn.ModuleList([torch.nn.Linear(64, 67) for _ in range(4)])
+    return model
+
+
+def tiny_model() -> torch.nn.Module:
+    """For tests that are about who commits what, and not about the values."""
+    return torch.nn.Linear(16, 16)
+
+
+class Member:
+    """A node with a trainer: every ``lab.step`` seconds it contributes a pull towards its own target."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        self.lab, self.number, self.signer = lab, number, signer_of(number)
+        self.transport = lab.network.transport(self.signer)
+        self.digests: dict[int, str] = {}
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.log: list[Any] = []
+        self.all_updates: list[CommittedUpdate] = []
+        anchors = [lab.first_anchor(fragment.numel) for fragment in lab.schema.fragments]
+        start = Start(
+            manifest=lab.manifest,
+            schema=lab.schema,
+            anchors=anchors,
+            buffers_B=torch.zeros(lab.schema.buffer_numel),
+            founder=founder,
+            bootstrap=lab.bootstrap(),
+        )
+        self.node = Node(
+            start,
+            signer=self.signer,
+            transport=self.transport,
+            ledger=Ledger(lambda commit, frames: self.log.append(commit), lambda blob: None),
+            on_update=self._on_update,
+            on_event=lambda event, fields: self.events.append((event, fields)),
+            offload=inline,
+        )
+        self.scope = trio.CancelScope()
+        self.steps = 0
+        self.idle = False
+        self.pull = 0.3
+        self.failure: BaseExceptionGroup[DiskError] | None = None
+        self.swaps: list[Swapped] = []
+
+    def _on_update(self, update: CommittedUpdate) -> None:
+        self.all_updates.append(update)
+        if update.record is not None:
+            self.digests[update.record.round] = self.node.replica.digest.hex()
+
+    async def live(self) -> None:
+        try:
+            with self.scope:
+                async with self.transport, anyio.create_task_group() as group:
+                    await group.start(self.node.run)
+                    await self._train()
+        except* DiskError as errors:
+            self.failure = errors
+            self.kill()
+
+    async def _gossip(self, gossip: Gossip) -> None:
+        driver = self.node.driver
+        while not self.idle:
+            await anyio.sleep(self.lab.step)
+            fragment = gossip.step % self.lab.manifest.outer.fragments
+            anchor = self.node.replica.anchors[fragment]
+            learnt = self.pull * (self.target(fragment) - anchor)
+            self.swaps.append(await gossip.exchange(fragment, learnt, 1, 1, self.tail(fragment), (anchor,)))
+        while not driver.head.final:
+            if driver.pending is None:
+                slow = self.node.replica.anchors[0]
+                encoded = self.node.replica.merge_codec.encode(slow, None, self.node.replica.shapes(0))
+                kind = {"kind": FrameKind.MERGE, "encoded": encoded, "tail": self.tail(0)}
+                await driver.contribute(Contribution(0, driver.head.hash, slow, slow, 0, 0, **kind))
+            await anyio.sleep(0.1)
+
+    async def _train(self) -> None:
+        driver = self.node.driver
+        if self.node.gossip is not None:
+            await self._gossip(self.node.gossip)
+            return
+        while True:
+            await anyio.sleep(self.lab.step)
+            head = driver.head
+            if self.idle or head.anchor is None or head.final or driver.pending is not None or not driver.is_member:
+                continue
+            self.steps += 1
+            fragment = head.fragment(self.lab.manifest.outer.fragments)
+            steps = self.lab.manifest.inner.steps // self.lab.manifest.outer.fragments
+            anchor = self.node.replica.anchors[fragment]
+            local = anchor + 0.3 * (self.target(fragment) - anchor)
+            given = {"steps": steps, "tail": self.tail(fragment)}
+            await driver.contribute(contribution_of(self.node.replica, head, fragment, local, **given))
+
+    def tail(self, fragment: int) -> bytes:
+        """Buffers that tell whose they are."""
+        tail = self.node.replica.tail
+        return tail.pack(torch.full((tail.numel,), float(self.number))) if tail.nbytes(fragment) else b""
+
+    def target(self, fragment: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * self.number + fragment)
+        return torch.randn(self.lab.schema.fragments[fragment].numel, generator=generator)
+
+    @property
+    def rounds(self) -> int:
+        return self.node.driver.head.outer_step
+
+    def kill(self) -> None:
+        self.lab.network.kill(self.signer.peer)
+        self.scope.cancel()
+
+
+class Lab:
+    """A swarm in memory."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        schema: Schema | None = None,
+        step: float = STEP,
+        make_model: Callable[[], torch.nn.Module] = small_model,
+        spread: float = 0.0,
+    ) -> None:
+        self.manifest, self.make_model, self.step = manifest, make_model, step
+        self.spread = spread  # of the values that all peers begin with
+        self.schema: Schema = schema_of(make_model(), manifest.outer.fragments) if schema is None else schema
+        self.network = MemoryNetwork(latency=0.02)
+        self.members: list[Member] = []
+        self.nursery: trio.Nursery | None = None
+
+    def first_anchor(self, numel: int) -> torch.Tensor:
+        return self.spread * torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+
+    def bootstrap(self) -> tuple[str, ...]:
+        return tuple(address for member in self.members[:1] for address in member.transport.addresses())
+
+    def add(self, *, founder: bool | None = None, kind: type[Member] | None = None) -> Member:
+        member = (kind or Member)(self, len(self.members), founder=not self.members if founder is None else founder)
+        self.members.append(member)
+        assert self.nursery is not None
+        self.nursery.start_soon(member.live)
+        return member
+
+    def alive(self) -> list[Member]:
+        return [member for member in self.members if not member.scope.cancel_called]
+
+    def cut(self, some: Sequence[Member], others: Sequence[Member]) -> None:
+        """Partition the swarm; ``heal`` undoes it."""
+        for a in some:
+            for b in others:
+                self.network.cut(a.signer.peer, b.signer.peer)
+
+    def heal(self, some: Sequence[Member], others: Sequence[Member]) -> None:
+        for a in some:
+            for b in others:
+                self.network.heal(a.signer.peer, b.signer.peer)
+
+    async def until(self, holds: Callable[[], bool], limit: float = 300.0) -> None:
+        with trio.fail_after(limit):
+            while not holds():
+                await trio.sleep(0.1)
+
+    async def all_members(self) -> None:
+        await self.until(lambda: all(len(m.node.driver.head.members) == len(self.alive()) for m in self.alive()))
+
+    async def rounds(self, count: int) -> None:
+        goal = max(member.rounds for member in self.alive()) + count
+        await self.until(lambda: all(member.rounds >= goal for member in self.alive()))
+
+    def check_equal(self) -> None:
+        """Peers that applied the same round hold the same bits."""
+        seen: dict[int, str] = {}
+        for member in self.members:
+            for round_, digest in member.digests.items():
+                assert seen.setdefault(round_, digest) == digest, f"round {round_} differs between peers"
+
+
+def small_terms(preset: str, **swarm: Any) -> Manifest:
+    limits = {
+        "deadline_floor": 1.0,
+        "deadline_ceiling": 8.0,
+        "lease": 3.0,
+        "shrink_after": 6.0,
+        "min_peers": 1,
+        **swarm,
+    }
+    return preset_manifest(preset, run={"rounds": 1000, "salt": "test", "seed": 0}, swarm=limits)
+
+
+@pytest.fixture
+def terms() -> Callable[..., Manifest]:
+    return small_terms
+
+
+@pytest.fixture
+def run_lab(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    # trio's own switch for simulations (the one that Hypothesis flips): the same seed runs the same interleaving
+    monkeypatch.setattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+    monkeypatch.setattr(scheduler, "_r", random.Random(0))
+
+    def run(manifest: Manifest, script: Callable[[Lab], Awaitable[None]], **given: Any) -> None:
+        async def main() -> None:
+            lab = Lab(manifest, **given)
+            async with trio.open_nursery() as nursery:
+                lab.nursery = nursery
+                await script(lab)
+                nursery.cancel_scope.cancel()
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    return run

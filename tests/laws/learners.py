@@ -1,0 +1,188 @@
+"""Peers of one method that train and meet without a network: real schedules, replicas, bodies, frames and records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from decentral.compressors import parse_compressor, parse_feedback
+from decentral.consensus.chain import Head
+from decentral.optimizers import OuterMethod
+from decentral.parameters import schema_of
+from decentral.replica.codec import Codec
+from decentral.replica.contribution import Contribution
+from decentral.replica.pair_step import GossipStep, half_of, step_alone, step_together
+from decentral.replica.replica import OuterStep, Replica
+from decentral.rounds.updates import CommittedUpdate
+from decentral.simulate.learning.training import FlatModel
+from decentral.training.sync_schedule import SyncSchedule
+from decentral.wire.frames import Frame
+from decentral.wire.messages import FrameRef, Record
+from tests.laws.swarm import NUMEL, PARAMETERS, SIGNERS, install
+
+# Shape suffix: N = elements of the one fragment, flat float32.
+
+EXACT = Codec(parse_compressor("none"))
+
+
+def codec_of(method: OuterMethod) -> Codec:
+    """What the method's preset compresses with; ours loses nothing where it has none."""
+    preset = method.preset
+    return Codec(parse_compressor(preset.compressor), parse_feedback(preset.feedback)) if preset else EXACT
+
+
+def replica_of(method: OuterMethod, start_N: Tensor, codec: Codec = EXACT) -> Replica:
+    return Replica(schema_of(PARAMETERS), [start_N], method, codec, EXACT)
+
+
+class Inner:
+    """An inner optimizer's moments, which some methods send and overwrite."""
+
+    def __init__(self, number: int) -> None:
+        random = torch.Generator().manual_seed(number)
+        self.moments = {name: torch.rand(NUMEL, generator=random) for name in ("exp_avg", "exp_avg_sq")}
+
+    def read_moment(self, name: str, fragment: int) -> Tensor | None:
+        return self.moments[name].clone()
+
+    def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
+        self.moments[name] = moment_N.clone()
+        return True
+
+
+@dataclass
+class Learner:
+    """One peer."""
+
+    replica: Replica
+    model: FlatModel
+    schedule: SyncSchedule
+
+    @property
+    def live_N(self) -> Tensor:
+        return self.model.read(0)
+
+    @property
+    def anchor_N(self) -> Tensor:
+        return self.replica.anchors[0]
+
+    def learn(self, step_N: Tensor) -> None:
+        """One inner step."""
+        self.model.write(0, self.live_N + step_N)
+        self.schedule.stepped()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Begin where a checkpoint or a snapshot is."""
+        self.replica.load(tensors)
+        self.model.write(0, self.anchor_N)
+
+
+@dataclass
+class Offered:
+    """What the present peers offer to one round, and the record that names it; nothing has changed yet."""
+
+    record: Record
+    frames: dict[bytes, Frame]
+    made: dict[int, Contribution]
+    steps: dict[int, OuterStep] = field(default_factory=dict)
+
+
+class Learners:
+    """A run of one fragment, where a round is due after each inner step."""
+
+    def __init__(self, method: OuterMethod, num_peers: int, start_N: Tensor, codec: Codec = EXACT) -> None:
+        self.method, self.codec, self.start_N = method, codec, start_N
+        self.peers = [self.begun(n) for n in range(num_peers)]
+        digest = self.peers[0].replica.digest
+        genesis = Head.genesis(bytes(32), bytes(32), digest, SIGNERS[0].peer)
+        self.head = replace(genesis, members=tuple(signer.peer for signer in SIGNERS))
+
+    def begun(self, number: int) -> Learner:
+        """A peer at the start of the run."""
+        schedule = SyncSchedule(1, 0, self.method, bytes(32), live=Inner(number))
+        return Learner(replica_of(self.method, self.start_N, self.codec), FlatModel([self.start_N]), schedule)
+
+    def learn(self, steps: Mapping[int, Tensor]) -> None:
+        for n, step_N in steps.items():
+            self.peers[n].learn(step_N)
+
+    def meet(self, present: Sequence[int], summaries: Mapping[int, bytes] | None = None) -> None:
+        """One round: those who are present contribute, and all learn what came of it."""
+        if self.method.topology == "pair":
+            self._swap(present)
+        else:
+            self.commit(self.offer(present, summaries or {}))
+
+    # ---- with consensus ----
+
+    def offer(self, present: Sequence[int], summaries: Mapping[int, bytes] | None = None) -> Offered:
+        made = {n: self._taken(n, (summaries or {}).get(n)) for n in present}
+        frames = {n: one.frame(self.head, SIGNERS[n]) for n, one in made.items()}
+        refs = tuple(self._ref(frame, made[n]) for n, frame in frames.items())
+        return Offered(self._record(refs), {frame.hash: frame for frame in frames.values()}, made)
+
+    def commit(self, offered: Offered) -> None:
+        """Pure at first, so that what a peer refuses changes nobody."""
+        record = offered.record
+        steps = [peer.replica.outer_step(record, offered.frames) for peer in self.peers]
+        for n, (peer, step) in enumerate(zip(self.peers, steps, strict=True)):
+            mine = offered.made.get(n)
+            peer.replica.install(step)
+            if mine is not None:
+                peer.replica.feedback[0] = mine.feedback_after(record)
+            peer.schedule.merge(CommittedUpdate(record, record.hash, 0, step.before_N, step.after_N, mine), peer.model)
+        self.head = replace(self.head.extended(record), anchor=self.peers[0].replica.digest)
+
+    def _taken(self, n: int, summary: bytes | None) -> Contribution:
+        peer, head = self.peers[n], self.head
+        made = peer.schedule.take(peer.model, 0, peer.anchor_N, head.hash, 1, outer_step=head.outer_step)
+        assert made is not None
+        made.encoded = peer.replica.encode(0, made.gradient_N, made.states)
+        made.summary = made.summary if summary is None else summary
+        return made
+
+    def _ref(self, frame: Frame, made: Contribution) -> FrameRef:
+        return FrameRef(frame.header.sender, frame.hash, 0, 1, 1, made.based_in(self.head), made.summary)
+
+    def _record(self, refs: tuple[FrameRef, ...]) -> Record:
+        head = self.head
+        assert head.anchor is not None
+        return Record(
+            head.run, 0, head.round + 1, head.outer_step, 0, 0, head.hash, head.anchor, head.members, refs, (),
+            (), head.members, False,
+        )  # fmt: skip
+
+    # ---- in pairs ----
+
+    def _swap(self, present: Sequence[int]) -> None:
+        """Neighbours of ``present`` are pairs; who is left over steps alone."""
+        taken = {n: self._change(n) for n in present}
+        steps: dict[int, GossipStep] = {}
+        for i in range(0, len(present), 2):
+            steps |= self._pair(present[i : i + 2], taken)
+        for n, step in steps.items():
+            peer = self.peers[n]
+            install(peer.replica, step)
+            peer.replica.refresh(0)
+            peer.schedule.swapped(peer.model, 0, step.after_N)
+        self.head = replace(self.head, round=self.head.round + 1, outer_step=self.head.outer_step + 1)
+
+    def _change(self, n: int) -> Contribution:
+        peer, head = self.peers[n], self.head
+        made = peer.schedule.take(peer.model, 0, peer.anchor_N, head.hash, 1, outer_step=head.outer_step)
+        assert made is not None
+        return made
+
+    def _pair(self, group: Sequence[int], taken: Mapping[int, Contribution]) -> dict[int, GossipStep]:
+        step, replicas = self.head.outer_step, [self.peers[n].replica for n in group]
+        made = [taken[n] for n in group]
+        if len(group) == 1:
+            return {group[0]: step_alone(replicas[0], 0, step, made[0].gradient_N, made[0].states)}
+        halves = [half_of(r, 0, one.gradient_N, one.states) for r, one in zip(replicas, made, strict=True)]
+        return {
+            n: step_together(r, 0, step, mine, theirs.sent_CN)
+            for n, r, mine, theirs in zip(group, replicas, halves, reversed(halves), strict=True)
+        }

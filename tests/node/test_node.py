@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+import trio
+
+from decentral.consensus.acceptor import Acceptor
+from decentral.errors import DiskError
+from decentral.wire.frames import parse
+from tests.laws.tables import SYNCHRONOUS
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_four_peers_hold_the_same_bits_after_every_round(run_lab, terms, preset):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(6)
+        lab.check_equal()
+        assert all(len(member.digests) >= 6 for member in lab.members)
+
+    run_lab(terms(preset), script)
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_the_anchor_moves_towards_the_mean_of_the_targets(run_lab, terms, preset):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        mean = sum(member.target(0) for member in lab.members) / 3
+        before = lab.members[0].node.replica.anchors[0].sub(mean).norm()
+        await lab.rounds(12)
+        assert lab.members[0].node.replica.anchors[0].sub(mean).norm() < 0.9 * before
+
+    alike = {"temperature": 1e6} if preset == "edit" else {}  # at 1 it follows the peer whose change is the shortest
+    run_lab(terms(preset).changed(outer=alike), script)
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_survivors_of_a_kill_agree_and_go_on_and_drop_the_dead(run_lab, terms, preset):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.members[2].kill()
+        await lab.rounds(4)
+        await lab.all_members()
+        lab.check_equal()
+
+    run_lab(terms(preset), script)
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_a_late_joiner_is_bit_equal_and_contributes(run_lab, terms, preset):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(3)
+        joiner = lab.add()
+        await lab.all_members()
+        await lab.rounds(4)
+        lab.check_equal()
+        assert joiner.node.driver.state.contributed >= 2
+        assert len(joiner.digests) >= 4
+
+    run_lab(terms(preset), script)
+
+
+def test_two_peers_and_one_dies_the_other_goes_on(run_lab, terms):
+    async def script(lab):
+        lab.add()
+        lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.members[0].kill()
+        await lab.rounds(3)
+        assert len(lab.alive()[0].node.driver.head.members) == 1
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_peer_that_was_cut_off_catches_up_by_replaying_frames(run_lab, terms):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        away = lab.members[3]
+        others = [member.signer.peer for member in lab.members[:3]]
+        for peer in others:
+            lab.network.cut(away.signer.peer, peer)
+        goal = max(member.rounds for member in lab.members) + 3
+        await lab.until(lambda: all(member.rounds >= goal for member in lab.members[:3]))
+        assert away.rounds < goal
+        for peer in others:
+            lab.network.heal(away.signer.peer, peer)
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.check_equal()
+        assert not any(event == "resynced" for event, _ in away.events), "frames were there to replay"
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_the_debt_is_booked_with_the_commit_and_not_before(run_lab, terms):
+    async def script(lab):
+        member = lab.add()
+        await lab.all_members()
+        await lab.until(lambda: member.node.driver.pending is not None or member.rounds > 0)
+        await lab.rounds(1)
+        update = next(a for a in member.all_updates if a.contribution is not None)
+        sent = member.node.replica.codec.decode(update.contribution.encoded.body, member.node.replica.shapes(0))
+        total = sent + update.contribution.encoded.feedback["debt"]
+        torch.testing.assert_close(total, update.contribution.gradient_N)
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_run_ends_for_all_with_the_same_last_record(run_lab, terms):
+    manifest = terms("diloco").changed(run={"rounds": 3})
+
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(member.node.driver.head.final for member in lab.members))
+        assert len({member.node.driver.head.hash for member in lab.members}) == 1
+
+    run_lab(manifest, script)
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_who_missed_the_last_commit_gets_it_before_the_others_are_gone(run_lab, terms, preset):
+    async def ends(member):
+        await member.node.see_others_to_the_end()
+        await member.node.leave()
+        member.kill()
+
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        *others, late = lab.members
+        lab.cut([late], others)
+        await lab.until(lambda: all(member.node.driver.head.final for member in others))
+        assert not late.node.driver.head.final
+        for member in others:
+            lab.nursery.start_soon(ends, member)
+        lab.heal([late], others)
+        await lab.until(lambda: late.node.driver.head.final, limit=60.0)
+        await lab.until(lambda: lab.alive() == [late], limit=30.0)
+        lab.check_equal()
+
+    run_lab(terms(preset, lease=20.0, shrink_after=60.0).changed(run={"rounds": 4}), script)
+
+
+@pytest.mark.parametrize("preset", SYNCHRONOUS)
+def test_equal_seeds_give_equal_chains(run_lab, terms, preset):
+    digests = []
+
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(3)
+        digests.append({r: d for r, d in lab.members[0].digests.items()})
+
+    for _ in range(2):
+        run_lab(terms(preset), script)
+    shared = set(digests[0]) & set(digests[1])
+    assert len(shared) >= 3
+    assert all(digests[0][r] == digests[1][r] for r in shared)
+
+
+def test_newcomers_without_anybody_in_step_wait_and_never_found_a_chain_of_their_own(run_lab, terms):
+    async def script(lab):
+        founder = lab.add()
+        newcomers = [lab.add(), lab.add(), lab.add()]
+        for a in newcomers:
+            lab.network.cut(a.signer.peer, founder.signer.peer)
+            a.node.directory.add_bootstrap(b.transport.addresses()[0] for b in newcomers if b is not a)
+        await trio.sleep(10)
+        assert all(len(member.node.directory.live()) == 2 for member in newcomers), "they know each other"
+        assert not any(member.node.driver.state.running for member in newcomers)
+        for a in newcomers:
+            lab.network.heal(a.signer.peer, founder.signer.peer)
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_two_branches_of_one_run_become_one_swarm_again(run_lab, terms):
+    async def script(lab):
+        lab.add()
+        other = lab.add(founder=True)
+        lab.network.cut(other.signer.peer, lab.members[0].signer.peer)
+        third = lab.add()
+        lab.network.cut(other.signer.peer, third.signer.peer)
+        await lab.until(lambda: all(member.rounds >= 4 for member in lab.members))
+        assert lab.members[0].node.driver.head.hash != other.node.driver.head.hash
+        lab.network.heal(other.signer.peer, lab.members[0].signer.peer)
+        lab.network.heal(other.signer.peer, third.signer.peer)
+        await lab.all_members()
+        await lab.rounds(2)
+        assert len({member.node.replica.digest for member in lab.members}) <= 2, "at most one round apart"
+        assert any(event == "resynced" for member in lab.members for event, _ in member.events)
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_member_that_stands_elsewhere_in_the_same_round_is_compared_with(run_lab, terms):
+    """It may have forked and left this peer out; then no message of its rounds comes, and gossips never knew."""
+
+    async def script(lab):
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        for member in lab.members:
+            member.idle = True
+        await trio.sleep(2.0)
+        driver, other = lab.members[0].node.driver, lab.members[1].signer.peer
+        asked: list[bytes] = []
+        watch, lease = driver.watch, driver.watch.lease
+        driver.state.catch_up.ask = asked.append
+        live = watch.directory.live()
+        elsewhere = {other: replace(live[other], round=driver.head.round, digest=b"\xff" * 32)}
+        watch.directory.live = lambda: elsewhere
+        now = trio.current_time()
+        watch.look_for_other_chains(now)
+        assert asked == [], "it may have adopted this one since"
+        watch.look_for_other_chains(now + 1.5 * lease)
+        assert asked == [other]
+        elsewhere[other] = replace(live[other], round=driver.head.round - 1)
+        watch.look_for_other_chains(now + 3 * lease)
+        watch.look_for_other_chains(now + 9 * lease)
+        assert asked == [other], "a member that is behind finds this peer by itself"
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_peer_that_slept_does_not_take_its_own_silence_for_that_of_the_others(run_lab, terms):
+    async def script(lab):
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        sleeper = lab.members[3]
+        others = [member.signer.peer for member in lab.members[:3]]
+        async with sleeper.node.driver.steps.lock:  # nothing of it goes on, as when a lid is closed
+            for peer in others:
+                lab.network.cut(sleeper.signer.peer, peer)
+            await trio.sleep(2 * lab.manifest.swarm.shrink_after)
+            for peer in others:
+                lab.network.heal(sleeper.signer.peer, peer)
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_peers_that_all_lost_the_end_of_their_chain_go_on_once_each_has_said_so(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        for member in lab.members:
+            machine = member.node.driver.machine
+            machine.state.remembered = Acceptor(machine.head.round + 10)
+        began = trio.current_time()
+        await lab.rounds(2)
+        assert trio.current_time() - began > lab.manifest.swarm.lease
+        assert all(any(event == "forgot" for event, _ in member.events) for member in lab.members)
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_full_disk_ends_the_peer_with_its_error_and_the_others_go_on(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        victim = lab.members[1]
+        before = [anchor.clone() for anchor in victim.node.replica.anchors]
+
+        def refuse(commit, frames):
+            raise DiskError("no space left")
+
+        victim.node.driver.state.ledger.append = refuse
+        await lab.until(lambda: victim.failure is not None)
+        assert torch.equal(victim.node.replica.anchors[0], before[0]) or len(victim.digests) > 1
+        assert victim.log[-1].record.round == max(victim.digests), "nothing was applied that was not logged"
+        await lab.rounds(3)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_peer_that_missed_commits_whose_frames_nobody_has_any_more_takes_a_snapshot(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        away, others = lab.members[2:], lab.members[:2]
+        for member in others:
+            member.node.driver.state.store.capacity = 1  # as with a large model: only the newest frame stays
+        lab.cut(away, others)
+        goal = others[0].rounds + 4
+        await lab.until(lambda: all(member.rounds >= goal for member in others))
+        lab.heal(away, others)
+        await lab.until(lambda: any(event == "resynced" for event, _ in away[0].events))
+        assert not any(event == "healed" for event, _ in away[0].events), "nothing of it was given up"
+        await lab.all_members()
+        await lab.rounds(2)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_a_peer_that_switched_branches_serves_the_new_one_only(run_lab, terms):
+    async def script(lab):
+        lab.add()
+        other = lab.add(founder=True)
+        lab.cut([other], lab.members[:1])
+        await lab.until(lambda: lab.members[0].rounds >= 8 and other.rounds >= 4)
+        old = [(head.round, head.hash) for head in other.node.driver.machine.state.history._heads.values()][1:]
+        other.idle = True
+        lab.heal([other], lab.members[:1])
+        await lab.until(lambda: any(event == "resynced" for event, _ in other.events))
+        await lab.all_members()
+        await lab.rounds(2)
+        machine = other.node.driver.machine
+        assert machine.state.history.newest_of(old) is None
+        rounds = sorted(machine.state.recent)
+        assert rounds == list(range(rounds[0], machine.head.round + 1)), "commits of both branches, or a gap"
+        for older, newer in itertools.pairwise(rounds):
+            assert machine.state.recent[newer].record.previous == machine.state.recent[older].record.hash
+
+    run_lab(terms("sparseloco"), script)
+
+
+def test_the_frames_of_a_vote_are_durable_before_the_vote_is(run_lab, terms):
+    async def script(lab):
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        driver = lab.members[0].node.driver
+        kept: set[bytes] = set()
+        votes = []
+
+        def vote(blob):
+            record = Acceptor.from_bytes(blob).accepted
+            if record is not None and record.frames:
+                votes.append(record.round)
+                assert {ref.frame for ref in record.frames} <= kept
+
+        def keep(record, frames):
+            kept.update(parse(data, lambda header: 1 << 30).hash for data in frames)
+
+        ledger = driver.state.ledger
+        ledger.keep, ledger.save_acceptor = keep, vote
+        await lab.rounds(3)
+        assert len(votes) >= 3
+
+    run_lab(terms("sparseloco"), script)

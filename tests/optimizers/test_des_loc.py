@@ -1,0 +1,143 @@
+"""DES-LOC: which vectors are sent when, and what the inner optimizer has of their means."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from decentral.errors import ConfigError
+from decentral.optimizers import NO_MOMENTS, RoundInfo
+from decentral.optimizers.des_loc import DESLoc
+from decentral.parameters import schema_of
+from decentral.replica.replica import Replica
+from decentral.training.live_model import LiveModel
+from decentral.training.moments import Moments
+from tests.laws.learners import EXACT, Inner, Learners
+from tests.laws.swarm import NUMEL
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def randn(seed: int, numel: int = NUMEL) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+def moments_of(run: Learners, name: str) -> Tensor:
+    inner = [peer.schedule.live for peer in run.peers]
+    assert all(isinstance(one, Inner) for one in inner)
+    return torch.stack([one.moments[name] for one in inner])  # type: ignore[union-attr]
+
+
+def change_moments(run: Learners, seed: int) -> None:
+    for n, peer in enumerate(run.peers):
+        for k, name in enumerate(MOMENTS):
+            peer.schedule.live.write_moment(name, 0, randn(100 * seed + 10 * n + k).abs())
+
+
+def test_with_periods_of_one_all_three_vectors_are_averaged_in_every_round():
+    run = Learners(DESLoc(first_moment=1, second_moment=1), 3, randn(0))
+    for number in range(4):
+        change_moments(run, number)
+        run.learn({n: 0.01 * randn(10 * number + n) for n in range(3)})
+        local = torch.stack([peer.live_N for peer in run.peers])
+        run.meet((0, 1, 2))
+        for peer in run.peers:
+            torch.testing.assert_close(peer.anchor_N, local.mean(0), rtol=0, atol=1e-6)
+            for name in MOMENTS:
+                torch.testing.assert_close(peer.replica.states[0][name], moments_of(run, name).mean(0))
+
+
+def test_a_moment_is_sent_in_every_nth_outer_step_of_its_fragment_and_kept_between():
+    run, sent = Learners(DESLoc(first_moment=3, second_moment=6), 2, randn(0)), []
+    for number in range(12):
+        change_moments(run, number)
+        run.learn({n: 0.01 * randn(10 * number + n) for n in range(2)})
+        before = dict(run.peers[0].replica.states[0])
+        offered = run.offer((0, 1))
+        run.commit(offered)
+        sent.append(len(offered.made[0].states))
+        for channel in run.method.channels()[1:]:
+            now = run.peers[0].replica.states[0][channel.name]
+            if channel.is_due(number):
+                torch.testing.assert_close(now, moments_of(run, channel.name).mean(0))
+            else:
+                assert torch.equal(now, before[channel.name])
+    assert sent == [0, 0, 1, 0, 0, 2] * 2
+
+
+def test_of_several_fragments_each_counts_its_own_outer_steps():
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+    schema = schema_of(model, 2)
+    anchors = [torch.zeros(fragment.numel) for fragment in schema.fragments]
+    replica = Replica(schema, anchors, DESLoc(first_moment=2, second_moment=3), EXACT, EXACT)
+    due = [[channel.name for channel in replica.due(outer_step)][1:] for outer_step in range(12)]
+    assert due[0::2] == due[1::2] == [[], ["exp_avg"], ["exp_avg_sq"], ["exp_avg"], [], ["exp_avg", "exp_avg_sq"]]
+
+
+def test_rounding_of_what_was_sent_makes_no_second_moment_negative():
+    method, anchor = DESLoc(first_moment=1, second_moment=1), randn(0)
+    received = {"change": randn(1), "exp_avg": randn(2), "exp_avg_sq": randn(3)}
+    _, state = method.outer_step(anchor, received, method.init(anchor), RoundInfo())
+    assert torch.equal(state["exp_avg_sq"], randn(3).clamp_min(0))
+    assert torch.equal(state["exp_avg"], randn(2))
+    assert torch.equal(received["exp_avg_sq"], randn(3))
+
+
+class Newcomer:
+    """A model under AdamW that has made no step yet."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(7, 5)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.moments = Moments(LiveModel(self.model, 1, None), [self.optimizer])
+
+    @property
+    def numel(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def step(self) -> None:
+        self.model(torch.ones(2, 7)).square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def test_a_newcomers_adamw_has_the_shared_means_after_its_first_step():
+    method, peer = DESLoc(), Newcomer()
+    means = {"exp_avg": randn(1, peer.numel), "exp_avg_sq": randn(2, peer.numel).square()}
+    assert not method.adopt(means, peer.moments, 0, MOMENTS)  # no place for them yet
+    peer.step()
+    assert method.adopt(means, peer.moments, 0, ("change", *MOMENTS))
+    for name in MOMENTS:
+        assert torch.equal(peer.moments.read_moment(name, 0), means[name])
+    by_parameter = [peer.optimizer.state[parameter]["exp_avg"] for parameter in peer.model.parameters()]
+    assert torch.equal(torch.cat([one.flatten() for one in by_parameter]), means["exp_avg"])
+    before = torch.cat([p.detach().flatten() for p in peer.model.parameters()])
+    peer.step()
+    after = torch.cat([p.detach().flatten() for p in peer.model.parameters()])
+    assert bool(torch.isfinite(after).all())
+    assert not torch.equal(before, after)
+
+
+def test_what_a_commit_did_not_have_and_means_of_nothing_overwrite_no_moment():
+    method, peer = DESLoc(), Newcomer()
+    peer.step()
+    own = {name: peer.moments.read_moment(name, 0) for name in MOMENTS}
+    means = {"exp_avg": randn(1, peer.numel), "exp_avg_sq": torch.zeros(peer.numel)}
+    assert method.adopt(means, peer.moments, 0, ("change",))
+    assert method.adopt(means, peer.moments, 0, ("exp_avg_sq",))  # of zero: nobody has sent any yet
+    assert all(torch.equal(peer.moments.read_moment(name, 0), own[name]) for name in MOMENTS)
+
+
+def test_an_inner_optimizer_without_moments_sends_zeros_and_is_no_hindrance():
+    method = DESLoc(first_moment=1, second_moment=1)
+    assert method.states_sent(randn(0), NO_MOMENTS, 0) == {}
+    sgd = torch.optim.SGD((model := nn.Linear(2, 2)).parameters(), lr=0.1)
+    assert Moments(LiveModel(model, 1, None), [sgd]).read_moment("exp_avg", 0) is None
+
+
+@pytest.mark.parametrize("hyper", [{"first_moment": 0}, {"second_moment": -1}])
+def test_a_period_below_one_is_refused(hyper: dict[str, int]):
+    with pytest.raises(ConfigError, match="want 1 or more outer steps"):
+        DESLoc(**hyper)

@@ -1,0 +1,164 @@
+"""EDiT's weights and detector: what counts, what counts nothing, and what it remembers of the usual."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.optimizers import Contributor, RoundInfo
+from decentral.optimizers.aggregation.norm_clip import norm
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.edit import EDiT
+from tests.laws.learners import Learners, replica_of
+from tests.laws.swarm import NUMEL
+from tests.optimizers.stepping import step, step_of
+
+OPEN = {"temperature": math.inf, "clip": math.inf}
+
+
+def randn(seed: int, numel: int = NUMEL) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+def said(*norms: float) -> list[Contributor]:
+    return [Contributor(bytes([n]) * 32, summary=struct.pack("<d", value)) for n, value in enumerate(norms)]
+
+
+def learnt(method: EDiT, rounds: int, peers: int = 2) -> tuple[Tensor, dict[str, Tensor]]:
+    """A state that has seen ``rounds * peers`` ordinary norms."""
+    anchor = randn(0, 1001)
+    state = method.init(anchor)
+    for number in range(rounds):
+        anchor, state = step_of(method, anchor, [randn(10 * number + n, 1001) for n in range(peers)], state)
+    return anchor, state
+
+
+def test_equal_norms_give_the_plain_mean():
+    method, change = EDiT(lr=1.0, momentum=0.0, clip=math.inf), randn(1)
+    turned = [change, -change, change * randn(2).sign()]  # other directions, and the same magnitudes
+    anchor = randn(0)
+    assert method.weights(said(*map(norm, turned)), [1.0] * 3, method.init(anchor)) == [1.0] * 3
+    after, _ = step_of(method, anchor, turned, method.init(anchor))
+    torch.testing.assert_close(after, anchor - torch.stack(turned).mean(0))
+
+
+def test_weights_are_a_softmax_over_norms_times_what_is_given():
+    method = EDiT(temperature=2.0)
+    weights = method.weights(said(3.0, 1.0, 2.0), [1.0, 4.0, 1.0], method.init(randn(0)))
+    assert weights == pytest.approx([math.exp(-1.0), 4.0, math.exp(-0.5)], rel=1e-11)
+
+
+def test_one_contributor_at_a_thousand_times_the_usual_counts_nothing_once_there_is_a_usual():
+    method = EDiT(temperature=math.inf, warmup=100)
+    _, early = learnt(method, 49)
+    _, late = learnt(method, 50)
+    usual = norm(randn(7, 1001))
+    assert method.weights(said(usual, 1000 * usual), [1.0, 1.0], early) == [1.0, 1.0]
+    assert method.weights(said(usual, 1000 * usual), [1.0, 1.0], late) == [1.0, 0.0]
+
+
+def test_an_outlier_neither_moves_the_anchor_nor_enters_what_is_usual():
+    method = EDiT(**OPEN, warmup=20)
+    anchor, state = learnt(method, 20)
+    fit = [randn(1, 1001), randn(2, 1001)]
+    without, kept = step_of(method, anchor, fit, state)
+    with_it, kept_too = step_of(method, anchor, [*fit, 1000 * randn(3, 1001)], state)
+    assert torch.equal(with_it, without)
+    assert all(torch.equal(kept[name], kept_too[name]) for name in kept)
+
+
+def test_a_norm_far_below_the_usual_is_no_outlier():
+    method = EDiT(temperature=math.inf, warmup=20)
+    _, state = learnt(method, 20)
+    assert method.weights(said(1e-3, 30.0), [1.0, 1.0], state) == [1.0, 1.0]
+
+
+def test_when_all_are_outliers_nothing_moves_and_every_live_copy_goes_back_to_the_anchor():
+    run = Learners(EDiT(warmup=6), 3, randn(0))
+    for number in range(4):
+        run.learn({n: 0.01 * randn(10 * number + n) for n in range(3)})
+        run.meet((0, 1, 2))
+    before = dict(run.peers[0].replica.shared_tensors())
+    assert before["outer/0/momentum"].any()
+    run.learn({n: 1000 * randn(n) for n in range(3)})
+    run.meet((0, 1, 2))
+    for peer in run.peers:
+        after = peer.replica.shared_tensors()
+        assert all(torch.equal(after[name], before[name]) for name in before)
+        assert torch.equal(peer.live_N, before["anchor/0"])
+
+
+def test_without_clip_temperature_and_outliers_it_is_diloco_bit_for_bit():
+    edit, diloco = (Learners(method, 3, randn(0)) for method in (EDiT(0.7, 0.9, **OPEN), DiLoCo(0.7, 0.9)))
+    for number in range(6):
+        for run in (edit, diloco):
+            run.learn({n: 0.01 * randn(10 * number + n) for n in range(3)})
+            run.meet((0, 1, 2))
+        assert torch.equal(edit.peers[0].anchor_N, diloco.peers[0].anchor_N)
+        assert torch.equal(edit.peers[0].live_N, diloco.peers[0].live_N)
+
+
+def test_the_detector_survives_saving_and_loading():
+    method = EDiT(temperature=math.inf, warmup=20)
+    run = Learners(method, 2, randn(0))
+    for number in range(12):
+        run.learn({n: 0.01 * randn(10 * number + n) for n in range(2)})
+        run.meet((0, 1))
+    loaded = replica_of(method, torch.zeros(NUMEL))
+    loaded.load(load(save(dict(run.peers[0].replica.shared_tensors()))))
+    usual = 0.01 * norm(randn(1))
+    for state, wanted in [(loaded.states[0], [1.0, 0.0]), (method.init(randn(0)), [1.0, 1.0])]:
+        assert method.weights(said(usual, 1000 * usual), [1.0, 1.0], state) == wanted
+
+
+def test_a_mean_longer_than_the_clip_is_shortened_to_it():
+    method, anchor, change = EDiT(lr=1.0, momentum=0.0, clip=2.0), torch.zeros(NUMEL), randn(1)
+    after, _ = step(method, anchor, change, method.init(anchor))
+    assert norm(after) == pytest.approx(2.0, rel=1e-6)
+    torch.testing.assert_close(after, -change * (2.0 / norm(change)))
+    short, _ = step(method, anchor, 0.01 * change, method.init(anchor))
+    assert torch.equal(short, -0.01 * change)
+
+
+def test_the_usual_follows_a_moving_mean_and_variance():
+    """The equations of the module, in float64, over norms that are all counted."""
+    norms = [1.0, 1.5, 0.7, 2.0, 1.1]
+    method, anchor = EDiT(**OPEN), torch.zeros(8)
+    state, mean, squares, deviation = method.init(anchor), norms[0], 0.0, 0.0
+    for number, value in enumerate(norms):
+        info = RoundInfo(number, tuple(said(value)), (1.0,), ((8,),))
+        _, state = method.outer_step(anchor, {"change": torch.ones(8)}, state, info)
+        if number:
+            off = value - mean
+            deviation += 0.02 * ((off * off / squares if squares else 0.0) - deviation)
+            mean += 0.02 * off
+            squares = 0.98 * (squares + 0.02 * off * (value - mean))
+    assert state["usual"].tolist() == pytest.approx([5.0, mean, squares, deviation], rel=1e-5)
+
+
+@pytest.mark.parametrize("norms", [[1.0, 1e18], [3e-22, 6e-22, 1e18], [1e18, 0.0, 1e18]], ids=str)
+def test_what_is_usual_stays_finite_whatever_norms_are_said(norms: list[float]):
+    method, anchor = EDiT(**OPEN), torch.zeros(8)
+    state = method.init(anchor)
+    for number, value in enumerate(norms * 3):
+        info = RoundInfo(number, tuple(said(value)), tuple(method.weights(said(value), [1.0], state)), ((8,),))
+        _, state = method.outer_step(anchor, {"change": torch.ones(8)}, state, info)
+        assert bool(torch.isfinite(state["usual"]).all()), value
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e19, 1.7e308])
+def test_a_norm_that_cannot_be_counts_nothing_from_the_first_round_on(value: float):
+    method = EDiT(**OPEN)
+    assert method.weights(said(1.0, value), [1.0, 1.0], method.init(randn(0))) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("hyper", [{"temperature": 0.0}, {"temperature": math.nan}, {"clip": 0.0}, {"warmup": 1}])
+def test_numbers_that_cannot_be_meant_are_refused(hyper: dict[str, float]):
+    with pytest.raises(ConfigError, match="temperature and clip must be above 0, warmup at least 2"):
+        EDiT(**hyper)

@@ -1,0 +1,113 @@
+"""Peers of every method meet in real rounds: commits are made, and all hold the same bits, their states, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from decentral.consensus.chain import contributions
+from decentral.optimizers import make_outer, presets
+from decentral.replica.contribution import Contribution
+from decentral.rounds.updates import CommittedUpdate
+from decentral.state.snapshot import outer_name
+from decentral.training.sync_schedule import SyncSchedule
+from tests.lab.learners import Learner
+from tests.lab.nodes import Lab, Member
+
+
+def two_blocks() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
+
+
+class InTurns(Learner):
+    """Its fragments take turns."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        fragments = lab.manifest.outer.fragments
+        self.schedule = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32), fragments)
+
+    def sent(self, update: CommittedUpdate) -> torch.Tensor:
+        """Nobody asks."""
+        return torch.zeros(0)
+
+
+SYNCHRONOUS = [name for name in presets() if make_outer(name, {}).topology == "all"]
+
+
+def states_of(member: Member) -> dict[str, torch.Tensor]:
+    replica = member.node.replica
+    named = ((outer_name(f, name), one) for f, state in enumerate(replica.states) for name, one in state.items())
+    return dict(named)
+
+
+def check_alike(members: list[Member]) -> None:
+    first, *others = members
+    for other in others:
+        assert all(
+            torch.equal(*pair) for pair in zip(first.node.replica.anchors, other.node.replica.anchors, strict=True)
+        )
+        theirs = states_of(other)
+        for name, one in states_of(first).items():
+            assert torch.equal(one, theirs[name]), name
+
+
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+@pytest.mark.parametrize("method", SYNCHRONOUS)
+def test_rounds_are_made_and_all_hold_the_same_bits(run_lab: Any, terms: Any, method: str, exchange: str) -> None:
+    async def script(lab: Lab) -> None:
+        for _ in range(3):
+            lab.add(kind=InTurns)
+        await lab.all_members()
+        await lab.rounds(8)
+        for member in lab.members:
+            member.idle = True
+        await lab.until(lambda: all(m.node.driver.pending is None for m in lab.members))
+        await lab.until(lambda: len({m.node.driver.head.hash for m in lab.members}) == 1)
+        check_alike(lab.members)
+        assert not [event for member in lab.members for event in member.events if event[0] == "dropped"]
+
+    manifest = terms(method).changed(
+        exchange={"kind": exchange},
+        compressor={"chain": "bf16", "feedback": "none"},
+        outer={"norm_clip": None, "fragments": 2, "overlap": 0},
+        inner={"steps": 8},
+    )
+    run_lab(manifest, script, make_model=two_blocks)
+
+
+class Silent(InTurns):
+    """Sends less than its round wants: no moments, and no zeros for them."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        driver, contribute = self.node.driver, self.node.driver.contribute
+
+        async def without_states(contribution: Contribution) -> bool:
+            contribution.states = ()
+            return await contribute(contribution)
+
+        driver.contribute = without_states  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_what_lacks_a_channel_is_left_out_and_ends_nobody(run_lab: Any, terms: Any, exchange: str, first: int) -> None:
+    async def script(lab: Lab) -> None:
+        for number in range(3):
+            lab.add(kind=Silent if number == first else InTurns)
+        await lab.all_members()
+        await lab.rounds(3)
+        liar = lab.members[first].signer.peer
+        records = [commit.record for commit in lab.members[first].log if len(commit.record.members) == 3]
+        assert sum(bool(record.frames) for record in records) >= 3
+        assert all(ref.peer != liar for record in records for ref in contributions(record))
+
+    manifest = terms("des_loc").changed(
+        exchange={"kind": exchange},
+        outer={"first_moment": 1, "second_moment": 1},
+        inner={"steps": 4},
+    )
+    run_lab(manifest, script, make_model=two_blocks)

@@ -1,0 +1,101 @@
+"""How a peer goes on the network: asked first, then started in the role it has."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from decentral.errors import ConfigError, ListenError
+from decentral.peer import network_setup
+from decentral.peer.network_setup import check_relays, enter
+from decentral.swarm.identity import Identity
+from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.reachability import Reachability
+from decentral.wire.keys import Signer, peer_name
+
+LISTEN = ("/ip4/127.0.0.1/tcp/0",)
+NAME, OTHER = (peer_name(Signer(bytes([n]) * 32).peer) for n in range(2))
+RELAY, PUBLIC = f"/ip4/45.67.0.1/tcp/4001/p2p/{NAME}", f"/ip4/45.67.0.2/tcp/4001/p2p/{OTHER}"
+
+
+@pytest.fixture
+def identity(tmp_path):
+    return Identity.load_or_create(tmp_path / "identity.key")
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """Answer the question who can dial this machine by ``found.kind``."""
+
+    class Found:
+        kind, listen = "unknown", LISTEN
+
+    async def probe(listen, others, clock):
+        Found.asked = others
+        return Reachability(Found.kind, Found.listen)
+
+    monkeypatch.setattr(network_setup, "probe", probe)
+    return Found
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "kept"),
+    [
+        ("public", "public", ()),
+        ("nat", "private", (RELAY, PUBLIC)),
+        ("symmetric nat", "private", (RELAY, PUBLIC)),
+        ("firewall", "private", (RELAY, PUBLIC)),
+        ("local", None, (RELAY,)),
+        ("unknown", None, (RELAY,)),
+    ],
+)
+def test_the_role_follows_from_what_others_say(identity, found, kind, role, kept):
+    found.kind = kind
+    made = enter("daemon", identity, LISTEN, relays=(RELAY,), invited_by=(PUBLIC,))
+    assert (made.transport.options.reachability, made.transport.options.relays, made.relays) == (role, kept, kept)
+    assert made.is_private == (role == "private")
+    assert set(found.asked) == {RELAY, PUBLIC}
+
+
+def test_a_native_peer_keeps_places_at_the_same_relays(identity, found):
+    found.kind = "nat"
+    assert enter("native", identity, LISTEN, relays=(RELAY,)).transport.options.relays == (RELAY,)
+
+
+def test_the_relay_in_front_of_who_invited_is_asked_and_kept(identity, found):
+    found.kind = "nat"
+    made = enter("native", identity, LISTEN, invited_by=(f"{RELAY}/p2p-circuit/p2p/{OTHER}",))
+    assert RELAY in found.asked
+    assert made.relays == (RELAY,)
+
+
+def test_the_port_that_was_tried_is_listened_on_unless_somebody_took_it(identity, found):
+    found.listen = ("/ip4/127.0.0.1/tcp/40011",)
+    assert enter("native", identity, LISTEN).transport.listen_on == found.listen
+    with pytest.MonkeyPatch.context() as patch:
+
+        def taken(listen):
+            raise ListenError("taken")
+
+        patch.setattr(network_setup, "check_listen", taken)
+        assert enter("native", identity, LISTEN).transport.listen_on == LISTEN
+
+
+def test_a_transport_of_ones_own_is_taken_as_it_is(identity, found):
+    own = MemoryNetwork().transport(Signer.generate())
+    assert enter(own, identity, None).transport is own
+
+
+@pytest.mark.parametrize(
+    "address", ["", "relay", "/ip4/1.2.3.4/tcp/1", f"{RELAY}/p2p-circuit", f"/ip4/1.2.3.4/udp/1/p2p/{NAME}"]
+)
+def test_what_is_no_relay_is_refused_with_an_example(address):
+    with pytest.raises(ConfigError, match="decentral relay prints it"):
+        check_relays([address])
+
+
+def test_a_notebook_whose_loop_runs_already_may_enter(identity):
+    async def cell():
+        return enter("native", identity, LISTEN).kind
+
+    assert anyio.run(cell) == "unknown"

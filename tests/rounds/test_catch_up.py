@@ -1,0 +1,260 @@
+"""What joining and catching up cost: seconds over links with a rate, bytes at the transport's counter."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import trio
+
+from decentral.parameters import schema_of
+from decentral.rounds.catchup.donor import ANY_FORM, CHUNK, INDEX, PACKED, STATE
+from decentral.state.chunk_form import PLAIN, from_form
+from decentral.state.snapshot import Layout, SnapshotIndex, chunk_hash
+from decentral.transport.requests import request
+from decentral.wire.keys import Signer
+
+MBIT = 125_000.0  # bytes/s
+NUMEL = 1 << 21  # 8.4 MB, 32 chunks
+LARGER = 3 << 20  # takes longer than a round whose messages wait behind chunks
+
+
+def one_tensor(numel: int):
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.zeros(numel // 1024, 1024))
+    return schema_of(model, 1)
+
+
+async def three_in_step(lab, uplink: float) -> None:
+    for _ in range(3):
+        lab.add()
+    await lab.all_members()
+    await lab.rounds(1)  # no chunk is as it was at the beginning
+    for member in lab.members:
+        lab.network.set_uplink(member.signer.peer, uplink)
+
+
+@pytest.mark.parametrize(("uplink", "downlink"), [(1.6, 4.0), (1.0, 4.0)])
+def test_a_join_takes_five_sixths_of_its_bytes_and_little_more_while_the_donors_train_on(
+    run_lab, terms, uplink, downlink
+):
+    async def script(lab):
+        await three_in_step(lab, uplink * MBIT)
+        began, round_ = trio.current_time(), lab.members[0].rounds
+        joiner = lab.add()
+        lab.network.set_downlink(joiner.signer.peer, downlink * MBIT)
+        await lab.until(lambda: joiner.node.ready.is_set())
+        took = trio.current_time() - began
+        assert took <= 4 * LARGER / (min(3 * uplink, downlink) * MBIT), "1.2 times what is packed"
+        assert lab.members[0].rounds > round_, "commits came meanwhile"
+        assert joiner.transport.traffic.total.received <= 0.88 * 4 * LARGER
+        await lab.until(lambda: joiner.node.driver.head.hash == lab.members[0].node.driver.head.hash)
+        lab.check_equal()
+
+    run_lab(
+        terms("sparseloco", lease=12.0, shrink_after=600.0, deadline_ceiling=30.0),
+        script,
+        schema=one_tensor(LARGER),
+        step=8.0,
+        spread=0.02,
+    )
+
+
+def test_a_donor_that_lies_is_named_and_the_joiner_stands_where_the_others_do(run_lab, terms):
+    async def script(lab):
+        await three_in_step(lab, 1.6 * MBIT)
+        liar = lab.members[1].node
+        await liar.catch_up.donor._snapshot()
+        for made in liar.catch_up.donor._snapshots.values():
+            made._row[:] = bytes(len(made._row))
+        joiner = lab.add()
+        await lab.until(lambda: joiner.node.ready.is_set())
+        await lab.until(lambda: joiner.node.driver.head.hash == lab.members[0].node.driver.head.hash)
+        lab.check_equal()
+        assert [event for event, _ in joiner.events].count("donor_dropped") == 1
+
+    run_lab(terms("sparseloco", lease=12.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 4), step=8.0)
+
+
+def becomes_of_before(member) -> None:
+    """As peers were that served chunks as they are, and nothing else."""
+    del member.transport.services.handlers[PACKED]
+
+
+@pytest.mark.parametrize("earlier", [1, 3])
+def test_a_newcomer_joins_from_donors_of_before_chunks_were_packed(run_lab, terms, earlier):
+    async def script(lab):
+        await three_in_step(lab, 1.6 * MBIT)
+        for member in lab.members[:earlier]:
+            becomes_of_before(member)
+        joiner = lab.add()
+        await lab.until(lambda: joiner.node.ready.is_set())
+        await lab.until(lambda: joiner.node.driver.head.hash == lab.members[0].node.driver.head.hash)
+        lab.check_equal()
+        assert [fields for event, fields in joiner.events if event in ("donor_dropped", "sync_failed")] == []
+        size = joiner.transport.traffic.total.received / NUMEL
+        assert 0.85 < size < 1.0 if earlier == 1 else 1.0 <= size < 1.05
+
+    run_lab(
+        terms("sparseloco", lease=12.0, shrink_after=600.0),
+        script,
+        schema=one_tensor(NUMEL // 4),
+        step=8.0,
+        spread=0.02,
+    )
+
+
+def test_a_peer_of_before_chunks_were_packed_gets_them_as_they_are(run_lab, terms):
+    async def script(lab):
+        donor = lab.add()
+        await lab.rounds(1)
+        donor.idle = True
+        await trio.sleep(2 * lab.step)
+        stranger = lab.network.transport(Signer(bytes([9]) * 32))
+        async with stranger:
+            await stranger.connect(donor.signer.peer, donor.transport.addresses())
+            ask = partial(request, stranger, donor.signer.peer, limit=1 << 22, timeout=5.0)
+            shared = donor.node.replica.shared_tensors()
+            index = SnapshotIndex.from_bytes(await ask(INDEX, b""), Layout.of(shared))
+            chunk = await ask(STATE, CHUNK.pack(index.digest, 0))
+            assert chunk_hash(chunk) == index.hashes[0]
+            assert await ask(PACKED, ANY_FORM.pack(index.digest, 0, 0)) == bytes([PLAIN]) + chunk
+            packed = await ask(PACKED, ANY_FORM.pack(index.digest, 0, 0xFF))
+            assert len(packed) < 0.9 * len(chunk)
+            assert from_form(packed, len(chunk)) == chunk
+
+    run_lab(terms("sparseloco"), script, schema=one_tensor(NUMEL // 8), spread=0.02)
+
+
+async def fall_behind(lab, rounds: int):
+    """The last member misses some rounds, then nobody trains any more."""
+    away, others = lab.members[-1], lab.members[:-1]
+    for member in others:
+        lab.network.cut(away.signer.peer, member.signer.peer)
+    goal = away.rounds + rounds
+    await lab.until(lambda: all(member.rounds >= goal for member in others))
+    for member in lab.members:
+        member.idle = True
+    await trio.sleep(5.0)
+    return away, others
+
+
+async def come_back(lab, away, others) -> int:
+    """Bytes it took until it stood where the others do."""
+    before = away.transport.traffic.total.received + away.transport.traffic.total.sent
+    for member in others:
+        lab.network.heal(away.signer.peer, member.signer.peer)
+    await lab.until(lambda: away.node.driver.head.hash == others[0].node.driver.head.hash)
+    await trio.sleep(10.0)  # whatever it goes on fetching counts
+    lab.check_equal()
+    return away.transport.traffic.total.received + away.transport.traffic.total.sent - before
+
+
+def test_a_peer_five_rounds_behind_catches_up_for_a_twentieth_of_a_snapshot(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        away, others = await fall_behind(lab, 5)
+        assert others[0].rounds - away.rounds >= 5
+        assert await come_back(lab, away, others) <= 0.05 * 4 * NUMEL // 2
+        assert not any(event == "resynced" for event, _ in away.events)
+
+    run_lab(terms("sparseloco", lease=20.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 2))
+
+
+def test_a_snapshot_is_fetched_when_replaying_would_cost_more(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        away, others = await fall_behind(lab, 20)
+        state = away.node.driver.state
+        state.inbox.plans[state.head.round + 1, 0] = ()  # of the round that it missed first
+        book, plans = state.on_update, []
+
+        def booked(update):
+            if update.record is None:
+                plans.append(list(state.inbox.plans))
+            book(update)
+
+        state.on_update = booked
+        assert await come_back(lab, away, others) <= 1.5 * 2 * 4 * 6 * 4096
+        assert any(event == "resynced" for event, _ in away.events)
+        assert plans == [[]], "what the past had is kept after the snapshot was taken over"
+
+    run_lab(terms("diloco", shrink_after=600.0), script, schema=one_tensor(6 * 4096))
+
+
+def test_a_snapshot_is_fetched_when_the_frames_to_replay_are_nowhere_any_more(run_lab, terms):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        away, others = await fall_behind(lab, 3)
+        for member in others:
+            member.node.driver.state.store.forget_before(10**6)
+        await come_back(lab, away, others)
+        assert any(event == "resynced" for event, _ in away.events)
+
+    run_lab(terms("sparseloco", shrink_after=600.0), script)
+
+
+def test_a_join_that_is_cut_off_goes_on_where_it_was(run_lab, terms):
+    async def script(lab):
+        donor = lab.add()
+        await lab.rounds(1)
+        donor.idle = True
+        await trio.sleep(2 * lab.step)
+        joiner = lab.add()
+        lab.network.set_uplink(donor.signer.peer, 1.6 * MBIT)
+        await trio.sleep(6.0)  # more than half of it
+        lab.network.cut(donor.signer.peer, joiner.signer.peer)
+        await trio.sleep(2.0)
+        assert not joiner.node.ready.is_set()
+        assert any(event == "sync_failed" for event, _ in joiner.events)
+        lab.network.heal(donor.signer.peer, joiner.signer.peer)
+        await lab.until(lambda: joiner.node.ready.is_set())
+        assert joiner.transport.traffic.total.received <= 1.2 * NUMEL
+
+    run_lab(terms("sparseloco", lease=12.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 4), spread=0.02)
+
+
+def test_the_longer_of_two_branches_fetches_nothing_of_the_shorter(run_lab, terms):
+    async def script(lab):
+        shorter = lab.add()
+        longer = lab.add(founder=True)
+        lab.network.cut(shorter.signer.peer, longer.signer.peer)
+        await lab.until(lambda: shorter.rounds >= 2)
+        shorter.idle = True
+        await lab.until(lambda: longer.rounds >= shorter.rounds + 3)
+        longer.idle = True
+        await trio.sleep(2.0)
+        before = longer.transport.traffic.total.received
+        lab.network.heal(shorter.signer.peer, longer.signer.peer)
+        longer.node.driver.state.catch_up.ask(shorter.signer.peer)
+        await trio.sleep(2.0)
+        assert longer.transport.traffic.total.received - before <= 0.1 * NUMEL
+        await lab.until(lambda: shorter.node.replica.digest == longer.node.replica.digest)
+        assert any(event == "resynced" for event, _ in shorter.events)
+
+    run_lab(terms("sparseloco"), script, schema=one_tensor(NUMEL // 4))
+
+
+def test_a_commit_that_came_by_itself_while_it_was_asked_for_leaves_no_plan_behind(run_lab, terms):
+    async def script(lab):
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        one, other = (member.node for member in lab.members)
+        commits = list(other.driver.machine.state.recent.values())
+        assert any(commit.record.contributors for commit in commits)
+        assert await one.catch_up._replayed(other.driver.me, commits)
+        assert [round_ for round_, _ in one.driver.state.inbox.plans if round_ <= one.driver.head.round] == []
+
+    run_lab(terms("diloco"), script)

@@ -1,0 +1,171 @@
+"""Two branches of one run: which one wins, what becomes of the other's progress, and that both are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from decentral.consensus.collection import references
+from decentral.consensus.history import Branch
+from decentral.wire.keys import peer_name
+from tests.lab.learners import Learner, accounted_for, given_by
+from tests.lab.nodes import tiny_model
+
+DENSE = {"chain": "none", "feedback": "none"}
+SPARSE = {"chain": "topk(k=64, chunk=4096)", "feedback": "ef(beta=1.0)"}
+
+
+def exact_terms(terms, compressor, exchange: str = "gather"):
+    """Terms under which every number of a run is a whole one, so that equality is exact."""
+    manifest = terms("sparseloco", lease=2.0, shrink_after=4.0)
+    return manifest.changed(
+        compressor=compressor,
+        outer={"learning_rate": 1.0, "norm_clip": None},
+        exchange={"kind": exchange},
+        inner={"steps": 4},
+    )
+
+
+def weight(members) -> int:
+    return max(member.node.driver.head.tokens for member in members)
+
+
+async def partition(lab, kinds, split: int, winner: str):
+    """A swarm that was cut in two until both sides have committed alone and the winner's chain is the heavier one."""
+    for kind in kinds:
+        lab.add(kind=kind)
+    await lab.all_members()
+    await lab.rounds(2)
+    few, many = lab.members[:split], lab.members[split:]
+    lab.cut(few, many)
+    fork = max(member.rounds for member in lab.members)
+    won, lost = (many, few) if winner == "many" else (few, many)
+    assert not lab.members[0].node.driver.given_up
+    await lab.until(lambda: all(m.rounds >= fork + 2 for m in lab.members) and weight(won) > 1.2 * weight(lost))
+    check_shrunk(few, many)
+    lab.heal(few, many)
+    return won, lost
+
+
+def check_shrunk(few, many):
+    """The smaller side says that it gave up a majority, in its chain as in its events; the larger side did not."""
+    assert not any(member.happened("shrunk") or member.node.driver.given_up for member in many)
+    gone = {member.signer.peer for member in many}
+    for member in few:
+        (shrunk,) = member.happened("shrunk")
+        assert set(shrunk["given_up"]) == {peer_name(peer) for peer in gone}
+        assert member.node.driver.given_up == gone
+        dropped = [set(c.record.members) - set(c.record.next_members) for c in member.log]
+        assert gone in dropped, "recorded in the chain"
+
+
+async def settle(lab):
+    """One chain, everybody in it, nobody training, nothing in flight."""
+    await lab.all_members()
+    await lab.rounds(2)
+    for member in lab.members:
+        member.idle = True
+    await lab.until(lambda: all(m.node.driver.pending is None for m in lab.members))
+    await lab.until(lambda: len({m.node.driver.head.hash for m in lab.members}) == 1)
+    await lab.until(lambda: all(m.is_up_to_date for m in lab.members))
+
+
+class Heavy(Learner):
+    tokens = 50
+
+
+def check_progress(lab, chain):
+    """Every inner step of every peer is in the anchor once, or its peer's to give: in its debt or its live model."""
+    assert not any(member.node.driver.given_up for member in lab.members), "healed: nobody is given up any more"
+    assert len({member.node.replica.digest for member in lab.members}) == 1
+    for member in lab.members:
+        found = accounted_for(member, given_by(member, chain))
+        torch.testing.assert_close(found, member.moved[0], rtol=0, atol=1.0, msg="progress was lost or counted twice")
+
+
+@pytest.mark.parametrize(("compressor", "winner"), [(SPARSE, "many"), (DENSE, "few")])
+def test_after_a_partition_the_chain_with_more_tokens_wins_and_no_progress_is_lost(run_lab, terms, compressor, winner):
+    async def script(lab):
+        few = Heavy if winner == "few" else Learner
+        won, lost = await partition(lab, [few] * 2 + [Learner] * 3, 2, winner)
+        await settle(lab)
+        assert not any(member.happened("healed") for member in won)
+        for member in lost:
+            (healed,) = member.happened("healed")
+            assert healed["given_up"] >= healed["kept"] >= 2
+            assert healed["steps"] == 4 * healed["kept"]
+        check_progress(lab, won[0].log)
+
+    run_lab(exact_terms(terms, compressor), script, make_model=tiny_model)
+
+
+def test_what_a_peer_gave_to_reduced_rounds_survives_as_well(run_lab, terms):
+    async def script(lab):
+        won, lost = await partition(lab, [Learner] * 3, 1, "many")
+        await settle(lab)
+        assert [healed["kept"] >= 2 for healed in lost[0].happened("healed")] == [True]
+        check_progress(lab, won[0].log)
+
+    run_lab(exact_terms(terms, DENSE, "reduce"), script, make_model=tiny_model)
+
+
+def test_a_branch_that_took_the_contribution_in_flight_is_booked_as_its_commit_would_have_been(run_lab, terms):
+    """What was sent of the debt was taken from the progress: the sum was right, until a crash dropped one of them."""
+
+    async def script(lab):
+        member, other = lab.add(), lab.add()
+        other.idle = True  # its offer is waited for
+        await lab.until(lambda: member.node.driver.pending is not None and len(member.node.driver.head.members) == 2)
+        driver, pending, debt_N = (
+            member.node.driver,
+            member.node.driver.pending,
+            torch.ones(lab.schema.fragments[0].numel),
+        )
+        driver.state.replica.feedback[0] = {"debt": debt_N}
+        mine = next(iter(references([driver.me], driver.machine.state.round.offers)))
+        newest = driver.machine.state.recent[driver.head.round].record
+        record = replace(newest, **following(driver.head), frames=(mine,))
+        head = replace(driver.head.extended(record), anchor=driver.head.anchor)
+        before_N, seen = driver.state.replica.anchors[0], len(member.all_updates)
+        await driver.bookkeeping.adopt(head, {}, Branch(driver.head, (head,), (record,)))
+        assert torch.equal(driver.state.replica.feedback[0]["debt"], pending.encoded.feedback["debt"])
+        assert torch.equal(member.all_updates[seen].before_N, before_N - pending.gradient_N)
+
+    run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
+
+
+def test_what_was_reclaimed_from_a_branch_is_dropped_when_that_branch_may_have_come_back(run_lab, terms):
+    """It was owed again, and then moved the anchor a second time: the branch went on elsewhere and grew heavier."""
+
+    async def script(lab):
+        member = lab.add()
+        lab.add()
+        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.state.contributed > 2)
+        driver = member.node.driver
+        start = driver.machine.state.history.newest_of(reversed(driver.machine.state.history.locator()))
+        heavier = replace(driver.head, round=driver.head.round + 1, tokens=driver.head.tokens + 1, hash=b"b" * 32)
+        driver.state.pending = None
+        await driver.bookkeeping.adopt(heavier, {}, Branch(start, (heavier,)))
+        assert member.all_updates[-1].owed_steps > 0
+        driver.state.pending = None
+        heaviest = replace(heavier, round=heavier.round + 1, tokens=heavier.tokens + 1, hash=b"c" * 32)
+        await driver.bookkeeping.adopt(heaviest, {}, Branch(None))
+        assert torch.equal(member.all_updates[-1].taken_N, torch.ones(lab.schema.fragments[0].numel, dtype=torch.bool))
+
+    run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
+
+
+def following(head) -> dict[str, object]:
+    """What a record after ``head`` says of where it stands."""
+    return {
+        "epoch": head.epoch,
+        "round": head.round + 1,
+        "outer_step": head.outer_step,
+        "previous": head.hash,
+        "base": head.anchor,
+        "members": head.members,
+        "next_members": head.members,
+        "fragment": head.fragment(1),
+    }

@@ -1,0 +1,109 @@
+"""Three peers that really train, one of them at a learning rate of 0.5: it is named, and a clipped run bears it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from decentral.wire.keys import peer_name
+from tests.lab.learners import Learner
+from tests.lab.nodes import Lab
+
+WIDE = 128  # so that each of three owns a part of a reduce: they are cut at multiples of 4096
+GOAL = 0.2 * torch.randn(WIDE, WIDE, generator=torch.Generator().manual_seed(3))
+
+
+def samples(generator: torch.Generator, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(count, WIDE, generator=generator)
+    return inputs, inputs @ GOAL.T + torch.randn(count, WIDE, generator=generator)
+
+
+class Student(Learner):
+    """Least squares with AdamW, on data of its own."""
+
+    rate = 0.01
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        self.parameters = self.model.trained
+        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=self.rate, weight_decay=0.0)
+
+    def step(self) -> None:
+        inputs, wanted = samples(self.generator, 32)
+        loss = (torch.nn.functional.linear(inputs, *self.parameters.values()) - wanted).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.schedule.stepped()
+
+    def loss(self) -> float:
+        """Of the anchor; 1 is what the noise leaves."""
+        inputs, wanted = samples(torch.Generator().manual_seed(99), 2000)
+        weight_N = self.node.replica.anchors[0]
+        weight, bias = weight_N[: WIDE * WIDE].view(WIDE, WIDE), weight_N[WIDE * WIDE :]
+        return float((torch.nn.functional.linear(inputs, weight, bias) - wanted).square().mean())
+
+
+class Wrong(Student):
+    rate = 0.5
+
+
+def model() -> torch.nn.Module:
+    layer = torch.nn.Linear(WIDE, WIDE)
+    for parameter in layer.parameters():
+        torch.nn.init.zeros_(parameter)
+    return layer
+
+
+def run(run_lab: Any, terms: Any, preset: str, kinds: list[type[Student]], clip: str | None) -> list[Student]:
+    seen: list[Student] = []
+
+    async def script(lab: Lab) -> None:
+        for kind in kinds:
+            lab.add(kind=kind)
+        await lab.all_members()
+        await lab.rounds(30)
+        lab.check_equal()
+        seen.extend(lab.members)
+
+    manifest = terms(preset).changed(outer={"norm_clip": clip}, compressor={"chain": "none", "feedback": "none"})
+    run_lab(manifest, script, make_model=model)
+    return seen
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+def test_a_wrong_learning_rate_is_named_by_every_peer_and_clipped_costs_less_than_a_tenth(run_lab, terms, preset):
+    clean = run(run_lab, terms, preset, [Student, Student, Student], None)[0]
+    clipped = run(run_lab, terms, preset, [Student, Student, Wrong], "median")
+    ruined = run(run_lab, terms, preset, [Student, Student, Wrong], None)[0]
+    assert not clean.happened("outlier")
+    for student in clipped:
+        told = student.happened("outlier")
+        assert {event["peer"] for event in told} == {peer_name(clipped[2].signer.peer)}
+        assert told[0]["times"] > 4
+        rounds = [event["round"] for event in told]
+        assert all(later - earlier >= 20 for earlier, later in pairwise(rounds))
+    assert clipped[0].loss() < 1.1 * clean.loss()
+    assert ruined.loss() > 1.5 * clean.loss()
+
+
+class Twin(Student):
+    """Draws what every other one of its kind draws."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        self.generator = torch.Generator().manual_seed(7)
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+def test_two_peers_with_the_same_data_order_are_named_by_every_peer(run_lab, terms, preset):
+    students = run(run_lab, terms, preset, [Student, Twin, Twin], None)
+    names = sorted(peer_name(student.signer.peer) for student in students[1:])
+    for student in students:
+        told = student.happened("twins")
+        assert [sorted(event["peers"]) for event in told] == [names] * len(told)
+        assert told[0]["cosine"] > 0.99
+        assert told[0]["round"] <= 12

@@ -1,0 +1,25 @@
+"""Slices of a reduce as its owners find them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from decentral.replica.buffers import NO_TAIL
+from decentral.replica.contribution import Contribution
+from decentral.rounds.slices import Slices
+from decentral.wire.messages import ReducePlan
+from tests.replica.test_owing import SIGNERS, START, A, B, contributor, sparse_replica
+
+
+def test_a_slice_that_was_being_decoded_when_its_round_ended_is_none_of_the_next_rounds():
+    """Plans are numbered anew in every round: a peer's old slice would stand for the one that is still to come."""
+    plan = ReducePlan(0, 1, 0, 0, (contributor(A), contributor(B)), ((A, 0, 4), (B, 4, 8)))
+    made = Contribution(0, START.hash, torch.zeros(8), torch.ones(8), 1, 1)
+    frame = made.slice_frame(0, plan, START, sparse_replica(), SIGNERS[1])
+    slices = Slices(NO_TAIL)
+    slices.forget()  # the round is over
+    slices.add(frame, torch.ones(4))
+    assert list(slices.of(plan, 0)[0]) == [B]
+    assert slices.of(replace(plan, round=2), 0) == ({}, {})

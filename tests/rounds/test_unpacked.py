@@ -1,0 +1,80 @@
+"""What gathered frames hold is kept within its bound, and never longer than their rounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from decentral.compressors import parse_compressor
+from decentral.errors import PayloadError
+from decentral.replica.codec import Codec
+from decentral.replica.unpacked import Unpacked
+from decentral.rounds.inbox import Inbox
+from decentral.wire.frames import Frame, FrameKind, seal
+from decentral.wire.keys import Signer
+from tests.corpus.builders import header
+from tests.fuzz.targets import HEAD, SCHEMA, SIGNERS
+
+CODEC = Codec(parse_compressor("none"))
+SHAPES = SCHEMA.fragments[0].shapes
+NBYTES = 4 * SCHEMA.fragments[0].numel  # what a frame of no compression holds
+HONEST = torch.ones(SCHEMA.fragments[0].numel)
+
+
+def sent(signer: Signer = SIGNERS[0], change_N: torch.Tensor = HONEST, ahead: int = 0, **fields: object) -> Frame:
+    made = header(**fields)
+    body = CODEC.encode(change_N, {}, SHAPES).body
+    return seal(replace(made, sender=signer.peer, round=made.round + ahead), body, signer)
+
+
+def kept(unpacked: Unpacked, *frames: Frame) -> list[bool]:
+    return [unpacked.get(frame) is not None for frame in frames]
+
+
+def taken(unpacked: Unpacked, *frames: Frame) -> list[bool]:
+    inbox = Inbox(SCHEMA, CODEC, CODEC, unpacked=unpacked)
+    for frame in frames:
+        assert inbox.check(frame.data, HEAD)[1] is None
+    return kept(unpacked, *frames)
+
+
+def test_what_finds_no_room_is_not_kept_and_what_is_there_stays():
+    unpacked = Unpacked(2 * NBYTES)
+    assert taken(unpacked, *(sent(signer) for signer in SIGNERS[:3])) == [True, True, False]
+    assert unpacked.nbytes == 2 * NBYTES
+
+
+def test_a_frame_of_a_later_round_takes_the_room_of_earlier_ones_and_never_the_other_way():
+    unpacked = Unpacked(2 * NBYTES)
+    frames = [sent(SIGNERS[0]), sent(SIGNERS[1]), sent(SIGNERS[0], ahead=1), sent(SIGNERS[2])]
+    *earlier, later, refused = taken(unpacked, *frames)
+    assert (sorted(earlier), later, refused) == ([False, True], True, False)
+    unpacked.forget_before(frames[2].header.round)
+    assert kept(unpacked, *frames) == [False, False, True, False]
+    unpacked.forget_before(frames[2].header.round + 1)
+    assert unpacked.nbytes == 0
+
+
+def test_a_sender_has_the_room_of_one_frame_a_round_however_many_it_sends():
+    unpacked = Unpacked(1 << 20)
+    assert taken(unpacked, *(sent(change_N=HONEST * n) for n in (1, 2, 3))) == [False, False, True]
+    assert unpacked.nbytes == NBYTES
+
+
+def test_a_stranger_is_checked_and_takes_no_room():
+    unpacked = Unpacked(1 << 20)
+    assert taken(unpacked, sent(Signer(bytes([77]) * 32))) == [False]
+
+
+@pytest.mark.parametrize("kind", [FrameKind.CONTRIBUTION, FrameKind.MERGE])
+def test_of_a_refused_frame_nothing_is_kept(kind):
+    unpacked, good = Unpacked(1 << 20), sent(kind=kind)
+    nan = bytes(CODEC.encode(HONEST, {}, SHAPES).body).replace(b"\x80?", b"\xc0\x7f")
+    bad = seal(good.header, nan, SIGNERS[0])
+    with pytest.raises(PayloadError):
+        taken(unpacked, bad)
+    assert kept(unpacked, bad) == [False]
+    assert unpacked.nbytes == 0
+    assert taken(unpacked, good) == [True]

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import queue
+
+import pytest
+import torch
+
+from decentral.rounds.updates import CommittedUpdate
+from decentral.training.swarm.backlog import LIMIT, Backlog
+
+
+def update(number: int, *, fragment: int = 0, at: int = 0, moves: bool = True) -> CommittedUpdate:
+    before, after = (torch.tensor([float(at)]), torch.tensor([at + 1.0])) if moves else (None, None)
+    return CommittedUpdate(None, bytes([number % 256]) * 32, fragment, before, after, None)
+
+
+def test_advances_come_out_in_the_order_of_the_commits():
+    backlog = Backlog()
+    for number in range(5):
+        backlog.put(update(number))
+    assert [backlog.get().head[0] for _ in range(5)] == list(range(5))
+    with pytest.raises(queue.Empty):
+        backlog.get()
+
+
+def test_a_training_loop_that_stands_still_keeps_a_bounded_backlog_that_adds_up_to_the_same_move():
+    backlog = Backlog()
+    for number in range(300):
+        backlog.put(update(number, fragment=number % 2, at=number // 2))
+    assert len(backlog) <= LIMIT
+    moved = {0: 0.0, 1: 0.0}
+    last = b""
+    while not backlog.empty():
+        taken = backlog.get()
+        moved[taken.fragment] += float(taken.after_N - taken.before_N)
+        last = taken.head
+    assert moved == {0: 150.0, 1: 150.0}
+    assert last == bytes([299 % 256]) * 32
+
+
+def test_commits_that_only_change_the_membership_do_not_pile_up_either():
+    backlog = Backlog()
+    for number in range(300):
+        backlog.put(update(number, moves=False))
+    assert len(backlog) <= LIMIT
+
+
+def test_folding_over_a_branch_that_was_given_up_keeps_what_is_owed_since():
+    backlog = Backlog()
+    for number in range(LIMIT):
+        backlog.put(update(number, at=number))
+    owed = CommittedUpdate(
+        None, b"h" * 32, 0, torch.tensor([LIMIT - 0.0 + 40.0]), torch.tensor([-7.0]), None, owed_steps=12
+    )
+    backlog.put(owed)
+    live = torch.tensor([100.0])
+    steps = 0
+    while not backlog.empty():
+        taken = backlog.get()
+        live += taken.after_N - taken.before_N
+        steps += taken.owed_steps
+    assert live == 100.0 - 7.0 - 40.0
+    assert steps == 12

@@ -1,0 +1,87 @@
+"""The one outer loop, beside a node on its event loop and across threads."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from decentral.replica.contribution import Contribution
+from decentral.training.absence import Away
+from decentral.training.swarm.side import run_blocking
+from decentral.training.sync_schedule import SyncSchedule
+from tests.lab.learners import Learner
+from tests.lab.nodes import Lab, tiny_model
+from tests.rounds.test_healing import DENSE, exact_terms
+
+
+def test_a_coroutine_that_would_suspend_a_thread_is_an_error_and_not_a_loop_that_stands_still() -> None:
+    async def blocks() -> int:
+        return 7
+
+    async def suspends() -> None:
+        await asyncio.sleep(0)
+
+    assert run_blocking(blocks()) == 7
+    with pytest.raises(AssertionError, match="nobody would ever go on with it"):
+        run_blocking(suspends())
+
+
+class Overlapping(Learner):
+    """Trains on while its contribution is on its way."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        self.schedule = SyncSchedule(self.interval, 1, self.node.replica.method, bytes(32))
+
+
+def test_a_contribution_that_is_refused_while_training_goes_on_is_withdrawn(run_lab: Any, terms: Any) -> None:
+    async def script(lab: Lab) -> None:
+        member = lab.add(kind=Overlapping)
+        await lab.rounds(2)
+        driver, refused = member.node.driver, list[Contribution]()
+        contribute = driver.contribute
+
+        async def refuse(contribution: Contribution) -> bool:
+            refused.append(contribution)
+            driver.contribute = contribute  # type: ignore[method-assign]
+            return False
+
+        driver.contribute = refuse  # type: ignore[method-assign]
+        await lab.rounds(2)
+        assert len(refused) == 1
+
+    run_lab(exact_terms(terms, DENSE), script, make_model=tiny_model)
+
+
+class Debtor(Learner):
+    """Keeps what it is told."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        self.told: list[Away] = []
+
+    def away(self, away: Away) -> None:
+        super().away(away)
+        self.told.append(away)
+
+
+def test_who_starts_over_is_told_of_its_debt_with_its_progress(run_lab: Any, terms: Any) -> None:
+    async def script(lab: Lab) -> None:
+        member = lab.add(kind=Debtor)
+        await lab.rounds(2)
+        member.idle = True
+        await lab.until(lambda: member.is_up_to_date and member.node.driver.pending is None)
+        debt_N = torch.full_like(member.moved[0], 7.0)
+        member.node.replica.feedback[0] = {"debt": debt_N}
+        ahead_N = member.node.replica.anchors[0] - member.model.read(0)
+        member.schedule.progress[0].missed, member.schedule.progress[0].steps = 100, 100
+        member.schedule.since = member.interval
+        member.idle = False
+        member.step = lambda: None  # it learns nothing more
+        await lab.until(lambda: bool(member.told))
+        assert torch.equal(member.told[0].dropped_N, ahead_N + debt_N)
+
+    run_lab(exact_terms(terms, DENSE), script, make_model=tiny_model)

@@ -1,0 +1,38 @@
+"""What a peer says of itself while its training thread waits."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from decentral.peer.status import state_of
+from decentral.training.reporting import NOTABLE_WAIT, Reporter
+
+
+def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -> None:
+    clock = [100.0]
+    directory, ready = SimpleNamespace(live=lambda: {b"other": None}), SimpleNamespace(is_set=lambda: True)
+    node = SimpleNamespace(state="training", resting=False, ready=ready, directory=directory)
+    reporter = Reporter(lambda kind, fields: None, b"me", lambda: clock[0])
+    shown: Any = SimpleNamespace(done=False, paused=False, node=node, counted=reporter)
+    reporter.waits(True)
+    assert state_of(shown) == "training"
+    clock[0] += NOTABLE_WAIT + 0.1
+    assert state_of(shown) == "waiting"
+    reporter.waits(False)
+    assert state_of(shown) == "training"
+    assert reporter.waited == pytest.approx(NOTABLE_WAIT + 0.1)
+
+
+def test_rounds_that_ended_while_a_peer_was_away_are_none_that_it_missed() -> None:
+    reporter = Reporter(lambda kind, fields: None, b"me", lambda: 0.0)
+    for members, contributed in ([(b"other",), False], [(b"me", b"other"), False], [(b"me", b"other"), True]):
+        reporter.round_ended(update(members, contributed))
+    assert reporter.outcomes == [False, True]
+
+
+def update(members: tuple[bytes, ...], contributed: bool) -> Any:
+    frames = (SimpleNamespace(peer=bytes(32)),)
+    where = {"round": 1, "epoch": 0, "outer_step": 0, "fragment": 0, "final": False, "hash": b""}
+    record = SimpleNamespace(**where, frames=frames, contributors=(), members=members, next_members=())
+    return SimpleNamespace(record=record, fragment=0, contribution=object() if contributed else None, anchor=b"")

@@ -1,0 +1,43 @@
+"""The swarm's thread beside whatever the training side does with its process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import anyio
+import pytest
+
+from decentral.swarm.identity import Identity
+from decentral.training.swarm.thread import SwarmThread
+from decentral.transport.daemon.transport import DaemonTransport
+
+
+class Idle:
+    """A node that only exists."""
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        task_status.started()
+        await anyio.sleep_forever()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGCHLD, and no daemon")
+def test_the_end_of_the_daemon_is_seen_though_the_training_side_handles_its_own_childrens(tmp_path):
+    """As torch's DataLoader does once it has workers: its handler takes the place of a loop's own."""
+    transport = DaemonTransport(Identity.load_or_create(tmp_path / "key"), listen=("/ip4/127.0.0.1/tcp/0",))
+    swarm = SwarmThread(transport, lambda update: Idle())
+
+    async def until_restarted() -> None:
+        with anyio.fail_after(30):
+            await transport.until_restarted(1)
+
+    swarm.start()
+    before = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    try:
+        os.kill(transport.daemon_pid, signal.SIGKILL)
+        swarm.call(until_restarted)
+        assert transport.starts == 2
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        swarm.stop(politely=False)

@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.streaming import StreamingDiLoCo
+from decentral.replica.contribution import Contribution
+from decentral.rounds.updates import CommittedUpdate
+from decentral.training.live_model import LiveModel
+from decentral.training.sync_schedule import SyncSchedule
+from decentral.wire.messages import FrameRef, Record
+
+PEER = b"p" * 32
+
+
+def record(*, frames: bool = True, round_: int = 1) -> Record:
+    refs = (FrameRef(PEER, bytes(32), 0, 1, 1),) if frames else ()
+    zero = bytes(32)
+    return Record(zero, 0, round_, 0, 0, 0, zero, zero, (PEER,), refs, (), (), (PEER,), False)
+
+
+@pytest.fixture
+def model() -> LiveModel:
+    module = torch.nn.Linear(3, 2)
+    return LiveModel(module, 1, None)
+
+
+def schedule(overlap: int = 0, alpha: float | None = None) -> SyncSchedule:
+    method = DiLoCo() if alpha is None else StreamingDiLoCo(alpha=alpha)
+    return SyncSchedule(interval=4, overlap=overlap, method=method, seen=bytes(32))
+
+
+def contribution(local: torch.Tensor) -> Contribution:
+    return Contribution(0, bytes(32), local, torch.zeros_like(local), 4, 4, trained=4)
+
+
+def send(pace: SyncSchedule, model: LiveModel) -> Contribution:
+    made = pace.take(model, 0, torch.zeros(8), bytes(32), 1, outer_step=0)
+    assert made is not None
+    return made
+
+
+def step(pace: SyncSchedule, times: int) -> None:
+    for _ in range(times):
+        pace.stepped()
+
+
+def test_a_fragment_is_due_every_interval_and_not_while_one_is_in_flight(model):
+    pace = schedule()
+    step(pace, 3)
+    assert not pace.due
+    step(pace, 1)
+    assert pace.due
+    send(pace, model)
+    step(pace, 10)
+    assert not pace.due
+
+
+def test_a_named_contribution_without_overlap_leaves_exactly_the_anchor(model):
+    pace = schedule()
+    step(pace, 4)
+    local = model.read(0)
+    send(pace, model)
+    after = torch.arange(8.0)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), after, contribution(local)), model)
+    assert torch.equal(model.read(0), after)
+    assert pace.since == 0
+    assert pace.seen == b"1" * 32
+
+
+def test_steps_made_while_the_round_was_in_flight_are_carried(model):
+    pace = schedule(overlap=2)
+    local = model.read(0)
+    step(pace, 4)
+    send(pace, model)
+    step(pace, 2)
+    model.write(0, local + 1.0)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), torch.arange(8.0), contribution(local)), model)
+    torch.testing.assert_close(model.read(0), torch.arange(8.0) + 1.0)
+    assert pace.since == 2
+
+
+def test_our_own_commit_waits_for_the_overlap_and_others_do_not(model):
+    pace = schedule(overlap=3)
+    step(pace, 4)
+    send(pace, model)
+    pace.waiting.append(
+        CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(model.read(0)))
+    )
+    step(pace, 2)
+    assert pace.mergeable() is None
+    step(pace, 1)
+    assert pace.mergeable() is not None
+    pace.waiting.append(CommittedUpdate(record(), b"2" * 32, 0, torch.zeros(8), torch.ones(8), None))
+    assert pace.mergeable() is not None
+
+
+def test_a_commit_that_passes_us_by_keeps_our_progress_and_leaves_it_due(model):
+    pace = schedule()
+    step(pace, 4)
+    before, live = torch.zeros(8), model.read(0)
+    send(pace, model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, before, torch.ones(8), None), model)
+    torch.testing.assert_close(model.read(0) - torch.ones(8), live - before)
+    assert pace.since == 4
+    assert pace.due
+
+
+def test_streaming_mixes_local_and_anchor_by_alpha(model):
+    pace = schedule(overlap=1, alpha=0.25)
+    step(pace, 4)
+    local = model.read(0)
+    send(pace, model)
+    step(pace, 1)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(local)), model)
+    torch.testing.assert_close(model.read(0), 0.25 * local + 0.75)
+
+
+def test_a_record_that_only_changes_the_membership_moves_no_parameter(model):
+    pace = schedule()
+    live = model.read(0)
+    assert not pace.merge(CommittedUpdate(record(frames=False), b"3" * 32, 0, None, None, None), model)
+    assert torch.equal(model.read(0), live)
+    assert pace.seen == b"3" * 32
+
+
+def test_rounds_that_were_given_up_are_due_again_as_steps_and_as_progress(model):
+    pace = schedule()
+    step(pace, 1)
+    before, live, owed = torch.zeros(8), model.read(0), torch.full((8,), 5.0)
+    assert pace.merge(CommittedUpdate(None, b"4" * 32, 0, before + owed, torch.ones(8), None, owed_steps=8), model)
+    torch.testing.assert_close(model.read(0), torch.ones(8) + live - owed)
+    assert pace.since == 9
+    assert pace.due
+
+
+def test_the_deadline_makes_a_slow_peer_contribute_what_it_has_but_never_twice_and_never_nothing(model):
+    pace = schedule()
+    soon = (pace.seen, 1.0)
+    assert not pace.due_early(soon, 2.0), "not one inner step yet"
+    step(pace, 1)
+    assert not pace.due
+    assert not pace.due_early(None, 2.0)
+    assert not pace.due_early((b"n" * 32, 1.0), 2.0), "a round that is not merged here yet"
+    assert not pace.due_early(soon, 0.5), "there is time for another step"
+    assert pace.due_early(soon, 2.0)
+    send(pace, model)
+    assert not pace.due_early(soon, 2.0)
+
+
+def test_fewer_steps_are_accounted_for_by_the_commit_that_names_them(model):
+    pace = schedule()
+    step(pace, 2)
+    local = model.read(0)
+    send(pace, model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(local)), model)
+    assert pace.since == 0
+    assert not pace.due
+
+
+class Halves:
+    """A model in bfloat16, as one flat fragment."""
+
+    def __init__(self, wanted: torch.Tensor) -> None:
+        self.live = wanted.to(torch.bfloat16)
+
+    def read(self, fragment: int) -> torch.Tensor:
+        return self.live.float()
+
+    def write(self, fragment: int, flat_N: torch.Tensor) -> None:
+        self.live = flat_N.to(torch.bfloat16)
+
+    def keeps(self, fragment: int) -> bool:
+        return False
+
+
+def test_the_rounding_of_a_model_in_bfloat16_is_no_progress():
+    anchor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    pace, model = schedule(), Halves(anchor)
+    pace.put(model, 0, anchor)
+    step(pace, 4)
+    assert not torch.equal(model.read(0), anchor)
+    made = pace.take(model, 0, anchor, bytes(32), 1, outer_step=0)
+    assert made is not None
+    assert not made.gradient_N.any()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_progress_in_bfloat16_is_what_was_learnt_whether_a_commit_takes_it_or_passes_it_by(named: bool):
+    generator = torch.Generator().manual_seed(0)
+    anchor, after = (torch.randn(1000, generator=generator) for _ in range(2))
+    pace, model = schedule(), Halves(anchor)
+    pace.put(model, 0, anchor)
+    learnt = torch.full((1000,), 0.5)
+    model.write(0, model.read(0) - learnt)
+    step(pace, 4)
+    moved = pace.gradient(0, anchor, model.read(0))
+    made = pace.take(model, 0, anchor, bytes(32), 1, outer_step=0) if named else None
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, anchor, after, made), model)
+    left = pace.gradient(0, after, model.read(0))
+    torch.testing.assert_close(left, torch.zeros(1000) if named else moved, rtol=0, atol=1e-6)
+
+
+def test_a_restart_goes_on_with_the_count_and_the_rounding(model):
+    anchor, halves = torch.randn(8, generator=torch.Generator().manual_seed(0)), Halves(torch.zeros(8))
+    pace = schedule()
+    pace.put(halves, 0, anchor)
+    step(pace, 3)
+    moved = pace.gradient(0, anchor, halves.read(0))
+    again = schedule()
+    again.resume(halves, {"anchor/0": anchor, **pace.roundings()}, pace.memory(), [anchor + 1.0], outer_steps=1)
+    torch.testing.assert_close(again.gradient(0, anchor + 1.0, halves.read(0)), moved, rtol=0, atol=1e-6)
+    assert (again.since, again.progress[0].steps, again.progress[0].missed) == (3, 3, 1)
+
+
+def test_tokens_are_counted_for_the_steps_behind_a_fragment_and_steps_since_the_last_contribution(model):
+    pace = SyncSchedule(interval=4, overlap=0, method=DiLoCo(), seen=bytes(32), num_fragments=2)
+    zeros = torch.zeros(8)
+    for turn in range(4):
+        step(pace, 4)
+        made = pace.take(model, 0, zeros, bytes(32), 10, outer_step=0)
+        assert made is not None
+        assert (made.steps, made.tokens) == (4, 40 if turn == 0 else 80), "8 steps lie between two rounds of a fragment"
+        pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
+        step(pace, 4)
+        pace.since = 0  # the other fragment's turn, taken alike
+
+
+def test_a_peer_that_was_held_back_for_a_round_sends_no_more_than_one_although_no_round_passed_it_by(model):
+    pace, zeros = schedule(), torch.zeros(8)
+    step(pace, 12)
+    moved = pace.gradient(0, zeros, model.read(0))
+    made = pace.take(model, 0, zeros, bytes(32), 10, outer_step=0)
+    assert made is not None
+    torch.testing.assert_close(made.gradient_N, moved / 3)
+    assert made.tokens == 40
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
+    (away,) = pace.given_up
+    torch.testing.assert_close(away.dropped_N, moved - made.gradient_N)
+    assert (away.steps, away.counted) == (12, 4)
+    assert torch.equal(model.read(0), zeros), "what is not sent is given up, not carried"
+
+
+def test_steps_of_a_fast_peer_while_its_contribution_is_in_flight_count_in_full(model):
+    pace, zeros = schedule(overlap=1), torch.zeros(8)
+    for _ in range(3):
+        step(pace, 4)
+        made = send(pace, model)
+        step(pace, 20)  # the others are slow
+        pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
+        assert pace.due
+        assert pace.progress[0].steps == 20
+        made = send(pace, model)
+        assert made.trained == 20
+        pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
+    assert not pace.given_up
+
+
+def test_an_outlying_norm_after_an_absence_is_dropped_where_the_usual_one_is_known(model):
+    pace, zeros = schedule(), torch.zeros(8)
+    step(pace, 4)
+    usual = send(pace, model)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, usual), model)
+    step(pace, 4)
+    pace.merge(CommittedUpdate(record(), b"2" * 32, 0, zeros, zeros, None), model)
+    model.write(0, torch.full((8,), 100.0))
+    assert pace.take(model, 0, zeros, bytes(32), 1, outer_step=0) is None
+    assert pace.sent_at is None
+    pace.restart(model, [zeros], pace.away_too_long(0))
+    assert torch.equal(model.read(0), zeros)
+    assert [away.counted for away in pace.given_up] == [0]
+
+
+def test_a_peer_that_trained_on_through_one_long_round_brings_nothing_rather_than_a_thin_share(model):
+    pace, zeros = schedule(), torch.zeros(8)
+    step(pace, 4 * 4)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, None), model)
+    assert pace.take(model, 0, zeros, bytes(32), 1, outer_step=0) is None
+
+
+def test_a_peer_that_was_held_back_is_shortened_to_its_usual_norm_where_that_is_known(model):
+    pace, zeros = schedule(), torch.zeros(8)
+    step(pace, 4)
+    usual = float(send(pace, model).gradient_N.norm())
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, contribution(model.read(0))), model)
+    model.write(0, torch.full((8,), 50.0))
+    step(pace, 400)
+    made = pace.take(model, 0, zeros, bytes(32), 1, outer_step=0)
+    assert made is not None
+    assert float(made.gradient_N.norm()) == pytest.approx(usual, rel=1e-5)
+
+
+def missed_round(pace: SyncSchedule, model: LiveModel) -> None:
+    """One contribution in time, then a round that passes by."""
+    zeros = torch.zeros(8)
+    step(pace, 4)
+    pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, send(pace, model)), model)
+    model.write(0, torch.ones(8))
+    step(pace, 4)
+    pace.merge(CommittedUpdate(record(), b"2" * 32, 0, zeros, zeros, None), model)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_taken_whole_after_an_absence_so_that_whoever_checks_it_names_it(model, bad: float):
+    pace = schedule()
+    missed_round(pace, model)
+    model.write(0, torch.full((8,), bad))
+    made = pace.take(model, 0, torch.zeros(8), bytes(32), 1, outer_step=0)
+    assert made is not None
+    assert not bool(torch.isfinite(made.gradient_N).all())
+
+
+def test_rounds_in_which_nothing_moved_tell_no_usual_norm(model):
+    pace, zeros = schedule(), torch.zeros(8)
+    for _ in range(3):
+        model.write(0, zeros)
+        step(pace, 4)
+        pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, send(pace, model)), model)
+    step(pace, 12)
+    made = pace.take(model, 0, zeros, bytes(32), 1, outer_step=0)
+    assert made is not None
+    assert pace.progress[0].usual_norm is None
+
+
+def test_a_blend_keeps_nothing_of_what_an_absence_gave_up(model):
+    pace, zeros, after = schedule(alpha=0.5), torch.zeros(8), torch.full((8,), 0.25)
+    missed_round(pace, model)
+    made = send(pace, model)
+    assert pace.progress[0].missed == 1
+    pace.merge(CommittedUpdate(record(), b"3" * 32, 0, zeros, after, made), model)
+    assert pace.given_up
+    torch.testing.assert_close(model.read(0), 0.5 * (zeros - made.gradient_N) + 0.5 * after)

@@ -1,0 +1,299 @@
+"""Relayed connections become direct ones: between real sockets, without losing a byte, and at nobody else's bidding."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from decentral.errors import PayloadError, StreamClosed
+from decentral.transport.holepunch import punch
+from decentral.transport.holepunch.dcutr import DCUTR, PunchMessage, receive, send
+from decentral.transport.native import dialling
+from decentral.transport.native.transport import NativeTransport
+from decentral.transport.protocols.yamux import Session
+from decentral.transport.requests import request, serve_requests
+from tests.transport.relays import NOWHERE, echo, native, relay, run, through, until
+
+ECHO = "/test/echo"
+BODY = os.urandom(4 << 20)
+PIECE = 1 << 18
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """The same in less time."""
+    for name, value in {"PAUSES": (0.1, 0.2), "GRACE": 0.2, "_LOOK": 0.05, "_DIALLING": 1.0}.items():
+        monkeypatch.setattr(punch, name, value)
+    monkeypatch.setattr(dialling, "_HEAD_START", 0.0)
+
+
+def hidden(at: NativeTransport) -> NativeTransport:
+    """One that nobody can dial at what it announces."""
+    one = native(relays=at.addresses()[:1], announce=NOWHERE)
+    serve_requests(one, ECHO, echo, limit=len(BODY))
+    return one
+
+
+def relayed(one: NativeTransport, peer) -> list[Session]:
+    return [session for session in one.links.sessions.of(peer) if one.links.sessions.relay_of(session)]
+
+
+@asynccontextmanager
+async def met():
+    """A relay, and two peers of which the first has just dialled the second through it."""
+    at = relay()
+    async with at:
+        a, b = hidden(at), hidden(at)
+        async with a, b:
+            await until(lambda: at.relay.places == 2)
+            await a.connect(b.peer, through(at, b.peer))
+            assert relayed(a, b.peer)
+            yield at, a, b
+
+
+async def until_direct(a: NativeTransport, b: NativeTransport) -> None:
+    await until(lambda: a.links.sessions.is_direct(b.peer) and b.links.sessions.is_direct(a.peer))
+
+
+def slow(one: NativeTransport) -> None:
+    """Have it dial late, so that the other side's connection comes in at its listener."""
+    leave = one.links.ports.leave
+
+    async def late(host, port):
+        await anyio.sleep(0.3)
+        return await leave(host, port)
+
+    one.links.ports.leave = late
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("late", ["nobody", "who dialled", "who was dialled"])
+def test_two_peers_that_met_through_a_relay_are_soon_connected_directly(backend, late):
+    async def script():
+        async with met() as (at, a, b):
+            for one in {"nobody": (), "who dialled": (a,), "who was dialled": (b,)}[late]:
+                slow(one)
+            await until_direct(a, b)
+            before = at.relay.counts.nbytes
+            for x, y in ((a, b), (b, a)):
+                assert await request(x, y.peer, ECHO, BODY, limit=len(BODY), timeout=20) == BODY
+                assert "/p2p-circuit" not in (await x.paths())[y.peer][0]
+            assert at.relay.counts.nbytes - before < 100_000
+
+    run(script, backend)
+
+
+def test_of_two_that_dialled_each_other_through_the_relay_one_begins_and_they_are_connected_directly(monkeypatch):
+    monkeypatch.setattr(punch, "PAUSES", (0.5,))
+
+    async def script():
+        async with met() as (at, a, b):
+            await b.links.dialler._try(a.peer, *through(at, a.peer), anyio.CancelScope(), [])
+            await until(lambda: len(relayed(a, b.peer)) == 2)
+            await until_direct(a, b)
+
+    run(script)
+
+
+def test_who_can_be_dialled_is_dialled_and_no_hole_is_punched():
+    at = relay()
+
+    async def script():
+        async with at:
+            a, b = native(), hidden(at)
+            a.puncher.attend = None  # it would fail
+            async with a, b:
+                await until(lambda: at.relay.places == 1)
+                await a.connect(b.peer, through(at, b.peer))
+                await until_direct(a, b)
+
+    run(script)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_body_under_way_arrives_whole_and_then_the_relayed_connection_is_closed(backend):
+    received = []
+
+    async def take(stream):
+        received.append(await stream.receive_exactly(len(BODY)))
+        await stream.send(b"!")
+
+    async def script():
+        at = relay()
+        async with at:
+            a, b = hidden(at), hidden(at)
+            b.serve("/test/take", take)
+            async with a, b:
+                await until(lambda: at.relay.places == 2)
+                await a.connect(b.peer, through(at, b.peer))
+                stream = await a.open(b.peer, "/test/take")
+                await stream.send(BODY[:PIECE])
+                await until_direct(a, b)
+                await anyio.sleep(0.5)  # more than the grace: it is in use
+                for start in range(PIECE, len(BODY), PIECE):
+                    await stream.send(BODY[start : start + PIECE])
+                assert await stream.receive_exactly(1) == b"!"
+                assert at.relay.counts.nbytes > len(BODY)
+                await stream.aclose()
+                await until(lambda: at.relay.connections == 0)
+                assert await request(a, b.peer, ECHO, b"on", limit=9, timeout=5) == b"on"
+
+    run(script, backend)
+    assert received == [BODY]
+
+
+def test_requests_that_never_pause_lose_nothing_while_connections_are_exchanged():
+    async def script():
+        async with met() as (at, a, b):
+            for n in range(10**6):
+                x, y = ((a, b), (b, a))[n % 2]
+                body = n.to_bytes(8, "little") * 500
+                assert await request(x, y.peer, ECHO, body, limit=len(body), timeout=10) == body
+                if not at.relay.connections:
+                    break
+
+    run(script)
+
+
+def test_when_the_direct_connection_dies_new_streams_go_through_the_relay_again_and_it_is_exchanged_again():
+    async def script():
+        async with met() as (at, a, b):
+            await until_direct(a, b)
+            await until(lambda: at.relay.connections == 0)
+            for x, y in ((a, b), (b, a)):
+                for session in x.links.sessions.of(y.peer):
+                    session.abort()
+                await until(lambda: not a.links.sessions.has(b.peer) and not b.links.sessions.has(a.peer))
+                assert await request(x, y.peer, ECHO, b"back", limit=9, timeout=10) == b"back"
+                assert relayed(x, y.peer)
+                await until_direct(a, b)
+                await until(lambda: at.relay.connections == 0)
+
+    run(script)
+
+
+def test_a_peer_that_never_answers_costs_nothing_but_two_questions():
+    asked = []
+
+    async def silent(stream, session):
+        asked.append(session)
+        await anyio.sleep_forever()
+
+    async def script():
+        async with met() as (_, a, b):
+            a.puncher.attend, b.puncher._timeout = silent, 0.3
+            began = anyio.current_time()
+            while anyio.current_time() - began < 1.5:
+                assert await request(b, a.peer, ECHO, BODY[:PIECE], limit=PIECE, timeout=2) == BODY[:PIECE]
+            assert len(asked) == 2
+            assert not b.links.sessions.is_direct(a.peer)
+            assert not b.puncher.num_under_way
+
+    run(script)
+
+
+def test_a_stranger_makes_us_dial_few_addresses_and_only_when_it_was_dialled_through_a_relay(monkeypatch):
+    dialled = []
+
+    async def script():
+        async with met() as (_, a, b):
+
+            async def leave(host, port):
+                dialled.append((host, port))
+                raise OSError("refused")
+
+            monkeypatch.setattr(a.links.ports, "leave", leave)
+            monkeypatch.setattr(b.puncher, "_pursue", anyio.lowlevel.checkpoint)
+            (session,) = relayed(b, a.peer)
+            many = [f"/ip4/127.0.0.1/tcp/{port}" for port in range(1, 30)]
+            await say(b, session, ["/ip4/10.0.0.1/tcp/22", "/ip4/224.0.0.1/tcp/9", *many])
+            await until(lambda: len(dialled) >= 4)
+            assert set(dialled) == {("127.0.0.1", port) for port in range(1, 5)}
+
+            (other,) = relayed(a, b.peer)
+            with pytest.raises(StreamClosed):  # b was dialled; it begins, and is not asked
+                await say(a, other, many)
+
+    run(script)
+
+
+async def say(one: NativeTransport, session: Session, addresses: list[str]) -> None:
+    """Play the other side's part up to the moment at which both dial."""
+    stream = await _stream(one, session)
+    await send(stream, PunchMessage.CONNECT, addresses)
+    await receive(stream, PunchMessage.CONNECT)
+    await send(stream, PunchMessage.SYNC)
+    await stream.aclose()
+
+
+async def _stream(one: NativeTransport, session: Session):
+    stream = punch.NativeStream(session.peer, session.open())
+    await punch.propose(stream, DCUTR)
+    return stream
+
+
+def test_over_a_direct_connection_nobody_may_ask():
+    a, b = native(), native()
+
+    async def script():
+        async with a, b:
+            await a.connect(b.peer, b.addresses())
+            with pytest.raises(StreamClosed):
+                await say(a, a.links.sessions.standing(b.peer), [])
+
+    run(script)
+
+
+def test_who_asks_often_is_refused_for_a_minute():
+    async def script():
+        async with met() as (_, a, b):
+            (session,) = relayed(a, b.peer)
+            await until_direct(a, b)
+            for _ in range(3):
+                a.puncher._check(session, session.peer)
+            with pytest.raises(PayloadError, match="asked 4 times"):
+                a.puncher._check(session, session.peer)
+
+    run(script)
+
+
+@pytest.mark.parametrize("who", ["dialled", "was dialled"])
+def test_with_one_that_has_the_roles_the_other_way_round_the_second_attempt_is_direct(who):
+    async def script():
+        async with met() as (_, a, b):
+            (a if who == "dialled" else b).puncher._is_second = lambda session: True  # as go-libp2p has them
+            await until_direct(a, b)
+            other = b if who == "dialled" else a
+            assert list(other.puncher._rounds.values()) == [2]
+
+    run(script)
+
+
+def test_who_still_dials_when_the_other_side_has_given_up_is_there_for_the_second_attempt(monkeypatch):
+    monkeypatch.setattr(punch, "_DIALLING", 30.0)
+
+    async def script():
+        async with met() as (_, a, b):
+            a.puncher._is_second = lambda session: True
+            leave, calls, dial = a.links.ports.leave, [], b.puncher._dial
+
+            async def soon_given_up(*args, **options):
+                with anyio.move_on_after(0.5):
+                    await dial(*args, **options)
+
+            async def taken_at_first(host, port):
+                calls.append(port)
+                if len(calls) == 1:
+                    raise OSError(errno.EADDRNOTAVAIL, "the other side was first")
+                return await leave(host, port)
+
+            a.links.ports.leave = taken_at_first
+            b.puncher._dial = soon_given_up
+            await until_direct(a, b)
+            assert list(b.puncher._rounds.values()) == [2]
+
+    run(script, limit=20)
