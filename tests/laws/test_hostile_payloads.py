@@ -11,7 +11,6 @@ from decentral.compressors import Compressor, PartSpec, Payload, parse_compresso
 from decentral.errors import PayloadError
 
 SHAPES = [(), (13,), (4097,), (67, 131)]
-from tests.laws.shapes import for_every_shape
 
 
 def _decode(compressor: Compressor, payload: Payload) -> None:
@@ -71,7 +70,6 @@ def test_a_shape_that_does_not_fit_the_parts_is_refused_before_anything_is_alloc
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@for_every_shape
 def test_random_bytes_decode_or_are_refused(compressor: Compressor, shape: tuple[int, ...], device: str):
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
