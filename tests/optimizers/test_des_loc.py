@@ -139,5 +139,5 @@ def test_an_inner_optimizer_without_moments_sends_zeros_and_is_no_hindrance():
 
 @pytest.mark.parametrize("hyper", [{"first_moment": 0}, {"second_moment": -1}])
 def test_a_period_below_one_is_refused(hyper: dict[str, int]):
-    with pytest.raises(ConfigError, match="want 1 or more outer steps"):
+    with pytest.raises(ConfigError, match="1 or more"):
         DESLoc(**hyper)

@@ -129,14 +129,15 @@ def test_a_mean_longer_than_the_clip_is_shortened_to_it():
 def test_the_usual_follows_a_moving_mean_and_variance():
     """The equations of the module, in float64, over norms that are all counted."""
     norms = [1.0, 1.5, 0.7, 2.0, 1.1]
-    method, anchor = EDiT(**OPEN), torch.zeros(8)
+    method, anchor = EDiT(**{**OPEN, "warmup": 3}), torch.zeros(8)
     state, mean, squares, deviation = method.init(anchor), norms[0], 0.0, 0.0
     for number, value in enumerate(norms):
         info = RoundInfo(number, tuple(said(value)), (1.0,), ((8,),))
         _, state = method.outer_step(anchor, {"change": torch.ones(8)}, state, info)
         if number:
             off = value - mean
-            deviation += 0.02 * ((off * off / squares if squares else 0.0) - deviation)
+            if number >= method.warmup:  # before, the variance means nothing yet
+                deviation += 0.02 * (off * off / squares - deviation)
             mean += 0.02 * off
             squares = 0.98 * (squares + 0.02 * off * (value - mean))
     assert state["usual"].tolist() == pytest.approx([5.0, mean, squares, deviation], rel=1e-5)

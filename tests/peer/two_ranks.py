@@ -64,3 +64,4 @@ def whole(bare: nn.Module) -> torch.Tensor:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    torch.distributed.destroy_process_group()  # its threads may abort a process that exits with them
