@@ -34,7 +34,7 @@ __all__ = [
     "key",
 ]
 
-# Shape suffixes: N = elements of one fragment, flat float32; K = peers of a pair that came.
+# Shape suffixes: N = elements of one fragment, flat float32; K = contributors, or the peers of a pair that came.
 
 State = Mapping[str, Tensor]
 ALONE = RoundInfo()  # of a step that no record names
@@ -164,6 +164,7 @@ class OuterMethod:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The next anchor and state. ``received``: by channel its mean (N,), or all that came (K, N); only what is due.
 
-        In a pair ``received`` holds one row of each where no partner came.
+        Rows of all are in the order of ``info.contributors``, or in a pair this peer's own first, and alone where no
+        partner came. With a reduce there are no rows: "gather" is then the exchange.
         """
         raise NotImplementedError

@@ -22,6 +22,7 @@ from decentral.optimizers.aggregation.norm_clip import clip_scales
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
+from decentral.replica.combining import combined
 from decentral.replica.measures import Measure
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
@@ -177,7 +178,8 @@ class Replica:
         """What the method may know of the record's round."""
         step = record.outer_step
         told = tuple(self._told(contributions(record), step))
-        return RoundInfo(step // len(self.anchors), told, tuple(weights), self.shapes(record.fragment))
+        named = tuple(spec.name for spec in self.schema.fragments[record.fragment].parameters)
+        return RoundInfo(step // len(self.anchors), told, tuple(weights), self.shapes(record.fragment), named)
 
     def _told(self, contributors: Sequence[FrameRef], outer_step: int) -> list[Contributor]:
         ages = [(outer_step - ref.based) // len(self.anchors) for ref in contributors]
@@ -261,13 +263,12 @@ class Replica:
         if not any(weights):
             return None
         try:
-            if record.contributors:
-                mean_CN = self._reduced(record, bodies, decoded, len(due))
-            else:
-                mean_CN = self._gathered(record, frames, weights, len(due))
+            if not record.contributors:
+                return self._gathered(record, frames, weights, due)
+            mean_CN = self._reduced(record, bodies, decoded, len(due))
+            return {channel.name: mean_N for channel, mean_N in zip(due, mean_CN, strict=True)}
         except NonFiniteError:
             return None
-        return {channel.name: mean_N for channel, mean_N in zip(due, mean_CN, strict=True)}
 
     def refresh(self, fragment: int) -> None:
         """Recompute a fragment's digest after a gossip step replaced its anchor."""
@@ -286,14 +287,14 @@ class Replica:
         return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
 
     def _gathered(
-        self, record: Record, frames: Mapping[bytes, Frame], weights: Sequence[float], channels: int
-    ) -> Tensor:
+        self, record: Record, frames: Mapping[bytes, Frame], weights: Sequence[float], due: Sequence[Channel]
+    ) -> dict[str, Tensor]:
         scales = self.scales([frames[ref.frame] for ref in record.frames]) or repeat(1.0)
         adders: list[Adder] = [
             (ref.peer, partial(self._add, frames[ref.frame], scale), weight)
             for ref, weight, scale in zip(record.frames, weights, scales, strict=False)
         ]
-        return mean_of(fresh_zeros(channels * self.numel(record.fragment)), adders).view(channels, -1)
+        return combined(due, self.numel(record.fragment), adders)
 
     def _add(self, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
         """Where there is no room to keep what frames hold, it is here of one frame at a time."""
