@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from decentral.errors import ConfigError, UsageError
 from decentral.manifest.terms import Manifest, Outer
@@ -61,15 +61,12 @@ def check_methods(manifest: Manifest) -> None:
     gossips = method.topology == "pair"
     compressor = parse_compressor(manifest.compressor.chain)
     feedback = parse_feedback(manifest.compressor.feedback)
-    if feedback.receiver:
-        raise ConfigError(
-            f'compressor.feedback = "{feedback}": receivers must keep what each sender sent so far, all alike, '
-            'and snapshots do not carry that yet: a joiner would stand apart; use "ef(beta=0.95)" or "dgc"'
-        )
     kind = manifest.exchange.kind
     if gossips != (kind == "pair"):
         fits = '"pair"' if gossips else '"gather" or "reduce"'
         raise ConfigError(f'exchange.kind = "{kind}" does not fit outer.method {manifest.outer.method}; use {fits}')
+    if feedback.receiver and kind != "gather":
+        _refuse_receivers(str(feedback), kind)
     if len(method.channels()) > 1:
         _check_states(manifest, compressor)
     if gossips:
@@ -89,6 +86,19 @@ def check_methods(manifest: Manifest) -> None:
             f'compressor.chain = "{compressor}" does not fit exchange.kind = "reduce": it shrinks matrices only, and a '
             'reduce cuts them into flat ranges; use exchange.kind = "gather"'
         )
+
+
+def _refuse_receivers(feedback: str, kind: str) -> NoReturn:
+    """ConfigError: receivers of such a mechanism add up what each sender sent, so they must get all of it."""
+    why = (
+        "an owner gets slices of ranges that move from round to round"
+        if kind == "reduce"
+        else "partners change from step to step"
+    )
+    raise ConfigError(
+        f'compressor.feedback = "{feedback}" does not fit exchange.kind = "{kind}": receivers add up what each peer '
+        f'sent, and {why}; use "gather", or "ef(beta=0.95)" or "dgc"'
+    )
 
 
 def _check_keys(outer: Outer) -> None:

@@ -23,6 +23,7 @@ from decentral.consensus.history import Past, retraced
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
 from decentral.replica.replica import Replica
+from decentral.replica.senders import is_of_sender
 from decentral.replica.tensor_names import is_feedback
 from decentral.rounds.updates import Ledger
 from decentral.state.checkpoint import load_metas, load_newest, save
@@ -171,9 +172,7 @@ class DurableStore:
             return resumed
         if not newer.tensors:
             return replace(resumed, head=head)
-        return replace(
-            resumed, head=head, tensors={**_without_feedback(resumed.tensors), **newer.tensors}, adopted=True
-        )
+        return replace(resumed, head=head, tensors={**_live_part(resumed.tensors), **newer.tensors}, adopted=True)
 
     def last_vote(self, run: bytes) -> Acceptor | None:
         """What this peer promised and accepted last: it binds a peer that has no checkpoint yet as well.
@@ -194,6 +193,7 @@ class DurableStore:
                 continue
             if moves_anchor(record):
                 replica.install(replica.outer_step(record, frames))
+            replica.senders.keep_only(record.next_members)
             if me in {ref.peer for ref in contributions(record)}:
                 named = True
                 replica.forget_sent(record, frames, me)
@@ -261,6 +261,11 @@ class DurableStore:
 
 def _without_feedback(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not is_feedback(name)}
+
+
+def _live_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without what a newer snapshot replaces, also where it has nothing in its place."""
+    return {name: tensor for name, tensor in _without_feedback(tensors).items() if not is_of_sender(name)}
 
 
 def _commit(body: bytes) -> Commit:

@@ -36,7 +36,7 @@ class Encoded:
     """The bytes to send, and the sender's feedback to book if, and only if, a commit names them."""
 
     body: bytes | memoryview
-    feedback: dict[str, Tensor]
+    feedback: dict[str, Tensor]  # but for what receivers keep of it, too: they book that, and it reads it there
     payloads: Sequence[Payload] = ()  # what the body holds, as every receiver reads it; () once nobody here needs it
 
 
@@ -62,7 +62,8 @@ class Codec:
         sending = self.feedback.send(self.compressor, change_N, state, shapes)
         beside = [payload for one_N in states for payload in compress_flat(self.compressor, one_N, shapes)]
         payloads = (*sending.payloads, *beside)
-        return Encoded(body.encode(self.compressor, payloads), sending.state, payloads)
+        own = {name: tensor for name, tensor in sending.state.items() if name not in self.feedback.receiver}
+        return Encoded(body.encode(self.compressor, payloads), own, payloads)
 
     def all_of(self, gradient_N: Tensor, state: State, shapes: Shapes) -> tuple[Tensor, dict[str, Tensor]]:
         """What ``encode`` would send if compression lost nothing, and the feedback after it, for a step taken alone.

@@ -75,17 +75,29 @@ class Outbox:
         while len(self._given) > ROUNDS or (self.nbytes > self.capacity and len(self._given) > 1):
             self.nbytes -= self._given.popitem(last=False)[1].nbytes
 
-    def owed(self, after: int, fragment: int, shapes: FixedShapes) -> Owed | None:
-        """What was given to ``fragment`` in rounds after ``after``; None when that is nothing."""
+    def owed(self, after: int, fragment: int, shapes: FixedShapes, sent_N: Tensor | None = None) -> Owed | None:
+        """What was given to ``fragment`` in rounds after ``after``; None when that is nothing.
+
+        ``sent_N``: where receivers add up what comes, what they hold of this peer now. Each round applied what they
+        held then, so it is the sum of these.
+        """
         given = [g for round_, g in self._given.items() if round_ > after and g.fragment == fragment]
         if not given:
             return None
         total_N = torch.zeros(numel(shapes))
-        for one in given:
-            for start, stop, body in one.pieces:
-                cut = range_shapes(start, stop) if one.sliced else shapes
-                total_N[start:stop] += self.codec.decode(body, cut * one.channels)[: stop - start]
+        for one in reversed(given) if sent_N is not None else given:
+            came_N = self._came(one, shapes)
+            total_N += came_N if sent_N is None else sent_N
+            sent_N = None if sent_N is None else sent_N - came_N
         return Owed(total_N, sum(one.steps for one in given), len(given))
+
+    def _came(self, one: Given, shapes: FixedShapes) -> Tensor:
+        """The change that the others decoded."""
+        came_N = torch.zeros(numel(shapes))
+        for start, stop, body in one.pieces:
+            cut = range_shapes(start, stop) if one.sliced else shapes
+            came_N[start:stop] = self.codec.decode(body, cut * one.channels)[: stop - start]
+        return came_N
 
     def forget_after(self, round_: int) -> None:
         """Those rounds are given up: what was given to them is owed, or is not known to be."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from decentral.replica.estimates import NOTHING_TOLD, Told
+
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
 
 
@@ -19,3 +21,4 @@ class OuterStep:
     state: dict[str, Tensor]
     digest: bytes  # of after_N
     buffers_B: Tensor | None = None  # after it; None: as before
+    told: Told = NOTHING_TOLD  # what every receiver keeps of the contributors

@@ -23,10 +23,12 @@ from decentral.parameters import Schema, combined_digest, digest, first_non_fini
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
 from decentral.replica.combining import combined
+from decentral.replica.estimates import NOTHING_TOLD, Estimates, Told
 from decentral.replica.measures import Measure
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
 from decentral.replica.reduction import assembled
+from decentral.replica.senders import Senders
 from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
 from decentral.replica.unpacked import Payloads, Unpacked
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
@@ -64,6 +66,7 @@ class Replica:
         self.anchors: list[Tensor] = list(anchors)
         self.states: list[dict[str, Tensor]] = [method.init(anchor) for anchor in self.anchors]
         self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as sender and owner
+        self.senders = Senders(codec.feedback.receiver, [anchor.numel() for anchor in self.anchors])
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
         self.tail = tail
         self.buffers_B = torch.zeros(0) if buffers_B is None else buffers_B
@@ -106,10 +109,15 @@ class Replica:
         step = outer_step // len(self.anchors)
         return tuple(channel for channel in self.method.channels() if channel.is_due(step))
 
-    def encode(self, fragment: int, gradient_N: Tensor, states: Sequence[Tensor] = ()) -> Encoded:
-        """The body of a gather frame and the feedback to book with its commit. NonFiniteError names the parameter."""
+    def encode(self, fragment: int, gradient_N: Tensor, states: Sequence[Tensor] = (), me: PeerId = b"") -> Encoded:
+        """The body of a gather frame and the feedback to book with its commit. NonFiniteError names the parameter.
+
+        ``me``: whose frame it is, where receivers remember their senders.
+        """
+        assert me or not self.senders.names, "a sender reads from what receivers keep of it"
         self.check_finite(fragment, gradient_N)
-        return self.codec.encode(gradient_N, self.feedback[fragment], self.shapes(fragment), states)
+        remembered = {**self.feedback[fragment], **self.senders.of(fragment, me)}
+        return self.codec.encode(gradient_N, remembered, self.shapes(fragment), states)
 
     def encode_range(
         self,
@@ -161,12 +169,16 @@ class Replica:
             return self._merge(record, frames)
         bodies, buffers_B = self.tail.opened(record, frames)
         weights = self.weights(contributions(record), record.outer_step)
-        received = self._received(record, bodies, decoded or {}, weights, frames)
-        if received is None:
+        try:
+            told = self._told_by(record, frames)
+            received = self._received(record, bodies, decoded or {}, weights, frames, told)
+        except NonFiniteError:  # finite contributions sum beyond float32: alike on every peer, nothing moves
             return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
+        if received is None:
+            return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f], told=told)
         info = self.info(record, weights)
         after_N, state = self.method.outer_step(self.anchors[f], received, self.states[f], info)
-        return OuterStep(f, self.anchors[f], after_N, state, digest(after_N), buffers_B)
+        return OuterStep(f, self.anchors[f], after_N, state, digest(after_N), buffers_B, told)
 
     def weights(self, contributors: Sequence[FrameRef], outer_step: int) -> list[float]:
         """What each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0."""
@@ -188,11 +200,21 @@ class Replica:
             for ref, age in zip(contributors, ages, strict=True)
         ]
 
-    def scales(self, frames: Sequence[Frame]) -> list[float] | None:
+    def scales(self, frames: Sequence[Frame], told: Told = NOTHING_TOLD) -> list[float] | None:
         """What a gather's contributions are multiplied by; None: nothing is clipped."""
         if self.norm_clip == "none":
             return None
-        return clip_scales([self.measure(frame).norm for frame in frames])
+        measures = told.measures.values() or map(self.measure, frames)
+        return clip_scales([measure.norm for measure in measures])
+
+    def _told_by(self, record: Record, frames: Mapping[bytes, Frame]) -> Told:
+        """What every receiver keeps of the record's contributors, in the record's order."""
+        if not self.senders.names:
+            return NOTHING_TOLD
+        return self._estimates(record.fragment).told(frames[ref.frame] for ref in record.frames)
+
+    def _estimates(self, fragment: int) -> Estimates:
+        return Estimates(self.codec, self.senders, self.payloads, len(self.shapes(fragment)))
 
     def measure(self, frame: Frame) -> Measure:
         """A contribution's norm and sketch, made again when they are not known. Raises PayloadError."""
@@ -218,6 +240,7 @@ class Replica:
         self.anchors[step.fragment] = step.after_N
         self.states[step.fragment] = step.state
         self.digests[step.fragment] = step.digest
+        self.senders.book(step.fragment, step.told.states)
         self.buffers_B = self.buffers_B if step.buffers_B is None else step.buffers_B
 
     def forget_sent(self, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Tensor:
@@ -227,10 +250,11 @@ class Replica:
 
         The feedback to book with a contribution dies with the process that made it. Going on with the older one would
         send again what was sent: where our frame has a value it may hold that, so it becomes zero there and stays
-        elsewhere, as sparse methods owe it. Of a reduce the frames are the owners', so all of it goes.
+        elsewhere, as sparse methods owe it. Of a reduce the frames are the owners', so all of it goes; and where
+        receivers remember, what they added has a value wherever this peer ever sent one.
         """
         f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
-        if record.contributors or any(frame.header.kind == FrameKind.MERGE for frame in mine):
+        if record.contributors or self.senders.names or any(frame.header.kind == FrameKind.MERGE for frame in mine):
             self.feedback[f] = {}
             return torch.ones(self.numel(f), dtype=torch.bool)
         sent_N = torch.zeros(self.numel(f), dtype=torch.bool)
@@ -255,20 +279,18 @@ class Replica:
         decoded: Mapping[bytes, Tensor],
         weights: Sequence[float],
         frames: Mapping[bytes, Frame],
+        told: Told,
     ) -> dict[str, Tensor] | None:
-        """The mean of each channel that is due. None when every contributor counts nothing, or when finite
-        contributions sum beyond float32: alike on every peer, such a record moves nothing.
+        """The mean of each channel that is due. None when every contributor counts nothing: such a record moves
+        nothing. NonFiniteError when finite contributions sum beyond float32.
         """
         due = self.due(record.outer_step)
         if not any(weights):
             return None
-        try:
-            if not record.contributors:
-                return self._gathered(record, frames, weights, due)
+        if record.contributors:
             mean_CN = self._reduced(record, bodies, decoded, len(due))
             return {channel.name: mean_N for channel, mean_N in zip(due, mean_CN, strict=True)}
-        except NonFiniteError:
-            return None
+        return self._gathered(record, frames, weights, due, told)
 
     def refresh(self, fragment: int) -> None:
         """Recompute a fragment's digest after a gossip step replaced its anchor."""
@@ -287,11 +309,17 @@ class Replica:
         return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
 
     def _gathered(
-        self, record: Record, frames: Mapping[bytes, Frame], weights: Sequence[float], due: Sequence[Channel]
+        self,
+        record: Record,
+        frames: Mapping[bytes, Frame],
+        weights: Sequence[float],
+        due: Sequence[Channel],
+        told: Told,
     ) -> dict[str, Tensor]:
-        scales = self.scales([frames[ref.frame] for ref in record.frames]) or repeat(1.0)
+        scales = self.scales([frames[ref.frame] for ref in record.frames], told) or repeat(1.0)
+        add = self._estimates(record.fragment).add if self.senders.names else self._add
         adders: list[Adder] = [
-            (ref.peer, partial(self._add, frames[ref.frame], scale), weight)
+            (ref.peer, partial(add, frames[ref.frame], scale), weight)
             for ref, weight, scale in zip(record.frames, weights, scales, strict=False)
         ]
         return combined(due, self.numel(record.fragment), adders)
@@ -324,25 +352,34 @@ class Replica:
     # ---- what a checkpoint or a snapshot holds ----
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Anchor, outer state and buffers: what every peer holds alike."""
-        return shared_names(self.anchors, self.states, self.buffers_B if self.schema.buffers else None)
+        """Anchor, outer state, buffers and what is kept of senders: what every peer holds alike."""
+        named = shared_names(self.anchors, self.states, self.buffers_B if self.schema.buffers else None)
+        return named | self.senders.tensors()
 
     def outer_tensors(self) -> dict[str, Tensor]:
-        """The method's state: what every peer holds alike beside the anchor, and no digest covers."""
-        return {outer_name(f, key): tensor for f, state in enumerate(self.states) for key, tensor in state.items()}
+        """The method's state and what is kept of senders: held alike beside the anchor, and no digest covers it."""
+        named = {outer_name(f, key): tensor for f, state in enumerate(self.states) for key, tensor in state.items()}
+        return named | self.senders.tensors()
 
     def own_tensors(self) -> dict[str, Tensor]:
         """The feedback, debts for instance: this peer's alone."""
         return own_names(self.feedback)
 
+    @property
+    def _own_names(self) -> tuple[str, ...]:
+        """Of what this peer alone keeps."""
+        return (*(name for name in self.codec.feedback.sender if name not in self.senders.names), OWED)
+
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over ``shared_tensors`` and, when they are there, ``own_tensors``; all or nothing.
 
-        Raises PayloadError when a tensor is missing or has another size.
+        Raises PayloadError when a tensor is missing or has another size, or is of a sender that cannot be.
         """
         anchors = [found(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
         states = found_states(tensors, self.states)
         buffers_B = found(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
-        feedback = found_feedback(tensors, (*self.codec.feedback.sender, OWED), len(anchors))
+        feedback = found_feedback(tensors, self._own_names, len(anchors))
+        senders = self.senders.found(tensors)
+        self.senders.take_over(senders)
         self.anchors, self.states, self.feedback, self.buffers_B = anchors, states, feedback, buffers_B
         self.digests = [digest(anchor) for anchor in anchors]

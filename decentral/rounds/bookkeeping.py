@@ -100,7 +100,9 @@ class Bookkeeping:
         if branch.shared is None:
             return {}
         fragments = range(len(self.replica.anchors))
-        found = {f: self.outbox.owed(branch.shared.round, f, self.replica.shapes(f)) for f in fragments}
+        replica, after = self.replica, branch.shared.round
+        sent = [replica.senders.of(f, self.me).get("sent") for f in fragments]  # None under most mechanisms
+        found = {f: self.outbox.owed(after, f, replica.shapes(f), sent[f]) for f in fragments}
         return {f: owed for f, owed in found.items() if owed is not None}
 
     def _taken(self, branch: Branch) -> dict[int, Contribution | None]:
@@ -158,16 +160,34 @@ class Bookkeeping:
         if mine is None:
             return None, None
         if pending is None or mine.frame != pending.offered:
+            self._forget_given()
             return None, self.replica.forget_sent(record, frames, self.me)
         self.state.contributed += 1
         self.outbox.add(record, pending)
         self.replica.feedback[record.fragment] = pending.feedback_after(record)
         return pending, None
 
+    def forget_leavers(self, record: Record) -> None:
+        """Keep nothing of a sender that ``record`` left out. If that is this peer, what it has in flight holds a
+        change of what was kept of it: that is encoded anew when it is offered again.
+        """
+        senders = self.replica.senders
+        senders.keep_only(record.next_members)
+        if senders.names and self.me not in record.next_members:
+            self._forget_given()
+            if self.state.pending is not None:
+                self.state.pending.encoded = None
+
+    def _forget_given(self) -> None:
+        """Where receivers remember, what they held of this peer is known back to the last break and no further."""
+        if self.replica.senders.names:
+            self.outbox.forget_after(-1)
+
     def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
         """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
         old, shared = self.state.head, branch.shared
         self.outbox.forget_after(-1 if shared is None else shared.round)
+        self._forget_given()
         where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
         self.state.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
         if shared is not None and shared.hash == old.hash:

@@ -18,6 +18,7 @@ from decentral.consensus.chain import Digest, Head, moves_anchor
 from decentral.consensus.effects import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
 from decentral.consensus.history import Past
 from decentral.consensus.machine import TICK, RoundMachine
+from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution
 from decentral.replica.measures import Measure
 from decentral.rounds.bookkeeping import Bookkeeping
@@ -123,7 +124,7 @@ class Driver:
             return False
         fragment, gradient_N = contribution.fragment, contribution.gradient_N
         if state.terms.partition is None and contribution.encoded is None:
-            contribution.encoded = await state.offload(state.replica.encode, fragment, gradient_N, contribution.states)
+            contribution.encoded = await self._encoded(contribution)
         elif state.terms.partition is not None:  # slices are encoded when there is a plan: too late to tell the caller
             await state.offload(state.replica.check_finite, fragment, gradient_N)
             contribution.offered = await state.offload(contribution.commitment)
@@ -133,6 +134,10 @@ class Driver:
             state.pending = contribution
             await self._offer()
         return True
+
+    async def _encoded(self, made: Contribution) -> Encoded:
+        state = self.state
+        return await state.offload(state.replica.encode, made.fragment, made.gradient_N, made.states, state.me)
 
     async def goodbye(self) -> None:
         """Tell everybody that this peer leaves, so that nobody waits for it; ``come_back`` takes it back."""
@@ -173,7 +178,8 @@ class Driver:
             await self._carry_out(state.machine.offer(pending.offer(head, pending.offered, nbytes), now))
             self.allowed = state.machine.state.allowed()
             return
-        assert pending.encoded is not None
+        if pending.encoded is None:  # see Bookkeeping.forget_leavers
+            pending.encoded = await self._encoded(pending)
         frame = await state.offload(pending.frame, head, state.signer)
         pending.offered = frame.hash
         if not state.replica.unpacked.add(frame, pending.encoded.payloads):
@@ -224,14 +230,17 @@ class Driver:
         await state.offload(state.ledger.append, commit, data)
         before_N = after_N = buffers_B = None
         inner: Mapping[str, Tensor] = {}
+        told: Mapping[PeerId, Measure] = {}
         if moves_anchor(record):
             step = await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
             before_N, after_N = step.before_N, step.after_N
             state.replica.install(step)
             buffers_B = state.replica.shared_buffers(record.fragment)
-            inner = step.state if state.replica.method.inner else {}
-        state.tasks.spawn(self._look_at, record, frames, state.measured.get((record.round, record.plan)))
+            inner, told = step.state if state.replica.method.inner else {}, step.told.measures
+        measured = told or state.measured.get((record.round, record.plan))
+        state.tasks.spawn(self._look_at, record, frames, measured)
         named, taken_N = self.bookkeeping.settle(record, frames)
+        self.bookkeeping.forget_leavers(record)
         self.frames.end_pushes(record)
         self._tell_shrunk(record)
         self.frames.tidy(record.round)
@@ -247,12 +256,12 @@ class Driver:
             await self._offer()
 
     async def _look_at(
-        self, record: Record, frames: Mapping[bytes, Frame], slices: Mapping[PeerId, Measure] | None
+        self, record: Record, frames: Mapping[bytes, Frame], known: Mapping[PeerId, Measure] | None
     ) -> None:
         """Tell of outliers and twins: in a gather every peer sees all, in a reduce an owner its part of all."""
         state = self.state
-        if record.contributors:
-            measured = slices or {}
+        if record.contributors or known:
+            measured = known or {}
         else:
             named = [(ref.peer, frames[ref.frame]) for ref in record.frames]
             gathered = [(peer, frame) for peer, frame in named if frame.header.kind == FrameKind.CONTRIBUTION]

@@ -114,15 +114,28 @@ class SnapshotIndex:
         return _HEAD.size + MAX_META_NBYTES + HASH_NBYTES * layout.num_chunks
 
     @classmethod
-    def from_bytes(cls, data: bytes, layout: Layout) -> "SnapshotIndex":
-        """Parse a donor's bytes against the local layout. Raises PayloadError naming what is wrong."""
+    def document(cls, data: bytes) -> dict[str, Any]:
+        """The document alone, for who needs it to know the layout. Raises PayloadError."""
+        _, _, meta_nbytes = cls._fields(data)
+        _check(len(data) >= _HEAD.size + meta_nbytes, f"it is {len(data)} bytes long")
+        return _parse_meta(data[_HEAD.size : _HEAD.size + meta_nbytes])
+
+    @classmethod
+    def _fields(cls, data: bytes) -> tuple[bytes, int, int]:
+        """Digest of the layout, number of chunks, bytes of the document."""
         if len(data) < _HEAD.size:
             raise PayloadError(f"snapshot index of {len(data)} bytes: the head alone has {_HEAD.size}")
         magic, version, zero, digest, num_chunks, meta_nbytes = _HEAD.unpack_from(data)
         _check(magic == _MAGIC and version == _VERSION and zero == 0, "not an index of this version")
+        _check(meta_nbytes <= MAX_META_NBYTES, f"a document of {meta_nbytes} bytes is too long")
+        return digest, num_chunks, meta_nbytes
+
+    @classmethod
+    def from_bytes(cls, data: bytes, layout: Layout) -> "SnapshotIndex":
+        """Parse a donor's bytes against the local layout. Raises PayloadError naming what is wrong."""
+        digest, num_chunks, meta_nbytes = cls._fields(data)
         _check(digest == layout.digest, "it is of another model or outer optimizer than the local one")
         _check(num_chunks == layout.num_chunks, f"{num_chunks} chunks, the model needs {layout.num_chunks}")
-        _check(meta_nbytes <= MAX_META_NBYTES, f"a document of {meta_nbytes} bytes is too long")
         hashes_at = _HEAD.size + meta_nbytes
         _check(len(data) == hashes_at + HASH_NBYTES * num_chunks, f"it is {len(data)} bytes long")
         hashes = tuple(data[at : at + HASH_NBYTES] for at in range(hashes_at, len(data), HASH_NBYTES))

@@ -140,7 +140,7 @@ class Learners:
         peer, head = self.peers[n], self.head
         made = peer.schedule.take(peer.model, 0, peer.anchor_N, head.hash, 1, outer_step=head.outer_step)
         assert made is not None
-        made.encoded = peer.replica.encode(0, made.gradient_N, made.states)
+        made.encoded = peer.replica.encode(0, made.gradient_N, made.states, SIGNERS[n].peer)
         made.summary = made.summary if summary is None else summary
         return made
 

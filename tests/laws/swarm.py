@@ -67,7 +67,7 @@ class Swarm:
         offered = {n: self._contribution(gradient_N) for n, gradient_N in given.items()}
         frames = []
         for n, made in offered.items():
-            made.encoded = self.peers[n].encode(0, made.gradient_N)
+            made.encoded = self.peers[n].encode(0, made.gradient_N, me=SIGNERS[n].peer)
             frames.append(made.frame(self.head, SIGNERS[n]))
         record = self._record(tuple(_ref(frame) for frame in frames))
         self._book(record, offered, {})

@@ -95,7 +95,7 @@ class CatchUp:
             tails = min(missing, 1) if record.contributors else missing
             whole = HEADER_NBYTES + replica.codec.max_body_nbytes(replica.shapes(record.fragment))
             nbytes += missing * whole // max(1, len(record.partition)) + tails * replica.tail.nbytes(record.fragment)
-        return nbytes <= self.snapshots.layout.nbytes
+        return nbytes <= self.snapshots.layouts.nbytes
 
     async def _replayed(self, holder: PeerId, commits: Sequence[Commit]) -> bool:
         """Apply the commits in order; False when a frame of one is nowhere to be had any more."""

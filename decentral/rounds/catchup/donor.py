@@ -15,6 +15,7 @@ import anyio
 
 from decentral.consensus.history import LOCATOR
 from decentral.errors import PayloadError, TransportError
+from decentral.rounds.catchup.layouts import Layouts
 from decentral.rounds.local_state import LocalState
 from decentral.state.chunk_form import to_form
 from decentral.state.snapshot import Snapshot
@@ -109,7 +110,7 @@ class Donor:
                 return kept
         if head.anchor is None:
             raise PayloadError("a commit is being applied; ask again")
-        meta: dict[str, Any] = {"head": head.to_dict()}  # Any: a JSON document
+        meta: dict[str, Any] = {"head": head.to_dict(), **Layouts(replica).document(head.members)}  # Any: JSON
         if partners is not None:
             meta |= {"gossip_step": partners.step, "digest": replica.digest.hex()}
         made = await self.state.offload(Snapshot, replica.shared_tensors(), meta)

@@ -18,9 +18,10 @@ from decentral.dissemination.stripes import fetch_chunks
 from decentral.errors import DecentralError, PayloadError
 from decentral.rounds.catchup.chunks import Chunks
 from decentral.rounds.catchup.donor import INDEX
+from decentral.rounds.catchup.layouts import Layouts
 from decentral.rounds.local_state import LocalState, SwarmAccess
 from decentral.state.assembler import Assembler
-from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex
+from decentral.state.snapshot import Snapshot, SnapshotIndex
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name
 
@@ -45,7 +46,7 @@ class SnapshotFetch:
     def __init__(self, state: LocalState, swarm: SwarmAccess, folder: Path | None) -> None:
         self.state, self.folder = state, folder
         self.transport, self.directory = swarm.transport, swarm.directory
-        self.layout = Layout.of(state.replica.shared_tensors())
+        self.layouts = Layouts(state.replica)
         self._partial: Assembler | None = None  # what came of the last snapshot that could not be finished
         self._distrusted: dict[PeerId, float] = {}  # until when
 
@@ -57,10 +58,11 @@ class SnapshotFetch:
         """What ``peer`` can serve, and where its chain stands there. Raises TransportError or PayloadError."""
         if not self._trusts(peer):
             raise PayloadError("it sent chunks that are not what they should be; use another donor")
-        limit = SnapshotIndex.max_nbytes(self.layout)
+        limit = self.layouts.longest_index
         data = await request(self.transport, peer, INDEX, b"", limit=limit, timeout=TIMEOUT)
-        index = SnapshotIndex.from_bytes(data, self.layout)
-        head = Head.from_dict(index.meta.get("head"))
+        meta = SnapshotIndex.document(data)
+        head = Head.from_dict(meta.get("head"))
+        index = SnapshotIndex.from_bytes(data, self.layouts.of(meta, head))
         if head.run != self.state.head.run:
             raise PayloadError("snapshot of another run; use another donor")
         return index, head
@@ -104,8 +106,9 @@ class SnapshotFetch:
     def _reuse(self, assembler: Assembler) -> None:
         """Take the chunks that are here already: all of them when a peer begins with the run's first weights."""
         own = Snapshot(self.state.replica.shared_tensors(), {})
+        common = len(own.index.hashes)  # whoever has sent since is behind what both have
         for number in assembler.missing():
-            if own.index.hashes[number] == assembler.index.hashes[number]:
+            if number < common and own.index.hashes[number] == assembler.index.hashes[number]:
                 assembler.add(number, own.chunk(number))
 
     def _donors(self, first: PeerId, head: Head) -> list[PeerId]:
