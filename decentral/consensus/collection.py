@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decentral.consensus.chain import Digest, Head
 from decentral.consensus.deadline import Deadline
 from decentral.consensus.membership import Presence
-from decentral.wire.frames import FrameKind, Header
+from decentral.wire.frames import FrameKind, Header, claims_of
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Offer, Record
 
@@ -71,9 +71,15 @@ class Collection:
 
 def _describes(offer: Offer, peer: PeerId, header: Header, kind: FrameKind, states: int) -> bool:
     """Whether an offer says of a frame what the frame says of itself: else nobody could vote for it."""
-    found = (header.sender, header.epoch, header.round, header.fragment, header.base, header.steps, header.tokens)
-    said = (peer, offer.epoch, offer.round, offer.fragment, offer.base, offer.steps, offer.tokens)
-    return found == said and (header.kind, header.states) == (kind, states)
+    found = (header.sender, header.epoch, header.round, header.fragment, header.base)
+    said = (peer, offer.epoch, offer.round, offer.fragment, offer.base)
+    return found == said and (header.kind, header.states) == (kind, states) and claims_match(header, offer)
+
+
+def claims_match(header: Header, said: Offer | FrameRef) -> bool:
+    """Whether what is said of a frame, which its weight may follow from, is what its sender signed with it."""
+    signed = (header.steps, header.tokens, header.claims)
+    return signed == (said.steps, said.tokens, claims_of(said.based, said.summary))
 
 
 def references(peers: Iterable[PeerId], offers: Mapping[PeerId, Offer]) -> tuple[FrameRef, ...]:
@@ -96,5 +102,5 @@ def fits(header: Header, ref: FrameRef, record: Record, kind: FrameKind, states:
         and (kind == FrameKind.RESULT) == bool(record.contributors)
         and (kind != FrameKind.RESULT or header.plan == record.plan)
         and header.states == states
-        and (header.steps, header.tokens) == (ref.steps, ref.tokens)  # they are what it weighs
+        and claims_match(header, ref)
     )

@@ -15,7 +15,7 @@ from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.allowance import Takes, Unsent, allowance, unknown
 from decentral.consensus.ballot import PLANS_PER_BALLOT, Ballot, Partition
 from decentral.consensus.chain import Digest, Head
-from decentral.consensus.collection import Collection
+from decentral.consensus.collection import Collection, claims_match
 from decentral.consensus.deadline import Deadline
 from decentral.consensus.early import EarlyMessages
 from decentral.consensus.effects import CatchUpWith, Effect, Persist, Send
@@ -26,7 +26,7 @@ from decentral.consensus.run_clock import RunClock
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, Header
-from decentral.wire.keys import PeerId, Signer
+from decentral.wire.keys import PeerId, Signer, peer_name
 
 FETCH_AFTER = 1.0  # s a pushed frame may take before it is asked for: a fetch at once would send most frames twice
 RESEND_AFTER = 3.0  # s before a message without an answer is sent again
@@ -170,6 +170,19 @@ class RoundState:
     def check_acceptable(self, record: m.Record) -> None:
         """Raise PayloadError for a record that no peer of this run accepts: nobody is bound by what one says it did."""
         chain.check_age(chain.contributions(record), record.outer_step, self.terms.max_staleness)
+        for ref in record.frames:
+            if ref.frame in self.held and not claims_match(self.held[ref.frame], ref):
+                raise PayloadError(f"a record says of the frame of {peer_name(ref.peer)} what it did not sign; drop it")
+
+    def check_own(self, contributors: Iterable[m.FrameRef]) -> None:
+        """Raise PayloadError where this peer's contribution is said to be what it did not offer.
+
+        Nobody is asked to believe this peer: votes of a majority that was told otherwise are binding all the same.
+        """
+        mine = self.round.offers.get(self.me)
+        for ref in contributors:
+            if mine is not None and ref.peer == self.me and ref.frame == mine.frame and not _as_offered(ref, mine):
+                raise PayloadError("a record or plan says of this peer's contribution what it did not offer; drop it")
 
     def patience(self, plans: float = 1.0) -> float:
         """Seconds to wait for what it takes ``plans`` plans of a reduce to get; its slices alone are half of one."""
@@ -227,6 +240,11 @@ class RoundState:
         for peer in dict.fromkeys((*self.head.members, *also)):
             if peer not in skip:
                 self.send(peer, message)
+
+
+def _as_offered(ref: m.FrameRef, offer: m.Offer) -> bool:
+    named = (ref.steps, ref.tokens, ref.based, ref.summary)
+    return named == (offer.steps, offer.tokens, offer.based, offer.summary)
 
 
 def _digest_of(plan: m.ReducePlan) -> Digest:

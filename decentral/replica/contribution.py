@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,7 +13,7 @@ from decentral.consensus.chain import Head
 from decentral.replica.codec import Encoded, FixedShapes, range_shapes
 from decentral.replica.owing import in_own_units
 from decentral.replica.replica import Replica
-from decentral.wire.frames import Frame, FrameKind, Header, seal
+from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
 from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import Offer, Record, ReducePlan
 
@@ -43,9 +44,11 @@ class Contribution:
     def __post_init__(self) -> None:
         self.trained = self.trained or self.steps
 
-    def commitment(self) -> bytes:
-        """What a reduce offer names instead of a frame."""
-        return hashlib.blake2b(self.gradient_N.numpy().data, digest_size=32).digest()
+    def commitment(self, head: Head) -> bytes:
+        """What a reduce offer names instead of a frame; another one wherever it says another thing."""
+        made = hashlib.blake2b(self.gradient_N.numpy().data, digest_size=32)
+        made.update(struct.pack("<IQ", self.steps, self.tokens) + claims_of(self.based_in(head), self.summary))
+        return made.digest()
 
     def feedback_after(self, record: Record) -> dict[str, Tensor]:
         """The feedback to book with ``record``, which names this contribution. Nothing where slices are of a
@@ -62,10 +65,7 @@ class Contribution:
     def frame(self, head: Head, signer: Signer) -> Frame:
         """The frame for the round after ``head``."""
         assert self.encoded is not None
-        header = replace(
-            header_after(head, self.kind, self.fragment, signer.peer, steps=self.steps, tokens=self.tokens),
-            states=len(self.states),
-        )
+        header = self._claimed(header_after(head, self.kind, self.fragment, signer.peer), head)
         frame = seal(header, self.encoded.body, signer, self.tail)
         own = frame.body[: len(self.encoded.body)]  # the frame's own bytes: see Outbox
         self.encoded = replace(self.encoded, body=own)
@@ -92,6 +92,11 @@ class Contribution:
         """The outer step of the anchor that it was begun from, were it offered in the round after ``head``."""
         return head.outer_step if self.begun_from is None else self.begun_from
 
+    def _claimed(self, header: Header, head: Head) -> Header:
+        """With all that the offer says, so that no record can name this contribution and say another thing of it."""
+        claims = claims_of(self.based_in(head), self.summary)
+        return replace(header, steps=self.steps, tokens=self.tokens, states=len(self.states), claims=claims)
+
     def slice_frame(self, part: int, plan: ReducePlan, head: Head, replica: Replica, signer: Signer) -> Frame:
         """The frame of one part of ``plan``; what it leaves to owe is remembered."""
         owner, start, stop = plan.partition[part]
@@ -103,10 +108,8 @@ class Contribution:
                 self.hands_on_nothing.add((plan.round, plan.number))
         made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on, self.states)
         parts = len(plan.partition)
-        header = replace(
-            header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number),
-            states=len(self.states),
-        )
+        header = header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
+        header = self._claimed(header, head)
         frame = seal(header, made.body, signer, self.tail if part == 0 else b"")
         self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body[: len(made.body)], payloads=())
         return frame
@@ -123,7 +126,7 @@ def header_after(
     steps: int = 0,
     tokens: int = 0,
 ) -> Header:
-    """The header of a frame for the round after ``head``."""
+    """The header of a frame for the round after ``head``, of progress that was begun from its anchor."""
     assert head.anchor is not None
     return Header(
         kind=kind,
@@ -138,6 +141,7 @@ def header_after(
         sender=sender,
         steps=steps,
         tokens=tokens,
+        claims=claims_of(head.outer_step, b""),
     )
 
 

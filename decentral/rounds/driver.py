@@ -127,7 +127,7 @@ class Driver:
             contribution.encoded = await self._encoded(contribution)
         elif state.terms.partition is not None:  # slices are encoded when there is a plan: too late to tell the caller
             await state.offload(state.replica.check_finite, fragment, gradient_N)
-            contribution.offered = await state.offload(contribution.commitment)
+            contribution.offered = await state.offload(contribution.commitment, head)
         async with self.steps.lock:
             if not self._takes(contribution, state.head) or state.head.anchor != head.anchor:
                 return False

@@ -6,8 +6,8 @@ and the signature covers the header, so one signature check covers everything an
 encoding.
 
 Layout, little-endian: magic "DCFR", version u16, kind u16, run 32, epoch u64, round u64, fragment u32,
-part u32, parts u32, plan u32, base 32, sender 32, steps u32, states u32, tokens u64, body hash 32
-(blake2b-256), signature 64.
+part u32, parts u32, plan u32, base 32, sender 32, steps u32, states u32, tokens u64, claims 32,
+body hash 32 (blake2b-256), signature 64.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from decentral.wire.keys import DIGEST_NBYTES, SIGNATURE_NBYTES, Digest, PeerId,
 
 MAGIC = b"DCFR"
 MAX_STATES = 7  # channels beside the change: a method has eight at most
-VERSION = 2  # 1 had bodies without entropy coding and was never released
+VERSION = 3  # 1 had bodies without entropy coding, 2 headers without claims; neither was ever released
 
-_FIELDS = struct.Struct("<4sHH32sQQIIII32s32sIIQ")
+_FIELDS = struct.Struct("<4sHH32sQQIIII32s32sIIQ32s")
+_AGE = struct.Struct("<Q")
 _SIGNED_NBYTES = _FIELDS.size + DIGEST_NBYTES
 HEADER_NBYTES = _SIGNED_NBYTES + SIGNATURE_NBYTES
 
@@ -58,6 +59,7 @@ class Header:
     steps: int  # inner steps behind the body
     tokens: int  # training tokens behind the body
     states: int = 0  # channels in the body beside the change
+    claims: Digest = bytes(DIGEST_NBYTES)  # see ``claims_of``; zeros in a swap, which no record names
 
     @property
     def channels(self) -> int:
@@ -93,6 +95,11 @@ def frame_hash(data: bytes) -> Digest:
     return _digest(data)
 
 
+def claims_of(based: int, summary: bytes) -> Digest:
+    """What a header holds of the age and the summary that its sender offers beside it: a record must name the same."""
+    return _digest(_AGE.pack(based), summary)
+
+
 def seal(header: Header, body: bytes | memoryview, signer: Signer, tail: bytes = b"") -> Frame:
     """Sign ``body``, with ``tail`` behind it, under ``header``, whose sender must be the signer.
 
@@ -101,8 +108,8 @@ def seal(header: Header, body: bytes | memoryview, signer: Signer, tail: bytes =
     if header.sender != signer.peer:
         raise PayloadError("seal: header.sender is not the signer; a frame is signed by who it is from")
     _check_fields(header)
-    kind, *fields, steps, tokens, states = astuple(header)
-    signed = _FIELDS.pack(MAGIC, VERSION, kind, *fields, steps, states, tokens) + _digest(body, tail)
+    kind, *fields, steps, tokens, states, claims = astuple(header)
+    signed = _FIELDS.pack(MAGIC, VERSION, kind, *fields, steps, states, tokens, claims) + _digest(body, tail)
     return Frame(header, b"".join((signed, signer.sign(signed), body, tail)))
 
 
@@ -133,11 +140,11 @@ def parse_header(data: bytes | memoryview) -> Header:
         raise _bad(f"version {version}, this library reads {VERSION}: one of the two is too old")
     if kind not in FrameKind.__members__.values():
         raise _bad(f"unknown kind {kind}")
-    run, epoch, round_, fragment, part, parts, plan, base, sender, steps, states, tokens = fields
+    run, epoch, round_, fragment, part, parts, plan, base, sender, steps, states, tokens, claims = fields
     if states > MAX_STATES:
         raise _bad(f"{states} channels beside the change, at most {MAX_STATES}")
-    kind = FrameKind(kind)
-    header = Header(kind, run, epoch, round_, fragment, part, parts, plan, base, sender, steps, tokens, states)
+    counted = (steps, tokens, states, claims)
+    header = Header(FrameKind(kind), run, epoch, round_, fragment, part, parts, plan, base, sender, *counted)
     if part >= parts:
         raise _bad(f"part {part} of {parts}")
     return header
@@ -156,8 +163,8 @@ def _signed_by_sender(header: Header, data: bytes | memoryview) -> Header:
 
 def _check_fields(header: Header) -> None:
     """What struct would silently pad or cut, or refuse with an error of its own."""
-    if {len(header.run), len(header.base), len(header.sender)} != {DIGEST_NBYTES}:
-        raise PayloadError("seal: run, base and sender are 32 bytes each")
+    if {len(one) for one in (header.run, header.base, header.sender, header.claims)} != {DIGEST_NBYTES}:
+        raise PayloadError("seal: run, base, sender and claims are 32 bytes each")
     short = (header.fragment, header.part, header.parts, header.plan, header.steps, header.states)
     long = (header.epoch, header.round, header.tokens)
     if not all(0 <= n < 2**32 for n in short) or not all(0 <= n < 2**64 for n in long):

@@ -10,7 +10,7 @@ from decentral.consensus import chain
 from decentral.consensus.machine import TICK
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from decentral.wire.frames import FrameKind
+from decentral.wire.frames import FrameKind, claims_of
 from tests.lab.machines import digest_of, finish_round
 
 BOTH = pytest.mark.parametrize("reduce", [False, True], ids=["gather", "reduce"])
@@ -140,7 +140,8 @@ def test_what_only_the_leader_does_not_find_too_old_is_never_committed(make_swar
 def tell_stale_offer(swarm, old, leader) -> None:
     """The leader alone hears of a contribution that was begun three outer steps ago, and has its frame."""
     head = swarm.hosts[old].machine.head
-    frame, header = digest_of("old"), swarm.header(FrameKind.CONTRIBUTION, old, head)
+    frame, claims = digest_of("old"), claims_of(head.outer_step - 3, b"")
+    header = replace(swarm.header(FrameKind.CONTRIBUTION, old, head), claims=claims)
     offer = m.Offer(head.epoch, head.round + 1, 0, head.anchor, frame, 100, 5, 50, head.outer_step - 3)
     for peer in swarm.members if not swarm.reduce else ():
         swarm.hosts[peer].frames[frame] = header

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 
 from decentral.state.snapshot import Layout, SnapshotIndex
+from decentral.swarm.hello import WIRE_VERSION
 from decentral.swarm.lan.announcement import run_tag
 from decentral.transport import multiaddr
 from decentral.transport.protocols.protobuf import bytes_field, number_field
@@ -347,14 +348,14 @@ def _found() -> Iterator[Entry]:
     """What was a bug once: found by reading or by a fuzzer, and each raised something else or took far too long."""
     good = HEAD.to_dict()
     yield "head", "round infinity", json.dumps(good | {"round": float("inf")}).encode(), "where JSON of ours was due"
-    hello = {"wire": 2, "version": "0.1.0", "manifest": "", "schema": "", "age": 1.0}
+    hello = {"wire": WIRE_VERSION, "version": "0.1.0", "manifest": "", "schema": "", "age": 1.0}
     for name, change in [("wire", {"wire": float("inf")}), ("age", {"age": 10**400})]:
         yield "hello", f"{name} beyond a float", json.dumps(hello | change).encode(), "does not parse (OverflowError)"
     yield "hello", "no manifest", json.dumps(hello).encode(), "the peer's manifest is none"
     yield (
         "hello",
         "version that moves the cursor",
-        json.dumps(hello | {"wire": 3, "version": "\x1b[2J\n"}).encode(),
+        json.dumps(hello | {"wire": WIRE_VERSION + 1, "version": "\x1b[2J\n"}).encode(),
         "decentral ?[2J?",
     )
     yield "hello", "list", b"[]", "does not parse (TypeError)"

@@ -78,7 +78,7 @@ def test_a_frame_takes_memory_for_the_bytes_that_came_and_not_for_those_that_its
 @pytest.mark.parametrize("nbytes", [HEADER_NBYTES - 1, HEADER_NBYTES + 1001, 2**64 - 1])
 def test_nothing_is_allocated_for_more_than_the_schema_allows_or_less_than_a_header(nbytes):
     part = replace(pieces(frame())[0], nbytes=nbytes)
-    with pytest.raises(PayloadError, match="the schema allows 1248"):
+    with pytest.raises(PayloadError, match="the schema allows 1280"):
         at_most().add(part, OTHER.peer)
 
 
@@ -100,7 +100,7 @@ def test_a_second_frame_of_one_sender_in_a_round_is_refused():
 def test_another_size_is_refused():
     puzzle, parts = at_most(), pieces(frame())
     puzzle.add(parts[0], OTHER.peer)
-    with pytest.raises(PayloadError, match="in a frame of 1248"):
+    with pytest.raises(PayloadError, match="in a frame of 1280"):
         puzzle.add(replace(parts[1], nbytes=1247), OTHER.peer)
 
 

@@ -134,7 +134,7 @@ def sealed(data: bytes) -> bytes:
     at = HEADER_NBYTES - SIGNATURE_NBYTES
     content = data[HEADER_NBYTES:]
     signed = data[: at - 32] + hashlib.blake2b(content, digest_size=32).digest()
-    sender = data[at - 80 : at - 48]
+    sender = data[104:136]
     signer = SIGNERS[PEERS.index(sender)] if sender in PEERS else SIGNERS[0]
     return signed + signer.sign(signed) + content
 

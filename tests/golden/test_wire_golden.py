@@ -11,7 +11,7 @@ import pytest
 from decentral.swarm.invite import Invite
 from decentral.transport.dialback import ANSWERED, NOT_TRIED, DialbackAnswer, Question
 from decentral.wire import messages as m
-from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, parse, seal
+from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, claims_of, parse, seal
 from decentral.wire.keys import Signer
 from decentral.wire.layout import from_bytes, to_bytes
 from decentral.wire.pieces import Piece, read_piece
@@ -70,8 +70,9 @@ WANTS = {
     "want": Want(FRAMES[0]),
     "want_of_two_ranges": Want(FRAMES[1], ((0, 65536), (3_000_000_000, 2**63))),
 }
+CLAIMS = claims_of(17, b"norm")
 HEADERS = {
-    f"frame_{kind.name.lower()}": Header(kind, RUN, 1, 17, 2, 1, 3, 65537, BASE, PEERS[0], 30, 15360)
+    f"frame_{kind.name.lower()}": Header(kind, RUN, 1, 17, 2, 1, 3, 65537, BASE, PEERS[0], 30, 15360, claims=CLAIMS)
     for kind in FrameKind
 }
 BODY = b"sixteen bytes..."
@@ -89,7 +90,7 @@ def _encoded() -> dict[str, bytes]:
 
 def _pieces() -> dict[str, Piece]:
     frame = seal(HEADERS["frame_contribution"], BODY, SIGNERS[0]).data
-    parts = {"piece": (0, 250, False), "piece_to_be_passed_on": (250, len(frame), True)}
+    parts = {"piece": (0, 282, False), "piece_to_be_passed_on": (282, len(frame), True)}
     return {
         name: Piece(frame[:HEADER_NBYTES], len(frame), start, pass_on, frame[start:stop])
         for name, (start, stop, pass_on) in parts.items()
@@ -157,7 +158,7 @@ def test_every_message_and_kind_has_a_golden_file_and_every_file_an_example() ->
 
 
 def test_the_sizes_are_the_documented_ones() -> None:
-    assert HEADER_NBYTES == 248
+    assert HEADER_NBYTES == 280
     assert len(m.encode(MESSAGES["vote"])) == 118
     assert len(m.encode(MESSAGES["offer"])) == 115
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -16,7 +16,7 @@ from decentral.consensus.machine import TICK, RoundMachine
 from decentral.consensus.round_state import RoundTerms
 from decentral.dissemination.partition import partition
 from decentral.errors import PayloadError
-from decentral.wire.frames import FrameKind, Header
+from decentral.wire.frames import FrameKind, Header, claims_of
 from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import Commit, FrameRef, JoinRequest, Message, Offer, ReducePlan
 
@@ -150,8 +150,8 @@ class Swarm:
         if head.anchor is None or peer not in head.members or peer in machine.state.round.offers or head.final:
             return
         frame = digest_of("frame", peer, head.round, head.hash)
-        header = self.header(FrameKind.CONTRIBUTION, peer, head)
         based, summary = head.outer_step - self.stale.get(peer, 0), self.summaries.get(peer, b"")
+        header = replace(self.header(FrameKind.CONTRIBUTION, peer, head), claims=claims_of(based, summary))
         offer = Offer(head.epoch, head.round + 1, 0, head.anchor, frame, 100, 5, 50, based, summary)
         if not self.reduce:
             self.do(peer, machine.hold(frame, header, self.now))
@@ -170,7 +170,8 @@ class Swarm:
 
     def header(self, kind: FrameKind, peer: PeerId, head: Head, part: int = 0, parts: int = 1, plan: int = 0) -> Header:
         assert head.anchor is not None
-        return Header(kind, RUN, head.epoch, head.round + 1, 0, part, parts, plan, head.anchor, peer, 5, 50)
+        made = Header(kind, RUN, head.epoch, head.round + 1, 0, part, parts, plan, head.anchor, peer, 5, 50)
+        return replace(made, claims=claims_of(head.outer_step, b""))
 
     # ---- running ----
 
@@ -278,8 +279,6 @@ class Swarm:
         return digest_of("anchor", record.hash) if moves_anchor(record) else record.base
 
     def _after(self, head: Head, commit: Commit) -> Head:
-        from dataclasses import replace
-
         return replace(head.extended(commit.record), anchor=self._anchor(commit))
 
     def rounds_done(self, peer: PeerId) -> int:

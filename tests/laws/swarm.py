@@ -79,7 +79,9 @@ class Swarm:
         left: dict[bytes, Tensor] = {}
         for number, cut in enumerate(cuts):
             partition = tuple((SIGNERS[n].peer, start, stop) for n, start, stop in cut)
-            contributors = tuple(FrameRef(SIGNERS[n].peer, made.commitment(), 0, 1, 1) for n, made in offered.items())
+            contributors = tuple(
+                FrameRef(SIGNERS[n].peer, made.commitment(self.head), 0, 1, 1) for n, made in offered.items()
+            )
             plan = ReducePlan(0, self.head.round + 1, 0, number, contributors, partition)
             results = self._results(plan, self._slices(plan, offered), left)
         record = self._record(tuple(_ref(frame) for frame in results), plan)

@@ -87,7 +87,7 @@ def test_random_bytes_behind_a_right_beginning_give_payload_errors_only(data: by
     ("offset", "value", "complaint"),
     [
         (0, b"PK\3\4", "magic"),
-        (4, b"\3\0", "version 3, this library reads 2"),
+        (4, b"\2\0", "version 2, this library reads 3"),
         (6, b"\0\0", "unknown kind 0"),
         (6, b"\6\0", "unknown kind 6"),
         (60, b"\1\0\0\0", "part 1 of 1"),
@@ -95,7 +95,8 @@ def test_random_bytes_behind_a_right_beginning_give_payload_errors_only(data: by
         (140, b"\x08\0\0\0", "8 channels beside the change, at most 7"),
         (48, b"\xff" * 8, "not signed by the sender"),
         (104, SIGNER.peer[::-1], "not signed by the sender"),
-        (152, bytes(32), "does not have the hash"),
+        (152, b"\xff" * 32, "not signed by the sender"),
+        (184, bytes(32), "does not have the hash"),
     ],
 )
 def test_what_is_wrong_with_a_frame_is_named(offset: int, value: bytes, complaint: str) -> None:

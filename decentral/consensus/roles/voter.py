@@ -46,6 +46,7 @@ class Voter:
         if not state.succeeds(proposal.record, sender):
             return
         state.check_acceptable(proposal.record)
+        state.check_own(proposal.record.contributors)
         if state.proposal is None or proposal.ballot > state.proposal[1].ballot:
             state.proposal = (sender, proposal)
         elif proposal == state.proposal[1] and state.acceptor.accepted_ballot == proposal.ballot:
@@ -59,6 +60,7 @@ class Voter:
             raise PayloadError(f"plan {plan.number} is none of ballot {plan.ballot}; drop it")
         check_contributors(plan.contributors, state.head.members)
         state.check_age(plan.contributors)
+        state.check_own(plan.contributors)
         check_known([owner for owner, _, _ in plan.partition], state.head.members)
         leads = state.leader_of(plan.ballot) == sender
         if leads and plan.ballot >= state.acceptor.promised and plan.number > state.planned_number:
