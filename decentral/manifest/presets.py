@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from decentral.errors import ConfigError, UsageError
+from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.manifest.terms import Manifest, Outer
 from decentral.plugins import nearest
 
@@ -34,7 +35,7 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
         raise UsageError(f"preset {preset[:60]!r} does not exist; {nearest(preset, list(presets()))}")
     given: dict[str, dict[str, Any]] = {  # Any: as above
         "run": {"name": preset, "salt": fresh_salt()},
-        "inner": {"clip": 1.0},
+        "inner": {"clip": 1.0, **chosen.inner},
         "outer": {
             "method": preset,
             **chosen.hyper,
@@ -69,6 +70,8 @@ def check_methods(manifest: Manifest) -> None:
         _refuse_receivers(str(feedback), kind)
     if len(method.channels()) > 1:
         _check_states(manifest, compressor)
+    if method.inner and manifest.model.task != "custom":
+        _check_moments(manifest, [channel.name for channel in method.channels()[1:]])
     if gossips:
         _check_pair(manifest)
     elif kind == "reduce" and manifest.outer.norm_clip == "median" and feedback.sender:
@@ -133,6 +136,17 @@ def _check_pair(manifest: Manifest) -> None:
         raise ConfigError(
             'outer.norm_clip = "median": of two contributions nobody can tell which one is typical; '
             'leave it unset, or use exchange.kind = "gather" or "reduce"'
+        )
+
+
+def _check_moments(manifest: Manifest, wanted: list[str]) -> None:
+    """ConfigError for an inner optimizer that has not, of every parameter, the moments that the method averages."""
+    named = manifest.inner.named
+    if missing := [name for name in wanted if name not in INNER_OPTIMIZERS[named].moments]:
+        fits = [f'"{name}"' for name, known in INNER_OPTIMIZERS.items() if set(wanted) <= set(known.moments)]
+        raise ConfigError(
+            f'inner.optimizer = "{named}" does not fit outer.method {manifest.outer.method}, which averages '
+            f"{' and '.join(missing)}: it keeps none for every parameter; use {' or '.join(fits) or 'another method'}"
         )
 
 

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 
 from decentral.manifest.checking import checked
 from decentral.manifest.commented import to_toml
+from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS, OWN_KEYS, InnerName, inner_optimizers_with
 from decentral.manifest.table import Table, canonical
 
 Digest = bytes
@@ -44,6 +45,8 @@ Steps = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+PartShare = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
 
 
@@ -108,13 +111,56 @@ class Data(Table):
 
 
 class Inner(Table):
-    """What a peer does alone between two outer steps (AdamW)."""
+    """What a peer does alone between two outer steps."""
 
     steps: Count = Field(default=30, description="H: inner steps between two outer steps of the same parameters")
+    optimizer: InnerName | None = Field(
+        default=None,
+        description=f"{', '.join(INNER_OPTIMIZERS)}; unset: adamw",
+        examples=["muon"],
+    )
     learning_rate: Positive = Field(default=1e-3, description="after warm-up")
-    weight_decay: NotNegative = Field(default=0.1, description="decoupled, as AdamW does")
+    weight_decay: NotNegative = Field(default=0.1, description="decoupled, as AdamW does; sgd adds it to the gradient")
     warmup: Steps = Field(default=20, description="inner steps over which the learning rate rises")
     clip: Positive | None = Field(default=None, description="largest gradient norm; unset: no clipping", examples=[1.0])
+    momentum: Decay | None = Field(default=None, description="of muon and sgd; unset: 0.9", examples=[0.9])
+    beta1: Decay | None = Field(
+        default=None, description="decay of the first moment; unset: 0.9, of qh_adopt 0.99", examples=[0.9]
+    )
+    beta2: Decay | None = Field(
+        default=None,
+        description="decay of the second moment; unset: 0.95, of adopt and qh_adopt 0.9999",
+        examples=[0.95],
+    )
+    mixing: PartShare | None = Field(
+        default=None,
+        description="share of the average in what trains: schedule_free 0.9, gpa 0.7; qh_adopt: of its momentum",
+        examples=[0.7],
+    )
+    averaging: Decay | None = Field(
+        default=None,
+        description="of gpa: what its average keeps in a step; 0.9 ** (1 / H) is DiLoCo's",
+        examples=[0.9967],
+    )
+
+    @model_validator(mode="after")
+    def _keys_of_its_optimizer(self) -> Inner:
+        own = INNER_OPTIMIZERS[self.named].keys
+        for key in OWN_KEYS:
+            if getattr(self, key) is not None and key not in own:
+                others = ", ".join(inner_optimizers_with(key))
+                raise ValueError(f"{key} is a key of {others}, and {self.named} has {', '.join(own)}; leave it out")
+        return self
+
+    @property
+    def named(self) -> InnerName:
+        """The optimizer's name, when it is unset, too."""
+        return self.optimizer or "adamw"
+
+    def own(self) -> dict[str, float]:
+        """The keys that are the optimizer's own: what is set, else what it has then."""
+        given = {key: getattr(self, key) for key in OWN_KEYS if getattr(self, key) is not None}
+        return {**INNER_OPTIMIZERS[self.named].keys, **given}
 
 
 class Outer(Table):

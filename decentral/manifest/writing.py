@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decentral.manifest.commented import toml_value
+from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.manifest.table import Table, keys, plain
 from decentral.manifest.terms import Manifest
 
@@ -21,7 +22,8 @@ def summary(manifest: Manifest) -> str:
         if model.task == "causal-lm"
         else "your own script's",
         "data": f"{data.corpus}{digest}, batch {data.batch_size} per peer, {data.held_out:.0%} held out",
-        "inner": f"{inner.steps} steps of AdamW at {inner.learning_rate:g}, weight decay {inner.weight_decay:g}",
+        "inner": f"{inner.steps} steps of {INNER_OPTIMIZERS[inner.named].title} at {inner.learning_rate:g}, "
+        f"weight decay {inner.weight_decay:g}",
         "outer": ", ".join(
             [
                 outer.method,

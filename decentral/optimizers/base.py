@@ -62,12 +62,18 @@ class Preset:
     fragments: int = 1  # blocks are strided over all but the last, which has the rest; 1: the whole model
     overlap: int = 0  # tau: inner steps between contribution and merge
     norm_clip: Literal["median"] | None = None  # contributions far longer than the typical one are shortened to it
+    inner: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # keys of [inner]: a method may live from its inner optimizer
     demo: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))  # tables it changes
 
 
-def key(default: Any, meaning: str) -> Any:  # Any: as dataclasses.field
-    """A field of a method: a key of [outer], with what the manifest's comment says of it."""
-    return field(default=default, metadata={"meaning": meaning})
+def key(default: Any, meaning: str, example: Any = None) -> Any:  # Any: as dataclasses.field
+    """A field of a method: a key of [outer], with what the manifest's comment says of it.
+
+    ``example``: what the comment shows where the default is None, which TOML has no word for.
+    """
+    return field(default=default, metadata={"meaning": meaning, "example": default if example is None else example})
 
 
 class Live(Protocol):

@@ -25,6 +25,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
 from decentral.optimizers.channels import CHANGE, Channel
+from decentral.optimizers.inner_moments import adopted, last_means, no_means, read_all
 from decentral.optimizers.round_info import RoundInfo
 from decentral.optimizers.steps import check_rate
 
@@ -57,28 +58,19 @@ class DESLoc(OuterMethod):
 
     def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
         """The moments of this peer's inner optimizer."""
-        found = {channel.name: live.read_moment(channel.name, fragment) for channel in self.channels()[1:]}
-        return {name: moment_N for name, moment_N in found.items() if moment_N is not None}
+        return read_all(self.channels()[1:], live, fragment)
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
-        """Moments of zero stand for none."""
-        return {channel.name: torch.zeros_like(anchor) for channel in self.channels()[1:]}
+        """No means yet."""
+        return no_means(self.channels()[1:], anchor)
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean of the parameters, and of the moments that are due."""
         with torch.no_grad():
-            kept = {name: received.get(name, moment_N).clone() for name, moment_N in state.items()}
-            if "exp_avg_sq" in received:  # rounding of what was sent must not make a variance negative
-                kept["exp_avg_sq"].clamp_min_(0.0)
-            return anchor - received["change"] * self.lr, kept
+            return anchor - received["change"] * self.lr, last_means(received, state)
 
     def adopt(self, state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
-        """Put the means that are new into the inner optimizer, all or none: it is asked again after every step, and
-        before its first one it has no place for them, as an optimizer that is no Adam never has for some.
-        """
-        means = [(name, state[name]) for name in fresh if name in state and state[name].any()]
-        if any(live.read_moment(name, fragment) is None for name, _ in means):
-            return False
-        return all(live.write_moment(name, fragment, mean_N) for name, mean_N in means)
+        """Put the means that are new into the inner optimizer."""
+        return adopted(state, live, fragment, fresh)

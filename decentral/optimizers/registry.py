@@ -50,12 +50,18 @@ def make_outer(name: str, hyper: Mapping[str, Any]) -> OuterMethod:  # Any: numb
 
 
 def describe_keys(name: str) -> list[tuple[str, Any, str]]:  # Any: the defaults
-    """A method's own keys of [outer] in order, beside learning_rate: key, default, meaning. None of an unknown one."""
+    """A method's own keys of [outer] in order, beside learning_rate: key, default or an example where that is None,
+    meaning. None of an unknown one.
+    """
     try:
         fields = dataclasses.fields(make_outer(name, {}))  # type: ignore[arg-type]  # a dataclass: see Plugins
     except ConfigError:
         return []
-    return [(one.name, one.default, one.metadata.get("meaning", one.name)) for one in fields if one.name != "lr"]
+    return [
+        (one.name, one.metadata.get("example", one.default), one.metadata.get("meaning", one.name))
+        for one in fields
+        if one.name != "lr"
+    ]
 
 
 def methods_with(key: str) -> list[str]:

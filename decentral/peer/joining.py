@@ -119,9 +119,9 @@ def settings_of(
     how = options.transport if isinstance(options.transport, str) else None
     manifest, invite, out = terms_of(run, options.out, how, lan=options.lan, join_timeout=options.join_timeout)
     check_tokens(manifest, options.tokens_per_step)
-    live = LiveModel(model, manifest.outer.fragments, options.accelerator)
-    check_processes(manifest, live.world_size)
     optimizers = Together.of(optimizer, "optimizer")
+    live = LiveModel(model, manifest.outer.fragments, options.accelerator, optimizers.parts)
+    check_processes(manifest, live.world_size)
     check_covers(optimizers.parts, live.trained)
     return Settings(
         options=options,

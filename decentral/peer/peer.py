@@ -115,7 +115,11 @@ class Peer:
 
     def anchor(self) -> list[Tensor]:
         """The newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
-        return list(self._up.swarm.node.replica.anchors) if self._up is not None else self._model.read_all()
+        if self._up is not None:
+            return list(self._up.swarm.node.replica.anchors)
+        held = self._model.read_all()
+        self._model.averages.resume()
+        return held
 
     @property
     def seed(self) -> int:
@@ -277,10 +281,16 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._entered:
+            self._entered.callback(self._show_what_was_learnt)
             if self._part is not None:
                 self._end(self._part, save=kind in (None, KeyboardInterrupt, NoPeersError), whole=kind is None)
                 if kind is NoPeersError:  # as asked for, and no crash: it can be started again
                     self._last_status = replace(self._last_status, state="left")
+
+    def _show_what_was_learnt(self) -> None:
+        """After the block the parameters are what was contributed: the average, of an optimizer that has one."""
+        self._model.averages.show()
+        self._model.averages.resume(to_train=False)
 
     def _end(self, part: Participation, *, save: bool, whole: bool) -> None:
         """``whole``: the training loop came to its own end."""
@@ -302,14 +312,22 @@ class Peer:
     def _after_inner_step(self) -> None:
         """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
         self._count.value += 1
-        changed: set[int] = set()
-        if self._part is not None:
-            loop, swarm = self._part.loop, self._part.swarm
-            loop.schedule.stepped()
-            changed = run_blocking(loop.step_boundary())
-            if not (swarm.alive or loop.done or self.done):
-                raise swarm.error or DecentralError("the swarm's thread ended; see events.jsonl, then restart")
-        self._share(changed)
+        try:
+            self._share(self._at_boundary())
+        except BaseException:
+            self._model.averages.resume()  # a loop may catch it, and go on
+            raise
+
+    def _at_boundary(self) -> set[int]:
+        """What the main process does after an inner step; returns the fragments that were written."""
+        if self._part is None:
+            return set()
+        loop, swarm = self._part.loop, self._part.swarm
+        loop.schedule.stepped()
+        changed = run_blocking(loop.step_boundary())
+        if not (swarm.alive or loop.done or self.done):
+            raise swarm.error or DecentralError("the swarm's thread ended; see events.jsonl, then restart")
+        return changed
 
     def _share(self, changed: Iterable[int]) -> None:
         """Bring the peer's processes in step, and note its place among the members for all of them alike."""
@@ -325,6 +343,7 @@ class Peer:
         if forget:
             for optimizer in self.settings.optimizers.parts:
                 forget_non_finite(optimizer)
+        self._model.averages.resume(to_train=not self.done)
 
 
 def _plain(value: float | Tensor) -> float:

@@ -91,7 +91,8 @@ class Outcome:
         fragments = self.scenario.manifest.outer.fragments
         points = [[0.0, round(student.alone(fragments, 0), 5)], *(curve[number] for number in sorted(curve))]
         steps, alone = self._steps_per_peer(points[-1][0]), int(points[-1][0] / self.scenario.step_seconds)
-        lone = {"loss_alone": round(student.alone(fragments, alone), 5), "steps_alone": alone}
+        lost = student.alone(fragments, alone, self.scenario.manifest.inner)
+        lone = {"loss_alone": round(lost, 5), "steps_alone": alone}
         return {"loss": points[-1][1], "steps": steps, **lone, "loss_curve": points}
 
     def _paired(self) -> dict[str, int]:

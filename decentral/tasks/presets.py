@@ -5,6 +5,8 @@ Spelled as tables of a manifest: ``preset_manifest(method, **demo_tables(method)
 
 from typing import Any, Final
 
+from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
+
 Tables = dict[str, dict[str, Any]]  # Any: values of every key
 
 # 635,776 parameters, 50 to 60 ms per inner step on one core of a 2020s server when nothing else runs.
@@ -12,7 +14,8 @@ DEMO_MODEL: Final[dict[str, int]] = {"hidden": 128, "layers": 3, "heads": 4, "co
 
 # AdamW at the rate where the solo baseline itself is best, so that the swarm does not win by a bad baseline.
 DEMO_INNER: Final[dict[str, Any]] = {"learning_rate": 1e-3, "weight_decay": 0.1, "warmup": 20, "clip": 1.0}
-DEMO_BETAS: Final[tuple[float, float]] = (0.9, 0.95)  # 0.95: some hundred steps are too few for 0.999
+_ADAMW: Final = INNER_OPTIMIZERS["adamw"].keys
+DEMO_BETAS: Final[tuple[float, float]] = (_ADAMW["beta1"], _ADAMW["beta2"])
 DEMO_BATCH_SIZE: Final[int] = 4
 
 DEMO_STEPS: Final[int] = 25  # H, inner steps per round: 4 to 6 s with all peers on two cores

@@ -7,7 +7,7 @@ step boundary, one small tensor that says what changed, and the fragments that d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from decentral.parameters import (
     schema_of,
 )
 from decentral.state.snapshot import live_buffer_name
+from decentral.training.inner.averages import Averages
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU.
 
@@ -32,12 +33,20 @@ Told = tuple[int, ...]  # whole numbers below 2**63 that all ranks must know ali
 
 
 class LiveModel:
-    """Reads and writes fragments of a model; knows the other ranks through accelerate."""
+    """Reads and writes fragments of a model; knows the other ranks through accelerate.
+
+    Of an optimizer that trains at other parameters than it learns, what is read and written is what it learns; the
+    caller lets it go on with ``averages.resume``, once for all that a boundary read and wrote.
+    """
 
     def __init__(
-        self, model: nn.Module, num_fragments: int, accelerator: Any | None
-    ) -> None:  # Any: accelerate is untyped
-        self.accelerator = accelerator
+        self,
+        model: nn.Module,
+        num_fragments: int,
+        accelerator: Any | None,  # Any: accelerate is untyped
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        self.accelerator, self.averages = accelerator, Averages(optimizers)
         bare = model if accelerator is None else accelerator.unwrap_model(model)
         self._bare = bare
         self.schema: Schema = schema_of(bare, num_fragments)
@@ -73,6 +82,7 @@ class LiveModel:
 
     def read(self, fragment: int) -> Tensor:
         """A copy of one fragment."""
+        self.averages.show()
         return gather(self._parameters, self.schema.fragments[fragment])
 
     def read_all(self) -> list[Tensor]:
@@ -81,6 +91,7 @@ class LiveModel:
 
     def write(self, fragment: int, flat_N: Tensor) -> None:
         """Overwrite one fragment in place; optimizer state and gradients are not touched."""
+        self.averages.show()
         scatter(flat_N, self.schema.fragments[fragment], self._parameters)
 
     def keeps(self, fragment: int) -> bool:
@@ -134,19 +145,22 @@ class LiveModel:
 
         assert self.accelerator is not None
         device = self.accelerator.device
-        flags = torch.zeros(1 + len(told) + len(self.schema.fragments), dtype=torch.int64, device=device)
+        first = 2 + len(told)  # of the fragments
+        flags = torch.zeros(first + len(self.schema.fragments), dtype=torch.int64, device=device)
         if self.is_main:
-            flags[0] = int(done)
-            flags[1 : 1 + len(told)] = torch.tensor(told)
+            flags[0], flags[1] = int(done), int(self.averages.shown)
+            flags[2:first] = torch.tensor(told)
             for fragment in changed:
-                flags[1 + len(told) + fragment] = 1
+                flags[first + fragment] = 1
         flags = broadcast(flags, from_process=0).cpu()
-        for fragment in torch.nonzero(flags[1 + len(told) :]).flatten().tolist():
+        if flags[1]:
+            self.averages.show()  # on every rank alike: to and fro rounds
+        for fragment in torch.nonzero(flags[first:]).flatten().tolist():
             flat_N = broadcast(self.read(fragment).to(device), from_process=0)
             if not self.is_main:
                 self.write(fragment, flat_N.cpu())
-        if self.schema.buffers and flags[1 + len(told)]:
+        if self.schema.buffers and flags[first]:
             flat_B = broadcast(self.read_buffers().to(device), from_process=0)
             if not self.is_main:
                 self.write_buffers(flat_B.cpu())
-        return bool(flags[0]), tuple(flags[1 : 1 + len(told)].tolist())
+        return bool(flags[0]), tuple(flags[2:first].tolist())

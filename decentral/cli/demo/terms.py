@@ -20,6 +20,7 @@ from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.presets import demo_tables
+from decentral.training.inner import build_inner
 
 SLACK = 1.25  # of the asked time, for a machine that others keep busy: then the run ends with fewer rounds
 MIN_ROUNDS = 6  # a third, a half and an end need to be different rounds
@@ -99,7 +100,7 @@ def _measure(manifest: Manifest, corpus: Corpus) -> tuple[float, float]:
         config = model_config(manifest)
         model: Any = build_language_model(config, seed=manifest.run.seed)
         bits = bits_per_byte(model, corpus.held_out, context=config.context, num_windows=WINDOWS)
-        optimizer = torch.optim.AdamW(model.parameters())
+        optimizers = build_inner(manifest.inner, model)
         seconds = []
         for step in range(_TIMED_STEPS):
             batch = batch_at(
@@ -112,8 +113,9 @@ def _measure(manifest: Manifest, corpus: Corpus) -> tuple[float, float]:
             )
             began = time.perf_counter()
             model(**batch).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+            model.zero_grad()
             seconds.append(time.perf_counter() - began)
     finally:
         torch.set_num_threads(threads)

@@ -72,8 +72,11 @@ def progress_alone(context: TrainingContext) -> dict[str, object]:
 
 
 def live_fragments(context: TrainingContext) -> list[Tensor]:
-    """The model as it is trained now, fragment by fragment, flat float32."""
+    """What was learnt so far, fragment by fragment, flat float32: the average, of an optimizer that has one."""
     bare = context.accelerator.unwrap_model(context.model)
     parameters = dict(bare.named_parameters())
     fragments = schema_of(bare, context.manifest.outer.fragments).fragments
-    return [gather(parameters, fragment) for fragment in fragments]
+    context.averages.show()
+    held = [gather(parameters, fragment) for fragment in fragments]
+    context.averages.resume()
+    return held

@@ -47,14 +47,14 @@ def train_with_swarm(
     peer = join(
         options.invite or manifest,
         context.model,
-        context.optimizer,
+        context.optimizers,
         accelerator=context.accelerator,
         out=options.out,
         listen=options.listen or None,
         transport=options.transport,
         relays=options.relays,
         lan=options.lan,
-        scheduler=context.scheduler,
+        scheduler=context.schedulers,
         require_peers=options.require_peers,
         join_timeout=time_left(options.give_up_at),
         tokens_per_step=context.tokens_per_step,
@@ -168,9 +168,11 @@ def _inner_step(context: TrainingContext, batch: dict[str, Tensor]) -> Tensor:
     if context.manifest.inner.clip is not None:
         context.accelerator.clip_grad_norm_(context.model.parameters(), context.manifest.inner.clip)
     context.num_steps += 1
-    context.optimizer.step()  # a round may begin or end in here
-    context.scheduler.step()
-    context.optimizer.zero_grad()
+    for optimizer in context.optimizers:
+        optimizer.step()  # a round may begin or end in the last one's
+    for scheduler in context.schedulers:
+        scheduler.step()
+    context.model.zero_grad()
     if context.is_main and context.num_steps % LOG_EVERY == 0:
         context.loss = loss.item()
         context.metrics.inner(context.num_steps, loss=context.loss, tokens=context.num_steps * context.tokens_per_step)

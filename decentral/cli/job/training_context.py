@@ -5,7 +5,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 
 from decentral.cli.files import make_directory
@@ -15,8 +14,8 @@ from decentral.observe.metrics import MetricsLog
 from decentral.parameters import schema_of
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
-from decentral.tasks.presets import DEMO_BETAS
 from decentral.tasks.schedule import warm_up
+from decentral.training.inner import Averages, build_inner
 
 
 @dataclass(slots=True)
@@ -27,8 +26,9 @@ class TrainingContext:
     out: Path
     accelerator: Any
     model: Any  # wrapped by accelerate
-    optimizer: Any  # wrapped by accelerate
-    scheduler: Any  # torch's own: it counts inner steps, however many processes this peer has
+    optimizers: list[Any]  # wrapped by accelerate; an inner step is a step of each
+    schedulers: list[Any]  # torch's own: they count inner steps, however many processes this peer has
+    averages: Averages  # of the optimizers: what they learn, where they train at other parameters
     corpus: Corpus
     judge: AnchorJudge
     watch: Stopwatch
@@ -57,12 +57,10 @@ def set_up(manifest: Manifest, out: Path, data: Path | None) -> TrainingContext:
     corpus = load_corpus(data, held_out=manifest.data.held_out)
     accelerator = Accelerator()
     bare = build_language_model(config, seed=seed)
-    raw = torch.optim.AdamW(
-        bare.parameters(), lr=inner.learning_rate, betas=DEMO_BETAS, weight_decay=inner.weight_decay
-    )
-    scheduler = warm_up(raw, inner.warmup)
-    watch = Stopwatch(raw)  # before the swarm's hook, so that waiting for a round is not counted as training
-    model, optimizer = accelerator.prepare(bare, raw)
+    raw = build_inner(inner, bare)
+    schedulers = [warm_up(one, inner.warmup) for one in raw]
+    watch = Stopwatch(raw[-1])  # before the swarm's hook, so that waiting for a round is not counted as training
+    model, *optimizers = accelerator.prepare(bare, *raw)
     twin = build_language_model(config, seed=seed).to(accelerator.device)
     schema = schema_of(twin, manifest.outer.fragments)
     context = TrainingContext(
@@ -70,8 +68,9 @@ def set_up(manifest: Manifest, out: Path, data: Path | None) -> TrainingContext:
         out=make_directory(out),
         accelerator=accelerator,
         model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
+        optimizers=optimizers,
+        schedulers=schedulers,
+        averages=Averages(raw),
         corpus=corpus,
         judge=AnchorJudge(twin, schema, corpus.held_out, context=config.context),
         watch=watch,

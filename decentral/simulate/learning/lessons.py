@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from decentral.manifest.terms import Inner
 from decentral.optimizers import NO_MOMENTS, Live
 from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.simulate.learning.moments import RunningMoments
@@ -78,12 +79,12 @@ class Noise:
         return None
 
 
-def lesson_named(name: LessonName, num_fragments: int, generator: random.Random) -> Lesson:
-    """The lesson of one process of one peer."""
+def lesson_named(name: LessonName, num_fragments: int, generator: random.Random, inner: Inner) -> Lesson:
+    """The lesson of one process of one peer; ``inner``: how it learns."""
     if name == "marks":
         return Marks()
     seed = generator.randrange(1 << 30)
-    return Noise(seed) if name == "noise" else Student(num_fragments, seed)
+    return Noise(seed) if name == "noise" else Student(num_fragments, seed, inner)
 
 
 def first_anchors(name: LessonName, num_fragments: int) -> list[Tensor]:

@@ -1,8 +1,9 @@
 """A model small enough to be trained by every peer of a simulated swarm, and large enough to show what a run costs it.
 
 A student learns the function of a teacher of its own shape: residual layers ``h + tanh(h W)``, one fragment each, from
-Gaussian inputs that no two peers share and noisy answers, by AdamW: more peers see more, and average the noise away. A
-fragment is one 64x64 tile, so that a compressor keeps the share of it that it keeps of a large model.
+Gaussian inputs that no two peers share and noisy answers, by the manifest's optimizer at a rate of its own: more peers
+see more, and average the noise away. A fragment is one 64x64 tile, so that a compressor keeps the share of it that it
+keeps of a large model.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from decentral.manifest.terms import Inner
 from decentral.optimizers import Live
+from decentral.training.inner import Averages, built
 
-__all__ = ["WIDTH", "Student", "alone", "beginning"]
+__all__ = ["USUAL", "WIDTH", "Student", "alone", "beginning"]
 
 WIDTH = 64
 BATCH = 32
 LEARNING_RATE = 1e-3
 NOISE = 1.0  # standard deviation of what is added to the answers
 HELD_OUT = 1024
+USUAL = Inner()
 
 # Shape suffixes: B = examples, D = WIDTH, F = fragments, N = D * D.
 
@@ -29,23 +33,33 @@ HELD_OUT = 1024
 class Student:
     """One life of one peer's inner optimizer. See Lesson."""
 
-    def __init__(self, num_fragments: int, seed: int) -> None:
+    def __init__(self, num_fragments: int, seed: int, inner: Inner = USUAL) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._weights = [torch.zeros(WIDTH * WIDTH, requires_grad=True) for _ in range(num_fragments)]
-        self._optimizer = torch.optim.AdamW(self._weights, lr=LEARNING_RATE, weight_decay=0.0)
-        self.moments: Live = _AdamMoments(self._weights, self._optimizer)
+        self._weights = [torch.zeros(WIDTH, WIDTH, requires_grad=True) for _ in range(num_fragments)]
+        self._optimizers = built(_terms(inner), self._weights, [])
+        self._averages = Averages(self._optimizers)
+        self.moments: Live = _InnerMoments(self._weights, self._optimizers)
 
     def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
         """One step from the live parameters; what it subtracts from each fragment."""
         inputs_BD = torch.randn(BATCH, WIDTH, generator=self._generator)
-        with torch.no_grad():
-            for weight_N, live_N in zip(self._weights, live, strict=True):
-                weight_N.copy_(live_N)
-        self._optimizer.zero_grad()
+        self._put(live)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
         noise_BD = NOISE * torch.randn(BATCH, WIDTH, generator=self._generator)
         _loss(self._weights, inputs_BD, noise_BD).backward()  # type: ignore[no-untyped-call]  # torch's
-        self._optimizer.step()
-        return [live_N - weight_N.detach() for weight_N, live_N in zip(self._weights, live, strict=True)]
+        for optimizer in self._optimizers:
+            optimizer.step()
+        self._averages.show()
+        return [live_N - weight.detach().flatten() for weight, live_N in zip(self._weights, live, strict=True)]
+
+    def _put(self, live: Sequence[Tensor]) -> None:
+        """The live parameters are what is learnt, where that is an average, too."""
+        self._averages.show()
+        with torch.no_grad():
+            for weight, live_N in zip(self._weights, live, strict=True):
+                weight.copy_(live_N.view_as(weight))
+        self._averages.resume()
 
     def loss(self, anchors: Sequence[Tensor]) -> float | None:
         """Mean squared error on inputs that nobody trains on, as a share of the variance of the targets."""
@@ -54,21 +68,32 @@ class Student:
             return float(_loss(anchors, inputs_BD, torch.zeros(())))
 
 
-class _AdamMoments:
+def _terms(inner: Inner) -> Inner:
+    """The manifest's optimizer at the student's rate; torch's own AdamW where it names none."""
+    own = {"learning_rate": LEARNING_RATE, "weight_decay": 0.0}
+    unset = inner.optimizer is None and inner.beta2 is None
+    return inner.model_copy(update=own | ({"beta2": 0.999} if unset else {}))
+
+
+class _InnerMoments:
     """See decentral.optimizers.Live."""
 
-    def __init__(self, weights: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
-        self._weights, self._optimizer = weights, optimizer
+    def __init__(self, weights: Sequence[Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._weights, self._optimizers = weights, optimizers
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
-        found: Tensor | None = self._optimizer.state[self._weights[fragment]].get(name)
-        return None if found is None else found.clone()
+        found = self._held(name, fragment)
+        return None if found is None else found.flatten().clone()
 
     def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
-        found: Tensor | None = self._optimizer.state[self._weights[fragment]].get(name)
+        found = self._held(name, fragment)
         if found is not None:
-            found.copy_(moment_N)
+            found.copy_(moment_N.view_as(found))
         return found is not None
+
+    def _held(self, name: str, fragment: int) -> Tensor | None:
+        states = (optimizer.state.get(self._weights[fragment], {}) for optimizer in self._optimizers)
+        return next((state[name] for state in states if name in state), None)
 
 
 def beginning(num_fragments: int) -> list[Tensor]:
@@ -76,9 +101,9 @@ def beginning(num_fragments: int) -> list[Tensor]:
     return _drawn(num_fragments, seed=2)
 
 
-def alone(num_fragments: int, steps: int) -> float:
+def alone(num_fragments: int, steps: int, inner: Inner = USUAL) -> float:
     """The loss after so many steps of one peer that nobody joins."""
-    student, live = Student(num_fragments, seed=0), beginning(num_fragments)
+    student, live = Student(num_fragments, seed=0, inner=inner), beginning(num_fragments)
     for number in range(1, steps + 1):
         live = [live_N - step_N for live_N, step_N in zip(live, student.step(live, number), strict=True)]
     return student.loss(live) or 0.0

@@ -92,7 +92,7 @@ class SimulatedProcess:
         self.dead = self.leaving = False
         self.store = DurableStore(machine.folder, disk=machine.disk)
         schema = toy_schema(site.lesson, site.manifest.outer.fragments)
-        self.lesson = lesson_named(site.lesson, len(schema.fragments), machine.pace.generator)
+        self.lesson = lesson_named(site.lesson, len(schema.fragments), machine.pace.generator, site.manifest.inner)
         found = self.store.load(site.manifest.digest)
         self.model = FlatModel(self._live(found, first_anchors(site.lesson, len(schema.fragments))))
         self.transport = WeatheredTransport(site.network.transport(machine.signer), site.weather)

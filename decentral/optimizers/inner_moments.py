@@ -1,0 +1,47 @@
+"""Moments of the inner optimizer that a method averages: each a channel by torch's name, its last mean a state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from decentral.optimizers.base import Live, State
+from decentral.optimizers.channels import Channel
+
+__all__ = ["adopted", "last_means", "no_means", "read_all"]
+
+SECOND = "exp_avg_sq"  # a variance
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+def read_all(moments: Sequence[Channel], live: Live, fragment: int) -> dict[str, Tensor]:
+    """Those that the inner optimizer has."""
+    found = {channel.name: live.read_moment(channel.name, fragment) for channel in moments}
+    return {name: moment_N for name, moment_N in found.items() if moment_N is not None}
+
+
+def no_means(moments: Sequence[Channel], anchor: Tensor) -> dict[str, Tensor]:
+    """Before the first mean: zeros stand for none."""
+    return {channel.name: torch.zeros_like(anchor) for channel in moments}
+
+
+def last_means(received: State, state: State) -> dict[str, Tensor]:
+    """The state with the means that came; rounding of what was sent must not make a variance negative."""
+    with torch.no_grad():
+        kept = {name: received.get(name, mean_N).clone() for name, mean_N in state.items()}
+        if SECOND in received and SECOND in kept:
+            kept[SECOND].clamp_min_(0.0)
+        return kept
+
+
+def adopted(state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
+    """Put the means that are new into the inner optimizer, all or none: it is asked again after every step, and before
+    its first one it has no place for them, as one that has other moments never has for some.
+    """
+    means = [(name, state[name]) for name in fresh if name in state and state[name].any()]
+    if any(live.read_moment(name, fragment) is None for name, _ in means):
+        return False
+    return all(live.write_moment(name, fragment, mean_N) for name, mean_N in means)
