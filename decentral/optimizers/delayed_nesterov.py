@@ -25,7 +25,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, Quorum, State, key
 from decentral.optimizers.round_info import RoundInfo
-from decentral.optimizers.steps import check_momentum, check_rate
+from decentral.optimizers.steps import check_momentum, check_rate, check_waiting
 
 __all__ = ["DelayedNesterov"]
 
@@ -55,12 +55,11 @@ class DelayedNesterov(OuterMethod):
     def __post_init__(self) -> None:
         check_rate(self, self.lr)
         check_momentum(self, self.momentum)
-        if self.delay < 1 or self.wait_for < 1 or self.staleness < 0:
-            raise ConfigError(f"{self}: delay and wait_for must be at least 1, staleness at least 0")
+        check_waiting(self, self.wait_for, self.grace, self.staleness)
+        if self.delay < 1:
+            raise ConfigError(f"{self}: delay must be at least 1 commit; 2 is usual")
         if not 0 <= self.spread <= 1 / self.delay:
             raise ConfigError(f"{self}: spread must be in [0, 1/delay]; 0 is usual")
-        if not 0 <= self.grace <= 3600:
-            raise ConfigError(f"{self}: grace must be in [0, 3600] s; 1 is usual")
 
     @property
     def quorum(self) -> Quorum:

@@ -28,12 +28,16 @@ SYNCHRONOUS_WIRES = tuple(name for name in WIRES if name not in GOSSIPS)
 
 # By method the spelling without momentum at rate 1: its anchor is the mean of what contributors trained to.
 NEUTRAL = {
+    "cgad": "cgad lr=1099511627776 eps=1099511627776 beta1=0 decay=0 cutoff=1000000000",  # 2^40: Adam is SGD then
+    "decoupled": "decoupled lr=1 momentum=0 mean=plain",
     "delayed_nesterov": "delayed_nesterov lr=1 momentum=0 delay=1",
     "des_loc": "des_loc",
     "diloco": "diloco lr=1 momentum=0",
     "edit": "edit lr=1 momentum=0 temperature=inf clip=inf",
     "mt_dao": "mt_dao",
     "muloco": "muloco lr=1 momentum=0",
+    "fedbuff": "fedbuff lr=1 discount=0",
+    "heloco": "heloco lr=1 momentum=0 turn=0 shrink=0 discount=0",
     "noloco": "noloco alpha=0 beta=1 gamma=1",
     "sparseloco": "sparseloco",
     "streaming": "streaming lr=1 momentum=0",
@@ -43,12 +47,16 @@ METHODS = tuple(
         [
             *PRESETS,
             *NEUTRAL.values(),
+            "cgad decay=0.5 cutoff=2",
+            "decoupled momentum=0",
             "delayed_nesterov delay=3 spread=0.25",
             "des_loc first_moment=1 second_moment=1",
             "edit warmup=2",
             "mt_dao slow=2 variance=3",
             "muloco lr=0.5",
             "muloco momentum=0.9",
+            "fedbuff lr=0.5 discount=2",
+            "heloco keep=1 most=0.5 trust=0",
             "noloco alpha=0 beta=1 gamma=0",
             "sparseloco lr=0.3",
             "streaming alpha=0",
@@ -58,9 +66,9 @@ METHODS = tuple(
 
 
 def method_of(spelling: str) -> OuterMethod:
-    """The outer method of ``name key=number ...``."""
+    """The outer method of ``name key=value ...``."""
     name, *hyper = spelling.split()
-    return make_outer(name, {key: _number(text) for key, _, text in (word.partition("=") for word in hyper)})
+    return make_outer(name, {key: _value(text) for key, _, text in (word.partition("=") for word in hyper)})
 
 
 def topology_of(spelling: str) -> str:
@@ -80,8 +88,11 @@ def is_lopsided(spelling: str) -> bool:
     return last_of(spelling) in LOPSIDED
 
 
-def _number(text: str) -> Any:  # Any: a whole number where the method wants one
-    return int(text) if text.isdigit() else float(text)
+def _value(text: str) -> Any:  # Any: as fields of a method
+    """A whole number where the method wants one, a word where it is none."""
+    if text.isdigit():
+        return int(text)
+    return text if text.isalpha() and text not in ("inf", "nan") else float(text)
 
 
 COMPRESSORS = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -18,20 +20,27 @@ def step(
     """The step of ``peers`` contributors each of whom sent this change; further channels are zeros."""
     told = tuple(_told(method, n, change, number) for n in range(peers))
     weights = method.weights(told, (1.0,) * peers, state)
-    return _stepped(method, anchor, change, state, RoundInfo(number, told, tuple(weights), (tuple(change.shape),)))
+    info = RoundInfo(number, told, tuple(weights), (tuple(change.shape),))
+    return _stepped(method, anchor, [change] * peers, change, state, info)
 
 
 def step_of(
-    method: OuterMethod, anchor: Tensor, changes: Sequence[Tensor], state: Mapping[str, Tensor], number: int = 0
+    method: OuterMethod,
+    anchor: Tensor,
+    changes: Sequence[Tensor],
+    state: Mapping[str, Tensor],
+    number: int = 0,
+    ages: Sequence[int] = (),
 ) -> tuple[Tensor, State]:
     """The step of peers who sent these changes, each weighed by what it says of itself; as `Replica` makes it."""
     told = tuple(_told(method, n, change, number) for n, change in enumerate(changes))
+    told = tuple(replace(one, age=age) for one, age in zip(told, ages or repeat(0), strict=False))
     weights = tuple(method.weights(told, (1.0,) * len(told), state))
     if not any(weights):
         return anchor, dict(state)
     sent = [(one.peer, change, weight) for one, change, weight in zip(told, changes, weights, strict=True)]
     info = RoundInfo(number, told, weights, (tuple(anchor.shape),))
-    return _stepped(method, anchor, mean_pseudo_gradient(sent), state, info)
+    return _stepped(method, anchor, changes, mean_pseudo_gradient(sent), state, info)
 
 
 def _told(method: OuterMethod, n: int, change: Tensor, number: int) -> Contributor:
@@ -40,10 +49,16 @@ def _told(method: OuterMethod, n: int, change: Tensor, number: int) -> Contribut
 
 
 def _stepped(
-    method: OuterMethod, anchor: Tensor, change: Tensor, state: Mapping[str, Tensor], info: RoundInfo
+    method: OuterMethod,
+    anchor: Tensor,
+    changes: Sequence[Tensor],
+    mean: Tensor,
+    state: Mapping[str, Tensor],
+    info: RoundInfo,
 ) -> tuple[Tensor, State]:
     received = {channel.name: torch.zeros_like(anchor) for channel in method.channels() if channel.is_due(info.step)}
-    after, state = method.outer_step(anchor, received | {"change": change}, state, info)
+    received["change"] = torch.stack(list(changes)) if method.channels()[0].combine == "each" else mean
+    after, state = method.outer_step(anchor, received, state, info)
     return after, state
 
 

@@ -28,7 +28,7 @@ Contribution = tuple[bytes, Tensor, float]  # peer id, (N,) float32, weight >= 0
 Adder = tuple[bytes, Callable[..., None], float]  # peer id, add(total, weight=...), weight >= 0
 
 
-def contribution_weights(weighting: str, tokens: Sequence[int]) -> list[float]:
+def contribution_weights(weighting: str, tokens: Sequence[float]) -> list[float]:
     """One weight per contributor, from the tokens behind each as a record names them: the same bits on every peer.
 
     ``equal``: all 1. ``tokens``: tokens over their lower median, within [1/16, 16], rounded to float32; all 1 when the
