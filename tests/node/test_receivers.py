@@ -1,4 +1,4 @@
-"""Rounds of real nodes whose receivers remember: peers die, join, leave, are parted and come back, and all hold alike."""
+"""Rounds of real nodes whose receivers remember: peers die, join, leave, are parted, come back, and all hold alike."""
 
 from __future__ import annotations
 
