@@ -142,6 +142,7 @@ def terms(method: str) -> Manifest:
     return preset_manifest(method, inner=steps, compressor={"chain": "none" if method != "sparseloco" else SPARSE})
 
 
+SWINGS = ("decoupled", "muloco", "streaming")
 SPARSE = "topk(k=1024, chunk=4096) >> signmag2"
 
 
@@ -168,14 +169,14 @@ def test_the_law_catches_progress_that_is_carried_whole(method: str, monkeypatch
 def how_much_worse(method: str, absence: int) -> float:
     """The largest ratio of the anchor's loss to its loss without the return, from the return on.
 
-    Streaming DiLoCo's momentum swings through the minimum, and a round's loss says more of the phase than of the state:
-    there the largest loss without the return, six rounds before and after, is compared with.
+    The momentum of some swings through the minimum, and a round's loss says more of the phase than of the state: there
+    the largest loss without the return, six rounds before and after, is compared with.
     """
     back = LEAVES + absence
     without = losses(method, range(LEAVES, 10**9), back + AFTER)
     with_it = losses(method, range(LEAVES, back), back + AFTER)
     per_round = len(with_it) // (back + AFTER)
-    wide = 6 * per_round if method == "streaming" else 0
+    wide = 6 * per_round if method in SWINGS else 0
     after = range(back * per_round, len(with_it))
     return max(with_it[i] / max(without[max(0, i - wide) : i + wide + 1]) for i in after)
 
