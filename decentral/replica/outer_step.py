@@ -19,3 +19,4 @@ class OuterStep:
     state: dict[str, Tensor]
     digest: bytes  # of after_N
     buffers_B: Tensor | None = None  # after it; None: as before
+    unmoved: str = ""  # why nothing moved, alike on every peer; "": it did

@@ -228,6 +228,9 @@ class Driver:
             step = await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
             before_N, after_N = step.before_N, step.after_N
             state.replica.install(step)
+            if step.unmoved:
+                fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
+                state.on_event("unmoved", fields)
             buffers_B = state.replica.shared_buffers(record.fragment)
             inner = step.state if state.replica.method.inner else {}
         state.tasks.spawn(self._look_at, record, frames, state.measured.get((record.round, record.plan)))
