@@ -11,7 +11,7 @@ LASTS = 30  # rounds: events are told again after 20, so what goes on is always 
 
 
 class Notices:
-    """What was said of outliers and twins, the newest for each."""
+    """What was said of outliers, twins and rounds that moved nothing, the newest for each."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, ...], tuple[int, str]] = {}  # who -> round, sentence
@@ -48,4 +48,9 @@ def _twins(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
     )
 
 
-_SENTENCES = {"outlier": _outlier, "twins": _twins}
+def _unmoved(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
+    method, why, round_ = fields["method"], fields["why"], fields["round"]
+    return ("",), f"round {round_} moved nothing: {method}: {why}; what was contributed to it is gone"
+
+
+_SENTENCES = {"outlier": _outlier, "twins": _twins, "unmoved": _unmoved}

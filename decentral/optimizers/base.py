@@ -183,7 +183,9 @@ class OuterMethod:
         return {}
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
-        """What each contributor counts, float32; ``given``: what [outer] weighting says. All zero: nothing moves."""
+        """What each contributor counts, float32; ``given``: what [outer] weighting says. All zero, or one of them
+        no number from 0 on: nothing moves.
+        """
         return given
 
     def outer_step(
@@ -192,6 +194,7 @@ class OuterMethod:
         """The next anchor and state. ``received``: by channel its mean (N,), or all that came (K, N); only what is due.
 
         Rows of all are in the order of ``info.contributors``, or in a pair this peer's own first, and alone where no
-        partner came. With a reduce there are no rows: "gather" is then the exchange.
+        partner came. With a reduce there are no rows: "gather" is then the exchange. Nothing moves where the anchor or a state is
+        of another shape or dtype than before, or not finite.
         """
         raise NotImplementedError

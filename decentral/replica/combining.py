@@ -18,7 +18,7 @@ def combined(due: Sequence[Channel], numel: int, adders: Sequence[Adder]) -> dic
     """By channel its weighted mean (N,), or the rows of all (K, N) in the order of their peers' ids.
 
     An adder adds all channels of one contribution, (C * N,). Rows of all need K times a fragment's memory, so methods
-    that can do with the mean ask for that. Raises NonFiniteError when finite contributions sum beyond float32.
+    that can do with the mean ask for that. Raises NonFiniteError when one is not finite.
     """
     if all(channel.combine == "mean" for channel in due):
         mean_CN = mean_of(fresh_zeros(len(due) * numel), adders).view(len(due), -1)

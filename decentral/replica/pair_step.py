@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers import Channel, RoundInfo
+from decentral.replica.method_output import stepped
 from decentral.replica.replica import Replica
 
 # Shape suffixes: N = elements of one fragment, C = channels, K = peers of the pair that came; flat float32.
@@ -42,6 +43,7 @@ class GossipStep:
     state: dict[str, Tensor]
     feedback: dict[str, Tensor]
     disagreement: float | None  # rms of (ours - theirs) over rms of ours; None: taken alone
+    unmoved: str = ""  # why nothing moved; "": it did
 
 
 def half_of(replica: Replica, fragment: int, change_N: Tensor, states: Sequence[Tensor]) -> Half:
@@ -88,5 +90,8 @@ def _step(
     before_N = replica.anchors[fragment]
     named = tuple(spec.name for spec in replica.schema.fragments[fragment].parameters)
     info = RoundInfo(step // len(replica.anchors), shapes=replica.shapes(fragment), names=named)
-    after_N, state = replica.method.outer_step(before_N, received, replica.states[fragment], info)
-    return GossipStep(before_N, after_N, state, feedback, disagreement)
+    old = replica.states[fragment]
+    made = stepped(lambda: replica.method.outer_step(before_N, received, old, info), before_N, old)
+    if made.why:  # what came cannot be used, and neither can what would be owed after it
+        return GossipStep(before_N, before_N, made.state, replica.feedback[fragment], disagreement, made.why)
+    return GossipStep(before_N, made.after_N, made.state, feedback, disagreement)

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from decentral.errors import NonFiniteError
 from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.replica.codec import Codec, Encoded, range_shapes
 from decentral.tensors.rounding import float32
@@ -66,7 +67,10 @@ class Reduction:
         adders: list[Adder] = [(peer, partial(_add, slice_CN, scale), weight) for peer, slice_CN, weight, scale in rows]
         owed = {} if owed_N is None else {"debt": owed_N}
         mean_CN = mean_of(torch.zeros_like(rows[0][1]), adders)
-        return codec.for_results().encode(mean_CN[0], owed, range_shapes(start, stop), list(mean_CN[1:]))
+        try:
+            return codec.for_results().encode(mean_CN[0], owed, range_shapes(start, stop), list(mean_CN[1:]))
+        except NonFiniteError:  # both are finite, and their sum is not: what is owed waits
+            return self._of_nobody(codec, owed_N)
 
     def _of_nobody(self, codec: Codec, owed_N: Tensor | None) -> Encoded:
         start, stop = self.range

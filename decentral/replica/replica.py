@@ -25,6 +25,7 @@ from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_sh
 from decentral.replica.combining import combined
 from decentral.replica.estimates import NOTHING_TOLD, Estimates, Told
 from decentral.replica.measures import Measure
+from decentral.replica.method_output import OVERFLOW, Weighed, stepped, weighed
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
 from decentral.replica.reduction import assembled
@@ -34,7 +35,6 @@ from decentral.replica.unpacked import Payloads, Unpacked
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
-from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
@@ -168,23 +168,32 @@ class Replica:
         if any(frames[ref.frame].header.kind == FrameKind.MERGE for ref in record.frames):
             return self._merge(record, frames)
         bodies, buffers_B = self.tail.opened(record, frames)
-        weights = self.weights(contributions(record), record.outer_step)
+        found = self._weighed(contributions(record), record.outer_step)
         try:
             told = self._told_by(record, frames)
-            received = self._received(record, bodies, decoded or {}, weights, frames, told)
-        except NonFiniteError:  # finite contributions sum beyond float32: alike on every peer, nothing moves
-            return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
-        if received is None:
-            return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f], told=told)
-        info = self.info(record, weights)
-        after_N, state = self.method.outer_step(self.anchors[f], received, self.states[f], info)
-        return OuterStep(f, self.anchors[f], after_N, state, digest(after_N), buffers_B, told)
+            if found.why:
+                return self._unmoved(f, found.why, told)
+            received = self._received(record, bodies, decoded or {}, found.weights, frames, told)
+        except NonFiniteError:  # finite contributions whose mean is not
+            return self._unmoved(f, OVERFLOW)
+        info, anchor_N, state = self.info(record, found.weights), self.anchors[f], self.states[f]
+        made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
+        if made.why:
+            return self._unmoved(f, made.why, told)
+        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, told)
+
+    def _unmoved(self, f: int, why: str, told: Told = NOTHING_TOLD) -> OuterStep:
+        anchor_N = self.anchors[f]
+        return OuterStep(f, anchor_N, anchor_N, self.states[f], self.digests[f], told=told, unmoved=why)
 
     def weights(self, contributors: Sequence[FrameRef], outer_step: int) -> list[float]:
         """What each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0."""
+        return self._weighed(contributors, outer_step).weights
+
+    def _weighed(self, contributors: Sequence[FrameRef], outer_step: int) -> Weighed:
         given = contribution_weights(self.weighting, [ref.tokens for ref in contributors])
         told, state = self._told(contributors, outer_step), self.states[outer_step % len(self.anchors)]
-        return [float32(weight) for weight in self.method.weights(told, given, state)]
+        return weighed(lambda: self.method.weights(told, given, state), len(told))
 
     def info(self, record: Record, weights: Sequence[float]) -> RoundInfo:
         """What the method may know of the record's round."""
@@ -280,13 +289,9 @@ class Replica:
         weights: Sequence[float],
         frames: Mapping[bytes, Frame],
         told: Told,
-    ) -> dict[str, Tensor] | None:
-        """The mean of each channel that is due. None when every contributor counts nothing: such a record moves
-        nothing. NonFiniteError when finite contributions sum beyond float32.
-        """
+    ) -> dict[str, Tensor]:
+        """What came of each channel that is due. NonFiniteError when finite contributions sum beyond float32."""
         due = self.due(record.outer_step)
-        if not any(weights):
-            return None
         if record.contributors:
             mean_CN = self._reduced(record, bodies, decoded, len(due))
             return {channel.name: mean_N for channel, mean_N in zip(due, mean_CN, strict=True)}

@@ -235,6 +235,9 @@ class Driver:
             step = await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
             before_N, after_N = step.before_N, step.after_N
             state.replica.install(step)
+            if step.unmoved:
+                fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
+                state.on_event("unmoved", fields)
             buffers_B = state.replica.shared_buffers(record.fragment)
             inner, told = step.state if state.replica.method.inner else {}, step.told.measures
         measured = told or state.measured.get((record.round, record.plan))

@@ -272,6 +272,8 @@ class Gossip:
 
     def _book(self, fragment: int, partner: PeerId | None, taken: GossipStep) -> Swapped:
         replica, step = self.state.replica, self.step
+        if taken.unmoved:
+            self.state.on_event("unmoved", {"round": step, "method": replica.method.name, "why": taken.unmoved})
         replica.anchors[fragment], replica.states[fragment] = taken.after_N, taken.state
         replica.feedback[fragment] = taken.feedback
         replica.refresh(fragment)

@@ -134,3 +134,18 @@ def _take(manifest, replicas, changes) -> None:
     check_equal(moved, sum(given), max(float(step.after_N.abs().max()) for step in steps), len(replicas))
     for replica, step in zip(replicas, steps, strict=True):
         install(replica, step)
+
+
+def test_contributions_whose_sum_is_beyond_float32_move_the_anchor_alike_however_they_are_exchanged():
+    """Their mean is within it; an owner of such a part would else have nothing to send, and others would be applied."""
+    given = {n: gradient(n) for n in ALL}
+    for gradient_N in given.values():
+        gradient_N[:5] = 3e38
+    gathered, reduced = (
+        Swarm([terms("diloco", parse_compressor("none"), "none", kind)] * 3) for kind in ("gather", "reduce")
+    )
+    means = [gathered.gather(given), reduced.reduce(given, EQUAL)]
+    assert torch.equal(*means)
+    assert bool(torch.isfinite(means[0]).all())
+    torch.testing.assert_close(means[0][:5], torch.full((5,), 3e38))
+    assert gathered.peers[0].digest == reduced.peers[0].digest

@@ -88,10 +88,23 @@ def test_what_cannot_be_averaged_is_refused(given, message):
         mean_pseudo_gradient(given)
 
 
-def test_finite_contributions_that_sum_beyond_float32_are_refused():
-    huge = torch.full((2,), 3e38)
-    with pytest.raises(NonFiniteError, match="the sum of 2 contributions is not finite"):
-        mean_pseudo_gradient([(PEERS[0], huge, 1.0), (PEERS[1], huge, 1.0)])
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (16.0, 0.0625, 3.0), (1e38, 1e38, 1e38), (1e-30, 1e-30, 1e-30)])
+def test_contributions_whose_sum_is_beyond_float32_have_the_mean_that_they_have(weights):
+    largest = torch.finfo(torch.float32).max
+    values = torch.tensor(
+        [[3e38, largest, -largest, 1.0], [3e38, largest, -largest, 2.0], [-1e38, largest, 1e38, -0.5]]
+    )
+    mean = mean_pseudo_gradient(
+        [(PEERS[n], row, weight) for n, (row, weight) in enumerate(zip(values, weights, strict=True))]
+    )
+    weight_K = torch.tensor(weights, dtype=torch.float64)
+    expected = (values.double() * weight_K[:, None]).sum(0) / weight_K.sum()
+    torch.testing.assert_close(mean.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_a_contribution_that_is_not_finite_is_refused():
+    with pytest.raises(NonFiniteError, match="one of 2 contributions is not finite"):
+        mean_pseudo_gradient([(PEERS[0], torch.tensor([torch.inf]), 1.0), (PEERS[1], torch.ones(1), 1.0)])
 
 
 def test_equal_weights_do_not_look_at_tokens():

@@ -22,6 +22,7 @@ from decentral.tensors.rounding import float32
 
 __all__ = ["OUTLIER", "contribution_weights", "mean_of", "mean_pseudo_gradient", "scaled"]
 
+_LARGEST = torch.finfo(torch.float32).max
 OUTLIER = 16.0  # times, up or down, that a weight may differ from the typical: one GPU beside a machine of eight
 
 Contribution = tuple[bytes, Tensor, float]  # peer id, (N,) float32, weight >= 0
@@ -45,7 +46,7 @@ def mean_pseudo_gradient(contributions: Sequence[Contribution], scales: Sequence
 
     ``scales``: what each is multiplied by, see ``scaled``; None: 1.
 
-    ConfigError when there is nothing to average; NonFiniteError when finite contributions sum beyond float32.
+    ConfigError when there is nothing to average; NonFiniteError when a contribution is not finite.
     """
     if len({gradient.shape for _, gradient, _ in contributions}) > 1:
         raise ConfigError("mean_pseudo_gradient: contributions differ in shape; they must be of one fragment")
@@ -60,18 +61,34 @@ def mean_of(total: Tensor, adders: Sequence[Adder]) -> Tensor:
     """The same mean, of contributions that add themselves, weighted, to ``total``, which starts at zero.
 
     Sparse contributions need no dense copy each. ``total`` is used up.
+
+    Where the sum is beyond float32 the mean is not: it is made again of weights that are a power of two smaller, and
+    add up to a half at most. Every part of a reduce, and a gather of the same contributions, get what they would get.
     """
     ordered = sorted(adders, key=lambda adder: adder[0])
     divisor = _divisor([peer for peer, _, _ in ordered], [weight for _, _, weight in ordered])
+    mean = _over(_sum(total, ordered, 1.0), divisor)
+    if is_finite(mean):
+        return mean
+    smaller = 2.0 ** -(math.frexp(divisor)[1] + 1)
+    mean = _sum(total.zero_(), ordered, smaller)
+    if not is_finite(mean):
+        raise NonFiniteError(
+            f"mean_pseudo_gradient: one of {len(ordered)} contributions is not finite; drop it and its contributor"
+        )
+    return _over(mean, divisor * smaller).clamp_(-_LARGEST, _LARGEST)  # no mean is larger than all that it is of
+
+
+def _sum(total: Tensor, ordered: Sequence[Adder], times: float) -> Tensor:
     with torch.no_grad():
         for _, add, weight in ordered:
-            add(total, weight=weight)
+            add(total, weight=weight * times)
+    return total
+
+
+def _over(total: Tensor, divisor: float) -> Tensor:
+    with torch.no_grad():
         total /= torch.full_like(total[:1], divisor)  # a tensor: CUDA turns /number into *(1/number)
-    if not is_finite(total):
-        raise NonFiniteError(
-            f"mean_pseudo_gradient: the sum of {len(ordered)} contributions is not finite; "
-            "drop the contributor with values near 1e38"
-        )
     return total
 
 
