@@ -1,4 +1,4 @@
-"""How the contributions of a run become one vector: what [outer.aggregation] names, and what it does not fit. Loads torch.
+"""How contributions become one vector: what [outer.aggregation] names, and what it does not fit. Loads torch.
 
 ``outer.norm_clip = "median"`` is the older spelling of ``rule = "norm_clip"``; a manifest has one of the two.
 """

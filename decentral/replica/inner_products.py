@@ -1,7 +1,7 @@
 """The inner products of what frames hold: sparse where the codec says places, dense where it does not.
 
-Of one tensor all contributions are looked at together, so that what is not sparse needs the memory of that tensor, times
-the contributors, and no copy of the whole.
+Of one tensor all contributions are looked at together: what is not sparse needs the memory of that tensor, times the
+contributors, and no copy of the whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each rule against its paper's dense equation, against a published library, and in the places where others went wrong."""
+"""Each rule against its paper's dense equation, a published library, and in the places where others went wrong."""
 
 from __future__ import annotations
 

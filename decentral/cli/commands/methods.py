@@ -1,4 +1,4 @@
-"""``optimizers``, ``aggregation``, ``compressors`` and ``feedback``: what a manifest can name, and where it comes from."""
+"""``optimizers``, ``aggregation``, ``compressors``, ``feedback``: what a manifest can name, and where it comes from."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What rules by coordinates share: sorted values, their middle, their mean. Elementwise, the same bits on every peer."""
+"""What rules by coordinates share: sorted values, their middle, their mean. The same bits on every peer."""
 # Shape suffixes: K = contributors, N = elements of one fragment, S = some of them; float32.
 
 from collections.abc import Callable

@@ -46,7 +46,7 @@ class Krum(Aggregation):
 
 
 def krum_order(sent: Sent, f: int) -> list[int]:
-    """Places by score, the least first; of equal scores, as the two of a mutually nearest pair have, the first place."""
+    """Places by score, the least first; of equals, as a mutually nearest pair may be, the first place."""
     near_KK = np.sort(sent.squared_distances_KK(), axis=1)[:, 1 : len(sent) - f - 1]  # less the 0 with itself
     scores = [total(near_K) for near_K in near_KK]
     return sorted(range(len(sent)), key=lambda place: (scores[place], place))
