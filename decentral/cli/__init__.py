@@ -26,6 +26,7 @@ COMMANDS = {
     "export": "decentral.cli.commands.export",
     "identity": "decentral.cli.commands.identity",
     "optimizers": "decentral.cli.commands.methods",
+    "aggregation": "decentral.cli.commands.methods",
     "compressors": "decentral.cli.commands.methods",
     "feedback": "decentral.cli.commands.methods",
     "bench": "decentral.cli.commands.bench",

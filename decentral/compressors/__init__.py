@@ -25,6 +25,7 @@ from decentral.compressors.sparsifiers.lowrank import LowRank
 from decentral.compressors.sparsifiers.randk import RandK
 from decentral.compressors.sparsifiers.threshold import Threshold
 from decentral.compressors.sparsifiers.topk import TopK
+from decentral.compressors.support import support
 
 __all__ = [
     "DCT",
@@ -59,4 +60,5 @@ __all__ = [
     "describe_feedback",
     "parse_compressor",
     "parse_feedback",
+    "support",
 ]

@@ -77,15 +77,29 @@ class Chain(Method):
         check_parts(self, payload, self.layout(payload.shape))
         self._add(total, payload, weight)
 
+    def support(self, payload: Payload) -> tuple[Tensor, Tensor] | None:
+        """Kept places and values, of a sparsifier that has ``places``; see `decentral.compressors.support`."""
+        places = getattr(self.sparsifier, "places", None)
+        if places is None:
+            return None
+        check_parts(self, payload, self.layout(payload.shape))
+        index, values = self._read(payload)
+        place_S = places(payload.shape, index)
+        return place_S, torch.cat([torch.zeros(0), *(value.flatten() for value in values)])
+
     def _add(self, total: Tensor, payload: Payload, weight: float) -> None:
-        """Values first, then their places."""
+        index, values = self._read(payload)
+        self.sparsifier.add_at(total, index, values, weight)
+
+    def _read(self, payload: Payload) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The index parts, and the matrices of kept values."""
         start = len(self.sparsifier.index_layout(payload.shape))
         index, values = payload.parts[:start], []
         for rows in self.sparsifier.value_shapes(payload.shape):
             stop = start + len(self.quantiser.layout(rows))
             values.append(self.quantiser.decompress(Payload(rows, payload.parts[start:stop])))
             start = stop
-        self.sparsifier.add_at(total, index, tuple(values), weight)
+        return index, tuple(values)
 
 
 class SparsifierBase(Method):
@@ -111,6 +125,10 @@ class SparsifierBase(Method):
     def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
         """See `Chain.accumulate`."""
         self._chain.accumulate(total, payload, weight)
+
+    def support(self, payload: Payload) -> tuple[Tensor, Tensor] | None:
+        """See `Chain.support`."""
+        return self._chain.support(payload)
 
     @property
     def _chain(self) -> Chain:

@@ -6,7 +6,7 @@ import torch
 
 from decentral.compressors.base import Compressor
 
-__all__ = ["bits_per_value", "needs_matrices", "relative_error"]
+__all__ = ["bits_per_value", "is_sparse", "needs_matrices", "relative_error"]
 
 _SHAPE = (1024, 1024)  # as bits per value are told of
 
@@ -20,6 +20,12 @@ def needs_matrices(compressor: Compressor) -> bool:
     """Whether the same values take twice the bytes or more once they are a flat vector: low rank does, 256 times."""
     matrix, flat = (sum(spec.nbytes for spec in compressor.layout(shape)) for shape in (_SHAPE, (math.prod(_SHAPE),)))
     return flat >= 2 * matrix
+
+
+def is_sparse(compressor: Compressor) -> bool:
+    """Whether most values arrive as zeros, so that the middle of what several peers sent is zero nearly everywhere."""
+    matrix = torch.randn(_SHAPE, generator=torch.Generator().manual_seed(0))
+    return int((compressor.decompress(compressor.compress(matrix)) == 0).sum()) > matrix.numel() // 2
 
 
 def relative_error(compressor: Compressor) -> float:

@@ -1,5 +1,6 @@
 """The terms of a run, ``run.toml``: read, check, write, compare. All peers hold the same; its digest is the run id."""
 
+from decentral.manifest.aggregation import rule_of
 from decentral.manifest.presets import check_methods, fresh_salt, preset_manifest
 from decentral.manifest.reading import load_manifest, parse_manifest
 from decentral.manifest.terms import Manifest
@@ -13,5 +14,6 @@ __all__ = [
     "load_manifest",
     "parse_manifest",
     "preset_manifest",
+    "rule_of",
     "summary",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -50,8 +50,11 @@ def _explained(error: ErrorDetails, model: type[Table]) -> str:
 def _table_of(place: list[str], model: type[Table]) -> type[Table]:
     """The table that holds the key at ``place``."""
     field = model.model_fields.get(place[0]) if len(place) > 1 else None
-    inner = field.annotation if field is not None else None
-    return inner if isinstance(inner, type) and issubclass(inner, Table) else model
+    if field is None:
+        return model
+    inner = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type)]
+    tables = [one for one in inner if issubclass(one, Table)]
+    return _table_of(place[1:], tables[0]) if tables else model
 
 
 def _value(found: object) -> str:

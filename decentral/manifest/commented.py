@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from decentral.manifest.table import Table, plain
+from decentral.manifest.table import Table, inside, plain
 
 _COMMENT_COLUMN = 32
 
@@ -22,10 +22,12 @@ def toml_value(value: object) -> str:
 
 
 def _table(name: str, part: Table) -> str:
-    lines = [f"\n[{name}]  # {_first_sentence(part)}"]
+    lines, tables = [f"\n[{name}]  # {_first_sentence(part)}"], inside(part)
     for key, field in type(part).model_fields.items():
-        lines.append(_line(key, plain(part, key), field.examples, field.description or ""))
-    return "\n".join(lines + _own_lines(part)) + "\n"
+        if key not in tables:
+            lines.append(_line(key, plain(part, key), field.examples, field.description or ""))
+    mine = "\n".join(lines + _own_lines(part)) + "\n"
+    return mine + "".join(_table(f"{name}.{key}", table) for key, table in tables.items())
 
 
 def _own_lines(part: Table) -> list[str]:
@@ -38,6 +40,9 @@ def _own_lines(part: Table) -> list[str]:
 
 def _line(key: str, value: object, examples: list[Any] | None, meaning: str) -> str:  # Any: values of every TOML type
     example = examples[0] if value is None and examples else None
+    if isinstance(example, dict):  # a table inside that is unset: its first key
+        ((first, example),) = example.items()
+        key = f"{key}.{first}"
     line = f"{key} = {toml_value(value)}" if example is None else f"# {key} = {toml_value(example)}"
     return f"{line:<{_COMMENT_COLUMN}}  # {meaning}"
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from decentral.errors import ConfigError, UsageError
+from decentral.manifest.aggregation import check_rule, rule_of
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.manifest.terms import Manifest, Outer
 from decentral.plugins import nearest
@@ -58,6 +59,7 @@ def check_methods(manifest: Manifest) -> None:
     from decentral.optimizers import make_outer
 
     _check_keys(manifest.outer)
+    rule_of(manifest)
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
     gossips = method.topology == "pair"
     compressor = parse_compressor(manifest.compressor.chain)
@@ -74,11 +76,6 @@ def check_methods(manifest: Manifest) -> None:
         _check_moments(manifest, [channel.name for channel in method.channels()[1:]])
     if gossips:
         _check_pair(manifest)
-    elif kind == "reduce" and manifest.outer.norm_clip == "median" and feedback.sender:
-        raise ConfigError(
-            'outer.norm_clip = "median" does not fit compressor.feedback in a reduce: an owner whose range moved sends '
-            "what it owes with its own slice, and a clip would take that from everybody; leave one of the two out"
-        )
     elif kind == "reduce" and any(channel.combine == "each" for channel in method.channels()):
         raise ConfigError(
             f'exchange.kind = "reduce" does not fit outer.method {manifest.outer.method}: it compares what each peer '
@@ -89,6 +86,7 @@ def check_methods(manifest: Manifest) -> None:
             f'compressor.chain = "{compressor}" does not fit exchange.kind = "reduce": it shrinks matrices only, and a '
             'reduce cuts them into flat ranges; use exchange.kind = "gather"'
         )
+    check_rule(manifest, method, compressor, feedback)
 
 
 def _refuse_receivers(feedback: str, kind: str) -> NoReturn:
@@ -131,11 +129,6 @@ def _check_pair(manifest: Manifest) -> None:
         raise ConfigError(
             f'outer.overlap = {overlap} does not fit exchange.kind = "pair": a peer waits for its partner before it '
             "goes on; set it to 0"
-        )
-    if manifest.outer.norm_clip == "median":
-        raise ConfigError(
-            'outer.norm_clip = "median": of two contributions nobody can tell which one is typical; '
-            'leave it unset, or use exchange.kind = "gather" or "reduce"'
         )
 
 

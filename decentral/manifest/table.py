@@ -23,16 +23,26 @@ class Table(BaseModel):
 
 def canonical(whole: Table) -> bytes:
     """The one spelling that is hashed: sorted keys, unset keys left out, every float as its shortest decimal."""
-    tables = {
-        table: {key: plain(part, key) for key in keys(part) if plain(part, key) is not None}
-        for table, part in ((name, getattr(whole, name)) for name in type(whole).model_fields)
-    }
+    tables = {name: _values(getattr(whole, name)) for name in type(whole).model_fields}
     return json.dumps(tables, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
+def _values(part: Table) -> dict[str, object]:
+    """The keys that are set, a table inside as one of its own."""
+    found: dict[str, object] = {key: plain(part, key) for key in keys(part) if plain(part, key) is not None}
+    return found | {key: _values(table) for key, table in inside(part).items()}
+
+
+def inside(part: Table) -> dict[str, Table]:
+    """The tables inside a table, by key, those that are set."""
+    found = {key: getattr(part, key) for key in type(part).model_fields}
+    return {key: value for key, value in found.items() if isinstance(value, Table)}
+
+
 def keys(part: Table) -> list[str]:
-    """The keys of a table: the declared ones, then those of the method that it names."""
-    return [*type(part).model_fields, *sorted(part.model_extra or {})]
+    """The keys of a table: the declared ones, then those of the method that it names. Without the tables inside."""
+    declared = [key for key in type(part).model_fields if key not in inside(part)]
+    return [*declared, *sorted(part.model_extra or {})]
 
 
 def plain(part: Table, key: str) -> str | int | float | None:

@@ -163,6 +163,45 @@ class Inner(Table):
         return {**INNER_OPTIMIZERS[self.named].keys, **given}
 
 
+def _check_own(keys: Mapping[str, Any]) -> None:  # Any: values of every TOML type
+    """ValueError for keys beside the declared ones that no method may have."""
+    for key, value in keys.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", key):
+            raise ValueError("a key of a method is written in small letters, digits and _, 32 at most")
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(f"{key} of a method must be a number or a word")
+        if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_(),.=>+ -]{1,256}", value):
+            raise ValueError(f"{key} has characters that do not belong, or too many")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key} must be finite")
+        if isinstance(value, int) and abs(value) > MOST:
+            raise ValueError(f"{key} must be between -2**53 and 2**53")
+
+
+class Combining(Table):
+    """How contributions become one vector. Keys beside these are the rule's own: decentral aggregation lists them."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+
+    rule: Word = Field(description="decentral aggregation lists them; mean is what happens without this table")
+
+    @model_validator(mode="after")
+    def _plain_keys(self) -> Combining:
+        _check_own(self.own)
+        return self
+
+    def own_keys(self) -> list[tuple[str, Any, str]]:  # Any: a rule's defaults
+        """Those of the rule that it names."""
+        from decentral.optimizers import describe_aggregation_keys  # torch
+
+        return describe_aggregation_keys(self.rule)
+
+    @property
+    def own(self) -> dict[str, Any]:  # Any: numbers and words
+        """The rule's keys that are set."""
+        return dict(self.model_extra or {})
+
+
 class Outer(Table):
     """What all peers do together. Keys beside these are the method's own: decentral optimizers lists them."""
 
@@ -192,6 +231,12 @@ class Outer(Table):
         examples=["median"],
     )
 
+    aggregation: Combining | None = Field(
+        default=None,
+        description="how contributions become one vector: decentral aggregation lists the rules; unset: mean",
+        examples=[{"rule": "rfa"}],
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _without_unset(cls, given: Any) -> Any:  # Any: what a file or a caller has, checked after this
@@ -202,17 +247,7 @@ class Outer(Table):
 
     @model_validator(mode="after")
     def _plain_keys(self) -> Outer:
-        for key, value in (self.model_extra or {}).items():
-            if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", key):
-                raise ValueError("a key of a method is written in small letters, digits and _, 32 at most")
-            if isinstance(value, bool) or not isinstance(value, int | float | str):
-                raise ValueError(f"{key} of a method must be a number or a word")
-            if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_(),.=>+ -]{1,256}", value):
-                raise ValueError(f"{key} has characters that do not belong, or too many")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{key} must be finite")
-            if isinstance(value, int) and abs(value) > MOST:
-                raise ValueError(f"{key} must be between -2**53 and 2**53")
+        _check_own(self.model_extra or {})
         return self
 
     def own_keys(self) -> list[tuple[str, Any, str]]:  # Any: a method's defaults

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from decentral.manifest.commented import toml_value
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
-from decentral.manifest.table import Table, keys, plain
-from decentral.manifest.terms import Manifest
+from decentral.manifest.table import Table, inside, keys, plain
+from decentral.manifest.terms import Combining, Manifest
 
 
 def summary(manifest: Manifest) -> str:
@@ -30,6 +30,7 @@ def summary(manifest: Manifest) -> str:
                 *(f"{k} {v}" for k, v in outer.hyper.items()),
                 whole,
                 meanwhile,
+                *([_aggregated(outer.aggregation)] if outer.aggregation is not None else []),
             ]
         ),
         "sends": f"{manifest.compressor.chain}, {manifest.exchange.kind}"
@@ -39,17 +40,26 @@ def summary(manifest: Manifest) -> str:
     return "\n".join(f"{name:<8}{text}" for name, text in rows.items())
 
 
+def _aggregated(chosen: Combining) -> str:
+    keys = "".join(f" {key} {value}" for key, value in chosen.own.items())
+    return f"aggregated by {chosen.rule}{keys}"
+
+
 def differences(mine: Manifest, theirs: Manifest) -> list[str]:
     """Every key that differs, with both values: ``inner.steps: 30 here, 60 there``."""
     found = []
     for table in Manifest.model_fields:
-        here, there = getattr(mine, table), getattr(theirs, table)
-        for key in dict.fromkeys([*keys(here), *keys(there)]):
-            a, b = _of(here, key), _of(there, key)
+        here, there = _flat(getattr(mine, table), table), _flat(getattr(theirs, table), table)
+        for key in dict.fromkeys([*here, *there]):
+            a, b = here.get(key), there.get(key)
             if a != b:
-                found.append(f"{table}.{key}: {toml_value(a)} here, {toml_value(b)} there")
+                found.append(f"{key}: {toml_value(a)} here, {toml_value(b)} there")
     return found
 
 
-def _of(part: Table, key: str) -> str | int | float | None:
-    return plain(part, key) if key in keys(part) else None
+def _flat(part: Table, name: str) -> dict[str, str | int | float | None]:
+    """Every key with its value, those of tables inside by both names."""
+    found = {f"{name}.{key}": plain(part, key) for key in keys(part)}
+    for key, table in inside(part).items():
+        found |= _flat(table, f"{name}.{key}")
+    return found

@@ -10,7 +10,7 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.round_state import RoundTerms
 from decentral.consensus.run_clock import RunClock
 from decentral.dissemination.partition import Grain, partition, shares
-from decentral.manifest import Manifest
+from decentral.manifest import Manifest, rule_of
 from decentral.node.uplinks import Uplinks
 from decentral.optimizers import make_outer
 from decentral.parameters import Schema
@@ -37,7 +37,7 @@ def make_replica(
         outer.weighting or "equal",
         buffers_B,
         Tail.of(schema, manifest.model.buffers or "average"),
-        outer.norm_clip or "none",
+        rule_of(manifest),
     )
 
 

@@ -4,6 +4,13 @@ A method is a frozen dataclass derived from `OuterMethod`, whose fields are the 
 """
 
 from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
+from decentral.optimizers.aggregation.registry import (
+    aggregation_names,
+    describe_aggregation_keys,
+    describe_aggregations,
+    make_aggregation,
+)
+from decentral.optimizers.aggregation.rule import Aggregation
 from decentral.optimizers.base import NO_MOMENTS, Live, OuterMethod, Preset, Quorum, key
 from decentral.optimizers.channels import CHANGE, Channel
 from decentral.optimizers.merge import blend, carry
@@ -13,6 +20,7 @@ from decentral.optimizers.round_info import Contributor, RoundInfo
 __all__ = [
     "CHANGE",
     "NO_MOMENTS",
+    "Aggregation",
     "Channel",
     "Contributor",
     "Live",
@@ -20,11 +28,15 @@ __all__ = [
     "Preset",
     "Quorum",
     "RoundInfo",
+    "aggregation_names",
     "blend",
     "carry",
+    "describe_aggregation_keys",
+    "describe_aggregations",
     "describe_keys",
     "describe_optimizers",
     "key",
+    "make_aggregation",
     "make_outer",
     "mean_pseudo_gradient",
     "methods_with",

@@ -194,7 +194,7 @@ class OuterMethod:
         """The next anchor and state. ``received``: by channel its mean (N,), or all that came (K, N); only what is due.
 
         Rows of all are in the order of ``info.contributors``, or in a pair this peer's own first, and alone where no
-        partner came. With a reduce there are no rows: "gather" is then the exchange. Nothing moves where the anchor or a state is
-        of another shape or dtype than before, or not finite.
+        partner came. With a reduce there are no rows: "gather" is then the exchange. Nothing moves where the anchor or
+        a state is of another shape or dtype than before, or not finite.
         """
         raise NotImplementedError

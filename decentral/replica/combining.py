@@ -7,25 +7,40 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from decentral.optimizers import Channel
+from decentral.errors import NonFiniteError
+from decentral.optimizers import Aggregation, Channel
 from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.tensors.alloc import fresh_zeros
+from decentral.tensors.finite import is_finite
 
 # Shape suffixes: N = elements of one fragment, C = channels that are due, K = contributors; flat float32.
 
 
-def combined(due: Sequence[Channel], numel: int, adders: Sequence[Adder]) -> dict[str, Tensor]:
+def combined(
+    due: Sequence[Channel], numel: int, adders: Sequence[Adder], by_rows: Aggregation | None = None
+) -> dict[str, Tensor]:
     """By channel its weighted mean (N,), or the rows of all (K, N) in the order of their peers' ids.
 
     An adder adds all channels of one contribution, (C * N,). Rows of all need K times a fragment's memory, so methods
-    that can do with the mean ask for that. Raises NonFiniteError when one is not finite.
+    that can do with the mean ask for that. ``by_rows``: a rule that makes the first channel of rows, instead of a mean.
+    Raises NonFiniteError when one is not finite.
     """
-    if all(channel.combine == "mean" for channel in due):
+    if by_rows is None and all(channel.combine == "mean" for channel in due):
         mean_CN = mean_of(fresh_zeros(len(due) * numel), adders).view(len(due), -1)
         return {channel.name: mean_N for channel, mean_N in zip(due, mean_CN, strict=True)}
     ordered = sorted(adders, key=lambda adder: adder[0])
     rows_KCN = torch.stack([_row(add, len(due) * numel) for _, add, _ in ordered]).view(len(ordered), len(due), numel)
-    return {channel.name: _of_channel(channel, rows_KCN[:, c], ordered) for c, channel in enumerate(due)}
+    made = {channel.name: _of_channel(channel, rows_KCN[:, c], ordered) for c, channel in enumerate(due)}
+    counted = [place for place, (_, _, weight) in enumerate(ordered) if weight > 0]
+    if by_rows is not None and len(counted) >= by_rows.least:
+        made[due[0].name] = _finite(by_rows.combine(rows_KCN[counted, 0]))
+    return made
+
+
+def _finite(value_N: Tensor) -> Tensor:
+    if not is_finite(value_N):
+        raise NonFiniteError("the values of some contributions sum beyond float32; drop those near 1e38")
+    return value_N
 
 
 def _row(add: Callable[..., None], numel: int) -> Tensor:

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
-from decentral.optimizers import Channel, Contributor, OuterMethod, RoundInfo
+from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
 from decentral.optimizers.aggregation.mean import Adder, contribution_weights, mean_of
-from decentral.optimizers.aggregation.norm_clip import clip_scales
+from decentral.optimizers.aggregation.sent import Sent
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
-from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
+from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
 from decentral.replica.combining import combined
 from decentral.replica.estimates import NOTHING_TOLD, Estimates, Told
+from decentral.replica.inner_products import gram_of
 from decentral.replica.measures import Measure
 from decentral.replica.method_output import OVERFLOW, Weighed, stepped, weighed
 from decentral.replica.outer_step import OuterStep
@@ -55,12 +55,12 @@ class Replica:
         weighting: str = "equal",
         buffers_B: Tensor | None = None,
         tail: Tail = NO_TAIL,
-        norm_clip: str = "none",
+        rule: Aggregation | None = None,
     ) -> None:
-        """``buffers_B``: the model's, in the schema's order; ``tail`` says what of them crosses; ``norm_clip``: whether
-        contributions far longer than the typical one are shortened: none, or median.
+        """``buffers_B``: the model's, in the schema's order; ``tail`` says what of them crosses; ``rule``: how
+        contributions become one vector, the mean unless it is given.
         """
-        self.norm_clip, self.unpacked = norm_clip, Unpacked()
+        self.rule, self.unpacked = rule or make_aggregation("mean", {}), Unpacked()
         self.weighting = weighting  # what contributors count by: equal, or tokens
         self.schema, self.method, self.codec, self.merge_codec = schema, method, codec, merge_codec
         self.anchors: list[Tensor] = list(anchors)
@@ -209,12 +209,18 @@ class Replica:
             for ref, age in zip(contributors, ages, strict=True)
         ]
 
-    def scales(self, frames: Sequence[Frame], told: Told = NOTHING_TOLD) -> list[float] | None:
-        """What a gather's contributions are multiplied by; None: nothing is clipped."""
-        if self.norm_clip == "none":
-            return None
-        measures = told.measures.values() or map(self.measure, frames)
-        return clip_scales([measure.norm for measure in measures])
+    def scales(
+        self, frames: Sequence[Frame], weights: Sequence[float], seed: bytes, told: Told = NOTHING_TOLD
+    ) -> list[float]:
+        """What a gather's contributions are multiplied by; ``seed``: of the round."""
+        needs, counted = self.rule.needs, sum(weight > 0 for weight in weights)
+        if needs == "nothing" or (needs == "rows" and counted >= self.rule.least):
+            return [1.0] * len(frames)
+        if needs == "products" and counted >= self.rule.least:
+            gram_KK = gram_of(self.codec, [self._change(frame) for frame in frames])
+            return self.rule.weigh(Sent.of_gram(gram_KK, weights, seed))
+        norms = [measure.norm for measure in told.measures.values() or map(self.measure, frames)]
+        return self.rule.weigh(Sent.of_norms(norms, weights, seed))
 
     def _told_by(self, record: Record, frames: Mapping[bytes, Frame]) -> Told:
         """What every receiver keeps of the record's contributors, in the record's order."""
@@ -230,9 +236,8 @@ class Replica:
         known = self.unpacked.measures.get(frame.hash)
         if known is not None:
             return known
-        shapes = self.shapes(frame.header.fragment)
-        change = self.payloads(frame)[: len(shapes)]
-        return self.unpacked.measures.add(frame.hash, Measure.of(self.codec.pieces(change), numel(shapes)))
+        pieces = self.codec.pieces(self._change(frame))
+        return self.unpacked.measures.add(frame.hash, Measure.of(pieces, self.numel(frame.header.fragment)))
 
     def payloads(self, frame: Frame) -> Payloads:
         """What a gathered frame holds, read again when that is not kept. Raises PayloadError."""
@@ -243,6 +248,10 @@ class Replica:
         made = self._codec_of(frame).unpack(body, self.shapes(frame.header.fragment) * frame.header.channels)
         self.unpacked.add(frame, made)
         return made
+
+    def _change(self, frame: Frame) -> Payloads:
+        """The first channel of a gathered frame."""
+        return self.payloads(frame)[: len(self.shapes(frame.header.fragment))]
 
     def install(self, step: OuterStep) -> None:
         """Make an outer step this replica's state."""
@@ -268,7 +277,7 @@ class Replica:
             return torch.ones(self.numel(f), dtype=torch.bool)
         sent_N = torch.zeros(self.numel(f), dtype=torch.bool)
         for frame in mine:
-            sent_N |= self.codec.decompress(self.payloads(frame)[: len(self.shapes(f))]) != 0
+            sent_N |= self.codec.decompress(self._change(frame)) != 0
         self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
         return sent_N
 
@@ -321,13 +330,13 @@ class Replica:
         due: Sequence[Channel],
         told: Told,
     ) -> dict[str, Tensor]:
-        scales = self.scales([frames[ref.frame] for ref in record.frames], told) or repeat(1.0)
+        scales = self.scales([frames[ref.frame] for ref in record.frames], weights, record.hash, told)
         add = self._estimates(record.fragment).add if self.senders.names else self._add
         adders: list[Adder] = [
             (ref.peer, partial(add, frames[ref.frame], scale), weight)
-            for ref, weight, scale in zip(record.frames, weights, scales, strict=False)
+            for ref, weight, scale in zip(record.frames, weights, scales, strict=True)
         ]
-        return combined(due, self.numel(record.fragment), adders)
+        return combined(due, self.numel(record.fragment), adders, self.rule if self.rule.needs == "rows" else None)
 
     def _add(self, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
         """Where there is no room to keep what frames hold, it is here of one frame at a time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import anyio
@@ -12,7 +12,7 @@ from torch import Tensor
 from decentral.consensus.chain import Head
 from decentral.dissemination.arrivals import PAUSE
 from decentral.dissemination.reduce import in_order, owned_parts
-from decentral.optimizers.aggregation.norm_clip import clip_scales
+from decentral.optimizers.aggregation.sent import Sent
 from decentral.replica.contribution import Contribution, header_after, range_of
 from decentral.replica.measures import Measure
 from decentral.replica.reduction import Reduction
@@ -88,7 +88,8 @@ class Reducer:
             peer: Measure.of((slice_N[: stop - start],), stop - start) for peer, slice_N in reduction.slices.items()
         }
         state.measured[(plan.round, plan.number)] = measured
-        weights, scales = replica.weights(plan.contributors, head.outer_step), self._slice_scales(plan, measured)
+        weights = replica.weights(plan.contributors, head.outer_step)
+        scales = self._slice_scales(plan, measured, weights)
         made = reduction.result(replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales)
         parts, tail = len(plan.partition), replica.tail.packed_merge(reduction.told_buffers())
         header = header_after(head, FrameKind.RESULT, fragment, state.me, reduction.part, parts, plan.number)
@@ -97,11 +98,12 @@ class Reducer:
         _ = frame.hash  # see Inbox.check
         return frame, replica.codec.decompress(made.payloads), made.feedback
 
-    def _slice_scales(self, plan: ReducePlan, measured: Mapping[PeerId, Measure]) -> list[float] | None:
-        """An owner clips its part alone, by the slices' norms; everybody applies its result."""
-        if self.replica.norm_clip == "none":
-            return None
-        return clip_scales([measured[ref.peer].norm for ref in plan.contributors])
+    def _slice_scales(
+        self, plan: ReducePlan, measured: Mapping[PeerId, Measure], weights: Sequence[float]
+    ) -> list[float]:
+        """An owner knows the norms of its own part's slices, and no more; everybody applies its result."""
+        norms = [measured[ref.peer].norm for ref in plan.contributors]
+        return self.replica.rule.weigh(Sent.of_norms(norms, weights))
 
     def _decoded(self, frame: Frame, plan: ReducePlan) -> Tensor:
         body, _ = self.replica.tail.split(frame)

@@ -53,6 +53,7 @@ REPORTING = (
     "logs",
     "doctor",
     "optimizers",
+    "aggregation",
     "compressors",
     "feedback",
     "bench compressors",
@@ -72,6 +73,7 @@ def test_every_command_that_reports_can_do_so_in_json(name: str) -> None:
 CHEAP_EXAMPLES = [
     ("init", []),
     ("optimizers", ["SparseLoCo", "arXiv:2508.15706"]),
+    ("aggregation", ["norm_clip", "f=1 then=rfa", "arXiv:1912.13445"]),
     ("feedback", ["ef(beta=0.95)", "econtrol", "arXiv:2311.05645"]),
     ("compressors", ["topk"]),
     ("status", ["healthy: round 41, you contributed to 40 of the last 41, 0.2 MB sent per round"]),

@@ -9,7 +9,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
 FOLDERS = "decentral|tests|examples|experiments|docs"
 EXAMPLE = re.compile(r".*/(test_)?mine\.py")  # a method that somebody is going to write
-GROUPS = {"decentral/compressors", "decentral/feedback", "decentral/optimizers"}  # of entry points, written with a dot
+GROUPS = {
+    f"decentral/{name}" for name in ("aggregation", "compressors", "feedback", "optimizers")
+}  # of entry points, written with a dot
 SOURCES = [path for folder in ("decentral", "tests") for path in (ROOT / folder).rglob("*.py")]
 
 

@@ -1,7 +1,7 @@
 """All methods of `tables.py` x all shapes x all devices.
 
 Of another package: ``python -m pytest tests/laws --compressor "mine(k=3)"`` runs every law over that one alone, and
-``--outer "mine lr=0.5"`` does for an outer optimizer.
+``--outer "mine lr=0.5"`` and ``--rule "mine f=2"`` do for an outer optimizer and for an aggregation rule.
 """
 
 import math
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, parse_compressor
-from decentral.optimizers import OuterMethod
-from tests.laws.tables import COMPRESSORS, FINE, METHODS, last_of, method_of
+from decentral.optimizers import Aggregation, OuterMethod
+from tests.laws.tables import AGGREGATIONS, COMPRESSORS, FINE, METHODS, last_of, method_of, rule_of
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-TABLES = {"compressor": ("--compressor", COMPRESSORS), "outer": ("--outer", METHODS)}
+TABLES = {"compressor": ("--compressor", COMPRESSORS), "outer": ("--outer", METHODS), "rule": ("--rule", AGGREGATIONS)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,14 +28,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "methods(is_meant): a law for those spellings only of which that is true")
+    config.addinivalue_line("markers", "rules(is_meant): as methods, of aggregation rules")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
-    meant = [mark.args[0] for mark in metafunc.definition.iter_markers("methods")]
     for kind, (option, ours) in TABLES.items():
         if kind in metafunc.fixturenames and kind not in own:
             table = _given(metafunc.config, option) or ours
+            marker = "rules" if kind == "rule" else "methods"
+            meant = [mark.args[0] for mark in metafunc.definition.iter_markers(marker)]
             chosen = [spelling for spelling in table if all(is_meant(spelling) for is_meant in meant)]
             metafunc.parametrize(kind, chosen, indirect=True)
 
@@ -59,6 +61,11 @@ def _is_about(item: pytest.Item, given: dict[str, list[str]]) -> bool:
 @pytest.fixture
 def outer(request: pytest.FixtureRequest) -> OuterMethod:
     return method_of(request.param)
+
+
+@pytest.fixture
+def rule(request: pytest.FixtureRequest) -> Aggregation:
+    return rule_of(request.param)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from decentral.optimizers import OuterMethod, make_outer, presets
+from decentral.optimizers import Aggregation, OuterMethod, aggregation_names, make_aggregation, make_outer, presets
 
 PRESETS = tuple(presets())
 GOSSIPS = tuple(name for name in PRESETS if make_outer(name, {}).topology == "pair")
@@ -71,6 +71,41 @@ def method_of(spelling: str) -> OuterMethod:
     return make_outer(name, {key: _value(text) for key, _, text in (word.partition("=") for word in hyper)})
 
 
+AGGREGATIONS = tuple(
+    dict.fromkeys(
+        [
+            *aggregation_names(),
+            "arc f=2",
+            "arc f=2 then=mean",
+            "arc f=2 then=nnm",
+            "bucketing size=1",
+            "bucketing f=1 size=2 then=mda",
+            "caf f=2",
+            "centered_clip start=zero",
+            "krum f=2",
+            "mda f=2",
+            "meamed f=2",
+            "multi_krum f=2",
+            "multi_krum f=2 m=2",
+            "nnm f=2",
+            "nnm f=2 then=krum",
+            "rfa start=zero",
+            "trimmed_mean f=2",
+        ]
+    )
+)
+# Laws that a rule cannot keep, by its name, and why.
+TRUSTS = ("mean",)  # one contributor moves it anywhere
+BY_LENGTH = ("norm_clip", "arc")  # shorter is not nearer: it follows where zero is
+BY_PLACE = ("mda", "bucketing")  # subsets that share their widest pair: the first by peer id wins; lots go by place
+
+
+def rule_of(spelling: str) -> Aggregation:
+    """The aggregation rule of ``name key=value ...``."""
+    name, *keys = spelling.split()
+    return make_aggregation(name, {key: _value(text) for key, _, text in (word.partition("=") for word in keys)})
+
+
 def topology_of(spelling: str) -> str:
     return method_of(spelling).topology
 
@@ -92,7 +127,7 @@ def _value(text: str) -> Any:  # Any: as fields of a method
     """A whole number where the method wants one, a word where it is none."""
     if text.isdigit():
         return int(text)
-    return text if text.isalpha() and text not in ("inf", "nan") else float(text)
+    return text if text[0].isalpha() and text not in ("inf", "nan") else float(text)
 
 
 COMPRESSORS = [

@@ -7,6 +7,7 @@ import torch
 
 from decentral.compressors import parse_compressor
 from decentral.consensus.chain import Head
+from decentral.optimizers import make_aggregation
 from decentral.optimizers.aggregation.norm_clip import clip_scales, norm
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.parameters import schema_of
@@ -26,7 +27,8 @@ NUMEL = 70 * 64
 
 def replica(clip: str, chain: str) -> Replica:
     codec = Codec(parse_compressor(chain))
-    return Replica(SCHEMA, [torch.zeros(NUMEL)], SparseLoCo(), codec, codec, norm_clip=clip)
+    rule = make_aggregation("norm_clip" if clip == "median" else "mean", {})
+    return Replica(SCHEMA, [torch.zeros(NUMEL)], SparseLoCo(), codec, codec, rule=rule)
 
 
 def sent(lengths: tuple[float, ...]) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""``optimizers``, ``compressors`` and ``feedback``: what a manifest can name, and where it comes from."""
+"""``optimizers``, ``aggregation``, ``compressors``, ``feedback``: what a manifest can name, and where it comes from."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,19 @@ def optimizers_command(as_json: bool) -> None:
     from decentral.optimizers import describe_optimizers
 
     _print(describe_optimizers(), as_json)
+
+
+@click.command("aggregation")
+@as_json
+def aggregation_command(as_json: bool) -> None:
+    """List the rules by which contributions may become one vector.
+
+    \b
+    $ decentral aggregation
+    """
+    from decentral.optimizers import describe_aggregations
+
+    _print(describe_aggregations(), as_json)
 
 
 @click.command("compressors")

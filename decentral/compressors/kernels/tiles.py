@@ -13,9 +13,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-__all__ = ["Region", "as_matrix", "bands", "cut", "paste", "regions"]
+__all__ = ["Region", "as_matrix", "bands", "cut", "paste", "places_of", "regions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,13 @@ def bands(region: Region, most: int) -> Iterator[Region]:
 def cut(matrix: Tensor, region: Region) -> Tensor:
     """A region's chunks, (num_chunks, length); a copy unless chunks are runs."""
     return _tiles(matrix, region).permute(0, 2, 1, 3).reshape(region.num_chunks, region.length)
+
+
+def places_of(region: Region, columns: int, index_Ck: Tensor) -> Tensor:
+    """Where indices inside chunks (C, k) are in the flattened matrix of so many columns, int64 (C, k)."""
+    chunk_C1, index_Ck = torch.arange(region.num_chunks)[:, None], index_Ck.long()
+    row_Ck = region.top + chunk_C1 // region.tile_columns * region.height + index_Ck // region.width
+    return row_Ck * columns + region.left + chunk_C1 % region.tile_columns * region.width + index_Ck % region.width
 
 
 def paste(matrix: Tensor, region: Region, chunks: Tensor) -> None:

@@ -84,6 +84,11 @@ class RandK(SparsifierBase):
         if not total.is_contiguous():
             total.copy_(flat_N.view(total.shape))
 
+    def places(self, shape: Shape, index: tuple[Tensor, ...]) -> Tensor:
+        """The places (S,) of the nonce in the flattened tensor."""
+        found = [place_Ck.flatten() for nonce in index for place_Ck in self._places(nonce, shape)]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *found])
+
     def _kept(self, length: int) -> int:
         return max(1, round(length * self.k / self.chunk))
 

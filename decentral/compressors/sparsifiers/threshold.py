@@ -94,6 +94,12 @@ class Threshold(SparsifierBase):
             if not total.is_contiguous():
                 total.copy_(flat_N.view(total.shape))
 
+    def places(self, shape: Shape, index: tuple[Tensor, ...]) -> Tensor:
+        """The kept places (S,) in the flattened tensor; PayloadError on a bad index."""
+        for index_1K in index:
+            require_rising(index_1K, math.prod(shape), self)
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *(index_1K[0].long() for index_1K in index)])
+
     def _kept(self, numel: int) -> int:
         return max(1, round(numel * self.k / _OF)) if numel else 0
 

@@ -23,7 +23,7 @@ from decentral.coding import Rising
 from decentral.compressors.base import About, PartSpec, Shape, check_dtype, non_finite, require_rising
 from decentral.compressors.chain import SparsifierBase
 from decentral.compressors.kernels.selection import add_at, largest
-from decentral.compressors.kernels.tiles import Region, as_matrix, cut, paste, regions
+from decentral.compressors.kernels.tiles import Region, as_matrix, cut, paste, places_of, regions
 from decentral.errors import ConfigError
 from decentral.tensors.finite import is_finite
 
@@ -86,6 +86,14 @@ class TopK(SparsifierBase):
         add = add_at if total.device.type == "cpu" else _add_at
         for region, index_Ck, value_Ck in zip(places, index, values, strict=True):
             add(matrix, region, index_Ck, value_Ck.view(index_Ck.shape), weight)
+
+    def places(self, shape: Shape, index: tuple[Tensor, ...]) -> Tensor:
+        """The kept places (S,) in the flattened tensor; PayloadError on a bad index."""
+        found, columns = [torch.zeros(0, dtype=torch.int64)], shape[1] if len(shape) == 2 else math.prod(shape)
+        for region, index_Ck in zip(regions(shape, self.chunk), index, strict=True):
+            require_rising(index_Ck, region.length, self)
+            found.append(places_of(region, columns, index_Ck).flatten())
+        return torch.cat(found)
 
     def _kept(self, region: Region) -> int:
         return max(1, round(region.length * self.k / self.chunk))

@@ -1,0 +1,1 @@
+"""One aggregation rule per file, with its equation and its source; found by themselves."""

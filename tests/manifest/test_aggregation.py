@@ -1,0 +1,162 @@
+"""[outer.aggregation]: a table inside a table, whose rule says what other keys it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decentral.errors import ConfigError
+from decentral.manifest import (
+    Manifest,
+    check_methods,
+    differences,
+    load_manifest,
+    parse_manifest,
+    preset_manifest,
+    rule_of,
+    summary,
+)
+from decentral.optimizers import make_aggregation
+
+DENSE = {"chain": "int8(block=4096)", "feedback": "none"}
+TEXT = """
+[run]
+name = "small"
+[outer]
+method = "diloco"
+{line}
+[compressor]
+chain = "int8(block=4096)"
+[exchange]
+kind = "{kind}"
+"""
+
+
+def manifest_with(*lines: str, kind: str = "gather") -> Manifest:
+    return parse_manifest(TEXT.format(line="\n".join(lines), kind=kind))
+
+
+def krum(**keys: Any) -> Manifest:
+    outer = {"norm_clip": None, "aggregation": {"rule": "krum", **keys}}
+    return preset_manifest("sparseloco", run={"salt": "one"}, outer=outer)
+
+
+def test_a_manifest_without_the_table_has_the_digest_it_always_had():
+    plain = manifest_with(kind="reduce")
+    assert plain.digest.hex() == "f69d9f411048cec475f3c6bd5a20b9939651290a1ffe51c9f32e176f6cef5da6"
+    assert rule_of(plain) == make_aggregation("mean", {})
+    assert rule_of(manifest_with('norm_clip = "median"')) == make_aggregation("norm_clip", {})
+    assert rule_of(manifest_with('norm_clip = "none"')) == make_aggregation("mean", {})
+
+
+def test_the_table_is_part_of_the_digest_and_of_what_differs_and_what_joining_means():
+    manifest = krum(f=2)
+    assert len({manifest.digest, krum().digest, krum(f=1).digest, krum(f=2.0).digest}) == 3
+    other = manifest.changed(outer={"aggregation": {"rule": "rfa"}})
+    assert differences(manifest, other) == [
+        'outer.aggregation.rule: "krum" here, "rfa" there',
+        "outer.aggregation.f: 2.0 here, unset there",
+    ]
+    plain = manifest.changed(outer={"aggregation": None})
+    assert 'outer.aggregation.rule: "krum" here, unset there' in differences(manifest, plain)
+    assert "aggregated by krum f 2" in summary(manifest)
+
+
+def test_the_written_file_has_a_comment_for_each_key_and_is_read_back():
+    manifest = krum(f=2)
+    text = manifest.to_toml()
+    assert "[outer.aggregation]" in text
+    assert "f = 2  " in text
+    assert parse_manifest(text) == manifest
+    assert parse_manifest(text).digest == manifest.digest
+    assert all("#" in line for line in text.splitlines() if line)
+    unset = preset_manifest("sparseloco").to_toml()
+    assert '# aggregation.rule = "rfa"' in unset
+
+
+def test_the_line_that_the_file_proposes_works_without_its_comment_sign(tmp_path: Path):
+    manifest = preset_manifest("sparseloco", outer={"norm_clip": None})
+    path = tmp_path / "run.toml"
+    path.write_text(manifest.to_toml().replace("# aggregation.rule", "aggregation.rule"), encoding="utf-8")
+    assert rule_of(load_manifest(path)) == make_aggregation("rfa", {})
+
+
+def test_the_older_spelling_beside_the_table_is_refused_and_says_which_to_leave_out():
+    clipped = preset_manifest("sparseloco", outer={"aggregation": {"rule": "krum"}})
+    with pytest.raises(ConfigError, match=r'"median" is the older spelling of a rule, .*leave out outer\.norm_clip'):
+        check_methods(clipped)
+    check_methods(clipped.changed(outer={"norm_clip": "none"}))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('aggregation = "krum"', r"outer\.aggregation = 'krum'"),
+        ("aggregation.f = 1", r"outer\.aggregation\.rule is missing; rule means: decentral aggregation lists them"),
+        ('aggregation = {rule = "krum", f = [1]}', "f of a method must be a number or a word"),
+        ('aggregation = {rule = "krum", f = inf}', "f must be finite"),
+        ('aggregation = {rule = "krum", Ff = 1}', "small letters"),
+        ('aggregation = {rule = "a b"}', r"outer\.aggregation\.rule = 'a b': has characters that do not belong"),
+    ],
+)
+def test_what_cannot_be_a_table_of_a_rule_is_refused_where_it_is_read(line: str, message: str):
+    with pytest.raises(ConfigError, match=message) as caught:
+        manifest_with(line)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"rule": "krumm"}, r"aggregation rule krumm is not known here; .*did you mean krum\?"),
+        ({"rule": "krum", "ff": 1}, r"unknown key outer\.aggregation\.ff; did you mean f\?"),
+        ({"rule": "median", "f": 1}, r"unknown key outer\.aggregation\.f; median has none of its own"),
+        ({"rule": "krum", "f": 0}, "0 is the rule mean"),
+        ({"rule": "nnm", "then": "median"}, "goes by coordinates"),
+    ],
+)
+def test_a_rule_or_a_key_that_is_not_there_is_told_with_the_nearest(table: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        check_methods(preset_manifest("sparseloco", outer={"norm_clip": None, "aggregation": table}))
+
+
+@pytest.mark.parametrize("rule", ["krum", "rfa", "nnm", "median", "arc"])
+def test_a_reduce_leaves_a_mean_and_refuses_what_compares_peers(rule: str):
+    given = {"outer": {"norm_clip": None, "aggregation": {"rule": rule}}, "compressor": DENSE}
+    with pytest.raises(ConfigError, match=rf'rule = "{rule}" does not fit exchange.kind = "reduce".*"gather"'):
+        check_methods(preset_manifest("diloco", **given))
+    check_methods(preset_manifest("diloco", exchange={"kind": "gather"}, **given))
+
+
+@pytest.mark.parametrize("table", [{"rule": "mean"}, {"rule": "norm_clip"}, {"rule": "arc", "then": "mean"}])
+def test_a_reduce_takes_what_looks_at_norms(table: dict[str, Any]):
+    check_methods(preset_manifest("diloco", outer={"norm_clip": None, "aggregation": table}))
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "meamed"])
+@pytest.mark.parametrize("chain", ["topk(k=64, chunk=4096) >> signmag2", "randk", "threshold(k=64)"])
+def test_coordinates_of_sparse_frames_are_refused_as_hardly_any_would_move(rule: str, chain: str):
+    given = {"norm_clip": None, "aggregation": {"rule": rule}}
+    with pytest.raises(ConfigError, match="most of what a peer sends is zeros"):
+        check_methods(preset_manifest("sparseloco", outer=given, compressor={"chain": chain}))
+    check_methods(preset_manifest("sparseloco", outer=given, compressor={"chain": "int4", "feedback": "none"}))
+
+
+def test_a_pair_has_nobody_to_compare_with():
+    with pytest.raises(ConfigError, match='rule = "rfa": of two contributions nobody can tell'):
+        check_methods(preset_manifest("noloco", outer={"aggregation": {"rule": "rfa"}}))
+    check_methods(preset_manifest("noloco", outer={"aggregation": {"rule": "mean"}}))
+
+
+def test_a_method_that_takes_each_contribution_has_a_rule_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    import dataclasses
+
+    from decentral.optimizers import CHANGE
+
+    each = (dataclasses.replace(CHANGE, combine="each"),)
+    monkeypatch.setattr("decentral.optimizers.sparseloco.SparseLoCo.channels", lambda self: each)
+    with pytest.raises(ConfigError, match=r"outer\.method sparseloco, which takes every contribution as it is"):
+        check_methods(krum())
+    check_methods(preset_manifest("sparseloco"))

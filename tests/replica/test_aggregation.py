@@ -1,0 +1,133 @@
+"""Rounds of eight peers' frames under a rule: the same bits however they were read, and liars that are borne."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.compressors import parse_compressor
+from decentral.consensus.chain import Head
+from decentral.optimizers import Aggregation, make_aggregation
+from decentral.optimizers.des_loc import DESLoc
+from decentral.optimizers.sparseloco import SparseLoCo
+from decentral.parameters import schema_of
+from decentral.replica.codec import Codec
+from decentral.replica.replica import Replica
+from decentral.rounds.inbox import Inbox
+from decentral.tensors.rounding import float32
+from decentral.wire.frames import Frame, FrameKind, Header, seal
+from decentral.wire.keys import Signer
+from decentral.wire.messages import FrameRef, Record
+from tests.laws.tables import AGGREGATIONS, TRUSTS, rule_of
+
+SIGNERS = sorted((Signer(bytes([n] * 32)) for n in range(1, 9)), key=lambda signer: signer.peer)
+PEERS = tuple(signer.peer for signer in SIGNERS)
+SCHEMA = schema_of({"weight": torch.zeros(70, 64, requires_grad=True), "bias": torch.zeros(70, requires_grad=True)})
+NUMEL = SCHEMA.fragments[0].numel
+SPARSE = "topk(k=64, chunk=4096) >> signmag2"
+FLIPPERS = (2, 5)
+RULES = [
+    spelling for spelling in AGGREGATIONS if "f=2" in spelling or spelling in ("rfa", "centered_clip", "norm_clip")
+]
+
+
+def replica(rule: Aggregation, chain: str, method: type[SparseLoCo] | type[DESLoc] = SparseLoCo) -> Replica:
+    codec = Codec(parse_compressor(chain))
+    return Replica(SCHEMA, [torch.zeros(NUMEL)], method(), codec, codec, rule=rule)
+
+
+def randn(seed: int) -> Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+def round_of(
+    codec: Codec, sent: Sequence[Tensor], states: Sequence[Tensor] = (), number: int = 0
+) -> tuple[Record, dict[bytes, Frame]]:
+    zero, frames, refs = bytes(32), {}, []
+    for signer, change_N in zip(SIGNERS, sent, strict=False):
+        header = Header(FrameKind.CONTRIBUTION, zero, 0, 1, 0, 0, 1, 0, zero, signer.peer, 30, 30, states=len(states))
+        body = codec.encode(change_N, {}, SCHEMA.fragments[0].shapes, states).body
+        frame = seal(header, body, signer)
+        frames[frame.hash] = frame
+        refs.append(FrameRef(signer.peer, frame.hash, 0, 30, 30))
+    peers = PEERS[: len(sent)]
+    return Record(zero, 0, 1, number, 0, 0, zero, zero, peers, tuple(refs), (), (), peers, False), frames
+
+
+@pytest.mark.parametrize("spelling", AGGREGATIONS)
+@pytest.mark.parametrize("chain", [SPARSE, "int8(block=64)"])
+def test_a_step_has_the_same_bits_however_much_was_kept_of_what_arrived(chain: str, spelling: str):
+    given = replica(rule_of(spelling), chain)
+    record, frames = round_of(given.codec, [randn(n) for n in range(8)])
+    alone = given.outer_step(record, frames).digest
+    arriving = replica(rule_of(spelling), chain)
+    inbox = Inbox(SCHEMA, arriving.codec, arriving.merge_codec, unpacked=arriving.unpacked)
+    head = Head(bytes(32), 0, 0, 0, bytes(32), bytes(32), PEERS)
+    for frame in list(frames.values())[:5]:
+        inbox.check(frame.data, head)
+    assert arriving.outer_step(record, frames).digest == alone
+    assert given.outer_step(record, frames).digest == alone
+
+
+@pytest.mark.parametrize("spelling", ["rfa", "krum f=2", "nnm f=2", "caf f=2"])
+def test_the_step_is_along_the_mixture_that_the_rule_makes_of_what_arrived(spelling: str):
+    given = replica(rule_of(spelling), SPARSE)
+    record, frames = round_of(given.codec, [randn(n) for n in range(8)])
+    scales = given.scales(list(frames.values()), [1.0] * 8, record.hash)
+    rows = [given.codec.decompress(given.payloads(frame)).double() for frame in frames.values()]
+    wanted_N = sum(float32(scale) * row_N for scale, row_N in zip(scales, rows, strict=True)) / 8
+    torch.testing.assert_close(-given.outer_step(record, frames).after_N.double(), wanted_N, rtol=1e-5, atol=1e-6)
+
+
+def test_a_groups_lot_is_drawn_by_the_record():
+    given = replica(make_aggregation("bucketing", {"f": 1, "size": 2, "then": "krum"}), "none")
+    sent = [randn(n) for n in range(8)]
+    steps = [given.outer_step(*round_of(given.codec, sent, number=number)).digest for number in range(4)]
+    assert len(set(steps)) > 1
+
+
+def test_states_beside_the_change_are_averaged_whatever_the_rule():
+    moments = [torch.ones(NUMEL), torch.ones(NUMEL)]
+    taken = {}
+    for name in ("mean", "krum", "median"):
+        given = replica(make_aggregation(name, {}), "none", DESLoc)
+        record, frames = round_of(given.codec, [randn(n) for n in range(8)], moments, number=5)
+        step = given.outer_step(record, frames)
+        taken[name] = step.after_N
+        torch.testing.assert_close(step.state["exp_avg"], torch.ones(NUMEL))
+    assert not torch.equal(taken["mean"], taken["krum"])
+    torch.testing.assert_close(
+        -taken["median"], torch.stack([randn(n) for n in range(8)]).double().quantile(0.5, 0).float()
+    )
+
+
+def distance_after(spelling: str, chain: str, rounds: int = 40) -> float:
+    """From the targets' mean, in units of their spread, when two of eight peers send ten times the opposite."""
+    given = replica(rule_of(spelling), chain)
+    goal_N = 3.0 * randn(100)
+    targets = [goal_N + 0.1 * randn(n) for n in range(8)]
+    for number in range(rounds):
+        changes = [0.3 * (given.anchors[0] - target_N) for target_N in targets]
+        sent = [-10.0 * change_N if n in FLIPPERS else change_N for n, change_N in enumerate(changes)]
+        given.install(given.outer_step(*round_of(given.codec, sent, number=number)))
+    honest_N = torch.stack([target_N for n, target_N in enumerate(targets) if n not in FLIPPERS]).mean(0)
+    return float((given.anchors[0] - honest_N).norm() / (0.1 * randn(0)).norm())
+
+
+@pytest.mark.parametrize("spelling", RULES)
+def test_two_of_eight_that_send_ten_times_the_opposite_are_borne(spelling: str):
+    assert spelling.split()[0] not in TRUSTS
+    assert distance_after(spelling, "none") < 2.0
+
+
+def test_the_mean_runs_away_from_two_of_eight():
+    assert distance_after("mean", "none") > 1e3
+
+
+@pytest.mark.parametrize("spelling", ["rfa", "krum f=2", "nnm f=2", "mda f=2"])
+def test_sparse_frames_bear_it_as_well(spelling: str):
+    """A sixteenth of the values is sent in a round; the anchor begins 30 spreads away."""
+    assert distance_after(spelling, "topk(k=256, chunk=4096)", 60) < 10.0
