@@ -7,10 +7,14 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError
 from decentral.manifest.presets import check_methods, preset_manifest
 from decentral.optimizers import OuterMethod, describe_optimizers, make_outer, presets
+from decentral.optimizers.cgad import CGAD
+from decentral.optimizers.decoupled import DecoupledDiLoCo
 from decentral.optimizers.delayed_nesterov import DelayedNesterov
 from decentral.optimizers.des_loc import DESLoc
 from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
 from decentral.optimizers.edit import EDiT
+from decentral.optimizers.fedbuff import FedBuff
+from decentral.optimizers.heloco import HeLoCo
 from decentral.optimizers.noloco import NoLoCo
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.optimizers.streaming import StreamingDiLoCo
@@ -21,6 +25,7 @@ def test_every_name_makes_its_method():
     made = {name: make_outer(name, {}) for name in PRESETS}
     known = {"diloco": DiLoCo(), "streaming": StreamingDiLoCo(), "sparseloco": SparseLoCo(), "noloco": NoLoCo()}
     known |= {"delayed_nesterov": DelayedNesterov(), "des_loc": DESLoc(), "edit": EDiT()}
+    known |= {"cgad": CGAD(), "decoupled": DecoupledDiLoCo(), "fedbuff": FedBuff(), "heloco": HeLoCo()}
     assert made == known
     assert all(isinstance(outer, OuterMethod) for outer in made.values())
 
