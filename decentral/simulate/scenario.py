@@ -53,7 +53,7 @@ _KINDS: dict[str, tuple[str, Tables]] = {  # preset, and what is changed of it
 KINDS = tuple(_KINDS)
 OTHERS_EVERY = 4  # seeds of which one has a method of ``others``
 _SHORTER: dict[str, dict[str, float]] = {  # so that what takes a run a day comes to pass in 20 rounds
-    "delayed_nesterov": {"grace": 0.5},
+    **{name: {"grace": 0.5} for name in ("cgad", "decoupled", "delayed_nesterov", "fedbuff", "heloco")},
     "edit": {"warmup": 12},
 }
 CLAIMS = (0.0, 300.0, 3_000.0, 30_000.0)  # with frames of a few kB: who sends by way of others, and who owns how much
