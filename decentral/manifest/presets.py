@@ -70,7 +70,13 @@ def check_methods(manifest: Manifest) -> None:
     if gossips != (kind == "pair"):
         fits = '"pair"' if gossips else '"gather" or "reduce"'
         raise ConfigError(f'exchange.kind = "{kind}" does not fit outer.method {manifest.outer.method}; use {fits}')
-    if len(method.channels()) > 1:
+    channels = method.channels()
+    if channels[0].is_replica and feedback.sender:
+        raise ConfigError(
+            f'compressor.feedback = "{feedback}" does not fit outer.method {manifest.outer.method}: it sends '
+            'parameters, whole each time, and keeps its change to itself, so that nothing is owed; use "none"'
+        )
+    if len(channels) > 1 or channels[0].is_replica:
         _check_states(manifest, compressor)
     if gossips:
         _check_pair(manifest)
@@ -79,7 +85,7 @@ def check_methods(manifest: Manifest) -> None:
             'outer.norm_clip = "median" does not fit compressor.feedback in a reduce: an owner whose range moved sends '
             "what it owes with its own slice, and a clip would take that from everybody; leave one of the two out"
         )
-    elif kind == "reduce" and any(channel.combine == "each" for channel in method.channels()):
+    elif kind == "reduce" and any(channel.combine == "each" for channel in channels):
         raise ConfigError(
             f'exchange.kind = "reduce" does not fit outer.method {manifest.outer.method}: it compares what each peer '
             'sent, and a reduce leaves their mean; use exchange.kind = "gather"'
@@ -134,6 +140,6 @@ def _check_states(manifest: Manifest, compressor: Compressor) -> None:
     if lost > MOST_LOST_OF_A_STATE:
         raise ConfigError(
             f'compressor.chain = "{compressor}" does not fit outer.method {manifest.outer.method}: it would lose '
-            f"{lost:.0%} of the values that are sent whole beside the change, which no feedback makes up for; use one "
+            f"{lost:.0%} of the values that are sent whole each time, which no feedback makes up for; use one "
             f'that loses {MOST_LOST_OF_A_STATE:.0%} at most, as "fp16", "fp8(block=256)" or "int8(block=4096)"'
         )

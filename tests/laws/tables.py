@@ -15,13 +15,18 @@ SYNCHRONOUS = tuple(name for name in PRESETS if name not in GOSSIPS)
 
 # By method the spelling without momentum at rate 1: its anchor is the mean of what contributors trained to.
 NEUTRAL = {
+    "a2cid2": "a2cid2 chi1=1 chi2=1",
+    "ad_psgd": "ad_psgd",
     "delayed_nesterov": "delayed_nesterov lr=1 momentum=0 delay=1",
     "des_loc": "des_loc",
     "diloco": "diloco lr=1 momentum=0",
     "edit": "edit lr=1 momentum=0 temperature=inf clip=inf",
+    "gasloc": "gasloc lr=1 momentum=0 pull=1",
+    "late_merge": "late_merge first=1",
     "noloco": "noloco alpha=0 beta=1 gamma=1",
     "sparseloco": "sparseloco",
     "streaming": "streaming lr=1 momentum=0",
+    "variance_corrected": "variance_corrected strength=0",
 }
 METHODS = tuple(
     dict.fromkeys(
@@ -31,6 +36,8 @@ METHODS = tuple(
             "delayed_nesterov delay=3 spread=0.25",
             "des_loc first_moment=1 second_moment=1",
             "edit warmup=2",
+            "gasloc momentum=0.9 pull=0.3",
+            "late_merge first=0 growth=3",
             "noloco alpha=0 beta=1 gamma=0",
             "sparseloco lr=0.3",
             "streaming alpha=0",
@@ -111,6 +118,7 @@ COMPRESSORS = [
     "randk(k=64, chunk=4096, seed=0) >> signmag2",
 ]
 # Laws that a method cannot keep, by its name, and why.
+NOT_LINEAR = ("variance_corrected",)  # who met whom shows in the mean of all replicas
 FOLLOWS = ("int8", "codebook8", "sparseloco2", "qsgd")  # levels follow what is sent, so what arrived has others
 LOPSIDED = ("nf4", "sparseloco2")  # published with more levels on one side of zero than on the other
 FINE = ("fp8", "nf4", "codebook8", "sparseloco2")  # levels have so many bits that a debt is rounded to float32

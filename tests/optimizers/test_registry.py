@@ -7,13 +7,18 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError
 from decentral.manifest.presets import check_methods, preset_manifest
 from decentral.optimizers import OuterMethod, describe_optimizers, make_outer, presets
+from decentral.optimizers.a2cid2 import A2CiD2
+from decentral.optimizers.ad_psgd import ADPSGD
 from decentral.optimizers.delayed_nesterov import DelayedNesterov
 from decentral.optimizers.des_loc import DESLoc
 from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
 from decentral.optimizers.edit import EDiT
+from decentral.optimizers.gasloc import GASLoC
+from decentral.optimizers.late_merge import LateMerge
 from decentral.optimizers.noloco import NoLoCo
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.optimizers.streaming import StreamingDiLoCo
+from decentral.optimizers.variance_corrected import VarianceCorrected
 from tests.laws.tables import PRESETS
 
 
@@ -21,6 +26,8 @@ def test_every_name_makes_its_method():
     made = {name: make_outer(name, {}) for name in PRESETS}
     known = {"diloco": DiLoCo(), "streaming": StreamingDiLoCo(), "sparseloco": SparseLoCo(), "noloco": NoLoCo()}
     known |= {"delayed_nesterov": DelayedNesterov(), "des_loc": DESLoc(), "edit": EDiT()}
+    known |= {"gasloc": GASLoC(), "a2cid2": A2CiD2(), "ad_psgd": ADPSGD(), "late_merge": LateMerge()}
+    known |= {"variance_corrected": VarianceCorrected()}
     assert made == known
     assert all(isinstance(outer, OuterMethod) for outer in made.values())
 
