@@ -70,13 +70,19 @@ def check_methods(manifest: Manifest) -> None:
         raise ConfigError(f'exchange.kind = "{kind}" does not fit outer.method {manifest.outer.method}; use {fits}')
     if feedback.receiver and kind != "gather":
         _refuse_receivers(str(feedback), kind)
-    if len(method.channels()) > 1:
+    channels = method.channels()
+    if channels[0].is_replica and feedback.sender:
+        raise ConfigError(
+            f'compressor.feedback = "{feedback}" does not fit outer.method {manifest.outer.method}: it sends '
+            'parameters, whole each time, and keeps its change to itself, so that nothing is owed; use "none"'
+        )
+    if len(channels) > 1 or channels[0].is_replica:
         _check_states(manifest, compressor)
     if method.inner and manifest.model.task != "custom":
         _check_moments(manifest, [channel.name for channel in method.channels()[1:]])
     if gossips:
         _check_pair(manifest)
-    elif kind == "reduce" and any(channel.combine == "each" for channel in method.channels()):
+    elif kind == "reduce" and any(channel.combine == "each" for channel in channels):
         raise ConfigError(
             f'exchange.kind = "reduce" does not fit outer.method {manifest.outer.method}: it compares what each peer '
             'sent, and a reduce leaves their mean; use exchange.kind = "gather"'
@@ -151,6 +157,6 @@ def _check_states(manifest: Manifest, compressor: Compressor) -> None:
     if lost > MOST_LOST_OF_A_STATE:
         raise ConfigError(
             f'compressor.chain = "{compressor}" does not fit outer.method {manifest.outer.method}: it would lose '
-            f"{lost:.0%} of the values that are sent whole beside the change, which no feedback makes up for; use one "
+            f"{lost:.0%} of the values that are sent whole each time, which no feedback makes up for; use one "
             f'that loses {MOST_LOST_OF_A_STATE:.0%} at most, as "fp16", "fp8(block=256)" or "int8(block=4096)"'
         )

@@ -188,13 +188,22 @@ class OuterMethod:
         """
         return given
 
+    def meets(self, step: int) -> bool:
+        """Of a gossip method: whether pairs swap in outer step ``step`` of a fragment; else every peer steps alone."""
+        return True
+
+    def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
+        """Of a gossip method whose first channel is a replica: what is sent, from this peer's own change."""
+        return change
+
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The next anchor and state. ``received``: by channel its mean (N,), or all that came (K, N); only what is due.
 
         Rows of all are in the order of ``info.contributors``, or in a pair this peer's own first, and alone where no
-        partner came. With a reduce there are no rows: "gather" is then the exchange. Nothing moves where the anchor or
-        a state is of another shape or dtype than before, or not finite.
+        partner came. With a reduce there are no rows: "gather" is then the exchange. Where the first channel is a
+        replica, "change" is there beside it: this peer's own, which no compressor has touched. Nothing moves where the
+        anchor or a state is of another shape or dtype than before, or not finite.
         """
         raise NotImplementedError

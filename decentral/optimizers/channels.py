@@ -5,20 +5,22 @@ from typing import Literal
 
 from decentral.errors import ConfigError
 
-__all__ = ["CHANGE", "Channel"]
+__all__ = ["CHANGE", "PROPOSED", "Channel"]
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One vector of a contribution. The first channel of a method is a flow, the others are states.
+    """One vector of a contribution. The first channel of a method is a flow unless it is a replica; others are states.
 
     Of a flow, what compression loses is owed and sent later (error feedback), and a norm clip shortens it. A state is
-    sent whole again next time, so that nothing of it is owed.
+    sent whole again next time, so that nothing of it is owed. A replica is a state of a pair: parameters, which both
+    tell each other, and on which their disagreement is measured.
     """
 
     name: str
     every: int = 1  # outer steps of a fragment from one time that it is sent to the next; the first channel: 1
     combine: Literal["mean", "each"] = "mean"  # each: the outer step sees all that came, see OuterMethod.outer_step
+    is_replica: bool = False
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -31,3 +33,6 @@ class Channel:
 
 CHANGE = Channel("change")
 """What inner steps did to the parameters: anchor - local, a descent direction, unless the method says otherwise."""
+
+PROPOSED = Channel("proposed", combine="each", is_replica=True)
+"""The one vector of a gossip method that keeps its change to itself: where it would go alone (OuterMethod.proposal)."""

@@ -4,12 +4,9 @@ D = local - slow ;  m <- alpha*m + beta*mean(D) - gamma*(slow - mean(slow)) ;  s
 
 The paper prints minus beta, which with its own D climbs; its appendix and its code have plus. D is minus the
 change that other methods send: here local - slow is sent, because that is what the equations say.
-In pairs the expected square of the disagreement contracts when 0 < gamma < 2*(1 - alpha**2). That is exact for an odd
-number of replicas, one of which is left over at each step, and in the limit of many; an even number of them bears more:
-for alpha 0.5, where the bound is 1.5, two replicas contract up to 3, four up to 1.8, eight up to 1.61, 64 up to 1.51
-(the test computes it). Peers come and go, so the bound holds for all numbers. The paper's own is far too wide for large
-alpha, and the mean loss hides the divergence, so anything outside is refused. The reference code's defaults (alpha 0.9,
-gamma 0.7) are outside.
+In pairs the expected square of the disagreement contracts when 0 < gamma < 2*(1 - alpha**2), see pairs.py; the test
+computes it. The paper's own bound is far too wide for large alpha, and the mean loss hides the divergence, so anything
+outside is refused. The reference code's defaults (alpha 0.9, gamma 0.7) are outside.
 
 Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
 arXiv:2506.10911: alpha 0.5, beta 0.7, gamma = beta as in its code.
@@ -24,6 +21,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
 from decentral.optimizers.channels import CHANGE, Channel
+from decentral.optimizers.pairs import check_pull, pull_to_mean
 from decentral.optimizers.round_info import RoundInfo
 
 __all__ = ["NoLoCo"]
@@ -49,12 +47,7 @@ class NoLoCo(OuterMethod):
             raise ConfigError(f"{self}: alpha, the momentum, must be in [0, 1); 0.5 is usual")
         if not 0 < self.beta < float("inf"):
             raise ConfigError(f"{self}: beta, the step, must be above 0 and finite; 0.7 is usual")
-        bound = 2 * (1 - self.alpha**2)
-        if not 0 <= self.gamma < bound:
-            raise ConfigError(
-                f"{self}: replicas drift apart unless gamma < 2*(1 - alpha**2) = {bound:.3g}; "
-                "lower gamma or alpha (0 switches the pull off)"
-            )
+        check_pull(self, "gamma", "alpha")
 
     def init(self, slow: Tensor) -> dict[str, Tensor]:
         """No momentum yet."""
@@ -62,7 +55,7 @@ class NoLoCo(OuterMethod):
 
     def channels(self) -> tuple[Channel, ...]:
         """D, and the slow parameters beside it, which the pull needs of both."""
-        return CHANGE, Channel("slow", combine="each")
+        return CHANGE, Channel("slow", combine="each", is_replica=True)
 
     def contribute(self, anchor_N: Tensor, local_N: Tensor) -> Tensor:
         """D, the paper's sign."""
@@ -75,14 +68,8 @@ class NoLoCo(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The next slow parameters and momentum of this replica.
-
-        The pull uses only what was sent, so that the pulls of a pair cancel and the mean of all replicas is kept,
-        whatever compression did.
-        """
-        slow_KN = received["slow"]
+        """The next slow parameters and momentum of this replica."""
         with torch.no_grad():
-            mean_N = slow_KN.sum(0) / len(slow_KN)
-            pull = (slow_KN[0] - mean_N) * self.gamma
-            momentum = state["momentum"] * self.alpha + received["change"] * self.beta - pull
+            pulled = pull_to_mean(received["slow"], self.gamma)
+            momentum = state["momentum"] * self.alpha + received["change"] * self.beta - pulled
             return anchor + momentum, {"momentum": momentum}

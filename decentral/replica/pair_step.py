@@ -1,13 +1,13 @@
 """The arithmetic of one gossip step: what a peer sends, and what it makes of what came. Pure: the caller books.
 
-A half of a swap is the method's channels in one body: the change, and for NoLoCo the slow weights. The change is a
-flow: what compression loses of it is owed, booked when both have committed, and sent with the next one. Over a pair,
-what both apply and what both owe afterwards is what both changed and owed before. The slow weights are a state: what is
-lost of them is no progress, and feeding it back would move them; but the pull towards the pair's mean sees nothing
-else, so replicas come no closer than the codec's error. `check_methods` refuses the coarse ones: relative to the
-weights, eight replicas that began 0.2 apart were 0.005 apart after 120 steps with fp16, 0.01 with int8, 0.02 with fp8,
-0.05 to 0.1 with int4 and nf4, and further apart than at the beginning with sign, with topk and with every other
-sparsifier.
+A half of a swap is the method's channels in one body. One method sends its change, and slow weights beside it; another
+sends one vector, where it would go alone, and its change stays at home, exact. A change that is sent is a flow: what
+compression loses of it is owed, booked when both have committed, and sent with the next one. Over a pair, what both
+apply and what both owe afterwards is what both changed and owed before. Parameters are a state: what is lost of them is
+no progress, and feeding it back would move them; but the pull towards the pair's mean sees nothing else, so replicas
+come no closer than the codec's error. `check_methods` refuses the coarse ones: relative to the weights, eight replicas
+that began 0.2 apart were 0.005 apart after 120 steps with fp16, 0.01 with int8, 0.02 with fp8, 0.05 to 0.1 with int4
+and nf4, and further apart than at the beginning with sign, with topk and with every other sparsifier.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Half:
     body: bytes | memoryview
     sent_CN: Tensor  # as the partner decodes it
     feedback: dict[str, Tensor]  # to book if, and only if, the pair is made
+    change_N: Tensor  # as it was before compression
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,35 +43,51 @@ class GossipStep:
     after_N: Tensor
     state: dict[str, Tensor]
     feedback: dict[str, Tensor]
-    disagreement: float | None  # rms of (ours - theirs) over rms of ours; None: taken alone
+    disagreement: float | None  # of the replicas, rms of (ours - theirs) over rms of ours; None: taken alone
     unmoved: str = ""  # why nothing moved; "": it did
 
 
 def half_of(replica: Replica, fragment: int, change_N: Tensor, states: Sequence[Tensor]) -> Half:
     """Our half of a swap. Raises NonFiniteError when the change holds NaN or Inf."""
     shapes, codec, channels = replica.shapes(fragment), replica.codec, 1 + len(states)
-    encoded = codec.encode(change_N, replica.feedback[fragment], shapes, states)
-    return Half(encoded.body, codec.decompress(encoded.payloads).view(channels, -1), encoded.feedback)
+    encoded = codec.encode(_first(replica, fragment, change_N), replica.feedback[fragment], shapes, states)
+    sent_CN = codec.decompress(encoded.payloads).view(channels, -1)
+    return Half(encoded.body, sent_CN, encoded.feedback, change_N)
 
 
 def step_together(replica: Replica, fragment: int, step: int, half: Half, theirs_CN: Tensor) -> GossipStep:
     """The step of a pair that is made; addition of two commutes bit for bit, so both sides get the same mean."""
-    due, mine_CN = replica.due(step), half.sent_CN
-    received = {
-        channel.name: _combined(channel, torch.stack([mine_N, theirs_N]))
-        for channel, mine_N, theirs_N in zip(due, mine_CN, theirs_CN.view(len(due), -1), strict=True)
-    }
-    gap, size = (mine_CN[-1] - theirs_CN.view(len(due), -1)[-1]).norm(), mine_CN[-1].norm()
-    disagreement = float(gap / size) if size > 0 else 0.0
-    return _step(replica, fragment, step, received, half.feedback, disagreement)
+    due = replica.due(step)
+    pairs = list(zip(due, half.sent_CN, theirs_CN.view(len(due), -1), strict=True))
+    received = {one.name: _combined(one, torch.stack([mine_N, theirs_N])) for one, mine_N, theirs_N in pairs}
+    if due[0].is_replica:
+        received["change"] = half.change_N
+    apart = [_disagreement(mine_N, theirs_N) for one, mine_N, theirs_N in pairs if one.is_replica]
+    return _step(replica, fragment, step, received, half.feedback, apart[0] if apart else None)
 
 
 def step_alone(replica: Replica, fragment: int, step: int, change_N: Tensor, states: Sequence[Tensor]) -> GossipStep:
     """The step of a peer whose pair was not made: nothing needs compressing, so it takes all it owes, too."""
+    due = replica.due(step)
     whole_N, feedback = replica.codec.all_of(change_N, replica.feedback[fragment], replica.shapes(fragment))
-    rows = zip(replica.due(step), (whole_N, *states), strict=True)
+    rows = zip(due, (_first(replica, fragment, whole_N), *states), strict=True)
     received = {channel.name: _combined(channel, sent_N[None]) for channel, sent_N in rows}
+    if due[0].is_replica:
+        received["change"] = whole_N
     return _step(replica, fragment, step, received, feedback, None)
+
+
+def _first(replica: Replica, fragment: int, change_N: Tensor) -> Tensor:
+    """What the first channel holds."""
+    method = replica.method
+    if not method.channels()[0].is_replica:
+        return change_N
+    return method.proposal(replica.anchors[fragment], change_N, replica.states[fragment])
+
+
+def _disagreement(mine_N: Tensor, theirs_N: Tensor) -> float:
+    size = mine_N.norm()
+    return float((mine_N - theirs_N).norm() / size) if size > 0 else 0.0
 
 
 def _combined(channel: Channel, sent_KN: Tensor) -> Tensor:

@@ -115,12 +115,13 @@ class Gossip:
         0 carries them.
         """
         state, head, step = self.state, self.state.head, self.step
-        half = await state.offload(half_of, state.replica, fragment, change_N, states)
-        theirs = swap = None
-        partner = partner_of(head.run, step, head.members, state.me) if state.is_member else None
+        half = theirs = swap = None
+        meets = state.is_member and state.replica.method.meets(step // self.partners.num_fragments)
+        partner = partner_of(head.run, step, head.members, state.me) if meets else None
         if partner is not None:  # a send that failed in an earlier step: no message of rounds undoes it
             state.machine.state.presence.heard(partner)
         if partner is not None and state.machine.state.presence.present(partner):
+            half = await state.offload(half_of, state.replica, fragment, change_N, states)
             if half.feedback:
                 await state.offload(state.ledger.swap_begins)
             frame = seal(self._header(head, fragment, steps, tokens, len(states)), half.body, state.signer, tail)
@@ -128,7 +129,7 @@ class Gossip:
             theirs = await self._swap(swap)
         if tail:
             self._merge_buffers(tail, None if swap is None else swap.theirs)
-        if theirs is None:
+        if half is None or theirs is None:
             return self._book(fragment, None, step_alone(state.replica, fragment, step, change_N, states))
         self._settled = step + 1
         return self._book(fragment, partner, step_together(state.replica, fragment, step, half, theirs))

@@ -1,18 +1,20 @@
 """Judges gossip by what each peer noted of its own steps: did both of a pair step, and was nothing made or lost by it?
 
 A step that both of a pair took moves their sum by what the equation says and by nothing else: the two pulls towards
-the mean cancel. The equation is written again here, from the paper (arXiv:2506.10911; sign as in the authors' code), so
-that an error of the method shows.
+the mean cancel. The equations are written again in equations.py, from the papers, so that an error of a method shows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 
 import torch
 
 from decentral.manifest import Manifest
+from decentral.optimizers import make_outer
 from decentral.rounds.gossip import UNDECIDED
+from decentral.simulate.equations import NOT_LINEAR, PULLS, Stood
 from decentral.simulate.trace import Entry, Trace
 from decentral.simulate.verdict import Verdict
 
@@ -61,12 +63,18 @@ def _strikes(entry: Entry, pair: set[int]) -> bool:
 
 
 def _sum_is_kept(mine: Entry, other: Entry, manifest: Manifest, verdict: Verdict) -> None:
-    alpha, beta = (float(manifest.outer.hyper[key]) for key in ("alpha", "beta"))
-    moved_N = mine.tensors["after"] + other.tensors["after"] - mine.tensors["before"] - other.tensors["before"]
-    momentum_N = mine.tensors["momentum"] + other.tensors["momentum"]
-    gave_N = mine.tensors["delta"] + other.tensors["delta"]
-    largest = float(torch.stack([mine.tensors["before"], mine.tensors["delta"]]).abs().max())
-    if not torch.allclose(moved_N, alpha * momentum_N + beta * gave_N, rtol=0.0, atol=TOLERANCE * largest + 1e-6):
+    outer = manifest.outer
+    if outer.method not in PULLS:
+        return
+    keys = dataclasses.asdict(make_outer(outer.method, outer.hyper))  # type: ignore[call-overload]  # a dataclass
+    pair = (mine, other)
+    moved_2N = torch.stack([entry.tensors["after"].double() - entry.tensors["before"].double() for entry in pair])
+    told_2N = torch.stack([PULLS[outer.method](Stood.of(entry.tensors), keys) for entry in pair])
+    off_N = (moved_2N - told_2N).sum(0)
+    if outer.method in NOT_LINEAR:  # only the sum of a fragment's values is kept
+        off_N = off_N.mean(0, keepdim=True)
+    largest = float(torch.stack([mine.tensors["before"], mine.tensors["change"]]).abs().max())
+    if float(off_N.abs().max()) > TOLERANCE * largest + 1e-6:
         verdict.lost_updates += 1
         verdict.say(
             f"[I8] gossip step {mine.fields['round']}: hosts {mine.host} and {other.host} did not keep their sum"

@@ -43,11 +43,12 @@ _EXACT = {"chain": "topk(k=128, chunk=4096)", "feedback": "ef(beta=1)"}  # 3 of 
 _UNCLIPPED = {"norm_clip": None}  # what is given is counted to the last bit, and a clip takes some of it
 _PLAIN = {"chain": "none", "feedback": "none"}
 Tables = Mapping[str, Mapping[str, Any]]  # Any: values of every key
+_GOSSIPS = sorted(name for name, preset in presets().items() if preset.exchange == "pair")
 _KINDS: dict[str, tuple[str, Tables]] = {  # preset, and what is changed of it
     "gather": ("sparseloco", {"outer": _UNCLIPPED, "compressor": _EXACT}),
     "reduce": ("diloco", {"outer": {"learning_rate": 1.0, "momentum": 0.0, **_UNCLIPPED}, "compressor": _PLAIN}),
     "streaming": ("streaming", {"inner": {"steps": 6}, "outer": {"fragments": 3, "overlap": 1}}),
-    "pair": (min(name for name, preset in presets().items() if preset.exchange == "pair"), {}),
+    "pair": (_GOSSIPS[0], {}),  # and the others in turn, see toy_manifest
     "float": ("sparseloco", {}),  # gather, with values that an order of sums shows in
 }
 KINDS = tuple(_KINDS)
@@ -55,6 +56,7 @@ OTHERS_EVERY = 4  # seeds of which one has a method of ``others``
 _SHORTER: dict[str, dict[str, float]] = {  # so that what takes a run a day comes to pass in 20 rounds
     **{name: {"grace": 0.5} for name in ("cgad", "decoupled", "delayed_nesterov", "fedbuff", "heloco")},
     "edit": {"warmup": 12},
+    "late_merge": {"first": 0.3, "growth": 12},
 }
 CLAIMS = (0.0, 300.0, 3_000.0, 30_000.0)  # with frames of a few kB: who sends by way of others, and who owns how much
 LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}
@@ -89,6 +91,9 @@ def toy_manifest(kind: str, seed: int, limits: Mapping[str, float] = LIMITS) -> 
     """The terms of a run of one of ``KINDS`` or ``others``: a few inner steps per round, deadlines of seconds."""
     run = {"rounds": 1_000_000, "salt": f"s{seed}", "seed": seed}
     preset, tables = _KINDS.get(kind) or (kind, _of_other(kind))
+    if kind == "pair":
+        preset = _GOSSIPS[seed // 11 % len(_GOSSIPS)]  # so that few seeds have all
+        tables = {"outer": _SHORTER.get(preset, {})}
     return preset_manifest(preset, run=run, swarm=limits, **{"inner": {"steps": 4}, **tables})
 
 

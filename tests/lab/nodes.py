@@ -18,6 +18,7 @@ from decentral.errors import DiskError
 from decentral.flow.offload import inline
 from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
+from decentral.optimizers import NO_MOMENTS
 from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Gossip, Swapped
@@ -103,8 +104,10 @@ class Member:
             await anyio.sleep(self.lab.step)
             fragment = gossip.step % self.lab.manifest.outer.fragments
             anchor = self.node.replica.anchors[fragment]
-            learnt = self.pull * (self.target(fragment) - anchor)
-            self.swaps.append(await gossip.exchange(fragment, learnt, 1, 1, self.tail(fragment), (anchor,)))
+            method, local = self.node.replica.method, anchor + self.pull * (self.target(fragment) - anchor)
+            states = tuple(method.states_sent(anchor, NO_MOMENTS, fragment).values())
+            change = method.contribute(anchor, local)
+            self.swaps.append(await gossip.exchange(fragment, change, 1, 1, self.tail(fragment), states))
         while not driver.head.final:
             if driver.pending is None:
                 slow = self.node.replica.anchors[0]

@@ -30,6 +30,8 @@ SYNCHRONOUS_WIRES = tuple(name for name in WIRES if name not in GOSSIPS)
 NEUTRAL = {
     "cgad": "cgad lr=1099511627776 eps=1099511627776 beta1=0 decay=0 cutoff=1000000000",  # 2^40: Adam is SGD then
     "decoupled": "decoupled lr=1 momentum=0 mean=plain",
+    "a2cid2": "a2cid2 chi1=1 chi2=1",
+    "ad_psgd": "ad_psgd",
     "delayed_nesterov": "delayed_nesterov lr=1 momentum=0 delay=1",
     "des_loc": "des_loc",
     "diloco": "diloco lr=1 momentum=0",
@@ -38,9 +40,12 @@ NEUTRAL = {
     "muloco": "muloco lr=1 momentum=0",
     "fedbuff": "fedbuff lr=1 discount=0",
     "heloco": "heloco lr=1 momentum=0 turn=0 shrink=0 discount=0",
+    "gasloc": "gasloc lr=1 momentum=0 pull=1",
+    "late_merge": "late_merge first=1",
     "noloco": "noloco alpha=0 beta=1 gamma=1",
     "sparseloco": "sparseloco",
     "streaming": "streaming lr=1 momentum=0",
+    "variance_corrected": "variance_corrected strength=0",
 }
 METHODS = tuple(
     dict.fromkeys(
@@ -57,6 +62,8 @@ METHODS = tuple(
             "muloco momentum=0.9",
             "fedbuff lr=0.5 discount=2",
             "heloco keep=1 most=0.5 trust=0",
+            "gasloc momentum=0.9 pull=0.3",
+            "late_merge first=0 growth=3",
             "noloco alpha=0 beta=1 gamma=0",
             "sparseloco lr=0.3",
             "streaming alpha=0",
@@ -175,6 +182,7 @@ COMPRESSORS = [
     "randk(k=64, chunk=4096, seed=0) >> signmag2",
 ]
 # Laws that a method cannot keep, by its name, and why.
+NOT_LINEAR = ("variance_corrected",)  # who met whom shows in the mean of all replicas
 FOLLOWS = ("int8", "codebook8", "sparseloco2", "qsgd")  # levels follow what is sent, so what arrived has others
 LOPSIDED = ("nf4", "sparseloco2")  # published with more levels on one side of zero than on the other
 FINE = ("fp8", "nf4", "codebook8", "sparseloco2")  # levels have so many bits that a debt is rounded to float32

@@ -21,7 +21,7 @@ from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.sync_schedule import SyncSchedule, make_schedule
 from tests.laws.tables import PRESETS, SYNCHRONOUS, method_of
-from tests.optimizers.stepping import pair_step, step_of
+from tests.optimizers.stepping import step_of, swap
 
 SHAPE = (64, 64)
 NUMEL = 64 * 64
@@ -127,13 +127,11 @@ class Run:
         return made.gradient_N
 
     def _step(self, group: list[int], deltas: dict[int, Tensor]) -> None:
-        slow = {p: self.pupils[p].replica[0] for p in group}
-        delta_N = torch.stack([deltas[p] for p in group]).mean(0)
-        mean_N = torch.stack(list(slow.values())).mean(0)
-        for p in group:
-            pupil = self.pupils[p]
-            after_N, pupil.states[0] = pair_step(self.method, slow[p], delta_N, slow[p], mean_N, pupil.states[0])
-            pupil.replica[0] = after_N
+        pupils = [self.pupils[p] for p in group]
+        states = [pupil.states[0] for pupil in pupils]
+        stepped = swap(self.method, [pupil.replica[0] for pupil in pupils], [deltas[p] for p in group], states)
+        for pupil, (after_N, state) in zip(pupils, stepped, strict=True):
+            pupil.replica[0], pupil.states[0] = after_N, state
             pupil.schedule.swapped(pupil.model, 0, after_N)
 
 

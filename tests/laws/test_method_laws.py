@@ -17,13 +17,14 @@ from decentral.parameters import schema_of
 from decentral.replica.replica import Replica
 from tests.laws.learners import EXACT, Inner, Learner, Learners, codec_of, replica_of
 from tests.laws.swarm import NUMEL
-from tests.laws.tables import NEUTRAL, PRESETS, method_of, topology_of
+from tests.laws.tables import NEUTRAL, NOT_LINEAR, PRESETS, method_of, topology_of
 
 ALL = (0, 1, 2)
 neutral = pytest.mark.methods(lambda spelling: spelling in NEUTRAL.values())
 with_consensus = pytest.mark.methods(lambda spelling: topology_of(spelling) == "all")
 with_moments = pytest.mark.methods(lambda spelling: method_of(spelling).inner)
 in_pairs = pytest.mark.methods(lambda spelling: topology_of(spelling) == "pair")
+linear = pytest.mark.methods(lambda spelling: spelling not in NOT_LINEAR)
 
 
 def randn(seed: int) -> Tensor:
@@ -65,6 +66,7 @@ def test_peers_hold_the_same_bits_whoever_contributed(outer: OuterMethod):
     assert not torch.equal(run.peers[0].anchor_N, randn(0))
 
 
+@linear
 @in_pairs
 def test_the_mean_of_all_replicas_does_not_depend_on_who_met_whom(outer: OuterMethod):
     """Exact codecs: each peer's momentum enters once, and the pulls of a pair cancel."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers import OuterMethod, make_outer, mean_pseudo_gradient
-from tests.optimizers.stepping import pair_step, step
+from tests.optimizers.stepping import step, swap
 
 NUMEL = 1001
 State = dict[str, Tensor]
@@ -28,7 +28,7 @@ def move(outer: OuterMethod, anchor: Tensor, gradient: Tensor, state: State) -> 
     """One step; of a method for pairs, with a partner that has the same slow parameters."""
     if outer.topology == "pair":
         change = outer.contribute(gradient, torch.zeros_like(gradient))
-        return pair_step(outer, anchor, change, anchor, anchor, state)
+        return swap(outer, [anchor] * 2, [change] * 2, [state] * 2)[0]
     return step(outer, anchor, gradient, state, peers=4)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 
@@ -69,3 +69,33 @@ def pair_step(
     received = {"change": mean_change, "slow": torch.stack([sent, 2 * mean_sent - sent])}
     after, state = method.outer_step(slow, received, state, RoundInfo())
     return after, state
+
+
+def swap(
+    method: OuterMethod,
+    anchors: Sequence[Tensor],
+    changes: Sequence[Tensor],
+    states: Sequence[Mapping[str, Tensor]],
+    sent: Callable[[Tensor], Tensor] = lambda one: one,
+) -> list[tuple[Tensor, State]]:
+    """The step of all who meet, mostly two, or of one alone; each has its own anchor, change as contributed, and state.
+
+    ``sent``: what compression does to parameters on their way. It is elementwise: tensors may be of many groups.
+    """
+    own = method.channels()[0].is_replica
+    mine = zip(anchors, changes, states, strict=True)
+    told = [method.proposal(*one) for one in mine] if own else list(anchors)
+    rows = torch.stack([sent(one) for one in told] if len(told) > 1 else told)
+    mean = sum(changes) / len(changes)
+    return [
+        method.outer_step(
+            anchor,
+            {
+                "change": changes[i] if own else mean,
+                method.channels()[-1].name: torch.cat([rows[i : i + 1], rows[:i], rows[i + 1 :]]),
+            },
+            states[i],
+            RoundInfo(shapes=(tuple(anchor.shape),)),
+        )
+        for i, anchor in enumerate(anchors)
+    ]

@@ -14,6 +14,7 @@ from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
+from decentral.simulate.equations import state_name
 from decentral.simulate.learning.lessons import Lesson
 from decentral.training.absence import Away
 from decentral.training.loop_parts import LoopControl, LoopParts
@@ -91,8 +92,8 @@ class TraceEvents:
 
     def swap_begins(self, mine: Contribution) -> None:
         """What the checker of pairs needs of before."""
-        momentum_N = self._node.replica.states[mine.fragment]["momentum"]
-        self._before = {"momentum": momentum_N, "delta": mine.gradient_N}
+        state = self._node.replica.states[mine.fragment]
+        self._before = {"change": mine.gradient_N, **{state_name(name): one_N for name, one_N in state.items()}}
 
     def swapped(self, outcome: Swapped) -> None:
         """A gossip step."""
