@@ -89,6 +89,7 @@ AGGREGATIONS = tuple(
             "bucketing f=1 size=2 then=mda",
             "caf f=2",
             "centered_clip start=zero",
+            "flag rank=2",
             "krum f=2",
             "mda f=2",
             "meamed f=2",
@@ -103,7 +104,7 @@ AGGREGATIONS = tuple(
 )
 # Laws that a rule cannot keep, by its name, and why.
 TRUSTS = ("mean",)  # one contributor moves it anywhere
-BY_LENGTH = ("norm_clip", "arc")  # shorter is not nearer: it follows where zero is
+BY_LENGTH = ("norm_clip", "arc", "flag")  # shorter is not nearer: it follows where zero is
 BY_PLACE = ("mda", "bucketing")  # subsets that share their widest pair: the first by peer id wins; lots go by place
 
 

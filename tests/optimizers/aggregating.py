@@ -86,3 +86,14 @@ def dense_caf(sent_KN: Floats, f: int) -> Floats:
         stands_out_K = np.where(count_K > 0, (apart_KN @ vectors[:, -1]) ** 2, 0.0)
         count_K = count_K * (1 - stands_out_K / stands_out_K.max())
     return best_N
+
+
+def dense_flag(sent_KN: Floats, rank: int, iterations: int) -> Floats:
+    """With the singular vectors of a library."""
+    norm_K = np.linalg.norm(sent_KN, axis=1)
+    unit_KN, pull_K = sent_KN / norm_K[:, None], np.ones(len(sent_KN))
+    for _ in range(iterations):
+        _, _, direction_KN = np.linalg.svd(unit_KN * pull_K[:, None], full_matrices=False)
+        shared_RN = direction_KN[:rank]
+        pull_K = (1 - ((unit_KN @ shared_RN.T) ** 2).sum(1) + 1e-7) ** -0.25
+    return np.sort(norm_K)[(len(norm_K) - 1) // 2] * (unit_KN.mean(0) @ shared_RN.T @ shared_RN)

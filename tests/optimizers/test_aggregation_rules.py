@@ -13,6 +13,7 @@ import torch
 
 from decentral.errors import ConfigError
 from decentral.optimizers import make_aggregation
+from decentral.optimizers.aggregation.eigen import largest_eigenvectors
 from decentral.optimizers.aggregation.rules.bucketing import drawn
 from decentral.optimizers.aggregation.rules.mda import MOST_SUBSETS
 from decentral.optimizers.aggregation.sent import Sent
@@ -86,6 +87,9 @@ def test_weights_from_inner_products_are_the_papers_dense_equations(seed: int):
     close("arc f=2", sent_KN, dense.dense_rfa(arc_KN, 32, 1e-6, arc_KN.mean(0)))
     close("arc f=2 then=nnm", sent_KN, dense.dense_rfa(dense.dense_nnm(arc_KN, 2), 32, 1e-6, mean_of(arc_KN)))
     np.testing.assert_allclose(aggregated(rule_of("caf f=2"), sent_KN), dense.dense_caf(sent_KN, 2), atol=1e-6)
+    for rank in (1, 3, 5):
+        found_N, wanted_N = aggregated(rule_of(f"flag rank={rank}"), sent_KN), dense.dense_flag(sent_KN, rank, 5)
+        np.testing.assert_allclose(found_N, wanted_N, rtol=1e-9, atol=1e-9)
 
 
 def mean_of(sent_KN: Any) -> Any:
@@ -136,6 +140,34 @@ def test_arc_shortens_to_the_longest_of_those_it_leaves():
     """k = floor(2 * 7 / 49 * 42) = 12 of 49: the thirteenth longest is the limit."""
     found_N = aggregated(rule_of("arc f=7 then=mean"), np.diag(np.arange(1.0, 50.0)))
     np.testing.assert_allclose(found_N * 49, np.minimum(np.arange(1.0, 50.0), 37.0), rtol=1e-12)
+
+
+def test_flag_with_all_directions_is_the_mean_of_directions_at_the_typical_length():
+    sent_KN = gaussian(7, 12) * np.arange(1.0, 8.0)[:, None]
+    norm_K = np.linalg.norm(sent_KN, axis=1)
+    wanted_N = np.median(norm_K) * (sent_KN / norm_K[:, None]).mean(0)
+    np.testing.assert_allclose(aggregated(rule_of("flag rank=7"), sent_KN), wanted_N, rtol=1e-9, atol=1e-9)
+
+
+def test_contributions_without_a_direction_count_nothing_and_divide_by_nothing():
+    sent_KN = np.concatenate([gaussian(5, 12), np.zeros((2, 12))])
+    assert np.isfinite(aggregated(rule_of("flag"), sent_KN)).all()
+    assert np.abs(aggregated(rule_of("flag"), np.zeros((5, 12)))).max() == 0.0
+
+
+def test_where_contributors_are_too_many_for_flag_the_geometric_median_decides():
+    sent_KN = gaussian(130, 4)
+    close("flag", sent_KN, aggregated(rule_of("rfa"), sent_KN))
+
+
+def test_eigenvectors_are_those_of_a_library_up_to_their_sign():
+    for size in (1, 2, 5, 12):
+        rows = gaussian(size, 3 * size, size)
+        _, vectors = np.linalg.eigh(rows @ rows.T)
+        found = largest_eigenvectors(rows @ rows.T, size)
+        assert len(found) == size
+        np.testing.assert_allclose(np.abs((found * vectors.T[::-1]).sum(1)), 1.0, rtol=1e-9)
+    assert len(largest_eigenvectors(np.ones((4, 4)), 3)) == 1, "the others are rounding"
 
 
 def test_caf_ends_where_attackers_are_at_very_different_lengths():
@@ -227,6 +259,7 @@ def test_where_all_are_equal_nothing_is_divided_by_their_distance():
         ("nnm", {"then": "median"}, "goes by coordinates"),
         ("nnm", {"then": "krumm"}, r"did you mean krum\?"),
         ("nnm", {"then": "rfa(iterations=0)"}, "1 <= iterations"),
+        ("flag", {"rank": 0}, "a whole one from 1 on"),
         ("arc", {"then": "("}, "want name or name"),
     ],
 )

@@ -11,7 +11,8 @@ What differs from the library that its authors wrote. The largest t is of those 
 that is gone, and then a second, nearer attacker loses a millionth in a lap, and the loop does not end. They make one
 power iteration from a random vector; here it starts at the contribution that is furthest from m, and makes 100.
 
-Source: Allouah, Guerraoui, Stephan, "Towards Trustworthy Federated Learning with Untrusted Participants", 2025 (ICML).
+Source: Allouah, Guerraoui, Stephan, "Towards Trustworthy Federated Learning with Untrusted Participants", 2025,
+arXiv:2505.01874.
 """
 
 import math
@@ -36,7 +37,7 @@ class CAF(Aggregation):
 
     name: ClassVar[str] = "caf"
     equation: ClassVar[str] = "c_i <- c_i (1 - t_i / max t), t_i along the main direction, until sum c <= n - 2f"
-    source: ClassVar[str] = 'Allouah, Guerraoui, Stephan, "Untrusted Participants", 2025, ICML'
+    source: ClassVar[str] = 'Allouah, Guerraoui, Stephan, "Untrusted Participants", 2025, arXiv:2505.01874'
     f: int = key(1, "contributors that may send anything")
 
     def __post_init__(self) -> None:
