@@ -34,13 +34,13 @@ class Checkpointer:
 
     def save(self, head: Head, replica: Mapping[str, Tensor], model: LiveModel, memory: Mapping[str, Any]) -> None:
         """Write one checkpoint. Raises DiskError; earlier checkpoints are as before."""
-        tree = {
+        live = {live_name(f): model.read(f) for f in range(len(model.schema.fragments))} | model.kept_buffers()
+        tree = {  # after the model was read: an optimizer that learns an average is then at it, and its state is of it
             "optimizer": self._optimizers.state_dict(),
             "scheduler": None if self._schedulers is None else self._schedulers.state_dict(),
             "random": random_state(),
         }
         tensors, document = flatten(tree, "training")
-        live = {live_name(f): model.read(f) for f in range(len(model.schema.fragments))} | model.kept_buffers()
         meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
         meta |= {"parameters": model.schema.to_json(), "model": model.description()}
         self._store.keep_frozen(model.schema.frozen, model.frozen)

@@ -118,3 +118,14 @@ def test_a_baseline_can_be_paused_goes_on_and_tells_its_losses(tmp_path: Path, t
     ask(out, "leave")
     trained.join(60)
     assert read_status(out).state == "left"
+
+
+@pytest.mark.parametrize("name", ["muon", "schedule_free", "gpa"])
+def test_the_baseline_trains_by_the_optimizer_that_the_manifest_names(tmp_path: Path, text: Path, name: str) -> None:
+    """Evaluated is what it learns, which of GPA and Schedule-Free is an average and not what it trains at."""
+    inner = {"steps": 10, "learning_rate": 1e-2, "warmup": 2, "optimizer": name}
+    summary = train(small(inner=inner), tmp_path / "out", text)
+    assert summary["inner_steps"] == 60
+    outer = list(read_metrics(tmp_path / "out", "outer"))
+    assert summary["bits_per_byte"] < outer[0]["bits_per_byte"] - 0.01
+    assert 0 < summary["utilisation"] <= 1

@@ -1,0 +1,151 @@
+"""MT-DAO: parameters, slow momentum and second moment are means at their periods; QH-ADOPT goes on from them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from decentral.errors import ConfigError
+from decentral.manifest import preset_manifest
+from decentral.optimizers import RoundInfo
+from decentral.optimizers.mt_dao import MTDAO
+from decentral.training.inner.qh_adopt import QHADOPT
+from decentral.training.live_model import LiveModel
+from decentral.training.moments import Moments
+from tests.laws.learners import Inner, Learners
+from tests.laws.swarm import NUMEL
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+CURVATURE = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+RATE, SHARE, B1, B2, H = 0.02, 0.7, 0.9, 0.99, 4
+
+
+def randn(seed: int) -> Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+class Local:
+    """A peer in float64: QH-ADOPT on a quadratic about a goal of its own."""
+
+    def __init__(self, goal: float) -> None:
+        self.goal = goal
+        self.model = nn.Linear(3, 1, bias=False).double()
+        self.optimizer = QHADOPT(self.model.parameters(), lr=RATE, betas=(B1, B2), mixing=SHARE)
+        nn.init.ones_(self.model.weight)
+
+    @property
+    def x(self) -> Tensor:
+        return self.model.weight.detach().flatten()
+
+    def train(self) -> None:
+        for _ in range(H):
+            self.model.weight.grad = (CURVATURE * (self.x - self.goal)).reshape(1, 3)
+            self.optimizer.step()
+
+    def moment(self, name: str) -> Tensor:
+        held: Tensor = self.optimizer.state[self.model.weight][name].flatten()
+        return held
+
+
+def written_out(goals: list[float], rounds: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The paper's loop over all peers at once: H local steps, then means of x, u and v."""
+    goal_P1 = torch.tensor(goals, dtype=torch.float64)[:, None]
+    x = torch.ones(len(goals), 3, dtype=torch.float64)
+    u, v, t = torch.zeros_like(x), (CURVATURE * (x - goal_P1)).square(), 0
+    for _ in range(rounds):
+        for _ in range(H):
+            gradient = CURVATURE * (x - goal_P1)
+            if t:
+                normal = (gradient / v.sqrt().clamp(min=1e-6)).clamp(-(t**0.25), t**0.25)
+                u = B1 * u + (1 - B1) * normal
+                x = x - RATE * ((1 - SHARE) * normal + SHARE * u)
+                v = B2 * v + (1 - B2) * gradient.square()
+            t += 1
+        x, u, v = (one.mean(0).expand_as(one) for one in (x, u, v))
+    return x[0], u[0], v[0]
+
+
+def test_two_peers_on_quadratics_are_the_papers_loop_in_float64():
+    peers, method = [Local(-1.0), Local(3.0)], MTDAO()
+    anchor = torch.ones(3, dtype=torch.float64)
+    state = method.init(anchor)
+    for _ in range(6):
+        for peer in peers:
+            peer.train()
+        received = {name: torch.stack([peer.moment(name) for peer in peers]).mean(0) for name in MOMENTS}
+        received["change"] = torch.stack([method.contribute(anchor, peer.x) for peer in peers]).mean(0)
+        anchor, state = method.outer_step(anchor, received, state, RoundInfo())
+        for peer in peers:
+            with torch.no_grad():
+                peer.model.weight.copy_(method.merge(peer.x, peer.x, anchor).reshape(1, 3))
+                for name in MOMENTS:
+                    peer.optimizer.state[peer.model.weight][name].copy_(state[name].reshape(1, 3))
+    for ours, wanted in zip((anchor, state["exp_avg"], state["exp_avg_sq"]), written_out([-1.0, 3.0], 6), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_of_equal_peers_the_swarm_is_one_peer():
+    alone, _, _ = written_out([2.0], 5)
+    many, _, _ = written_out([2.0, 2.0, 2.0], 5)
+    torch.testing.assert_close(many, alone, rtol=1e-12, atol=1e-12)
+
+
+def test_in_every_round_all_three_vectors_are_means_unless_a_period_says_otherwise():
+    for method, due in ((MTDAO(), [2, 2, 2, 2]), (MTDAO(slow=2, variance=4), [0, 1, 0, 2])):
+        run, sent = Learners(method, 3, randn(0)), []
+        for number in range(4):
+            for n, peer in enumerate(run.peers):
+                for k, name in enumerate(MOMENTS):
+                    peer.schedule.live.write_moment(name, 0, randn(100 * number + 10 * n + k).abs())
+            run.learn({n: 0.01 * randn(10 * number + n) for n in range(3)})
+            local = torch.stack([peer.live_N for peer in run.peers])
+            offered = run.offer((0, 1, 2))
+            run.commit(offered)
+            sent.append(len(offered.made[0].states))
+            torch.testing.assert_close(run.peers[1].anchor_N, local.mean(0), rtol=0, atol=1e-6)
+            for channel in method.channels()[1:]:
+                inner = [peer.schedule.live for peer in run.peers]
+                mean_N = torch.stack([one.moments[channel.name] for one in inner if isinstance(one, Inner)]).mean(0)
+                held_N = run.peers[2].replica.states[0][channel.name]
+                if channel.is_due(number):
+                    torch.testing.assert_close(held_N, mean_N)
+        assert sent == due
+
+
+def test_a_newcomer_has_the_swarms_momentum_after_its_first_gradient_which_moves_nothing():
+    torch.manual_seed(0)
+    model = nn.Linear(7, 5)
+    optimizer = QHADOPT(model.parameters(), lr=1e-3)
+    live, method = Moments(LiveModel(model, 1, None), [optimizer]), MTDAO()
+    generator = torch.Generator().manual_seed(1)
+    means = {name: torch.rand(40, generator=generator) for name in MOMENTS}
+    assert not method.adopt(means, live, 0, MOMENTS), "there is no place for them yet"
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    model(torch.ones(2, 7)).square().sum().backward()
+    optimizer.step()
+    assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), before)
+    assert method.adopt(means, live, 0, MOMENTS)
+    for name in MOMENTS:
+        assert torch.equal(live.read_moment(name, 0), means[name])
+
+
+def test_rounding_of_what_was_sent_makes_no_second_moment_negative():
+    method, anchor = MTDAO(), randn(0)
+    received = {"change": randn(1), "exp_avg": randn(2), "exp_avg_sq": randn(3)}
+    _, state = method.outer_step(anchor, received, method.init(anchor), RoundInfo())
+    assert torch.equal(state["exp_avg_sq"], randn(3).clamp_min(0))
+    assert torch.equal(state["exp_avg"], randn(2))
+
+
+def test_the_preset_trains_by_qh_adopt_32_steps_a_round():
+    inner = preset_manifest("mt_dao").inner
+    assert (inner.named, inner.steps, inner.own()) == (
+        "qh_adopt", 32, {"beta1": 0.99, "beta2": 0.9999, "mixing": 0.7},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("hyper", [{"slow": 0}, {"variance": -1}])
+def test_a_period_below_one_is_refused(hyper: dict[str, int]):
+    with pytest.raises(ConfigError, match="1 or more"):
+        MTDAO(**hyper)
