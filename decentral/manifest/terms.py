@@ -115,6 +115,22 @@ class Inner(Table):
     weight_decay: NotNegative = Field(default=0.1, description="decoupled, as AdamW does")
     warmup: Steps = Field(default=20, description="inner steps over which the learning rate rises")
     clip: Positive | None = Field(default=None, description="largest gradient norm; unset: no clipping", examples=[1.0])
+    pace: Literal["equal", "speed", "clock"] | None = Field(
+        default=None,
+        description="equal: H steps of every peer; speed: fewer of a slow one; clock: by seconds; unset: equal",
+        examples=["speed"],
+    )
+    seconds: Seconds | None = Field(
+        default=None,
+        description='with pace = "clock": of training before each contribution, of H / fragments steps at most',
+        examples=[60.0],
+    )
+
+    @model_validator(mode="after")
+    def _has_a_clock(self) -> Inner:
+        if (self.pace == "clock") != (self.seconds is not None):
+            raise ValueError('inner.pace = "clock" and inner.seconds go together; set both, or leave both out')
+        return self
 
 
 class Outer(Table):
@@ -137,7 +153,7 @@ class Outer(Table):
 
     weighting: Literal["equal", "tokens"] | None = Field(
         default=None,
-        description="what contributions count by: equal, or tokens (1/16 to 16 times the typical); unset: equal",
+        description="equal, or by tokens (1/16 to 16 times the typical); unset: equal, or tokens with a pace of speed",
         examples=["tokens"],
     )
     norm_clip: Literal["none", "median"] | None = Field(
@@ -258,6 +274,13 @@ class Manifest(Table):
                 "or a fragment's next round begins before its last one is applied"
             )
         return self
+
+    @property
+    def weighting(self) -> Literal["equal", "tokens"]:
+        """What contributions count by. Unset, all inner steps count alike where a pace lets peers make other numbers
+        of them: by tokens where contributions are as long as if of H steps, and equally where they are not.
+        """
+        return self.outer.weighting or ("tokens" if self.inner.pace == "speed" else "equal")
 
     @property
     def digest(self) -> Digest:

@@ -49,7 +49,7 @@ def check_anchors(trace: Trace, manifest: Manifest, lesson: LessonName, verdict:
 def _can_be_judged(manifest: Manifest) -> bool:
     """Whether what a record averages shows in its frames alone: owners' results do, and frames that count alike."""
     outer, reduces = manifest.outer, manifest.exchange.kind == "reduce"
-    alike = outer.norm_clip is None and outer.weighting in (None, "equal") and outer.method not in WEIGH
+    alike = outer.norm_clip is None and manifest.weighting == "equal" and outer.method not in WEIGH
     return outer.method in EQUATIONS and (reduces or alike)
 
 
