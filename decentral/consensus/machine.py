@@ -127,6 +127,10 @@ class RoundMachine:
         """Seconds in which this peer should offer what it has rather than come late; None while nothing presses."""
         return self._offers.time_left(now)
 
+    def full_times(self) -> tuple[float, ...]:
+        """Seconds that other members take for a full contribution."""
+        return self._offers.full_times()
+
     def leave(self) -> m.Farewell:
         """Vote no more, until ``stay``; the others are to be told what is returned."""
         self.state.has_left = True

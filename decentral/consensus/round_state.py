@@ -22,6 +22,7 @@ from decentral.consensus.effects import CatchUpWith, Effect, Persist, Send
 from decentral.consensus.farewells import Farewells
 from decentral.consensus.history import Branch, History
 from decentral.consensus.membership import Presence
+from decentral.consensus.paces import Paces
 from decentral.consensus.run_clock import RunClock
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
@@ -44,6 +45,7 @@ class RoundTerms:
     patience: float  # s a leader may take before the next one tries; doubles with every ballot
     partition: Callable[[int, tuple[PeerId, ...]], Partition] | None = None  # reduce: (fragment, owners) -> ranges
     steps: int = 0  # inner steps of a full contribution
+    overlaps: bool = False  # whether peers train on while a round is in flight
     largest: int = 1 << 40  # bytes of the largest frame that can be valid
     takes: Takes = unknown
     quorum: int = 0  # contributions with which a round goes on without the rest; 0: all who are present
@@ -74,6 +76,7 @@ class RoundState:
         self.me = signer.peer
         self.terms = terms
         self.deadline = Deadline(terms.floor, terms.ceiling)
+        self.paces = Paces(terms.steps, overlaps=terms.overlaps)
         self.presence = Presence(self.me)
         self.farewells = Farewells()
         self.has_left = False  # and votes no more
@@ -92,6 +95,7 @@ class RoundState:
     def restart(self, head: Head, now: float) -> None:
         """Stand at ``head`` with nothing seen of the next round: at start, after a commit, after a catch-up."""
         self.head = head
+        self.paces.keep(head.members)
         self.acceptor = self._last_vote(head) or Acceptor(head.round + 1)
         self.round = Collection(now)
         self.results: dict[tuple[int, int], m.FrameRef] = {}

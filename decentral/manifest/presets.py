@@ -136,6 +136,11 @@ def _check_pair(manifest: Manifest) -> None:
             f'outer.overlap = {overlap} does not fit exchange.kind = "pair": a peer waits for its partner before it '
             "goes on; set it to 0"
         )
+    if manifest.inner.pace not in (None, "equal"):
+        raise ConfigError(
+            f'inner.pace = "{manifest.inner.pace}" does not fit exchange.kind = "pair": a peer waits for one partner, '
+            "and no round for a slow peer; leave it out"
+        )
 
 
 def _check_moments(manifest: Manifest, wanted: list[str]) -> None:

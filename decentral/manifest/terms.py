@@ -142,6 +142,16 @@ class Inner(Table):
         description="of gpa: what its average keeps in a step; 0.9 ** (1 / H) is DiLoCo's",
         examples=[0.9967],
     )
+    pace: Literal["equal", "speed", "clock"] | None = Field(
+        default=None,
+        description="equal: H steps of every peer; speed: fewer of a slow one; clock: by seconds; unset: equal",
+        examples=["speed"],
+    )
+    seconds: Seconds | None = Field(
+        default=None,
+        description='with pace = "clock": of training before each contribution, of H / fragments steps at most',
+        examples=[60.0],
+    )
 
     @model_validator(mode="after")
     def _keys_of_its_optimizer(self) -> Inner:
@@ -150,6 +160,12 @@ class Inner(Table):
             if getattr(self, key) is not None and key not in own:
                 others = ", ".join(inner_optimizers_with(key))
                 raise ValueError(f"{key} is a key of {others}, and {self.named} has {', '.join(own)}; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_clock(self) -> Inner:
+        if (self.pace == "clock") != (self.seconds is not None):
+            raise ValueError('inner.pace = "clock" and inner.seconds go together; set both, or leave both out')
         return self
 
     @property
@@ -222,7 +238,7 @@ class Outer(Table):
 
     weighting: Literal["equal", "tokens"] | None = Field(
         default=None,
-        description="what contributions count by: equal, or tokens (1/16 to 16 times the typical); unset: equal",
+        description="equal, or by tokens (1/16 to 16 times the typical); unset: equal, or tokens with a pace of speed",
         examples=["tokens"],
     )
     norm_clip: Literal["none", "median"] | None = Field(
@@ -339,6 +355,13 @@ class Manifest(Table):
                 "or a fragment's next round begins before its last one is applied"
             )
         return self
+
+    @property
+    def weighting(self) -> Literal["equal", "tokens"]:
+        """What contributions count by. Unset, all inner steps count alike where a pace lets peers make other numbers
+        of them: by tokens where contributions are as long as if of H steps, and equally where they are not.
+        """
+        return self.outer.weighting or ("tokens" if self.inner.pace == "speed" else "equal")
 
     @property
     def digest(self) -> Digest:

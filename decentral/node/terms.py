@@ -34,7 +34,7 @@ def make_replica(
         make_outer(outer.method, outer.hyper),
         codec,
         Codec(parse_compressor("none")),
-        outer.weighting or "equal",
+        manifest.weighting,
         buffers_B,
         Tail.of(schema, manifest.model.buffers or "average"),
         rule_of(manifest),
@@ -65,7 +65,8 @@ def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Gr
         ceiling=swarm.deadline_ceiling,
         patience=max(2.0, swarm.deadline_floor),
         partition=ranges if uplinks.reduces else None,
-        steps=manifest.inner.steps // fragments,
+        steps=0 if manifest.inner.pace == "clock" else manifest.inner.steps // fragments,  # all are full then
+        overlaps=manifest.outer.overlap > 0,
         largest=largest_offer(replica, gossips, fragments),
         takes=uplinks.takes,
         quorum=method.quorum.peers,

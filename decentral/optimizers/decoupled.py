@@ -84,9 +84,8 @@ class DecoupledDiLoCo(OuterMethod):
         return {"momentum": torch.zeros_like(anchor)}
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
-        """Tokens squared over steps, times what is given."""
-        told = contribution_weights("tokens", [one.tokens**2 / max(1, one.steps) for one in contributors])
-        return [weight * own for weight, own in zip(told, given, strict=True)]
+        """Tokens squared over steps, whatever [outer] weighting says: tokens are in it already."""
+        return contribution_weights("tokens", [one.tokens**2 / max(1, one.steps) for one in contributors])
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo

@@ -145,9 +145,10 @@ def _token(given: str | None) -> str | None:
 
 def check_tokens(manifest: Manifest, tokens_per_step: int) -> None:
     """ConfigError for a peer that would weigh a sixteenth of the others because it does not say what it trains on."""
-    if manifest.outer.weighting == "tokens" and tokens_per_step < 1:
+    if manifest.weighting == "tokens" and tokens_per_step < 1:
+        key = 'outer.weighting = "tokens"' if manifest.outer.weighting else f'inner.pace = "{manifest.inner.pace}"'
         raise ConfigError(
-            f'join(tokens_per_step={tokens_per_step}): outer.weighting = "tokens", so a peer without tokens would '
+            f"join(tokens_per_step={tokens_per_step}): {key}, so a peer without tokens would "
             "count for a sixteenth of the others; pass the training tokens behind one optimizer step"
         )
 

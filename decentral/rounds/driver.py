@@ -47,6 +47,7 @@ class Driver:
         self.bookkeeping = Bookkeeping(self.state, self.steps, self.frames)
         self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
+        self.full_times: tuple[float, ...] = ()  # s that others take for a full contribution
         self.stopping = False
 
     @property
@@ -108,6 +109,7 @@ class Driver:
             self.allowed = state.machine.state.allowed()
             left = state.machine.time_left(now)
             self.pressed = None if left is None else (state.head.hash, left)
+            self.full_times = state.machine.full_times()
             self.watch.look_for_other_chains(now)
             self.watch.look_who_remembers(now)
             await anyio.sleep(TICK)

@@ -50,7 +50,7 @@ def _can_be_judged(manifest: Manifest) -> bool:
     """Whether what a record averages shows in its frames alone: owners' results do, and frames that count alike."""
     outer, reduces = manifest.outer, manifest.exchange.kind == "reduce"
     plain = outer.norm_clip in (None, "none") and outer.aggregation is None
-    alike = plain and outer.weighting in (None, "equal") and outer.method not in WEIGH
+    alike = plain and manifest.weighting == "equal" and outer.method not in WEIGH
     return outer.method in EQUATIONS and (reduces or alike)
 
 

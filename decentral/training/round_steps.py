@@ -9,6 +9,7 @@ from decentral.errors import DecentralError
 from decentral.replica.contribution import Contribution
 from decentral.training.loop_parts import LoopParts
 from decentral.training.merging import LOOK_EVERY, Merger
+from decentral.training.pace import Pace
 from decentral.training.swarm.side import PendingResult
 
 
@@ -18,10 +19,12 @@ class RoundSteps:
     def __init__(self, parts: LoopParts, merger: Merger) -> None:
         self._parts, self._merger = parts, merger
         self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
+        self._pace = Pace(parts.manifest.inner, parts.schedule.interval, parts.schedule.overlap + 1)
         self._offered: PendingResult[bool] | None = None  # of what is in flight, where training goes on meanwhile
 
     async def boundary(self, step_seconds: float) -> set[int]:
         """Merge what has come, contribute when due, wait when the algorithm waits; returns the fragments written."""
+        self._pace.stepped(step_seconds)
         await self._withdraw_if_refused()
         changed = await self._merger.merge_all()
         if not self._may_contribute(step_seconds):
@@ -36,6 +39,7 @@ class RoundSteps:
         return changed
 
     def _may_contribute(self, step_seconds: float) -> bool:
+        self._schedule.paced = self._pace.steps(self._swarm.node.driver.full_times)
         due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds)
         return due and not (self._parts.rests or self._merger.done or self._parts.control.leaving)
 

@@ -25,6 +25,7 @@ from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.training.absence import Away, Progress, share_of
+from decentral.training.pace import SLOWEST
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -55,6 +56,8 @@ class SyncSchedule:
     seen: Digest  # hash of the newest record that is merged into the live model
     num_fragments: int = 1
     since: int = 0  # inner steps since the last contribution, of any fragment, that a commit named
+    paced: int = 0  # of them, after which this peer contributes; 0: the interval
+    lengthens: bool = False  # whether what fewer steps made is sent as long as all steps would have made it
     held: int = 0  # of them those made while a contribution was due and could not be sent
     sent_at: int | None = None  # value of ``since`` when the contribution in flight was taken
     live: Live = NO_MOMENTS  # the inner optimizer, as the method may see it
@@ -70,7 +73,7 @@ class SyncSchedule:
     @property
     def due(self) -> bool:
         """Whether enough inner steps were made for a contribution, and none is in flight."""
-        return self.sent_at is None and self.since >= self.interval and not self.waiting
+        return self.sent_at is None and self.since >= (self.paced or self.interval) and not self.waiting
 
     def due_early(self, pressed: tuple[Digest, float] | None, step_seconds: float) -> bool:
         """Whether to contribute what there is, because the round after the next inner step would go on without it.
@@ -137,9 +140,10 @@ class SyncSchedule:
         elif math.isfinite(norm) and norm > 0:
             progress.norms.append(norm)
         self.sent_at = self.since
+        scale = share * self._lengthening(progress)
         change_N = self.method.contribute(self._base(fragment, anchor_N), local_N)
         made = Contribution(
-            fragment, based_on, local_N, change_N if share == 1.0 else change_N * share, self.since, counted * per_step
+            fragment, based_on, local_N, change_N if scale == 1.0 else change_N * scale, self.since, counted * per_step
         )
         made.trained = steps
         if progress.missed:
@@ -147,6 +151,15 @@ class SyncSchedule:
         made.states = self._states(fragment, anchor_N, outer_step // self.num_fragments)
         made.summary = self.method.summary([made.gradient_N, *made.states])
         return made
+
+    def _lengthening(self, progress: Progress) -> float:
+        """What the change of a slow peer that is in time is multiplied by: all inner steps count alike in a mean by
+        tokens then, H sum(change_i) / sum(steps_i). FedNova's normalisation, see `absence`.
+        """
+        whole = self.interval * self.num_fragments
+        if not self.lengthens or progress.missed or not 0 < progress.steps < whole:
+            return 1.0
+        return min(float(SLOWEST), whole / progress.steps)
 
     def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:
         """The channels beside the change that are due in outer step ``step`` of the fragment; zeros where none is."""
@@ -280,7 +293,8 @@ def make_schedule(manifest: Manifest, seen: bytes) -> SyncSchedule:
     outer = manifest.outer
     method = make_outer(outer.method, outer.hyper)
     interval = manifest.inner.steps // outer.fragments
-    return SyncSchedule(interval, outer.overlap, method, seen, outer.fragments)
+    lengthens = manifest.inner.pace == "speed"
+    return SyncSchedule(interval, outer.overlap, method, seen, outer.fragments, lengthens=lengthens)
 
 
 def _rounding_name(fragment: int) -> str:

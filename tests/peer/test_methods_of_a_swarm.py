@@ -30,9 +30,9 @@ def adam(seed: int, lr: float = 0.01) -> Problem:
     return problem
 
 
-def enter(manifest_or_invite: Manifest | str, problem: Problem, out: Path) -> Peer:
+def enter(manifest_or_invite: Manifest | str, problem: Problem, out: Path, **more: Any) -> Peer:
     settings: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False, "quiet": True}
-    settings |= {"out": out, "require_peers": 0, "checkpoint_every": 1000}  # the journal keeps all records
+    settings |= {"out": out, "require_peers": 0, "checkpoint_every": 1000, **more}  # the journal keeps all records
     return join(manifest_or_invite, problem.model, problem.optimizer, **settings)
 
 

@@ -39,7 +39,9 @@ class Offers:
         state.check_age((offer,))
         if state.farewells.since(sender) < offer.round:  # one of the same round may be older than the farewell
             state.is_back(sender)  # to drop it would find no votes
-        state.round.add(sender, offer, now)
+        new = state.round.add(sender, offer, now)
+        if new and offer.based == state.head.outer_step and sender not in state.head.newcomers:
+            state.paces.observe(sender, offer.steps, state.round.opened, now)
 
     def repeat(self, now: float) -> None:
         """Our offer or its answer may have been lost: tell whoever leads now."""
@@ -64,3 +66,9 @@ class Offers:
         if not waits or seen.first_offer is None or state.me in seen.offers or not full:
             return None
         return state.deadline.early_at(seen.opened, seen.first_offer) - now
+
+    def full_times(self) -> tuple[float, ...]:
+        """Seconds that other members take for a full contribution, of those who are there and known."""
+        state = self._state
+        others = (peer for peer in state.head.members if peer != state.me and state.presence.present(peer))
+        return state.paces.full_times(others)
