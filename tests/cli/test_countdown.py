@@ -9,6 +9,7 @@ import pytest
 
 from decentral.cli.countdown import Countdown
 from decentral.manifest import preset_manifest
+from tests.laws.tables import GOSSIPS
 
 SMALL = ("--parameters", "10000")  # told, they are not counted, which would import transformers
 
@@ -82,8 +83,10 @@ def test_what_is_done_never_grows_less():
     assert re.findall(r"(\d+)% done", stream.getvalue()) == ["50", "60"]
 
 
-def test_gossip_tells_its_pairs_where_rounds_tell_their_commits(run, tmp_path):
-    manifest = preset_manifest("noloco", inner={"steps": 3}, run={"salt": "countdown"})
+@pytest.mark.parametrize("preset", GOSSIPS)
+def test_gossip_tells_its_pairs_where_rounds_tell_their_commits(run, tmp_path, preset):
+    outer = {"first": 0.5} if preset == "late_merge" else {}  # where pairs meet in every tenth step at first
+    manifest = preset_manifest(preset, inner={"steps": 3}, run={"salt": "countdown"}, outer=outer)
     (tmp_path / "run.toml").write_text(manifest.to_toml())
     found = run("simulate", "run.toml", "--peers", "4", "--profile", "lab", "--rounds", "4", *SMALL)
     figures = dict(line.split(maxsplit=1) for line in found.stdout.splitlines()[1:])

@@ -61,3 +61,16 @@ def test_a_reduce_with_feedback_refuses_a_clip_which_would_take_what_owners_hand
     check_methods(preset_manifest("diloco", **clipped))
     with pytest.raises(ConfigError, match=r"norm_clip = .median. does not fit compressor.feedback in a reduce"):
         check_methods(preset_manifest("sparseloco", **clipped))
+
+
+@pytest.mark.parametrize("feedback", ["ef(beta=0.95)", "dgc(momentum=0.9)"])
+def test_a_pair_that_sends_parameters_alone_refuses_feedback_as_nothing_is_owed(feedback: str) -> None:
+    check_methods(preset_manifest("gasloc", **compressed("int8", "none")))
+    with pytest.raises(ConfigError, match=r'does not fit outer.method gasloc: it sends parameters.*use "none"'):
+        check_methods(preset_manifest("gasloc", **compressed("int8", feedback)))
+
+
+@pytest.mark.parametrize(("chain", "lost"), [("topk(k=64, chunk=4096)", "9\\d%"), ("sign", "60%")])
+def test_a_pair_that_sends_parameters_alone_refuses_what_loses_them(chain: str, lost: str) -> None:
+    with pytest.raises(ConfigError, match=rf"does not fit outer.method gasloc: it would lose {lost}"):
+        check_methods(preset_manifest("gasloc", **compressed(chain, "none")))
