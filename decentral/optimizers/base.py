@@ -161,13 +161,22 @@ class OuterMethod:
         """
         return given
 
+    def state_weights(
+        self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
+    ) -> Sequence[float]:
+        """What each counts in the mean of the vector ``place`` of those sent beside the change, counted from 0.
+
+        All zero: that mean is not received. ``weights``: what each counts in the mean of the changes.
+        """
+        return weights
+
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The next anchor and state. ``received``: by channel its mean (N,), or all that came (K, N); only what is due.
 
         Rows of all are in the order of ``info.contributors``, or in a pair this peer's own first, and alone where no
-        partner came. With a reduce there are no rows: "gather" is then the exchange. Nothing moves where the anchor or a state is
-        of another shape or dtype than before, or not finite.
+        partner came. With a reduce there are no rows: "gather" is then the exchange. Nothing moves where the anchor or
+        a state is of another shape or dtype than before, or not finite.
         """
         raise NotImplementedError

@@ -19,4 +19,5 @@ class OuterStep:
     state: dict[str, Tensor]
     digest: bytes  # of after_N
     buffers_B: Tensor | None = None  # after it; None: as before
+    channels: frozenset[str] = frozenset()  # of which something came
     unmoved: str = ""  # why nothing moved, alike on every peer; "": it did

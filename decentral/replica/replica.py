@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -22,9 +21,9 @@ from decentral.optimizers.aggregation.norm_clip import clip_scales
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
-from decentral.replica.combining import combined
+from decentral.replica.combining import OfChannel, combined
 from decentral.replica.measures import Measure
-from decentral.replica.method_output import OVERFLOW, Weighed, stepped, weighed
+from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped, weighed
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
 from decentral.replica.reduction import assembled
@@ -33,6 +32,7 @@ from decentral.replica.unpacked import Payloads, Unpacked
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
+from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
@@ -161,17 +161,21 @@ class Replica:
             return self._merge(record, frames)
         bodies, buffers_B = self.tail.opened(record, frames)
         found = self._weighed(contributions(record), record.outer_step)
-        if found.why:
-            return self._unmoved(f, found.why)
+        beside = self._beside(contributions(record), record.outer_step, found.weights)
+        why = found.why or next((one.why for one in beside if one.why not in ("", NOBODY)), "")
+        if why:
+            return self._unmoved(f, why)
         try:
-            received = self._received(record, bodies, decoded or {}, found.weights, frames)
+            weights = [found.weights, *(one.weights for one in beside)]
+            received = self._received(record, bodies, decoded or {}, weights, frames)
         except NonFiniteError:  # finite contributions whose mean is not
             return self._unmoved(f, OVERFLOW)
         info, anchor_N, state = self.info(record, found.weights), self.anchors[f], self.states[f]
         made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
         if made.why:
             return self._unmoved(f, made.why)
-        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B)
+        channels = frozenset(received)
+        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, channels=channels)
 
     def _unmoved(self, f: int, why: str) -> OuterStep:
         return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f], unmoved=why)
@@ -179,6 +183,19 @@ class Replica:
     def weights(self, contributors: Sequence[FrameRef], outer_step: int) -> list[float]:
         """What each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0."""
         return self._weighed(contributors, outer_step).weights
+
+    def state_weights(
+        self, contributors: Sequence[FrameRef], outer_step: int, weights: Sequence[float]
+    ) -> list[list[float]]:
+        """What each counts in the mean of each further channel that is due; ``weights``: in that of the changes."""
+        return [one.weights for one in self._beside(contributors, outer_step, weights)]
+
+    def _beside(self, contributors: Sequence[FrameRef], outer_step: int, weights: Sequence[float]) -> list[Weighed]:
+        told, state = self._told(contributors, outer_step), self.states[outer_step % len(self.anchors)]
+        return [
+            weighed(partial(self.method.state_weights, place, told, weights, state), len(told))
+            for place in range(len(self.due(outer_step)) - 1)
+        ]
 
     def _weighed(self, contributors: Sequence[FrameRef], outer_step: int) -> Weighed:
         given = contribution_weights(self.weighting, [ref.tokens for ref in contributors])
@@ -264,15 +281,16 @@ class Replica:
         record: Record,
         bodies: Sequence[memoryview],
         decoded: Mapping[bytes, Tensor],
-        weights: Sequence[float],
+        weights: Sequence[Sequence[float]],
         frames: Mapping[bytes, Frame],
     ) -> dict[str, Tensor]:
-        """What came of each channel that is due."""
+        """What came of each channel that is due, and in which somebody counts. ``weights``: of each channel."""
         due = self.due(record.outer_step)
         if not record.contributors:
             return self._gathered(record, frames, weights, due)
         mean_CN = self._reduced(record, bodies, decoded, len(due))
-        return {channel.name: mean_N for channel, mean_N in zip(due, mean_CN, strict=True)}
+        rows = zip(due, mean_CN, weights, strict=True)
+        return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}
 
     def refresh(self, fragment: int) -> None:
         """Recompute a fragment's digest after a gossip step replaced its anchor."""
@@ -286,24 +304,34 @@ class Replica:
         """
         f = record.fragment
         _, buffers_B = self.tail.opened(record, frames)
-        adders: list[Adder] = [(ref.peer, partial(self._add, frames[ref.frame], 1.0), 1.0) for ref in record.frames]
+        adders: list[Adder] = [(ref.peer, partial(self._add, frames[ref.frame], 0, 1.0), 1.0) for ref in record.frames]
         after_N = mean_of(fresh_zeros(self.numel(f)), adders)
         return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
 
     def _gathered(
-        self, record: Record, frames: Mapping[bytes, Frame], weights: Sequence[float], due: Sequence[Channel]
+        self, record: Record, frames: Mapping[bytes, Frame], weights: Sequence[Sequence[float]], due: Sequence[Channel]
     ) -> dict[str, Tensor]:
-        scales = self.scales([frames[ref.frame] for ref in record.frames]) or repeat(1.0)
-        adders: list[Adder] = [
-            (ref.peer, partial(self._add, frames[ref.frame], scale), weight)
-            for ref, weight, scale in zip(record.frames, weights, scales, strict=False)
+        named = [frames[ref.frame] for ref in record.frames]
+        whole = [1.0] * len(named)
+        scales = [self.scales(named) or whole, *[whole] * (len(due) - 1)]  # only changes are shortened
+        channels: list[OfChannel] = [
+            (
+                channel,
+                [
+                    (frame.header.sender, partial(self._add, frame, c, scale), weight)
+                    for frame, scale, weight in zip(named, scales[c], weights[c], strict=True)
+                ],
+            )
+            for c, channel in enumerate(due)
         ]
-        return combined(due, self.numel(record.fragment), adders)
+        return combined(channels, self.numel(record.fragment))
 
-    def _add(self, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
+    def _add(self, frame: Frame, channel: int, scale: float, total_N: Tensor, weight: float) -> None:
         """Where there is no room to keep what frames hold, it is here of one frame at a time."""
-        change = len(self.shapes(frame.header.fragment))
-        self._codec_of(frame).add(total_N, self.payloads(frame), weight, change, scale)
+        each = len(self.shapes(frame.header.fragment))
+        payloads = self.payloads(frame)[channel * each : (channel + 1) * each]
+        counted = weight if scale == 1.0 else float32(weight * scale)  # two float32 make an exact float64
+        self._codec_of(frame).add(total_N, payloads, counted)
 
     def _codec_of(self, frame: Frame) -> Codec:
         return self.merge_codec if frame.header.kind == FrameKind.MERGE else self.codec

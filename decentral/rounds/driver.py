@@ -224,6 +224,7 @@ class Driver:
         await state.offload(state.ledger.append, commit, data)
         before_N = after_N = buffers_B = None
         inner: Mapping[str, Tensor] = {}
+        channels: frozenset[str] = frozenset()
         if moves_anchor(record):
             step = await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
             before_N, after_N = step.before_N, step.after_N
@@ -232,7 +233,7 @@ class Driver:
                 fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
                 state.on_event("unmoved", fields)
             buffers_B = state.replica.shared_buffers(record.fragment)
-            inner = step.state if state.replica.method.inner else {}
+            inner, channels = step.state if state.replica.method.inner else {}, step.channels
         state.tasks.spawn(self._look_at, record, frames, state.measured.get((record.round, record.plan)))
         named, taken_N = self.bookkeeping.settle(record, frames)
         self.frames.end_pushes(record)
@@ -240,7 +241,6 @@ class Driver:
         self.frames.tidy(record.round)
         anchor = state.replica.digest if moves_anchor(record) else record.base
         moved = (record.fragment, before_N, after_N, named, anchor)
-        channels = frozenset(channel.name for channel in state.replica.due(record.outer_step))
         update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N)
         state.on_update(replace(update, state=inner, channels=channels))
         await self._carry_out(state.machine.applied(anchor, anyio.current_time()))
