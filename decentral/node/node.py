@@ -101,7 +101,7 @@ class Node:
         channels = len(replica.method.channels())
         self.clock = RunClock(manifest.run.minutes)
         inbox = Inbox(
-            start.schema, replica.codec, replica.merge_codec, offload, replica.tail, channels, replica.unpacked
+            start.schema, replica.codec, replica.merge_codec, offload, replica.tail, channels, replica.contents.unpacked
         )
         uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
         partners = None

@@ -196,6 +196,15 @@ class OuterMethod:
         """Of a gossip method whose first channel is a replica: what is sent, from this peer's own change."""
         return change
 
+    def state_weights(
+        self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
+    ) -> Sequence[float]:
+        """What each counts in the mean of the vector ``place`` of those sent beside the change, counted from 0.
+
+        All zero: that mean is not received. ``weights``: what each counts in the mean of the changes.
+        """
+        return weights
+
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:

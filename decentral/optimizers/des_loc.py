@@ -5,7 +5,8 @@ x <- mean(x_i) every H ;  u <- mean(u_i) every 3 H ;  v <- mean(v_i) every 6 H  
 A moment changes by its own half-life, ln .5 / ln beta, so averaging it as often as the parameters sends what has hardly
 changed: with these periods a round costs 1.5 times DiLoCo's bytes in the mean. Left apart, as in local Adam, moments
 drift; and a joiner that begins with none makes Adam's largest steps. Here the last means stay in the shared state, so a
-peer that joins, or starts over, has them from its donors.
+peer that joins, starts over or was away has them from its donors. Who has no moments yet, or an inner optimizer that
+has none, says so beside its offer and counts in no mean of them.
 
 What differs from the paper. Its averages are of all workers; here of those who contributed, with the run's weights.
 Moments are sent uncompressed there, and by the run's compressor here, which must keep 95 % of them: "bf16" has the
@@ -15,7 +16,7 @@ Source: Iacob et al., "DES-LOC: Desynced Low Communication Adaptive Optimizers f
 arXiv:2505.22549.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ from decentral.errors import ConfigError
 from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
 from decentral.optimizers.channels import CHANGE, Channel
 from decentral.optimizers.inner_moments import adopted, last_means, no_means, read_all
-from decentral.optimizers.round_info import RoundInfo
+from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_rate
 
 __all__ = ["DESLoc"]
@@ -59,6 +60,21 @@ class DESLoc(OuterMethod):
     def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
         """The moments of this peer's inner optimizer."""
         return read_all(self.channels()[1:], live, fragment)
+
+    def summary(self, sent: Sequence[Tensor]) -> bytes:
+        """Which of the moments that are due it has: one of zeros stands for none."""
+        return (
+            bytes([sum(1 << place for place, moment_N in enumerate(sent[1:]) if moment_N.any())]) if sent[1:] else b""
+        )
+
+    def state_weights(
+        self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
+    ) -> Sequence[float]:
+        """Who has no moment yet counts nothing in its mean, rather than pull it to zero."""
+        return [
+            weight if one.summary and one.summary[0] >> place & 1 else 0.0
+            for one, weight in zip(contributors, weights, strict=True)
+        ]
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No means yet."""

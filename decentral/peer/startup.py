@@ -194,12 +194,14 @@ class Startup:
 
         One of them may name what a previous incarnation sent: that is no progress any more.
         """
-        schedule = make_schedule(self._manifest, kept.head.hash)
+        schedule, memory = make_schedule(self._manifest, kept.head.hash), kept.memory.get("progress")
+        replayed = range(0 if kept.found.adopted else kept.found.head.outer_step, kept.head.outer_step)
         if kept.at_anchor:
             self._put(schedule, kept.anchors)
+            schedule.recall_unadopted(memory or {})
         else:
-            outer_steps = kept.head.outer_step - kept.found.head.outer_step
-            schedule.resume(self._model, kept.found.tensors, kept.memory.get("progress"), kept.anchors, outer_steps)
+            schedule.resume(self._model, kept.found.tensors, memory, kept.anchors, len(replayed))
+        schedule.missed(replayed)
         if kept.buffers_B is not None and self._lost_its_buffers(kept, kept.buffers_B):
             self._model.write_buffers(kept.buffers_B)
         return schedule

@@ -20,7 +20,6 @@ from decentral.errors import PayloadError
 from decentral.parameters import split
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
-from decentral.tensors.rounding import float32
 from decentral.wire import body
 
 # Shape suffixes: N = elements of the fragment or range, flat float32.
@@ -114,20 +113,16 @@ class Codec:
         """``decompress`` of what the bytes hold. Raises PayloadError."""
         return self.decompress(self.unpack(data, shapes))
 
-    def add(
-        self, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0, change: int = 0, scale: float = 1.0
-    ) -> None:
+    def add(self, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0) -> None:
         """``total += weight * decompress(payloads)`` in place: sparse frames touch only what they hold.
 
-        Of several channels the first, the change in so many payloads, is added ``scale`` times as much.
         Raises PayloadError; ``total`` is then to be thrown away.
         """
-        of_change = weight if scale == 1.0 else float32(weight * scale)  # two float32 make an exact float64
         shapes = [payload.shape for payload in payloads]
         if numel(shapes) != total_N.numel():
             raise PayloadError(f"body of {numel(shapes)} values where {total_N.numel()} are added; drop it")
-        for i, (total, payload) in enumerate(zip(split_shapes(total_N, shapes), payloads, strict=True)):
-            accumulate(self.compressor, total, payload, of_change if i < change else weight)
+        for total, payload in zip(split_shapes(total_N, shapes), payloads, strict=True):
+            accumulate(self.compressor, total, payload, weight)
 
     def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
         """``add`` what the bytes hold. Raises PayloadError."""

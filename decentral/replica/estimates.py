@@ -6,21 +6,20 @@ that clip and warn are those of the estimates, too: a difference is long when it
 
 One estimate is in memory at a time, beside what is kept. It is made twice: to measure and keep, then to add.
 """
-# Shape suffix: N = elements of one fragment, of a total those of all channels, flat float32.
+# Shape suffix: N = elements of one fragment, flat float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from decentral.compressors.feedback import Receiving, State
 from decentral.errors import NonFiniteError
-from decentral.replica.codec import Codec
+from decentral.replica.frame_contents import FrameContents
 from decentral.replica.measures import Measure
 from decentral.replica.senders import Senders
-from decentral.replica.unpacked import Payloads
 from decentral.tensors.finite import is_finite
 from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame
@@ -40,19 +39,17 @@ NOTHING_TOLD = Told()
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Of contributions to one fragment. Pure: what is kept of senders is not changed."""
+    """Of contributions. Pure: what is kept of senders is not changed."""
 
-    codec: Codec
+    contents: FrameContents
     senders: Senders
-    payloads: Callable[[Frame], Payloads]  # what a frame holds
-    change: int  # payloads of the change; further channels follow
 
     def told(self, frames: Iterable[Frame]) -> Told:
         """What there is to keep of their senders. NonFiniteError when a sender has sent beyond float32 in all."""
         states: dict[PeerId, State] = {}
         measures: dict[PeerId, Measure] = {}
         for frame in frames:
-            peer, receiving = frame.header.sender, self._receiving(frame, self.payloads(frame))
+            peer, receiving = frame.header.sender, self._receiving(frame)
             if not is_finite(receiving.estimate_N):
                 raise NonFiniteError(
                     "what a peer sent in all is not finite; drop the contributor with values near 1e38"
@@ -62,14 +59,9 @@ class Estimates:
         return Told(states, measures)
 
     def add(self, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
-        """``total += weight * contribution``; the change, which is the first channel, ``scale`` times as much."""
-        payloads = self.payloads(frame)
-        estimate_N = self._receiving(frame, payloads).estimate_N
-        size = estimate_N.numel()
-        total_N[:size] += estimate_N * (weight if scale == 1.0 else float32(weight * scale))
-        if payloads[self.change :]:
-            self.codec.add(total_N[size:], payloads[self.change :], weight)
+        """``total += weight * scale * change``."""
+        total_N += self._receiving(frame).estimate_N * (weight if scale == 1.0 else float32(weight * scale))
 
-    def _receiving(self, frame: Frame, payloads: Payloads) -> Receiving:
-        arrived_N = self.codec.decompress(payloads[: self.change])
-        return self.codec.feedback.receive(arrived_N, self.senders.of(frame.header.fragment, frame.header.sender))
+    def _receiving(self, frame: Frame) -> Receiving:
+        kept = self.senders.of(frame.header.fragment, frame.header.sender)
+        return self.contents.codec.feedback.receive(self.contents.change(frame), kept)

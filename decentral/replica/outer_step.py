@@ -22,4 +22,5 @@ class OuterStep:
     digest: bytes  # of after_N
     buffers_B: Tensor | None = None  # after it; None: as before
     told: Told = NOTHING_TOLD  # what every receiver keeps of the contributors
+    channels: frozenset[str] = frozenset()  # of which something came
     unmoved: str = ""  # why nothing moved, alike on every peer; "": it did

@@ -52,25 +52,38 @@ class Reduction:
         weights: Sequence[float],
         owed_N: Tensor | None = None,
         scales: Sequence[float] | None = None,
+        beside: Sequence[Sequence[float]] = (),
     ) -> Encoded:
         """The mean over exactly the plan's contributors, each by its weight and scale, and what this owner owes of
         these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
 
-        Where nobody counts nothing moves, whatever a result says: it is zeros, and what is owed stays owed.
+        ``beside``: the weights in each further channel. Where nobody counts nothing moves, whatever a result says: it
+        is zeros, and what is owed stays owed.
         """
         if not any(weights):
             return self._of_nobody(codec, owed_N)
-        scales = [1.0] * len(weights) if scales is None else scales
-        start, stop = self.range
-        refs = zip(self.plan.contributors, weights, scales, strict=True)
-        rows = [(ref.peer, self.slices[ref.peer].view(-1, stop - start), weight, scale) for ref, weight, scale in refs]
-        adders: list[Adder] = [(peer, partial(_add, slice_CN, scale), weight) for peer, slice_CN, weight, scale in rows]
+        whole, (start, stop) = [1.0] * len(weights), self.range
+        mean_N = self._mean(0, weights, whole if scales is None else scales)
+        states = [self._mean(1 + place, counted, whole) for place, counted in enumerate(beside)]
         owed = {} if owed_N is None else {"debt": owed_N}
-        mean_CN = mean_of(torch.zeros_like(rows[0][1]), adders)
         try:
-            return codec.for_results().encode(mean_CN[0], owed, range_shapes(start, stop), list(mean_CN[1:]))
+            return codec.for_results().encode(mean_N, owed, range_shapes(start, stop), states)
         except NonFiniteError:  # both are finite, and their sum is not: what is owed waits
             return self._of_nobody(codec, owed_N)
+
+    def _mean(self, channel: int, weights: Sequence[float], scales: Sequence[float]) -> Tensor:
+        """Of one channel; zeros where nobody counts in it."""
+        start, stop = self.range
+        total_N = torch.zeros(stop - start)
+        if not any(weights):
+            return total_N
+        peers = [ref.peer for ref in self.plan.contributors]
+        rows = [self.slices[peer].view(-1, stop - start)[channel] for peer in peers]
+        adders: list[Adder] = [
+            (peer, partial(_add, row_N, scale), weight)
+            for peer, row_N, weight, scale in zip(peers, rows, weights, scales, strict=True)
+        ]
+        return mean_of(total_N, adders)
 
     def _of_nobody(self, codec: Codec, owed_N: Tensor | None) -> Encoded:
         start, stop = self.range
@@ -79,10 +92,9 @@ class Reduction:
         return made if owed_N is None else replace(made, feedback={"debt": owed_N})
 
 
-def _add(slice_CN: Tensor, scale: float, total_CN: Tensor, weight: float) -> None:
-    """``total += weight * slice``; the change, which is the first row, ``scale`` times as much."""
-    total_CN[0] += slice_CN[0] * (weight if scale == 1.0 else float32(weight * scale))
-    total_CN[1:] += slice_CN[1:] * weight
+def _add(row_N: Tensor, scale: float, total_N: Tensor, weight: float) -> None:
+    """``total += weight * scale * row``."""
+    total_N += row_N * (weight if scale == 1.0 else float32(weight * scale))
 
 
 class Results:

@@ -17,21 +17,18 @@ from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
 from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
 from decentral.optimizers.aggregation.mean import Adder, contribution_weights, mean_of
-from decentral.optimizers.aggregation.sent import Sent
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
-from decentral.replica.combining import combined
-from decentral.replica.estimates import NOTHING_TOLD, Estimates, Told
-from decentral.replica.inner_products import gram_of
-from decentral.replica.measures import Measure
-from decentral.replica.method_output import OVERFLOW, Weighed, stepped, weighed
+from decentral.replica.estimates import NOTHING_TOLD, Told
+from decentral.replica.frame_contents import FrameContents
+from decentral.replica.gathering import Gathering
+from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped, weighed
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
 from decentral.replica.reduction import assembled
 from decentral.replica.senders import Senders
 from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
-from decentral.replica.unpacked import Payloads, Unpacked
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
@@ -60,13 +57,15 @@ class Replica:
         """``buffers_B``: the model's, in the schema's order; ``tail`` says what of them crosses; ``rule``: how
         contributions become one vector, the mean unless it is given.
         """
-        self.rule, self.unpacked = rule or make_aggregation("mean", {}), Unpacked()
+        self.rule = rule or make_aggregation("mean", {})
         self.weighting = weighting  # what contributors count by: equal, or tokens
         self.schema, self.method, self.codec, self.merge_codec = schema, method, codec, merge_codec
         self.anchors: list[Tensor] = list(anchors)
         self.states: list[dict[str, Tensor]] = [method.init(anchor) for anchor in self.anchors]
         self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as sender and owner
         self.senders = Senders(codec.feedback.receiver, [anchor.numel() for anchor in self.anchors])
+        self.contents = FrameContents(schema, codec, merge_codec, tail)
+        self.gathering = Gathering(self.contents, self.senders, self.rule)
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
         self.tail = tail
         self.buffers_B = torch.zeros(0) if buffers_B is None else buffers_B
@@ -168,19 +167,24 @@ class Replica:
         if any(frames[ref.frame].header.kind == FrameKind.MERGE for ref in record.frames):
             return self._merge(record, frames)
         bodies, buffers_B = self.tail.opened(record, frames)
-        found = self._weighed(contributions(record), record.outer_step)
+        contributors, named = contributions(record), [frames[ref.frame] for ref in record.frames]
+        found = self._weighed(contributors, record.outer_step)
+        beside = self._beside(contributors, record.outer_step, found.weights)
+        why = found.why or next((one.why for one in beside if one.why not in ("", NOBODY)), "")
         try:
-            told = self._told_by(record, frames)
-            if found.why:
-                return self._unmoved(f, found.why, told)
-            received = self._received(record, bodies, decoded or {}, found.weights, frames, told)
+            told = NOTHING_TOLD if record.contributors else self.gathering.told(named)
+            if why:
+                return self._unmoved(f, why, told)
+            weights = [found.weights, *(one.weights for one in beside)]
+            received = self._received(record, bodies, decoded or {}, weights, named, told)
         except NonFiniteError:  # finite contributions whose mean is not
             return self._unmoved(f, OVERFLOW)
         info, anchor_N, state = self.info(record, found.weights), self.anchors[f], self.states[f]
         made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
         if made.why:
             return self._unmoved(f, made.why, told)
-        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, told)
+        made_channels = frozenset(received)
+        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, told, made_channels)
 
     def _unmoved(self, f: int, why: str, told: Told = NOTHING_TOLD) -> OuterStep:
         anchor_N = self.anchors[f]
@@ -189,6 +193,19 @@ class Replica:
     def weights(self, contributors: Sequence[FrameRef], outer_step: int) -> list[float]:
         """What each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0."""
         return self._weighed(contributors, outer_step).weights
+
+    def state_weights(
+        self, contributors: Sequence[FrameRef], outer_step: int, weights: Sequence[float]
+    ) -> list[list[float]]:
+        """What each counts in the mean of each further channel that is due; ``weights``: in that of the changes."""
+        return [one.weights for one in self._beside(contributors, outer_step, weights)]
+
+    def _beside(self, contributors: Sequence[FrameRef], outer_step: int, weights: Sequence[float]) -> list[Weighed]:
+        told, state = self._told(contributors, outer_step), self.states[outer_step % len(self.anchors)]
+        return [
+            weighed(partial(self.method.state_weights, place, told, weights, state), len(told))
+            for place in range(len(self.due(outer_step)) - 1)
+        ]
 
     def _weighed(self, contributors: Sequence[FrameRef], outer_step: int) -> Weighed:
         given = contribution_weights(self.weighting, [ref.tokens for ref in contributors])
@@ -208,50 +225,6 @@ class Replica:
             Contributor(ref.peer, ref.tokens, ref.steps, age, ref.summary)
             for ref, age in zip(contributors, ages, strict=True)
         ]
-
-    def scales(
-        self, frames: Sequence[Frame], weights: Sequence[float], seed: bytes, told: Told = NOTHING_TOLD
-    ) -> list[float]:
-        """What a gather's contributions are multiplied by; ``seed``: of the round."""
-        needs, counted = self.rule.needs, sum(weight > 0 for weight in weights)
-        if needs == "nothing" or (needs == "rows" and counted >= self.rule.least):
-            return [1.0] * len(frames)
-        if needs == "products" and counted >= self.rule.least:
-            gram_KK = gram_of(self.codec, [self._change(frame) for frame in frames])
-            return self.rule.weigh(Sent.of_gram(gram_KK, weights, seed))
-        norms = [measure.norm for measure in told.measures.values() or map(self.measure, frames)]
-        return self.rule.weigh(Sent.of_norms(norms, weights, seed))
-
-    def _told_by(self, record: Record, frames: Mapping[bytes, Frame]) -> Told:
-        """What every receiver keeps of the record's contributors, in the record's order."""
-        if not self.senders.names:
-            return NOTHING_TOLD
-        return self._estimates(record.fragment).told(frames[ref.frame] for ref in record.frames)
-
-    def _estimates(self, fragment: int) -> Estimates:
-        return Estimates(self.codec, self.senders, self.payloads, len(self.shapes(fragment)))
-
-    def measure(self, frame: Frame) -> Measure:
-        """A contribution's norm and sketch, made again when they are not known. Raises PayloadError."""
-        known = self.unpacked.measures.get(frame.hash)
-        if known is not None:
-            return known
-        pieces = self.codec.pieces(self._change(frame))
-        return self.unpacked.measures.add(frame.hash, Measure.of(pieces, self.numel(frame.header.fragment)))
-
-    def payloads(self, frame: Frame) -> Payloads:
-        """What a gathered frame holds, read again when that is not kept. Raises PayloadError."""
-        known = self.unpacked.get(frame)
-        if known is not None:
-            return known
-        body, _ = self.tail.split(frame)
-        made = self._codec_of(frame).unpack(body, self.shapes(frame.header.fragment) * frame.header.channels)
-        self.unpacked.add(frame, made)
-        return made
-
-    def _change(self, frame: Frame) -> Payloads:
-        """The first channel of a gathered frame."""
-        return self.payloads(frame)[: len(self.shapes(frame.header.fragment))]
 
     def install(self, step: OuterStep) -> None:
         """Make an outer step this replica's state."""
@@ -277,7 +250,7 @@ class Replica:
             return torch.ones(self.numel(f), dtype=torch.bool)
         sent_N = torch.zeros(self.numel(f), dtype=torch.bool)
         for frame in mine:
-            sent_N |= self.codec.decompress(self._change(frame)) != 0
+            sent_N |= self.contents.change(frame) != 0
         self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
         return sent_N
 
@@ -295,16 +268,20 @@ class Replica:
         record: Record,
         bodies: Sequence[memoryview],
         decoded: Mapping[bytes, Tensor],
-        weights: Sequence[float],
-        frames: Mapping[bytes, Frame],
+        weights: Sequence[Sequence[float]],
+        named: Sequence[Frame],
         told: Told,
     ) -> dict[str, Tensor]:
-        """What came of each channel that is due. NonFiniteError when finite contributions sum beyond float32."""
+        """What came of each channel that is due, and in which somebody counts. ``weights``: of each channel.
+
+        NonFiniteError when a contribution is not finite.
+        """
         due = self.due(record.outer_step)
-        if record.contributors:
-            mean_CN = self._reduced(record, bodies, decoded, len(due))
-            return {channel.name: mean_N for channel, mean_N in zip(due, mean_CN, strict=True)}
-        return self._gathered(record, frames, weights, due, told)
+        if not record.contributors:
+            return self.gathering.received(named, due, weights, self.numel(record.fragment), record.hash, told)
+        mean_CN = self._reduced(record, bodies, decoded, len(due))
+        rows = zip(due, mean_CN, weights, strict=True)
+        return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}
 
     def refresh(self, fragment: int) -> None:
         """Recompute a fragment's digest after a gossip step replaced its anchor."""
@@ -318,33 +295,11 @@ class Replica:
         """
         f = record.fragment
         _, buffers_B = self.tail.opened(record, frames)
-        adders: list[Adder] = [(ref.peer, partial(self._add, frames[ref.frame], 1.0), 1.0) for ref in record.frames]
+        adders: list[Adder] = [
+            (ref.peer, partial(self.contents.add, frames[ref.frame], 0, 1.0), 1.0) for ref in record.frames
+        ]
         after_N = mean_of(fresh_zeros(self.numel(f)), adders)
         return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
-
-    def _gathered(
-        self,
-        record: Record,
-        frames: Mapping[bytes, Frame],
-        weights: Sequence[float],
-        due: Sequence[Channel],
-        told: Told,
-    ) -> dict[str, Tensor]:
-        scales = self.scales([frames[ref.frame] for ref in record.frames], weights, record.hash, told)
-        add = self._estimates(record.fragment).add if self.senders.names else self._add
-        adders: list[Adder] = [
-            (ref.peer, partial(add, frames[ref.frame], scale), weight)
-            for ref, weight, scale in zip(record.frames, weights, scales, strict=True)
-        ]
-        return combined(due, self.numel(record.fragment), adders, self.rule if self.rule.needs == "rows" else None)
-
-    def _add(self, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
-        """Where there is no room to keep what frames hold, it is here of one frame at a time."""
-        change = len(self.shapes(frame.header.fragment))
-        self._codec_of(frame).add(total_N, self.payloads(frame), weight, change, scale)
-
-    def _codec_of(self, frame: Frame) -> Codec:
-        return self.merge_codec if frame.header.kind == FrameKind.MERGE else self.codec
 
     def _reduced(
         self, record: Record, bodies: Sequence[memoryview], decoded: Mapping[bytes, Tensor], channels: int

@@ -91,9 +91,12 @@ class Bookkeeping:
             taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), self._owed_as_owner(f)
         after_N, anchor = self.replica.anchors[f], self.replica.digest
         buffers_B = self.replica.shared_buffers(f)
+        method = self.replica.method
         return CommittedUpdate(
-            None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, taken_N=taken_N
-        )
+            None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, taken_N=taken_N,
+            state=self.replica.states[f] if method.inner else {},
+            channels=frozenset(channel.name for channel in method.channels()),
+        )  # fmt: skip
 
     def _owed(self, branch: Branch) -> dict[int, Owed]:
         """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""

@@ -184,14 +184,16 @@ class Driver:
             pending.encoded = await self._encoded(pending)
         frame = await state.offload(pending.frame, head, state.signer)
         pending.offered = frame.hash
-        if not state.replica.unpacked.add(frame, pending.encoded.payloads):
+        if not state.replica.contents.unpacked.add(frame, pending.encoded.payloads):
             pending.encoded = replace(pending.encoded, payloads=())
         state.keep(frame)
         effects = state.machine.hold(frame.hash, frame.header, now)
         effects += state.machine.offer(pending.offer(head, frame.hash, len(frame.body)), now)
         state.tasks.spawn(self.frames.push, frame, head.members)
         if pending.kind == FrameKind.CONTRIBUTION:
-            state.tasks.spawn(state.offload, state.replica.measure, frame)  # meanwhile: the outer step may need it
+            state.tasks.spawn(
+                state.offload, state.replica.contents.measure, frame
+            )  # meanwhile: the outer step may need it
         await self._carry_out(effects)
         self.allowed = state.machine.state.allowed()
 
@@ -233,6 +235,7 @@ class Driver:
         before_N = after_N = buffers_B = None
         inner: Mapping[str, Tensor] = {}
         told: Mapping[PeerId, Measure] = {}
+        channels: frozenset[str] = frozenset()
         if moves_anchor(record):
             step = await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
             before_N, after_N = step.before_N, step.after_N
@@ -241,7 +244,8 @@ class Driver:
                 fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
                 state.on_event("unmoved", fields)
             buffers_B = state.replica.shared_buffers(record.fragment)
-            inner, told = step.state if state.replica.method.inner else {}, step.told.measures
+            inner, channels = step.state if state.replica.method.inner else {}, step.channels
+            told = step.told.measures
         measured = told or state.measured.get((record.round, record.plan))
         state.tasks.spawn(self._look_at, record, frames, measured)
         named, taken_N = self.bookkeeping.settle(record, frames)
@@ -251,7 +255,6 @@ class Driver:
         self.frames.tidy(record.round)
         anchor = state.replica.digest if moves_anchor(record) else record.base
         moved = (record.fragment, before_N, after_N, named, anchor)
-        channels = frozenset(channel.name for channel in state.replica.due(record.outer_step))
         update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N)
         state.on_update(replace(update, state=inner, channels=channels))
         await self._carry_out(state.machine.applied(anchor, anyio.current_time()))
@@ -270,7 +273,7 @@ class Driver:
         else:
             named = [(ref.peer, frames[ref.frame]) for ref in record.frames]
             gathered = [(peer, frame) for peer, frame in named if frame.header.kind == FrameKind.CONTRIBUTION]
-            measured = {peer: await state.offload(state.replica.measure, frame) for peer, frame in gathered}
+            measured = {peer: await state.offload(state.replica.contents.measure, frame) for peer, frame in gathered}
         for event, fields in state.scrutiny.events(record, measured):
             state.on_event(event, fields)
 

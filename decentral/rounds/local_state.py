@@ -82,7 +82,7 @@ class LocalState:
         self.on_update, self.on_event = listeners.on_update, listeners.on_event
         self.tasks = Tasks(listeners.on_event)
         self.catch_up = CatchUpRequests()
-        self.store = FrameStore(parts.reserve - parts.replica.unpacked.capacity)
+        self.store = FrameStore(parts.reserve - parts.replica.contents.unpacked.capacity)
         self.frame_limit = HEADER_NBYTES + parts.inbox.limit()
         self.outbox = Outbox(parts.replica.codec, parts.reserve)
         self.pending: Contribution | None = None
@@ -156,7 +156,7 @@ class LocalState:
         self.store.forget_before(round_ - KEEP_ROUNDS)
         self.make_room()
         self.inbox.forget_before(round_ + 1)
-        self.replica.unpacked.forget_before(round_ + 1)
+        self.replica.contents.unpacked.forget_before(round_ + 1)
         self.slices.forget()
         self.results.forget()
         self.left, self.measured = {}, {}

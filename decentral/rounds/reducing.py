@@ -90,7 +90,8 @@ class Reducer:
         state.measured[(plan.round, plan.number)] = measured
         weights = replica.weights(plan.contributors, head.outer_step)
         scales = self._slice_scales(plan, measured, weights)
-        made = reduction.result(replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales)
+        beside = replica.state_weights(plan.contributors, head.outer_step, weights)
+        made = reduction.result(replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales, beside)
         parts, tail = len(plan.partition), replica.tail.packed_merge(reduction.told_buffers())
         header = header_after(head, FrameKind.RESULT, fragment, state.me, reduction.part, parts, plan.number)
         header = replace(header, states=len(replica.due(head.outer_step)) - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -60,24 +60,29 @@ class Merger:
         self._adopt()
         return changed
 
-    def adopt_all(self) -> None:
-        """A peer that begins has an inner optimizer without moments: it takes those of the shared state."""
-        method, replica = self._schedule.method, self._swarm.node.replica
-        channels = frozenset(channel.name for channel in method.channels())
-        for fragment in self._parts.all_fragments if method.inner else ():
-            self._will_adopt(fragment, replica.states[fragment], channels)
+    def adopt_all(self, fragments: Iterable[int]) -> None:
+        """The inner optimizer has no moments there, or those of another time: it takes the shared state's."""
+        channels = frozenset(channel.name for channel in self._schedule.method.channels())
+        self.adopt_later(dict.fromkeys(fragments, channels))
+
+    def adopt_later(self, channels: Mapping[int, Iterable[str]]) -> None:
+        """After the next inner step, by fragment the channels to take from the shared state as it is now."""
+        replica = self._swarm.node.replica
+        for fragment, names in channels.items() if self._schedule.method.inner else ():
+            self._will_adopt(fragment, replica.states[fragment], frozenset(names))
 
     def _will_adopt(self, fragment: int, state: Mapping[str, Tensor], channels: frozenset[str]) -> None:
-        if state:
+        if state and channels:
             before = self._to_adopt[fragment][1] if fragment in self._to_adopt else frozenset()
             self._to_adopt[fragment] = (state, before | channels)
+            self._schedule.unadopted[fragment] = sorted(before | channels)
 
     def _adopt(self) -> None:
         """Into the inner optimizer; what that has no place for yet waits for its next step."""
         method, live = self._schedule.method, self._schedule.live
         for fragment, (state, channels) in list(self._to_adopt.items()):
             if method.adopt(state, live, fragment, channels):
-                del self._to_adopt[fragment]
+                del self._to_adopt[fragment], self._schedule.unadopted[fragment]
 
     def note(self, update: CommittedUpdate) -> None:
         """Events of a merged commit; the end of the run."""
@@ -103,6 +108,7 @@ class Merger:
         if fresh is None:
             return set()
         self._schedule.restart(self._model, fresh.anchors, fragments, fresh.debts)
+        self.adopt_all(fragments)
         if 0 in fragments:  # which carries them
             self._parts.take_buffers(fresh.buffers_B)
         self.must_save = True
@@ -112,6 +118,7 @@ class Merger:
         """In gossip, after an absence: the live model becomes this peer's replica, often a copy of another's by now."""
         replica = self._swarm.node.replica
         self._schedule.restart(self._model, replica.anchors, self._parts.all_fragments)
+        self.adopt_all(self._parts.all_fragments)
         self._parts.take_buffers(replica.shared_buffers(0))
         self.must_save = True
         return set(self._parts.all_fragments)

@@ -104,7 +104,8 @@ class OuterLoop:
         ``afresh``: the inner optimizer has no moments yet. Returns the fragments that were written.
         """
         if afresh:
-            self._merger.adopt_all()
+            self._merger.adopt_all(self._parts.all_fragments)
+        self._merger.adopt_later(dict(self._parts.schedule.unadopted))
         for update in included:
             self._merger.note(update)
         return await self._merger.merge_all() | await self.end_if_over()

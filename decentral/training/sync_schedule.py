@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -64,6 +64,9 @@ class SyncSchedule:
     num_merged: int = 0
     waiting: deque[CommittedUpdate] = field(default_factory=deque)
     progress: list[Progress] = field(default_factory=list)
+    unadopted: dict[int, list[str]] = field(
+        default_factory=dict
+    )  # by fragment, channels that the inner optimizer lacks
     given_up: list[Away] = field(default_factory=list)  # what absences cost, for the caller to tell and to clear
     _away: Away | None = None  # what is given up when the contribution in flight is named
 
@@ -255,7 +258,9 @@ class SyncSchedule:
 
     def memory(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON."""
-        return {"since": self.since, "held": self.held, "fragments": [p.memory() for p in self.progress]}
+        unadopted = {str(fragment): names for fragment, names in self.unadopted.items()}
+        fragments = [progress.memory() for progress in self.progress]
+        return {"since": self.since, "held": self.held, "fragments": fragments, "unadopted": unadopted}
 
     def roundings(self) -> dict[str, Tensor]:
         """The tensors that a checkpoint keeps."""
@@ -278,6 +283,7 @@ class SyncSchedule:
             self.since, self.held = int(memory["since"]), int(memory["held"])
             told = enumerate(memory["fragments"])
             self.progress = [Progress.recalled(one, tensors.get(_rounding_name(f))) for f, one in told]
+            self.recall_unadopted(memory)
         for f, anchor_N in enumerate(anchors):
             before_N, progress = tensors[anchor_name(f)], self.progress[f]
             if torch.equal(before_N, anchor_N):
@@ -286,6 +292,17 @@ class SyncSchedule:
             if progress.rounding_N is not None:
                 before_N = before_N + progress.rounding_N
             self.put(model, f, carry(model.read(f), before_N, anchor_N))
+
+    def recall_unadopted(self, memory: Mapping[str, Any]) -> None:
+        """What of the shared state the inner optimizer did not have yet when a checkpoint was written."""
+        self.unadopted = {int(fragment): list(names) for fragment, names in memory.get("unadopted", {}).items()}
+
+    def missed(self, outer_steps: Iterable[int]) -> None:
+        """These outer steps of the run were replayed beside the live model: it lacks the channels that they had."""
+        for outer_step in outer_steps if self.method.inner else ():
+            fragment, step = outer_step % self.num_fragments, outer_step // self.num_fragments
+            names = {channel.name for channel in self.method.channels() if channel.is_due(step)}
+            self.unadopted[fragment] = sorted(names.union(self.unadopted.get(fragment, ())))
 
 
 def make_schedule(manifest: Manifest, seen: bytes) -> SyncSchedule:

@@ -111,3 +111,27 @@ def test_what_lacks_a_channel_is_left_out_and_ends_nobody(run_lab: Any, terms: A
         inner={"steps": 4},
     )
     run_lab(manifest, script, make_model=two_blocks)
+
+
+def test_an_adopted_snapshot_brings_the_shared_moments_to_the_inner_optimizer(run_lab: Any, terms: Any) -> None:
+    async def script(lab: Lab) -> None:
+        for _ in range(3):
+            lab.add(kind=InTurns)
+        await lab.all_members()
+        away, others = lab.members[2:], lab.members[:2]
+        for member in others:
+            member.node.driver.state.store.capacity = 1  # as with a large model: only the newest frame stays
+        lab.cut(away, others)
+        goal = others[0].rounds + 4
+        await lab.until(lambda: all(member.rounds >= goal for member in others))
+        lab.heal(away, others)
+        await lab.until(lambda: any(event == "resynced" for event, _ in away[0].events))
+        adopted = [update for update in away[0].all_updates if update.record is None]
+        assert adopted
+        for update in adopted:
+            assert set(update.state) == {"exp_avg", "exp_avg_sq"} < update.channels
+
+    manifest = terms("des_loc").changed(
+        exchange={"kind": "gather"}, outer={"first_moment": 1, "second_moment": 1}, inner={"steps": 4}
+    )
+    run_lab(manifest, script, make_model=two_blocks)

@@ -58,7 +58,7 @@ def test_what_found_no_room_is_read_again_to_the_same_bits(run_lab, terms, reads
 
         async def script(lab: Lab, capacity: int = capacity) -> None:
             for _ in range(2):
-                lab.add().node.replica.unpacked.capacity = capacity
+                lab.add().node.replica.contents.unpacked.capacity = capacity
                 await lab.all_members()
             reads.clear()
             await lab.until(lambda: all(5 in member.digests for member in lab.members))
@@ -78,7 +78,7 @@ def test_nothing_stays_unpacked_of_a_round_that_is_over(run_lab, terms, preset):
         for member in lab.members:
             member.idle = True
         await lab.until(lambda: all(member.node.driver.pending is None for member in lab.members))
-        assert [member.node.replica.unpacked.nbytes for member in lab.members] == [0, 0, 0]
+        assert [member.node.replica.contents.unpacked.nbytes for member in lab.members] == [0, 0, 0]
         assert torch.isfinite(lab.members[0].node.replica.anchors[0]).all()
 
     run_lab(terms(preset), script)

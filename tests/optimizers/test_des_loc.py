@@ -7,16 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.optimizers import NO_MOMENTS, RoundInfo
+from decentral.optimizers import NO_MOMENTS, Contributor, RoundInfo
 from decentral.optimizers.des_loc import DESLoc
 from decentral.parameters import schema_of
+from decentral.replica.reduction import Reduction
 from decentral.replica.replica import Replica
 from decentral.training.live_model import LiveModel
 from decentral.training.moments import Moments
-from tests.laws.learners import EXACT, Inner, Learners
-from tests.laws.swarm import NUMEL
+from decentral.wire.messages import FrameRef, ReducePlan
+from tests.laws.learners import EXACT, Inner, Learners, replica_of
+from tests.laws.swarm import NUMEL, SIGNERS
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+A, B = (signer.peer for signer in SIGNERS[:2])
 
 
 def randn(seed: int, numel: int = NUMEL) -> Tensor:
@@ -141,3 +144,41 @@ def test_an_inner_optimizer_without_moments_sends_zeros_and_is_no_hindrance():
 def test_a_period_below_one_is_refused(hyper: dict[str, int]):
     with pytest.raises(ConfigError, match="1 or more"):
         DESLoc(**hyper)
+
+
+@pytest.mark.parametrize("given", ["some", "none"])
+def test_who_has_no_moments_counts_in_no_mean_of_them_and_in_that_of_the_changes(given: str):
+    """A newcomer, or an inner optimizer that is no Adam, pulled everybody's moments to zero."""
+    run = Learners(DESLoc(first_moment=1, second_moment=1), 3, randn(0))
+    for peer in run.peers[1:] if given == "some" else run.peers:
+        peer.schedule.live = NO_MOMENTS
+    before = dict(run.peers[0].replica.states[0])
+    run.learn({n: randn(10 + n) for n in range(3)})
+    local = torch.stack([peer.live_N for peer in run.peers])
+    own = getattr(run.peers[0].schedule.live, "moments", before)
+    run.meet((0, 1, 2))
+    for peer in run.peers:
+        torch.testing.assert_close(peer.anchor_N, local.mean(0), rtol=0, atol=1e-6)
+        for name in MOMENTS:
+            assert torch.equal(peer.replica.states[0][name], own[name])
+
+
+def test_the_owner_of_a_part_counts_who_has_moments_as_a_gather_does():
+    method, refs = DESLoc(first_moment=1, second_moment=1), []
+    sent = {A: [randn(1), randn(2), randn(3).square()], B: [randn(4), torch.zeros(NUMEL), randn(5).square()]}
+    for peer in (A, B):
+        refs.append(FrameRef(peer, bytes(32), 0, 1, 1, 0, method.summary(sent[peer])))
+    plan = ReducePlan(0, 1, 0, 0, tuple(refs), ((A, 0, NUMEL),))
+    replica = replica_of(method, randn(0))
+    weights = replica.weights(refs, 0)
+    slices = {peer: torch.cat(vectors) for peer, vectors in sent.items()}
+    made = Reduction(plan, 0, slices).result(EXACT, weights, beside=replica.state_weights(refs, 0, weights))
+    change_N, first_N, second_N = EXACT.decompress(made.payloads).view(3, -1)
+    assert torch.equal(change_N, (sent[A][0] + sent[B][0]) / 2)
+    assert torch.equal(first_N, sent[A][1])
+    assert torch.equal(second_N, (sent[A][2] + sent[B][2]) / 2)
+
+
+def test_a_summary_that_no_peer_of_ours_makes_counts_in_no_mean():
+    told = [Contributor(A, summary=summary) for summary in (b"", b"\0", b"\x03", b"\xff" * 64)]
+    assert list(DESLoc().state_weights(0, told, [1.0] * 4, {})) == [0.0, 0.0, 1.0, 1.0]

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
+from decentral.optimizers.des_loc import DESLoc
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.replica.contribution import Contribution
@@ -331,3 +334,17 @@ def test_a_blend_keeps_nothing_of_what_an_absence_gave_up(model):
     pace.merge(CommittedUpdate(record(), b"3" * 32, 0, zeros, after, made), model)
     assert pace.given_up
     torch.testing.assert_close(model.read(0), 0.5 * (zeros - made.gradient_N) + 0.5 * after)
+
+
+def test_what_the_inner_optimizer_lacks_is_known_after_a_restart():
+    """It has no place for moments before its first step; a checkpoint may be written until then."""
+    method = DESLoc(first_moment=2, second_moment=3)
+    pace = SyncSchedule(1, 0, method, b"0" * 32, num_fragments=2)
+    pace.missed(range(2, 5))  # fragment 0 in its steps 1 and 2, fragment 1 in its step 1
+    assert pace.unadopted == {0: ["change", "exp_avg", "exp_avg_sq"], 1: ["change", "exp_avg"]}
+    again = SyncSchedule(1, 0, method, b"0" * 32, num_fragments=2)
+    again.recall_unadopted(json.loads(json.dumps(pace.memory())))
+    assert again.unadopted == pace.unadopted
+    plain = SyncSchedule(1, 0, DiLoCo(), b"0" * 32)
+    plain.missed(range(5))
+    assert not plain.unadopted

@@ -1,0 +1,79 @@
+"""How the frames of a gather become what the outer step receives: one vector of each channel, or a row of each peer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from decentral.optimizers import Aggregation, Channel
+from decentral.optimizers.aggregation.mean import Adder
+from decentral.optimizers.aggregation.sent import Sent
+from decentral.replica.combining import combined
+from decentral.replica.estimates import NOTHING_TOLD, Estimates, Told
+from decentral.replica.frame_contents import FrameContents
+from decentral.replica.inner_products import gram_of
+from decentral.replica.senders import Senders
+from decentral.wire.frames import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Of one run. Pure: what is kept of senders is not changed."""
+
+    contents: FrameContents
+    senders: Senders
+    rule: Aggregation
+
+    def told(self, frames: Sequence[Frame]) -> Told:
+        """What every receiver keeps of these frames' senders, in their order. NonFiniteError: see `Estimates`."""
+        return self._estimates.told(frames) if self.senders.names else NOTHING_TOLD
+
+    def received(
+        self,
+        frames: Sequence[Frame],
+        due: Sequence[Channel],
+        weights: Sequence[Sequence[float]],
+        numel: int,
+        seed: bytes,
+        told: Told,
+    ) -> dict[str, Tensor]:
+        """By channel what came of it. ``weights``: what each frame counts in each channel; ``seed``: of the round."""
+        whole = [1.0] * len(frames)
+        scales = [self.scales(frames, weights[0], seed, told), *[whole] * (len(due) - 1)]  # only of the change
+        channels = [
+            (channel, self._adders(frames, place, scales[place], weights[place])) for place, channel in enumerate(due)
+        ]
+        return combined(channels, numel, self.rule if self.rule.needs == "rows" else None)
+
+    def scales(
+        self, frames: Sequence[Frame], weights: Sequence[float], seed: bytes, told: Told = NOTHING_TOLD
+    ) -> list[float]:
+        """What changes are multiplied by; ``seed``: of the round."""
+        needs, counted = self.rule.needs, sum(weight > 0 for weight in weights)
+        if needs == "nothing" or (needs == "rows" and counted >= self.rule.least):
+            return [1.0] * len(frames)
+        if needs == "products" and counted >= self.rule.least:
+            gram_KK = gram_of(self.contents.codec, [self.contents.channel(frame, 0) for frame in frames])
+            return self.rule.weigh(Sent.of_gram(gram_KK, weights, seed))
+        norms = [measure.norm for measure in told.measures.values() or map(self.contents.measure, frames)]
+        return self.rule.weigh(Sent.of_norms(norms, weights, seed))
+
+    def _adders(
+        self, frames: Sequence[Frame], place: int, scales: Sequence[float], weights: Sequence[float]
+    ) -> list[Adder]:
+        remembers = self.senders.names and place == 0
+        add = self._estimates.add if remembers else partial(self._add, place)
+        return [
+            (frame.header.sender, partial(add, frame, scale), weight)
+            for frame, scale, weight in zip(frames, scales, weights, strict=True)
+        ]
+
+    def _add(self, place: int, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
+        self.contents.add(frame, place, scale, total_N, weight)
+
+    @property
+    def _estimates(self) -> Estimates:
+        return Estimates(self.contents, self.senders)
