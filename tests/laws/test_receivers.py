@@ -178,8 +178,12 @@ def test_a_record_that_sums_beyond_float32_moves_nothing_and_nobody_is_remembere
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("feedback", ["none", "ef21", "econtrol(eta=0.02)"])
-def test_peers_whose_optima_differ_reach_the_common_one_where_a_biased_compressor_alone_stalls(feedback: str) -> None:
+@pytest.mark.parametrize(
+    ("feedback", "least", "most"), [("none", 0.4, 0.6), ("ef21", 0.0, 1e-3), ("econtrol(eta=0.02)", 0.0, 1e-2)]
+)
+def test_peers_whose_optima_differ_reach_the_common_one_where_a_biased_compressor_alone_stalls(
+    feedback: str, least: float, most: float
+) -> None:
     """Some values are pulled apart, more than anything else is pulled at any peer, and these pulls cancel."""
     apart_N = torch.zeros(NUMEL)
     apart_N[::4] = 9.0
@@ -191,4 +195,4 @@ def test_peers_whose_optima_differ_reach_the_common_one_where_a_biased_compresso
         run.learn({n: 0.1 * (centres[n] - run.peers[n].anchor_N) for n in (0, 1)})
         run.meet((0, 1))
     lost = float((run.peers[0].anchor_N - 0.5).abs().max())
-    assert lost > 0.4 if feedback == "none" else lost < 1e-2
+    assert least <= lost <= most
