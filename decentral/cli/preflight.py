@@ -41,11 +41,14 @@ def look_over(directory: Path, listen: Sequence[str], relays: Sequence[str], dat
 
 def check_trained_here(manifest: "Manifest") -> None:
     """ConfigError for the run of a script, whose model this program does not have."""
+    from decentral.cli.terms import check_fragments
+
     if manifest.model.task != "causal-lm":
         raise ConfigError(
             f'model.task = "{manifest.model.task}": this command trains causal-lm only; the run has a script of its '
             "own, which python starts, and decentral join INVITE --script TRAIN.py joins with"
         )
+    check_fragments(manifest)
 
 
 def check_place(directory: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decentral.cli.files import write_text
-from decentral.errors import UsageError
+from decentral.errors import ConfigError, UsageError
 from decentral.manifest import Manifest, check_methods, preset_manifest
 
 if TYPE_CHECKING:
@@ -46,8 +46,19 @@ def write_terms(file: Path, preset: str, overrides: Mapping[str, object]) -> Man
             tables.setdefault(table, {})[key] = value
     manifest = preset_manifest(preset, **tables)
     check_methods(manifest)
+    check_fragments(manifest)
     write_text(file, manifest.to_toml())
     return manifest
+
+
+def check_fragments(manifest: Manifest) -> None:
+    """ConfigError when the language model of the terms has too few blocks for its fragments: one would be empty."""
+    fragments, layers = manifest.outer.fragments, manifest.model.layers
+    if manifest.model.task == "causal-lm" and fragments > 1 + layers:
+        raise ConfigError(
+            f"outer.fragments = {fragments}: the {layers} blocks of model.layers and one fragment for the rest make "
+            f"{1 + layers} at most; use fewer fragments or more layers"
+        )
 
 
 def next_step(manifest: Manifest, file: Path, data: Path | None) -> str:

@@ -27,6 +27,7 @@ from decentral.compressors.sparsifiers.lowrank import LowRank
 from decentral.compressors.sparsifiers.randk import RandK
 from decentral.compressors.sparsifiers.threshold import Threshold
 from decentral.compressors.sparsifiers.topk import TopK
+from decentral.compressors.traits import bits_per_value
 from decentral.errors import ConfigError
 from decentral.plugins import Plugins
 from decentral.spelling import make
@@ -56,7 +57,6 @@ _OURS = (
 )
 _METHODS = Plugins("compressor", "decentral.compressors", MappingProxyType({m.name: m for m in _OURS}))
 _LONGEST_SPELLING = 256
-_MEASURED_SHAPE = (1024, 1024)  # bits per value are those of a matrix of this shape
 _EXAMPLE = "int8(block=4096)"
 _EARLIER = MappingProxyType({"powersgd": "lowrank"})  # names in manifests of runs that go on: a digest covers the text
 
@@ -83,14 +83,12 @@ def describe_compressors() -> list[dict[str, object]]:
 
 
 def _describe(name: str, compressor: Compressor) -> dict[str, object]:
-    numel = _MEASURED_SHAPE[0] * _MEASURED_SHAPE[1]
-    nbytes = sum(spec.nbytes for spec in compressor.layout(_MEASURED_SHAPE))
     about = getattr(compressor, "about", None)  # an entry point need not have one
     return {
         "name": name,
         "spelling": str(compressor),
         "layout": getattr(about, "layout", "not described"),
-        "bits_per_value": round(8 * nbytes / numel, 5),
+        "bits_per_value": round(bits_per_value(compressor), 5),
         "biased": getattr(about, "biased", True),
         "bound": getattr(about, "bound", "not described"),
         "state": getattr(about, "state", "none"),

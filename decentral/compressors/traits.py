@@ -6,9 +6,14 @@ import torch
 
 from decentral.compressors.base import Compressor
 
-__all__ = ["needs_matrices", "relative_error"]
+__all__ = ["bits_per_value", "needs_matrices", "relative_error"]
 
 _SHAPE = (1024, 1024)  # as bits per value are told of
+
+
+def bits_per_value(compressor: Compressor) -> float:
+    """Bits that it takes of a matrix of a million values, each of them, before entropy coding: at most."""
+    return 8 * sum(spec.nbytes for spec in compressor.layout(_SHAPE)) / math.prod(_SHAPE)
 
 
 def needs_matrices(compressor: Compressor) -> bool:

@@ -76,6 +76,11 @@ def check_methods(manifest: Manifest) -> None:
             'outer.norm_clip = "median" does not fit compressor.feedback in a reduce: an owner whose range moved sends '
             "what it owes with its own slice, and a clip would take that from everybody; leave one of the two out"
         )
+    elif kind == "reduce" and any(channel.combine == "each" for channel in method.channels()):
+        raise ConfigError(
+            f'exchange.kind = "reduce" does not fit outer.method {manifest.outer.method}: it compares what each peer '
+            'sent, and a reduce leaves their mean; use exchange.kind = "gather"'
+        )
     elif kind == "reduce" and needs_matrices(compressor):
         raise ConfigError(
             f'compressor.chain = "{compressor}" does not fit exchange.kind = "reduce": it shrinks matrices only, and a '

@@ -154,6 +154,10 @@ class Node:
             self._began = anyio.current_time()
         return anyio.current_time() - self._began
 
+    def ways_to_others(self) -> tuple[str, ...]:
+        """Addresses by which this peer can come back to its run: of those it knows, else of those it came by."""
+        return self.directory.ways_to_others() or self.start.bootstrap
+
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled. Raises ManifestMismatch, VersionError or NoPeersError while joining."""
         self._began = anyio.current_time() - self.start.age

@@ -11,7 +11,7 @@ equations have the other sign turns it over in ``contribute``. Nothing is mutate
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -32,13 +32,15 @@ __all__ = [
     "Quorum",
     "State",
     "key",
+    "keys_of",
 ]
 
-# Shape suffixes: N = elements of one fragment, flat float32; K = peers of a pair that came.
+# Shape suffixes: N = elements of one fragment, flat float32; K = contributors, or the peers of a pair that came.
 
 State = Mapping[str, Tensor]
 ALONE = RoundInfo()  # of a step that no record names
 MAX_SUMMARY_NBYTES = 64  # beside an offer
+_SPELLED = MappingProxyType({"lr": "learning_rate"})  # a field's name where the manifest has another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,22 @@ class NoMoments:
 NO_MOMENTS = NoMoments()
 
 
+def keys_of(method: OuterMethod) -> dict[str, Any]:  # Any: as key
+    """A method's keys of [outer] and their values, as manifests spell them; those that are unset are not there."""
+    given = {one.name: getattr(method, one.name) for one in fields(method)}  # type: ignore[arg-type]  # each is one
+    return {_SPELLED.get(name, name): value for name, value in given.items() if value is not None}
+
+
 class OuterMethod:
-    """Defaults of a method in which all peers agree on one anchor, and average what each contributes."""
+    """Defaults of a method in which all peers agree on one anchor, and average what each contributes.
+
+    ``str()`` is how errors speak of it: "diloco(momentum=1.5)".
+    """
 
     __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{key}={value}' for key, value in keys_of(self).items())})"
 
     name: ClassVar[str]  # in manifests
     equation: ClassVar[str] = "not described"
@@ -108,6 +122,13 @@ class OuterMethod:
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
 
     # ---- how a round goes ----
+
+    @property
+    def family(self) -> str:
+        """What people who choose a method sort by."""
+        if self.topology == "pair":
+            return "gossip"
+        return "asynchronous" if self.quorum.peers else "synchronous"
 
     @property
     def quorum(self) -> Quorum:
@@ -164,6 +185,7 @@ class OuterMethod:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The next anchor and state. ``received``: by channel its mean (N,), or all that came (K, N); only what is due.
 
-        In a pair ``received`` holds one row of each where no partner came.
+        Rows of all are in the order of ``info.contributors``, or in a pair this peer's own first, and alone where no
+        partner came. With a reduce there are no rows: "gather" is then the exchange.
         """
         raise NotImplementedError

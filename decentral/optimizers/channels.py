@@ -18,7 +18,7 @@ class Channel:
 
     name: str
     every: int = 1  # outer steps of a fragment from one time that it is sent to the next; the first channel: 1
-    combine: Literal["mean", "each"] = "mean"  # each: the outer step sees all that came, this peer's own first
+    combine: Literal["mean", "each"] = "mean"  # each: the outer step sees all that came, see OuterMethod.outer_step
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -13,14 +13,19 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 import decentral.optimizers
+from decentral.compressors import parse_compressor
+from decentral.compressors.traits import bits_per_value
 from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset
+from decentral.optimizers.base import OuterMethod, Preset, keys_of
 from decentral.plugins import Plugins
 
 __all__ = ["describe_keys", "describe_optimizers", "make_outer", "methods_with", "presets"]
 
 GROUP = "decentral.optimizers"
+_MANY = 1024  # parameters, of a fragment whose state is counted
 
 
 @cache
@@ -64,19 +69,33 @@ def presets() -> dict[str, Preset]:
 
 
 def describe_optimizers() -> list[dict[str, object]]:
-    """One row per method: name, equation, default hyper-parameters, preset's compressor and exchange, source."""
+    """One row per method: name, family, topology, keys of [outer] with their defaults, channels, state and bits that a
+    peer sends per parameter and round, the preset's compressor, feedback and exchange, equation, source.
+    """
     return [_describe(name, make_outer(name, {})) for name in _methods().names()]
 
 
 def _describe(name: str, method: OuterMethod) -> dict[str, object]:
-    preset = method.preset
-    return {
+    row: dict[str, object] = {
         "name": name,
+        "family": method.family,
         "topology": method.topology,
-        "equation": method.equation,
-        "hyper": dataclasses.asdict(method),  # type: ignore[call-overload]  # see describe_keys
-        "channels": [channel.name for channel in method.channels()],
-        "compressor": preset.compressor if preset else None,
-        "exchange": preset.exchange if preset else None,
-        "source": method.source,
+        "keys": keys_of(method),
     }
+    row |= {"channels": [channel.name for channel in method.channels()], "state_per_parameter": _state_of(method)}
+    preset = method.preset
+    if preset is not None:
+        row["sent_bits_per_parameter"] = round(_bits_of(method, preset), 3)
+        row |= {"compressor": preset.compressor, "feedback": preset.feedback, "exchange": preset.exchange}
+    return row | {"equation": method.equation, "source": method.source}
+
+
+def _state_of(method: OuterMethod) -> float:
+    """Values that every peer holds beside each parameter of the anchor."""
+    return sum(tensor.numel() for tensor in method.init(torch.zeros(_MANY)).values()) // _MANY
+
+
+def _bits_of(method: OuterMethod, preset: Preset) -> float:
+    """At most, before entropy coding, in the mean over rounds; a reduce sends the results of a peer's own part, too."""
+    each = bits_per_value(parse_compressor(preset.compressor))
+    return sum(each / channel.every for channel in method.channels()) * (2 if preset.exchange == "reduce" else 1)

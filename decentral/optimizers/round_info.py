@@ -24,3 +24,4 @@ class RoundInfo:
     contributors: tuple[Contributor, ...] = ()  # by peer id; none where a peer of a pair steps alone
     weights: tuple[float, ...] = ()  # what each counted
     shapes: tuple[tuple[int, ...], ...] = ()  # of the fragment's tensors, in order: together they are the flat vector
+    names: tuple[str, ...] = ()  # of those tensors in the model

@@ -102,13 +102,12 @@ class Startup:
             "schema": self._model.schema,
             "anchors": self._model.read_all(),
             "buffers_B": self._model.read_buffers(),
-            "bootstrap": self._invited_by,
             "folder": self._settings.out / "download",
             "join_timeout": time_left(self._settings.give_up_at),
             "acceptor": store.last_vote(digest),
         }
         if found is None:
-            return Start(founder=self._settings.invite is None, **common), False
+            return Start(founder=self._settings.invite is None, bootstrap=self._ways, **common), False
         for name, why in found.passed_over:
             self._part.announce("checkpoint_passed_over", {"name": name, "why": why})
         memory = self._checkpointer.restore(found, self._model)
@@ -118,7 +117,7 @@ class Startup:
         ended = found.head.final and found.adopted
         self._part.was_over = kept_whole or ended or store.leads_to_the_end(found.head)
         common |= {"age": float(memory["age"]), "gossip_step": int(memory["gossip_step"])}
-        return Start(founder=False, head=found.head, **common), kept_whole
+        return Start(founder=False, head=found.head, bootstrap=self._ways, **common), kept_whole
 
     # ---- the swarm ----
 
@@ -126,6 +125,14 @@ class Startup:
     def _invited_by(self) -> tuple[str, ...]:
         """Addresses in the invite; none for who was not invited."""
         return self._settings.invite.addresses if self._settings.invite is not None else ()
+
+    @property
+    def _ways(self) -> tuple[str, ...]:
+        """Those, and of who was there when the checkpoint was written: a first peer has no invite, and when it comes
+        back at another address the others have only its old one.
+        """
+        kept = () if self._checkpoint is None else self._checkpoint.memory.get("ways", ())
+        return tuple(dict.fromkeys((*self._invited_by, *kept)))
 
     def _enter(self) -> NetworkSetup:
         """The way to the others; a network with nobody in it for whom the run is over, and who serves nobody."""

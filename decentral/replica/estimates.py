@@ -40,15 +40,17 @@ NOTHING_TOLD = Told()
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Of contributions to one fragment. Pure: what is kept of senders is not changed."""
+    """Of gathered contributions. Pure: what is kept of senders is not changed."""
 
     codec: Codec
     senders: Senders
     payloads: Callable[[Frame], Payloads]  # what a frame holds
-    change: int  # payloads of the change; further channels follow
+    change: Callable[[int], int]  # how many of them the change to a fragment takes; further channels follow
 
     def told(self, frames: Iterable[Frame]) -> Told:
         """What there is to keep of their senders. NonFiniteError when a sender has sent beyond float32 in all."""
+        if not self.senders.names:
+            return NOTHING_TOLD
         states: dict[PeerId, State] = {}
         measures: dict[PeerId, Measure] = {}
         for frame in frames:
@@ -63,13 +65,13 @@ class Estimates:
 
     def add(self, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
         """``total += weight * contribution``; the change, which is the first channel, ``scale`` times as much."""
-        payloads = self.payloads(frame)
+        payloads, change = self.payloads(frame), self.change(frame.header.fragment)
         estimate_N = self._receiving(frame, payloads).estimate_N
         size = estimate_N.numel()
         total_N[:size] += estimate_N * (weight if scale == 1.0 else float32(weight * scale))
-        if payloads[self.change :]:
-            self.codec.add(total_N[size:], payloads[self.change :], weight)
+        if payloads[change:]:
+            self.codec.add(total_N[size:], payloads[change:], weight)
 
     def _receiving(self, frame: Frame, payloads: Payloads) -> Receiving:
-        arrived_N = self.codec.decompress(payloads[: self.change])
+        arrived_N = self.codec.decompress(payloads[: self.change(frame.header.fragment)])
         return self.codec.feedback.receive(arrived_N, self.senders.of(frame.header.fragment, frame.header.sender))

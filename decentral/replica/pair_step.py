@@ -86,6 +86,7 @@ def _step(
     disagreement: float | None,
 ) -> GossipStep:
     before_N = replica.anchors[fragment]
-    info = RoundInfo(step // len(replica.anchors), shapes=replica.shapes(fragment))
+    named = tuple(spec.name for spec in replica.schema.fragments[fragment].parameters)
+    info = RoundInfo(step // len(replica.anchors), shapes=replica.shapes(fragment), names=named)
     after_N, state = replica.method.outer_step(before_N, received, replica.states[fragment], info)
     return GossipStep(before_N, after_N, state, feedback, disagreement)

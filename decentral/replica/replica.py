@@ -22,6 +22,7 @@ from decentral.optimizers.aggregation.norm_clip import clip_scales
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
+from decentral.replica.combining import combined
 from decentral.replica.estimates import NOTHING_TOLD, Estimates, Told
 from decentral.replica.measures import Measure
 from decentral.replica.outer_step import OuterStep
@@ -66,6 +67,7 @@ class Replica:
         self.states: list[dict[str, Tensor]] = [method.init(anchor) for anchor in self.anchors]
         self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as sender and owner
         self.senders = Senders(codec.feedback.receiver, [anchor.numel() for anchor in self.anchors])
+        self.estimates = Estimates(codec, self.senders, self.payloads, lambda fragment: len(self.shapes(fragment)))
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
         self.tail = tail
         self.buffers_B = torch.zeros(0) if buffers_B is None else buffers_B
@@ -169,7 +171,7 @@ class Replica:
         bodies, buffers_B = self.tail.opened(record, frames)
         weights = self.weights(contributions(record), record.outer_step)
         try:
-            told = self._told_by(record, frames)
+            told = self.estimates.told(frames[ref.frame] for ref in record.frames)
             received = self._received(record, bodies, decoded or {}, weights, frames, told)
         except NonFiniteError:  # finite contributions sum beyond float32: alike on every peer, nothing moves
             return OuterStep(f, self.anchors[f], self.anchors[f], self.states[f], self.digests[f])
@@ -189,7 +191,8 @@ class Replica:
         """What the method may know of the record's round."""
         step = record.outer_step
         told = tuple(self._told(contributions(record), step))
-        return RoundInfo(step // len(self.anchors), told, tuple(weights), self.shapes(record.fragment))
+        named = tuple(spec.name for spec in self.schema.fragments[record.fragment].parameters)
+        return RoundInfo(step // len(self.anchors), told, tuple(weights), self.shapes(record.fragment), named)
 
     def _told(self, contributors: Sequence[FrameRef], outer_step: int) -> list[Contributor]:
         ages = [(outer_step - ref.based) // len(self.anchors) for ref in contributors]
@@ -204,15 +207,6 @@ class Replica:
             return None
         measures = told.measures.values() or map(self.measure, frames)
         return clip_scales([measure.norm for measure in measures])
-
-    def _told_by(self, record: Record, frames: Mapping[bytes, Frame]) -> Told:
-        """What every receiver keeps of the record's contributors, in the record's order."""
-        if not self.senders.names:
-            return NOTHING_TOLD
-        return self._estimates(record.fragment).told(frames[ref.frame] for ref in record.frames)
-
-    def _estimates(self, fragment: int) -> Estimates:
-        return Estimates(self.codec, self.senders, self.payloads, len(self.shapes(fragment)))
 
     def measure(self, frame: Frame) -> Measure:
         """A contribution's norm and sketch, made again when they are not known. Raises PayloadError."""
@@ -285,10 +279,9 @@ class Replica:
         due = self.due(record.outer_step)
         if not any(weights):
             return None
-        if record.contributors:
-            mean_CN = self._reduced(record, bodies, decoded, len(due))
-        else:
-            mean_CN = self._gathered(record, frames, weights, len(due), told)
+        if not record.contributors:
+            return self._gathered(record, frames, weights, due, told)
+        mean_CN = self._reduced(record, bodies, decoded, len(due))
         return {channel.name: mean_N for channel, mean_N in zip(due, mean_CN, strict=True)}
 
     def refresh(self, fragment: int) -> None:
@@ -308,15 +301,20 @@ class Replica:
         return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
 
     def _gathered(
-        self, record: Record, frames: Mapping[bytes, Frame], weights: Sequence[float], channels: int, told: Told
-    ) -> Tensor:
+        self,
+        record: Record,
+        frames: Mapping[bytes, Frame],
+        weights: Sequence[float],
+        due: Sequence[Channel],
+        told: Told,
+    ) -> dict[str, Tensor]:
         scales = self.scales([frames[ref.frame] for ref in record.frames], told) or repeat(1.0)
-        add = self._estimates(record.fragment).add if self.senders.names else self._add
+        add = self.estimates.add if self.senders.names else self._add
         adders: list[Adder] = [
             (ref.peer, partial(add, frames[ref.frame], scale), weight)
             for ref, weight, scale in zip(record.frames, weights, scales, strict=False)
         ]
-        return mean_of(fresh_zeros(channels * self.numel(record.fragment)), adders).view(channels, -1)
+        return combined(due, self.numel(record.fragment), adders)
 
     def _add(self, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
         """Where there is no room to keep what frames hold, it is here of one frame at a time."""
@@ -359,11 +357,6 @@ class Replica:
         """The feedback, debts for instance: this peer's alone."""
         return own_names(self.feedback)
 
-    @property
-    def _own_names(self) -> tuple[str, ...]:
-        """Of what this peer alone keeps."""
-        return (*(name for name in self.codec.feedback.sender if name not in self.senders.names), OWED)
-
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over ``shared_tensors`` and, when they are there, ``own_tensors``; all or nothing.
 
@@ -372,7 +365,7 @@ class Replica:
         anchors = [found(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
         states = found_states(tensors, self.states)
         buffers_B = found(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
-        feedback = found_feedback(tensors, self._own_names, len(anchors))
+        feedback = found_feedback(tensors, (*self.codec.own_names, OWED), len(anchors))
         senders = self.senders.found(tensors)
         self.senders.take_over(senders)
         self.anchors, self.states, self.feedback, self.buffers_B = anchors, states, feedback, buffers_B

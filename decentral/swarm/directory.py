@@ -96,9 +96,13 @@ class Directory:
         Empty while this peer has none.
         """
         own = self.transport.addresses()
-        others = [lease.addresses[0] for lease in self._table.known() if lease.addresses and not lease.state & PRIVATE]
-        others = others[:_OTHER_WAYS] if own else []
+        others = self.ways_to_others() if own else ()
         return (*own[: MAX_ADDRESSES - len(others)], *others)
+
+    def ways_to_others(self) -> tuple[str, ...]:
+        """One address of each of a few others that can be dialled, here now or lately."""
+        known = [lease.addresses[0] for lease in self._table.known() if lease.addresses and not lease.state & PRIVATE]
+        return tuple(known[:_OTHER_WAYS])
 
     def expired_for(self, peer: PeerId) -> float:
         """Seconds since the lease of ``peer`` ended: 0 while it is live, infinity when it was never here."""

@@ -46,9 +46,9 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def laws(folder: Path, option: str, method: str) -> int:
-    """How many laws a method passes; AssertionError with what pytest said unless it is all of them."""
-    done = python(folder, "-m", "pytest", str(ROOT / "tests/laws"), "-q", "-p", "no:cacheprovider", option, method)
+def laws(folder: Path, *chosen: str) -> int:
+    """How many laws pass over those that options choose; AssertionError with what pytest said unless it is all."""
+    done = python(folder, "-m", "pytest", str(ROOT / "tests/laws"), "-q", "-p", "no:cacheprovider", *chosen)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     (passed,) = re.findall(r"(\d+) passed", done.stdout)
     return int(passed)

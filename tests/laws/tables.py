@@ -13,6 +13,19 @@ PRESETS = tuple(presets())
 GOSSIPS = tuple(name for name in PRESETS if make_outer(name, {}).topology == "pair")
 SYNCHRONOUS = tuple(name for name in PRESETS if name not in GOSSIPS)
 
+
+def on_the_wire(name: str) -> tuple[object, ...]:
+    """What of a method its exchange, its messages and its folder see: the outer step itself is none of theirs."""
+    method, preset = make_outer(name, {}), presets()[name]
+    states = tuple((channel.every > 1, channel.combine) for channel in method.channels()[1:])
+    takes_turns = (preset.fragments > 1, preset.overlap > 0)
+    return (preset.exchange, preset.feedback != "none", states, takes_turns, method.inner, method.quorum.peers > 0)
+
+
+# One method of each kind that real daemons, threads and folders can tell apart: laws are over all of them.
+WIRES = tuple({on_the_wire(name): name for name in reversed(PRESETS)}.values())
+SYNCHRONOUS_WIRES = tuple(name for name in WIRES if name not in GOSSIPS)
+
 # By method the spelling without momentum at rate 1: its anchor is the mean of what contributors trained to.
 NEUTRAL = {
     "delayed_nesterov": "delayed_nesterov lr=1 momentum=0 delay=1",

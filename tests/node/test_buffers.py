@@ -9,7 +9,7 @@ from decentral.consensus.chain import contributions
 from decentral.node.terms import largest_offer, make_replica
 from decentral.parameters import schema_of
 from tests.lab.nodes import Lab, Member
-from tests.laws.tables import SYNCHRONOUS
+from tests.laws.tables import SYNCHRONOUS_WIRES
 
 
 def normed() -> torch.nn.Module:
@@ -34,7 +34,7 @@ def mean_of_the_last(lab: Lab, member: Member) -> float:
     return float(torch.tensor(named, dtype=torch.float64).mean().to(torch.float32))
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS)
+@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
 def test_the_buffers_of_a_commit_are_the_mean_of_those_that_it_names(run_lab, terms, preset):
     async def script(lab: Lab) -> None:
         for _ in range(3):

@@ -23,7 +23,7 @@ from decentral.transport.choice import make_transport
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
-from tests.laws.tables import SYNCHRONOUS
+from tests.laws.tables import SYNCHRONOUS_WIRES
 from tests.peer.offering import contribution_of
 
 PEERS, STEPS = 3, 4
@@ -109,7 +109,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await anyio.sleep(0.02)
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS)
+@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
 def test_memory_and_daemon_give_the_same_anchors(tmp_path: Path, preset: str) -> None:
     manifest, identities = terms(preset), identities_in(tmp_path, PEERS)
     network = MemoryNetwork()

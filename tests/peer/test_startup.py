@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import queue
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from decentral.peer import join
+from decentral.peer import Peer, join
 from decentral.peer.settings import JoinOptions
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.live_model import LiveModel
 from decentral.training.swarm.thread import SwarmThread
 from tests.peer.test_absence import alone
-from tests.peer.test_join import Problem, run_terms
+from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
+
+LONG = 40.0  # s
 
 
 def test_what_an_earlier_life_sent_is_no_progress_when_its_commit_comes_while_the_next_one_starts(
@@ -51,3 +58,42 @@ def test_every_keyword_of_join_is_one_of_its_options() -> None:
     parameters = inspect.signature(join).parameters.values()
     keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     assert sorted(keywords) == sorted(field.name for field in fields(JoinOptions))
+
+
+def test_a_first_peer_that_comes_back_at_another_address_finds_its_run(tmp_path: Path) -> None:
+    """It has no invite, and the others dial only where it was."""
+    terms = run_terms("sparseloco", run={"rounds": 10**6}, inner={"steps": 2})
+    net: dict[str, Any] = {"transport": "native", "lan": False, "listen": LOOPBACK}  # any free port
+    invites: queue.Queue[str] = queue.Queue()
+    seen: list[tuple[str, ...]] = []
+    over = threading.Event()
+
+    def first() -> None:
+        try:
+            for _ in range(2):
+                problem = Problem(0)
+                with join(terms, problem.model, problem.optimizer, out=tmp_path / "a", **net) as peer:
+                    invites.put(peer.invite)
+                    train(peer, problem, until=lambda at=peer.round, peer=peer: in_company(peer, at + 3))
+                    seen.append(tuple(peer.status().addresses))
+        finally:
+            over.set()
+
+    def second() -> None:
+        problem = Problem(1)
+        with join(invites.get(timeout=LONG), problem.model, problem.optimizer, out=tmp_path / "b", **net) as peer:
+            train(peer, problem, until=over.is_set)
+
+    run_together(first, second, timeout=2 * LONG)
+    assert set(seen[0]).isdisjoint(seen[1])
+
+
+def in_company(peer: Peer, round_number: int) -> bool:
+    return peer.round >= round_number and len(peer.status().members) == 2
+
+
+def train(peer: Peer, problem: Problem, until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not until():
+        problem.step()
+        assert time.monotonic() < deadline

@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = 30  # the planted bugs of tests/faults are caught within 20; more seeds show more than more rounds of each
 
 
-@pytest.mark.parametrize("seed", range(1, 126))
+@pytest.mark.parametrize("seed", range(1, 81))
 def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(seed):
-    """Some 3,500 rounds: 30 or so each; a swarm that is away most of the time makes fewer, one that gossips more."""
+    """Some 2,300 rounds: 30 or so each; a swarm that is away most of the time makes fewer, one that gossips more."""
     assert simulate(drawn(seed, ROUNDS)).to_dict()["problems"] == [], run.replay(seed, ROUNDS)
 
 

@@ -160,8 +160,7 @@ class Following:
         too_soon = time.monotonic() - self._saved_at < least and not anchor.final
         if too_soon or anchor.head.hash + bytes.fromhex(anchor.digest) == self._saved or self._offline:
             return
-        own = self._swarm.node.transport.addresses()
-        ways = [address for address in self._swarm.node.directory.ways_in() if address not in own]
+        ways = self._swarm.node.directory.ways_to_others()
         keep_state(self.out, anchor, self._known.schema, ways or self._known.ways)
         self._saved_at, self._saved = time.monotonic(), anchor.head.hash + bytes.fromhex(anchor.digest)
 

@@ -6,11 +6,14 @@ When too many are at it, the one that takes longest is dropped: an honest peer n
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 
 import anyio
-import anyio.abc
+from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
+
+from decentral.transport.native.secured import close_now
 
 _MOST = 64  # connections in their handshake
 _NO_FILES = 0.2  # s until connections are accepted again
@@ -50,14 +53,50 @@ class Strangers:
 
 
 async def accept_for_ever(
-    listener: anyio.abc.SocketListener,
-    group: anyio.abc.TaskGroup,
-    accept: Callable[[anyio.abc.SocketStream], Coroutine[object, object, None]],
+    listener: SocketListener,
+    group: TaskGroup,
+    accept: Callable[[SocketStream], Coroutine[object, object, None]],
 ) -> None:
-    """Have ``accept`` take each connection: with too many files open, connections wait until some are closed."""
+    """Have ``accept`` take each connection: with too many files open, connections wait until some are closed.
+
+    ``accept`` closes what it was given. A task that is cancelled before its first step gives it nothing, so until then
+    connections are closed here.
+    """
+    handed: set[SocketStream] = set()
+
+    async def take(stream: SocketStream) -> None:
+        handed.discard(stream)
+        await accept(stream)
+
+    try:
+        while True:
+            try:
+                stream = await _accepted(listener.extra(SocketAttribute.raw_socket))
+            except OSError as error:
+                logger.warning("connections cannot be accepted now: %s", error)
+                await anyio.sleep(_NO_FILES)
+                continue
+            handed.add(stream)
+            group.start_soon(take, stream)
+    finally:
+        for stream in handed:
+            await close_now(stream)
+
+
+async def _accepted(listening: socket.socket) -> SocketStream:
+    """The next connection. asyncio's own ``sock_accept`` drops the one that it has just taken when it is cancelled."""
     while True:
+        await anyio.wait_readable(listening)
         try:
-            group.start_soon(accept, await listener.accept())
-        except OSError as error:
-            logger.warning("connections cannot be accepted now: %s", error)
-            await anyio.sleep(_NO_FILES)
+            made, _ = listening.accept()
+        except BlockingIOError:  # it was reset before it could be taken
+            continue
+        try:
+            made.setblocking(False)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return await SocketStream.from_socket(made)
+        except (OSError, ValueError):  # it is gone already: macOS says so here
+            made.close()
+        except BaseException:
+            made.close()
+            raise
