@@ -14,6 +14,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from decentral.compressors import parse_feedback
 from decentral.consensus.chain import Head
 from decentral.errors import DeviceError, DiskError, ManifestMismatch
 from decentral.manifest import Manifest, check_methods
@@ -74,7 +75,7 @@ def check_size(known: FollowerState, max_disk: int | None, kept_files: int) -> N
     ``kept_files``: anchors that are kept beside the state. Raises DeviceError, DiskError.
     """
     outer = make_outer(known.manifest.outer.method, known.manifest.outer.hyper)
-    state = Layout.from_schema(known.schema, tuple(outer.init(torch.zeros(1)))).nbytes
+    state = Layout.from_schema(known.schema, tuple(outer.init(torch.zeros(1)))).nbytes + _of_senders(known)
     model = 4 * (known.schema.numel + known.schema.buffer_numel)
     memory = psutil.virtual_memory().total
     if 2 * state > memory:  # as it is, and as it comes
@@ -88,3 +89,9 @@ def check_size(known: FollowerState, max_disk: int | None, kept_files: int) -> N
             f"following this run takes up to {disk / 1e9:.2f} GB of disk, {max_disk / 1e9:.2f} GB are allowed; allow "
             "more with --max-disk, or keep fewer anchors"
         )
+
+
+def _of_senders(known: FollowerState) -> int:
+    """Bytes of what receivers keep of the known members; a first snapshot is held against memory by itself."""
+    kept = len(parse_feedback(known.manifest.compressor.feedback).receiver)
+    return 4 * known.schema.numel * kept * (0 if known.head is None else len(known.head.members))

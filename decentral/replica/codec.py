@@ -61,8 +61,13 @@ class Codec:
         sending = self.feedback.send(self.compressor, change_N, state, shapes)
         beside = [payload for one_N in states for payload in compress_flat(self.compressor, one_N, shapes)]
         payloads = (*sending.payloads, *beside)
-        own = {name: tensor for name, tensor in sending.state.items() if name not in self.feedback.receiver}
+        own = {name: sending.state[name] for name in self.own_names}
         return Encoded(body.encode(self.compressor, payloads), own, payloads)
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """Of what a sender keeps of its own: not what receivers keep of it, too."""
+        return tuple(name for name in self.feedback.sender if name not in self.feedback.receiver)
 
     def all_of(self, gradient_N: Tensor, state: State, shapes: Shapes) -> tuple[Tensor, dict[str, Tensor]]:
         """What ``encode`` would send if compression lost nothing, and the feedback after it, for a step taken alone.

@@ -151,6 +151,8 @@ class Bookkeeping:
             return None, None
         owed_N = self.replica.owed(record.fragment)
         named, taken_N = self._settle_contribution(record, frames)
+        if taken_N is not None:
+            self._forget_given()
         keeps = named is not None and (record.round, record.plan) in named.hands_on_nothing
         self.replica.owe_after(record, self.me, self.state.left, owed_N, keeps)
         return named, taken_N
@@ -163,7 +165,6 @@ class Bookkeeping:
         if mine is None:
             return None, None
         if pending is None or mine.frame != pending.offered:
-            self._forget_given()
             return None, self.replica.forget_sent(record, frames, self.me)
         self.state.contributed += 1
         self.outbox.add(record, pending)

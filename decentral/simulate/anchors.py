@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from decentral.compressors import parse_compressor
+from decentral.compressors import parse_compressor, parse_feedback
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 from decentral.replica.codec import Codec, FixedShapes, range_shapes
@@ -18,6 +18,7 @@ from decentral.simulate.trace import Trace
 from decentral.simulate.verdict import Verdict
 from decentral.state.snapshot import anchor_name
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
+from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record
 
 __all__ = ["chain_at_rest", "check_anchors", "parsed"]
@@ -33,11 +34,11 @@ def check_anchors(trace: Trace, manifest: Manifest, lesson: LessonName, verdict:
     if not _can_be_judged(manifest):
         return
     keys = dataclasses.asdict(make_outer(outer.method, outer.hyper))  # type: ignore[call-overload]  # a dataclass
-    averaging = _Averaging(trace, manifest)
-    chain = [record for record in reversed(list(chain_at_rest(trace))) if record.frames]
     firsts_N, schema = first_anchors(lesson, outer.fragments), toy_schema(lesson, outer.fragments)
+    averaging, chain = _Averaging(trace, manifest), list(reversed(list(chain_at_rest(trace))))
+    averaged = [averaging.of(record, schema.fragments[record.fragment].shapes) for record in chain]
     for f, first_N in enumerate(firsts_N):
-        run = [averaging.of(record, schema.fragments[f].shapes) for record in chain if record.fragment == f]
+        run = [one for record, one in zip(chain, averaged, strict=True) if one and record.fragment == f]
         moved_N = EQUATIONS[outer.method](run, keys) if run else torch.zeros(())
         for entry in trace.of("rested"):
             last_N = entry.tensors[anchor_name(f)].double()
@@ -55,19 +56,36 @@ def _can_be_judged(manifest: Manifest) -> bool:
 
 
 class _Averaging:
-    """What records average, from the bytes that their frames hold."""
+    """What records average, from the bytes that their frames hold; they are asked for in order.
+
+    Under ef21 and econtrol a contribution is all that its sender sent for the fragment since it came in.
+    """
 
     def __init__(self, trace: Trace, manifest: Manifest) -> None:
         self._frames, self._codec = trace.frames, Codec(parse_compressor(manifest.compressor.chain))
+        self._remembers = bool(parse_feedback(manifest.compressor.feedback).receiver)
+        self._sent: dict[tuple[PeerId, int], Tensor] = {}
 
-    def of(self, record: Record, shapes: FixedShapes) -> Averaged:
-        """One record that names frames."""
+    def of(self, record: Record, shapes: FixedShapes) -> Averaged | None:
+        """One record; None where it names no frames."""
+        averaged = self._averaged(record, shapes) if record.frames else None
+        self._sent = {key: sent_N for key, sent_N in self._sent.items() if key[0] in record.next_members}
+        return averaged
+
+    def _averaged(self, record: Record, shapes: FixedShapes) -> Averaged:
         frames = [(ref.part, parsed(self._frames[ref.frame])) for ref in record.frames]
         if record.contributors:
             parts = [self._change(frame, range_shapes(*record.partition[part][1:])) for part, frame in sorted(frames)]
             return Averaged(torch.cat(parts), record.contributors)
-        changes = [self._change(frame, shapes) for _, frame in frames]
+        changes = [self._contribution(frame, record.fragment, shapes) for _, frame in frames]
         return Averaged(torch.stack(changes).mean(0), record.frames)
+
+    def _contribution(self, frame: Frame, fragment: int, shapes: FixedShapes) -> Tensor:
+        change_N, key = self._change(frame, shapes), (frame.header.sender, fragment)
+        if not self._remembers:
+            return change_N
+        self._sent[key] = self._sent.get(key, torch.zeros_like(change_N)) + change_N
+        return self._sent[key]
 
     def _change(self, frame: Frame, shapes: FixedShapes) -> Tensor:
         """The first channel."""

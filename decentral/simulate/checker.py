@@ -44,7 +44,8 @@ def check(trace: Trace, manifest: Manifest, lesson: LessonName) -> Verdict:
     _same_record_same_state(trace, verdict)
     _rest_in_one_state(trace, verdict)
     check_anchors(trace, manifest, lesson, verdict)
-    if lesson == "marks" and manifest.exchange.kind == "gather":
+    remembers = parse_feedback(manifest.compressor.feedback).receiver  # what is sent of a mark is not gone from there
+    if lesson == "marks" and manifest.exchange.kind == "gather" and not remembers:
         _Mass(trace, manifest, verdict).check()
     return verdict
 
@@ -102,13 +103,15 @@ def _same_record_same_bits(trace: Trace, verdict: Verdict) -> None:
 
 
 def _same_record_same_state(trace: Trace, verdict: Verdict) -> None:
-    """[I2] And one state of the outer method, of which no digest tells."""
+    """[I2] And one state of the outer method and of senders, of which no digest tells."""
     held: dict[Hash, dict[str, Tensor]] = {}
     for event in ("applied", "rested"):
         for entry in trace.of(event):
-            mine = {name: tensor for name, tensor in entry.tensors.items() if name.startswith("outer/")}
+            mine = {name: tensor for name, tensor in entry.tensors.items() if name.startswith(("outer/", "senders/"))}
             others = held.setdefault(entry.fields["hash"], mine)
-            apart = [name for name, tensor in mine.items() if not torch.equal(others[name], tensor)]
+            common = mine.keys() & others.keys()
+            apart = sorted(mine.keys() ^ others.keys())
+            apart += [name for name in sorted(common) if not torch.equal(others[name], mine[name])]
             if apart:
                 verdict.divergence += 1
                 verdict.say(

@@ -283,6 +283,7 @@ _OUTER = Layout((("anchor/0", 144), ("anchor/1", 18)))
 def _snapshot_index(data: bytes) -> object:
     index = SnapshotIndex.from_bytes(data, _OUTER)
     assert index.to_bytes() == data
+    assert SnapshotIndex.document(data) == index.meta
     return Head.from_dict(index.meta.get("head"))
 
 

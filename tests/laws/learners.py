@@ -99,6 +99,7 @@ class Learners:
         digest = self.peers[0].replica.digest
         genesis = Head.genesis(bytes(32), bytes(32), digest, SIGNERS[0].peer)
         self.head = replace(genesis, members=tuple(signer.peer for signer in SIGNERS))
+        self.next_members = self.head.members  # that the next records set
 
     def begun(self, number: int) -> Learner:
         """A peer at the start of the run."""
@@ -131,6 +132,7 @@ class Learners:
         for n, (peer, step) in enumerate(zip(self.peers, steps, strict=True)):
             mine = offered.made.get(n)
             peer.replica.install(step)
+            peer.replica.senders.keep_only(record.next_members)
             if mine is not None:
                 peer.replica.feedback[0] = mine.feedback_after(record)
             peer.schedule.merge(CommittedUpdate(record, record.hash, 0, step.before_N, step.after_N, mine), peer.model)
@@ -151,8 +153,8 @@ class Learners:
         head = self.head
         assert head.anchor is not None
         return Record(
-            head.run, 0, head.round + 1, head.outer_step, 0, 0, head.hash, head.anchor, head.members, refs, (),
-            (), head.members, False,
+            head.run, head.epoch, head.round + 1, head.outer_step, 0, 0, head.hash, head.anchor, head.members, refs, (),
+            (), self.next_members, False,
         )  # fmt: skip
 
     # ---- in pairs ----

@@ -73,7 +73,7 @@ def test_what_fits_an_exchange_does_not_depend_on_the_method(compressor: Compres
 
 
 @pytest.mark.methods(lambda spelling: fits(spelling, "gather"))
-@pytest.mark.parametrize("feedback", FEEDBACK)
+@pytest.mark.parametrize("feedback", [*FEEDBACK, "econtrol(eta=0.01)"])
 def test_a_commit_of_a_gather_delivers_what_was_given_or_leaves_it_owed(compressor: Compressor, feedback: str):
     check_conserved(compressor, feedback, "gather")
 

@@ -1,4 +1,4 @@
-"""Rounds of real nodes whose receivers remember: peers die, join, leave, are parted, come back, and all hold alike."""
+"""Rounds of real nodes whose receivers remember: peers die, join, leave and come back, and all hold the same."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ what these returned, and nothing is lost.
 
 State is a dict of flat float32 tensors as long as the fragment; {} is the start, and stands for zeros. What receivers
 keep of a sender has the same bits everywhere, the sender's own ``sent`` among them: both add the same decoded values in
-the same order. So it belongs to the anchor, in snapshots and digests, once per sender. A round without a sender changes
-nothing of its state on either side; when one side has lost it, both start anew with {}.
+the same order. So it belongs to the anchor, in snapshots, once per sender, who reads it there. It is the sum of what
+arrived, under the name ``sent``, and the estimate. A round without a sender changes nothing of its state on either
+side; when it is no member any more, both start anew with {}.
 """
 # Shape suffixes: N = values of the fragment.
 
