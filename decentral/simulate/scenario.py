@@ -55,6 +55,7 @@ OTHERS_EVERY = 4  # seeds of which one has a method of ``others``
 _SHORTER: dict[str, dict[str, float]] = {  # so that what takes a run a day comes to pass in 20 rounds
     "delayed_nesterov": {"grace": 0.5},
     "edit": {"warmup": 12},
+    "a_edit": {"warmup": 12, "seconds": 3.0},
 }
 CLAIMS = (0.0, 300.0, 3_000.0, 30_000.0)  # with frames of a few kB: who sends by way of others, and who owns how much
 LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}

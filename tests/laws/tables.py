@@ -15,11 +15,19 @@ SYNCHRONOUS = tuple(name for name in PRESETS if name not in GOSSIPS)
 
 # By method the spelling without momentum at rate 1: its anchor is the mean of what contributors trained to.
 NEUTRAL = {
+    "a_edit": "a_edit lr=1 momentum=0 temperature=inf clip=inf",
+    "co2": "co2 lr=1 momentum=0 late=0 bound=inf",
+    "delayed": "delayed lr=1 momentum=0 late=0",
     "delayed_nesterov": "delayed_nesterov lr=1 momentum=0 delay=1",
+    "demo_sgd": "demo_sgd lr=1 step=mean",
     "des_loc": "des_loc",
     "diloco": "diloco lr=1 momentum=0",
     "edit": "edit lr=1 momentum=0 temperature=inf clip=inf",
+    "fedopt": "fedopt lr=2 beta1=0 beta2=1 tau=1",
+    "local_sgd": "local_sgd",
     "noloco": "noloco alpha=0 beta=1 gamma=1",
+    "pier": "pier lr=1 momentum=0 floor=0",
+    "slowmo": "slowmo lr=1 momentum=0",
     "sparseloco": "sparseloco",
     "streaming": "streaming lr=1 momentum=0",
 }
@@ -28,10 +36,16 @@ METHODS = tuple(
         [
             *PRESETS,
             *NEUTRAL.values(),
+            "co2 penalty=2 bound=0.001",
             "delayed_nesterov delay=3 spread=0.25",
             "des_loc first_moment=1 second_moment=1",
+            "diloco restart=2",
             "edit warmup=2",
+            "fedopt variant=adagrad",
+            "fedopt variant=yogi",
+            "local_sgd lr=0.5",
             "noloco alpha=0 beta=1 gamma=0",
+            "pier rise=0 decay_from=1 decay_over=2",
             "sparseloco lr=0.3",
             "streaming alpha=0",
         ]
@@ -42,7 +56,7 @@ METHODS = tuple(
 def method_of(spelling: str) -> OuterMethod:
     """The outer method of ``name key=number ...``."""
     name, *hyper = spelling.split()
-    return make_outer(name, {key: _number(text) for key, _, text in (word.partition("=") for word in hyper)})
+    return make_outer(name, {key: _value(text) for key, _, text in (word.partition("=") for word in hyper)})
 
 
 def topology_of(spelling: str) -> str:
@@ -62,8 +76,13 @@ def is_lopsided(spelling: str) -> bool:
     return last_of(spelling) in LOPSIDED
 
 
-def _number(text: str) -> Any:  # Any: a whole number where the method wants one
-    return int(text) if text.isdigit() else float(text)
+def _value(text: str) -> Any:  # Any: a word, or a whole number, where the method wants one
+    if text.isdigit():
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 COMPRESSORS = [

@@ -45,7 +45,7 @@ def test_an_unknown_preset_or_key_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"preset 'sparsloco' does not exist; did you mean sparseloco\?"):
         preset_manifest("sparsloco")
     with pytest.raises(ConfigError, match=r"known: .*diloco, "):
-        preset_manifest("adam")
+        preset_manifest("zzzzz")
     with pytest.raises(ConfigError, match=r"unknown key run.round; did you mean rounds\?"):
         preset_manifest("diloco", run={"round": 3})
     with pytest.raises(ConfigError, match=r"unknown table swrm; did you mean swarm\?"):

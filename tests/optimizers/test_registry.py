@@ -21,7 +21,8 @@ def test_every_name_makes_its_method():
     made = {name: make_outer(name, {}) for name in PRESETS}
     known = {"diloco": DiLoCo(), "streaming": StreamingDiLoCo(), "sparseloco": SparseLoCo(), "noloco": NoLoCo()}
     known |= {"delayed_nesterov": DelayedNesterov(), "des_loc": DESLoc(), "edit": EDiT()}
-    assert made == known
+    assert {name: made[name] for name in known} == known
+    assert all(outer.name == name for name, outer in made.items())
     assert all(isinstance(outer, OuterMethod) for outer in made.values())
 
 
@@ -50,7 +51,7 @@ def test_every_method_is_described_with_its_equation_and_source():
     rows = {row["name"]: row for row in describe_optimizers()}
     assert set(rows) >= set(PRESETS)
     assert all("arXiv" in row["source"] and row["equation"] for row in rows.values())
-    assert rows["diloco"]["hyper"] == {"lr": None, "momentum": 0.9}
+    assert rows["diloco"]["hyper"] == {"lr": None, "momentum": 0.9, "restart": 0}
 
 
 def test_another_package_adds_a_method(monkeypatch: pytest.MonkeyPatch):
