@@ -81,6 +81,18 @@ def _co2(run: Sequence[Averaged], keys: Keys) -> Tensor:
     return moved_N
 
 
+def _pier(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    """Nesterov with a momentum that rises in a line, stays, and falls in a line."""
+    top, rise, start, over, floor = (keys[k] for k in ("momentum", "rise", "decay_from", "decay_over", "floor"))
+    moved_N = momentum_N = torch.zeros_like(run[0].mean_N)
+    for t, one in enumerate(run):
+        fallen = 0.0 if t < start else min(1.0, (t - start) / over) if over else 1.0
+        mu = top * min(1.0, (t + 1) / rise if rise else 1.0) - (top - floor) * fallen
+        momentum_N = mu * momentum_N + one.mean_N
+        moved_N = moved_N - keys["lr"] * (one.mean_N + mu * momentum_N)
+    return moved_N
+
+
 def _fedopt(run: Sequence[Averaged], keys: Keys) -> Tensor:
     """Algorithm 2 of arXiv:2003.00295, with the sign of a descent direction."""
     moved_N = mean_N = torch.zeros_like(run[0].mean_N)
@@ -151,6 +163,7 @@ EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "delayed": _delayed,
     "co2": _co2,
     "fedopt": _fedopt,
+    "pier": _pier,
     "des_loc": _plain,
     "diloco": _nesterov,
     "streaming": _nesterov,
