@@ -152,6 +152,12 @@ class OuterMethod:
 
     # ---- the training side ----
 
+    def is_due(self, steps: int, seconds: float, most: int) -> bool:
+        """Whether to contribute, ``steps`` inner steps and ``seconds`` of training since the last time; ``most``: H, or
+        a fragment's share of it. True from some step on, and from ``most`` on at the latest.
+        """
+        return steps >= most
+
     def contribute(self, anchor_N: Tensor, local_N: Tensor) -> Tensor:
         """The first channel, from the anchor and the live parameters."""
         return anchor_N - local_N

@@ -3,7 +3,8 @@
 g = mean(anchor - local) ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)
 
 The first step moves lr*(1+mu)*g, a constant g ends at lr/(1-mu)*g per step: 1.33 and 7 for (0.7, 0.9).
-``lr=1, momentum=0`` is plain averaging (local SGD).
+``lr=1, momentum=0`` is plain averaging (local SGD). With ``restart`` = R, m begins again at 0 in every R-th outer step:
+progress stays, and momentum that would carry it past the optimum is dropped; reported to widen what (lr, mu) is stable.
 
 What differs from the paper. The mean is over those who contributed to the round, with equal weights or by tokens
 (`contribution_weights`), where the paper weighs by shard size when shards differ; the preset sends int8 and not
@@ -13,7 +14,8 @@ uploads it goes on from its own parameters.
 
 Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
 arXiv:2311.08105, whose outer lr is 0.7; by number of peers as in Charles et al., "Communication-Efficient Language
-Model Training Scales Reliably and Robustly: Scaling Laws for DiLoCo", 2025, arXiv:2503.09799.
+Model Training Scales Reliably and Robustly: Scaling Laws for DiLoCo", 2025, arXiv:2503.09799. Restarts: Topollai et
+al., "Outer-Momentum Restarting in High-Dimensional Two-Phase Optimization", 2026, arXiv:2605.28585.
 """
 
 from dataclasses import dataclass
@@ -46,11 +48,14 @@ class DiLoCo(OuterMethod):
     )
     lr: float | None = None  # unset: it follows the number of contributors
     momentum: float = key(0.9, "of the outer step; 0 is none")
+    restart: int = key(0, "outer steps after which the momentum begins again at 0; 0: never")
 
     def __post_init__(self) -> None:
         if self.lr is not None:
             check_rate(self, self.lr)
         check_momentum(self, self.momentum)
+        if self.restart < 0:
+            raise ConfigError(f"{self}: restart is outer steps from one to the next, 1 or more; 0 is never")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum yet."""
@@ -61,7 +66,9 @@ class DiLoCo(OuterMethod):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One Nesterov step."""
         lr = self.lr if self.lr is not None else outer_learning_rate(len(info.contributors))
-        after, buffer = nesterov(anchor, received["change"], state["momentum"], lr, self.momentum)
+        restarts = self.restart > 0 and info.step % self.restart == 0
+        before = torch.zeros_like(anchor) if restarts else state["momentum"]
+        after, buffer = nesterov(anchor, received["change"], before, lr, self.momentum)
         return after, {"momentum": buffer}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.tensors.alloc import fresh_like
 
-__all__ = ["check_momentum", "check_rate", "check_waiting", "nesterov"]
+__all__ = ["check_momentum", "check_rate", "check_waiting", "heavy_ball", "nesterov"]
 
 
 def nesterov(
@@ -24,6 +24,16 @@ def nesterov(
         after += gradient
         after *= lr
         return torch.sub(anchor, after, out=after), buffer
+
+
+def heavy_ball(
+    anchor: Tensor, gradient: Tensor, momentum_buffer: Tensor, lr: float, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """``m <- mu*m + g ; x <- x - lr*m``: torch's ``SGD(nesterov=False)``, with m = 0 before the first step."""
+    with torch.no_grad():
+        buffer = momentum_buffer * momentum
+        buffer += gradient
+        return anchor - buffer * lr, buffer
 
 
 def check_rate(method: object, lr: float) -> None:

@@ -39,7 +39,9 @@ def _plain(run: Sequence[Averaged], keys: Keys) -> Tensor:
 
 def _nesterov(run: Sequence[Averaged], keys: Keys) -> Tensor:
     moved_N = momentum_N = torch.zeros_like(run[0].mean_N)
-    for one in run:
+    for t, one in enumerate(run):
+        if keys.get("restart") and t % keys["restart"] == 0:
+            momentum_N = torch.zeros_like(momentum_N)
         momentum_N = keys["momentum"] * momentum_N + one.mean_N
         moved_N = moved_N - _rate(keys["lr"], len(one.contributors)) * (one.mean_N + keys["momentum"] * momentum_N)
     return moved_N
@@ -50,6 +52,62 @@ def _rate(given: float | None, peers: int) -> float:
     if given is not None:
         return given
     return 0.4 if peers == 1 else 0.6 if peers < 6 else 0.8
+
+
+def _heavy_ball(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    moved_N = momentum_N = torch.zeros_like(run[0].mean_N)
+    for one in run:
+        momentum_N = keys["momentum"] * momentum_N + one.mean_N
+        moved_N = moved_N - keys["lr"] * momentum_N
+    return moved_N
+
+
+def _late(run: Sequence[Averaged], keys: Keys) -> Sequence[Averaged]:
+    """What each round applies where it is the round before's: zero in the first, and the last one's never."""
+    if not keys["late"]:
+        return run
+    return [Averaged(torch.zeros_like(run[0].mean_N), run[0].contributors), *run[:-1]]
+
+
+def _delayed(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    return _nesterov(_late(run, keys), keys)
+
+
+def _co2(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    """As recalled of arXiv:2401.16265: a constant penalty, and each coordinate of the momentum cut."""
+    moved_N = momentum_N = torch.zeros_like(run[0].mean_N)
+    for one in _late(run, keys):
+        momentum_N = (keys["momentum"] * momentum_N + one.mean_N / keys["penalty"]).clamp(-keys["bound"], keys["bound"])
+        moved_N = moved_N - keys["lr"] * momentum_N
+    return moved_N
+
+
+def _pier(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    """Nesterov with a momentum that rises in a line, stays, and falls in a line."""
+    top, rise, start, over, floor = (keys[k] for k in ("momentum", "rise", "decay_from", "decay_over", "floor"))
+    moved_N = momentum_N = torch.zeros_like(run[0].mean_N)
+    for t, one in enumerate(run):
+        fallen = 0.0 if t < start else min(1.0, (t - start) / over) if over else 1.0
+        mu = top * min(1.0, (t + 1) / rise if rise else 1.0) - (top - floor) * fallen
+        momentum_N = mu * momentum_N + one.mean_N
+        moved_N = moved_N - keys["lr"] * (one.mean_N + mu * momentum_N)
+    return moved_N
+
+
+def _fedopt(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    """Algorithm 2 of arXiv:2003.00295, with the sign of a descent direction."""
+    moved_N = mean_N = torch.zeros_like(run[0].mean_N)
+    square_N = torch.full_like(mean_N, keys["tau"] ** 2)
+    for one in run:
+        fresh_N, kept = one.mean_N**2, keys["beta2"]
+        mean_N = keys["beta1"] * mean_N + (1 - keys["beta1"]) * one.mean_N
+        square_N = {
+            "adagrad": square_N + fresh_N,
+            "adam": kept * square_N + (1 - kept) * fresh_N,
+            "yogi": square_N - (1 - kept) * fresh_N * (square_N - fresh_N).sign(),
+        }[keys["variant"]]
+        moved_N = moved_N - keys["lr"] * mean_N / (square_N.sqrt() + keys["tau"])
+    return moved_N
 
 
 def _delayed_nesterov(run: Sequence[Averaged], keys: Keys) -> Tensor:
@@ -101,13 +159,20 @@ def _learnt(norm: float, usual: Sequence[float], warmup: int) -> list[float]:
 
 EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "sparseloco": _plain,
+    "local_sgd": _plain,
+    "slowmo": _heavy_ball,
+    "delayed": _delayed,
+    "co2": _co2,
+    "fedopt": _fedopt,
+    "pier": _pier,
     "des_loc": _plain,
     "diloco": _nesterov,
     "streaming": _nesterov,
     "delayed_nesterov": _delayed_nesterov,
     "edit": _edit,
+    "a_edit": _edit,
 }
-WEIGH = {"edit"}  # methods whose frames do not count alike: their mean is known where owners sent it
+WEIGH = {"edit", "a_edit"}  # methods whose frames do not count alike: their mean is known where owners sent it
 
 
 # ---- in pairs ----

@@ -57,6 +57,7 @@ _SHORTER: dict[str, dict[str, float]] = {  # so that what takes a run a day come
     **{name: {"grace": 0.5} for name in ("cgad", "decoupled", "delayed_nesterov", "fedbuff", "heloco")},
     "edit": {"warmup": 12},
     "late_merge": {"first": 0.3, "growth": 12},
+    "a_edit": {"warmup": 12, "seconds": 3.0},
 }
 CLAIMS = (0.0, 300.0, 3_000.0, 30_000.0)  # with frames of a few kB: who sends by way of others, and who owns how much
 LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}

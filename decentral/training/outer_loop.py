@@ -50,8 +50,10 @@ class OuterLoop:
 
         Raises NonFiniteError, which names the parameter, unless the live model is to be put back to the anchor then.
         """
+        step_seconds = self._parts.clock() - self._left_at
+        self._parts.schedule.trained(step_seconds)
         try:
-            changed = await self._steps.boundary(self._parts.clock() - self._left_at)
+            changed = await self._steps.boundary(step_seconds)
             self._merger.tell_given_up()
             self._save_if_due(changed)
             return changed | await self.end_if_over()

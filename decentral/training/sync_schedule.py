@@ -58,8 +58,10 @@ class SyncSchedule:
     since: int = 0  # inner steps since the last contribution, of any fragment, that a commit named
     paced: int = 0  # of them, after which this peer contributes; 0: the interval
     lengthens: bool = False  # whether what fewer steps made is sent as long as all steps would have made it
+    seconds: float = 0.0  # of training since then; waiting for rounds is not counted
     held: int = 0  # of them those made while a contribution was due and could not be sent
     sent_at: int | None = None  # value of ``since`` when the contribution in flight was taken
+    seconds_sent: float = 0.0  # value of ``seconds`` then
     live: Live = NO_MOMENTS  # the inner optimizer, as the method may see it
     num_merged: int = 0
     waiting: deque[CommittedUpdate] = field(default_factory=deque)
@@ -75,8 +77,13 @@ class SyncSchedule:
 
     @property
     def due(self) -> bool:
-        """Whether enough inner steps were made for a contribution, and none is in flight."""
-        return self.sent_at is None and self.since >= (self.paced or self.interval) and not self.waiting
+        """Whether the method wants a contribution of what was learnt, and none is in flight."""
+        return self.sent_at is None and self._is_over and not self.waiting
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether enough was learnt for a contribution."""
+        return self.since > 0 and self.method.is_due(self.since, self.seconds, self.paced or self.interval)
 
     def due_early(self, pressed: tuple[Digest, float] | None, step_seconds: float) -> bool:
         """Whether to contribute what there is, because the round after the next inner step would go on without it.
@@ -89,10 +96,14 @@ class SyncSchedule:
 
     def stepped(self) -> None:
         """One inner step was made."""
+        self.held += self.sent_at is None and self._is_over
         self.since += 1
-        self.held += self.sent_at is None and self.since > self.interval
         for progress in self.progress:
             progress.steps += 1
+
+    def trained(self, seconds: float) -> None:
+        """So much time passed between two boundaries."""
+        self.seconds += seconds
 
     @property
     def was_away(self) -> bool:
@@ -142,7 +153,7 @@ class SyncSchedule:
             self._away = Away(fragment, progress.missed, steps, counted, gradient_N - gradient_N * share)
         elif math.isfinite(norm) and norm > 0:
             progress.norms.append(norm)
-        self.sent_at = self.since
+        self.sent_at, self.seconds_sent = self.since, self.seconds
         scale = share * self._lengthening(progress)
         change_N = self.method.contribute(self._base(fragment, anchor_N), local_N)
         made = Contribution(
@@ -212,10 +223,11 @@ class SyncSchedule:
             progress.steps = progress.missed = 0
             self.put(model, f, anchors[f])
         self.since = self.held = 0
+        self.seconds = 0.0
 
     def swapped(self, model: Parameters, fragment: int, after_N: Tensor) -> None:
         """A gossip step took the contribution in flight, and left ``after_N``."""
-        self.since = 0
+        self.since, self.seconds = 0, 0.0
         self._named(self.progress[fragment], self.progress[fragment].steps)
         self.put(model, fragment, after_N)
 
@@ -232,7 +244,9 @@ class SyncSchedule:
             if update.taken_N is not None:  # what a previous incarnation sent is in the anchor, and no progress
                 live_N = torch.where(update.taken_N, before_N, live_N)
             return carry(live_N, before_N, after_N)
-        self.since -= self.sent_at if self.sent_at is not None else 0
+        if self.sent_at is not None:
+            self.since -= self.sent_at
+            self.seconds -= self.seconds_sent
         local_N = mine.local_N
         if self._away is not None:  # a blend would keep a part of it
             live_N, local_N = live_N + self._away.dropped_N, local_N + self._away.dropped_N
@@ -258,9 +272,13 @@ class SyncSchedule:
 
     def memory(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON."""
-        unadopted = {str(fragment): names for fragment, names in self.unadopted.items()}
-        fragments = [progress.memory() for progress in self.progress]
-        return {"since": self.since, "held": self.held, "fragments": fragments, "unadopted": unadopted}
+        return {
+            "since": self.since,
+            "held": self.held,
+            "seconds": self.seconds,
+            "fragments": [progress.memory() for progress in self.progress],
+            "unadopted": {str(fragment): names for fragment, names in self.unadopted.items()},
+        }
 
     def roundings(self) -> dict[str, Tensor]:
         """The tensors that a checkpoint keeps."""
@@ -281,6 +299,7 @@ class SyncSchedule:
         """
         if memory is not None:  # None: of a version before 0.2, which kept no count
             self.since, self.held = int(memory["since"]), int(memory["held"])
+            self.seconds = float(memory.get("seconds", 0.0))  # an older checkpoint has none
             told = enumerate(memory["fragments"])
             self.progress = [Progress.recalled(one, tensors.get(_rounding_name(f))) for f, one in told]
             self.recall_unadopted(memory)

@@ -32,7 +32,11 @@ NEUTRAL = {
     "decoupled": "decoupled lr=1 momentum=0 mean=plain",
     "a2cid2": "a2cid2 chi1=1 chi2=1",
     "ad_psgd": "ad_psgd",
+    "a_edit": "a_edit lr=1 momentum=0 temperature=inf clip=inf",
+    "co2": "co2 lr=1 momentum=0 late=0 bound=inf",
+    "delayed": "delayed lr=1 momentum=0 late=0",
     "delayed_nesterov": "delayed_nesterov lr=1 momentum=0 delay=1",
+    "demo_sgd": "demo_sgd lr=1 step=mean",
     "des_loc": "des_loc",
     "diloco": "diloco lr=1 momentum=0",
     "edit": "edit lr=1 momentum=0 temperature=inf clip=inf",
@@ -42,7 +46,11 @@ NEUTRAL = {
     "heloco": "heloco lr=1 momentum=0 turn=0 shrink=0 discount=0",
     "gasloc": "gasloc lr=1 momentum=0 pull=1",
     "late_merge": "late_merge first=1",
+    "fedopt": "fedopt lr=2 beta1=0 beta2=1 tau=1",
+    "local_sgd": "local_sgd",
     "noloco": "noloco alpha=0 beta=1 gamma=1",
+    "pier": "pier lr=1 momentum=0 floor=0",
+    "slowmo": "slowmo lr=1 momentum=0",
     "sparseloco": "sparseloco",
     "streaming": "streaming lr=1 momentum=0",
     "variance_corrected": "variance_corrected strength=0",
@@ -54,8 +62,10 @@ METHODS = tuple(
             *NEUTRAL.values(),
             "cgad decay=0.5 cutoff=2",
             "decoupled momentum=0",
+            "co2 penalty=2 bound=0.001",
             "delayed_nesterov delay=3 spread=0.25",
             "des_loc first_moment=1 second_moment=1",
+            "diloco restart=2",
             "edit warmup=2",
             "mt_dao slow=2 variance=3",
             "muloco lr=0.5",
@@ -64,7 +74,11 @@ METHODS = tuple(
             "heloco keep=1 most=0.5 trust=0",
             "gasloc momentum=0.9 pull=0.3",
             "late_merge first=0 growth=3",
+            "fedopt variant=adagrad",
+            "fedopt variant=yogi",
+            "local_sgd lr=0.5",
             "noloco alpha=0 beta=1 gamma=0",
+            "pier rise=0 decay_from=1 decay_over=2",
             "sparseloco lr=0.3",
             "streaming alpha=0",
         ]
@@ -136,6 +150,15 @@ def _value(text: str) -> Any:  # Any: as fields of a method
     if text.isdigit():
         return int(text)
     return text if text[0].isalpha() and text not in ("inf", "nan") else float(text)
+
+
+def _value(text: str) -> Any:  # Any: a word, or a whole number, where the method wants one
+    if text.isdigit():
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 COMPRESSORS = [

@@ -109,9 +109,10 @@ def test_without_momentum_a_pseudo_gradient_of_zero_moves_nothing(outer: OuterMe
 
 
 def test_a_pseudo_gradient_is_subtracted(outer: OuterMethod, gaussian):
-    """The sign of anchor - local: a method with the other sign climbs."""
+    """The sign of anchor - local: a method with the other sign climbs. Twice, for those that apply it a round late."""
     anchor, gradient = gaussian(NUMEL), gaussian(NUMEL, 1)
-    after, _ = move(outer, anchor, gradient, outer.init(anchor))
+    between, state = move(outer, anchor, gradient, outer.init(anchor))
+    after, _ = move(outer, between, gradient, state)
     assert float((anchor - after).double() @ gradient.double()) > 0
 
 

@@ -1,0 +1,41 @@
+"""The equations that simulated runs are judged by, and the methods that they are written apart from, agree."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from decentral.manifest import preset_manifest
+from decentral.optimizers import OuterMethod, make_outer
+from decentral.simulate.equations import EQUATIONS, WEIGH, Averaged
+from decentral.wire.messages import FrameRef
+from tests.optimizers.stepping import step
+
+REFS = tuple(FrameRef(bytes([n]) * 32, bytes(32), 0, 1, 1) for n in range(3))
+SPELLED: list[tuple[str, dict[str, float | str]]] = [
+    *((name, {}) for name in sorted(set(EQUATIONS) - WEIGH)),
+    ("fedopt", {"variant": "yogi"}),
+    ("fedopt", {"variant": "adagrad"}),
+    ("co2", {"penalty": 2.0, "bound": 0.05}),
+    ("delayed", {"late": 0}),
+    ("diloco", {"restart": 3}),
+    ("pier", {"rise": 2, "decay_from": 4, "decay_over": 3}),
+    ("pier", {"rise": 0, "decay_from": 0, "decay_over": 0}),
+]
+
+
+@pytest.mark.parametrize(("name", "keys"), SPELLED, ids=str)
+def test_an_anchor_moves_as_its_equation_says(name: str, keys: dict[str, float | str]):
+    outer: OuterMethod = make_outer(name, preset_manifest(name).outer.hyper | keys)
+    random = torch.Generator().manual_seed(0)
+    changes = [0.1 * torch.randn(40, generator=random) for _ in range(9)]
+    x = first = torch.zeros(40)
+    state = outer.init(x)
+    for number, change in enumerate(changes):
+        x, state = step(outer, x, change, state, peers=len(REFS), number=number)
+    run = [Averaged(change.double(), REFS) for change in changes]
+    moved = EQUATIONS[name](run, dataclasses.asdict(outer))  # type: ignore[call-overload]
+    torch.testing.assert_close(x.double() - first.double(), moved, rtol=1e-4, atol=1e-6)
+    assert moved.abs().max() > 1e-3
