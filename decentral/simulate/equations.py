@@ -200,7 +200,7 @@ class Stood:
         return cls(tensors["before"].double(), tensors["change"].double(), state)
 
 
-def _heavy_ball(one: Stood, keys: Keys) -> Tensor:
+def _pushed(one: Stood, keys: Keys) -> Tensor:
     """Equation 2 of arXiv:2506.10911, the sign as in the authors' code."""
     return float(keys["alpha"]) * one.state["momentum"] + float(keys["beta"]) * one.change_N
 
@@ -224,7 +224,7 @@ def _mixed(one: Stood, keys: Keys) -> Tensor:
 
 
 PULLS: Mapping[str, Callable[[Stood, Keys], Tensor]] = {
-    "noloco": _heavy_ball,
+    "noloco": _pushed,
     "gasloc": _onward,
     "a2cid2": _mixed,
     "ad_psgd": _alone,

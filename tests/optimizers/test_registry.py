@@ -46,10 +46,7 @@ def test_every_method_is_described_with_its_equation_and_source():
     assert set(rows) >= set(PRESETS)
     assert all("arXiv" in row["source"] and row["equation"] for row in rows.values())
     diloco, des_loc, noloco = rows["diloco"], rows["des_loc"], rows["noloco"]
-    assert diloco["keys"] == {
-        "momentum": 0.9,
-        "restart": 0,
-    }  # learning_rate is unset: it follows the number of contributors
+    assert diloco["keys"] == {"momentum": 0.9, "restart": 0}  # learning_rate is unset: it follows the contributors
     assert (diloco["family"], diloco["state_per_parameter"]) == ("synchronous", 1)
     assert diloco["sent_bits_per_parameter"] == pytest.approx(16.0, abs=0.1)  # int8, to the owners and by one
     assert des_loc["sent_bits_per_parameter"] == 2 * 16 * (1 + 1 / 3 + 1 / 6)
