@@ -4,8 +4,9 @@ A method is a frozen dataclass derived from `OuterMethod`, whose fields are the 
 """
 
 from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
-from decentral.optimizers.base import NO_MOMENTS, Live, OuterMethod, Preset, Quorum, key
+from decentral.optimizers.base import OuterMethod, Preset, Quorum, key
 from decentral.optimizers.channels import CHANGE, Channel
+from decentral.optimizers.live import NO_MOMENTS, InnerOptimizer, Live
 from decentral.optimizers.merge import blend, carry
 from decentral.optimizers.registry import describe_keys, describe_optimizers, make_outer, methods_with, presets
 from decentral.optimizers.round_info import Contributor, RoundInfo
@@ -15,6 +16,7 @@ __all__ = [
     "NO_MOMENTS",
     "Channel",
     "Contributor",
+    "InnerOptimizer",
     "Live",
     "OuterMethod",
     "Preset",

@@ -20,6 +20,7 @@ NEUTRAL = {
     "diloco": "diloco lr=1 momentum=0",
     "edit": "edit lr=1 momentum=0 temperature=inf clip=inf",
     "noloco": "noloco alpha=0 beta=1 gamma=1",
+    "scaffold": "scaffold",
     "sparseloco": "sparseloco",
     "streaming": "streaming lr=1 momentum=0",
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from decentral.optimizers import Contributor, OuterMethod, RoundInfo, mean_pseudo_gradient
+from decentral.replica.contribution import Contribution
 
 State = dict[str, Tensor]
 
@@ -22,16 +24,31 @@ def step(
 
 
 def step_of(
-    method: OuterMethod, anchor: Tensor, changes: Sequence[Tensor], state: Mapping[str, Tensor], number: int = 0
+    method: OuterMethod,
+    anchor: Tensor,
+    changes: Sequence[Tensor],
+    state: Mapping[str, Tensor],
+    number: int = 0,
+    sent: Sequence[Contribution] = (),
+    members: int = 0,
 ) -> tuple[Tensor, State]:
-    """The step of peers who sent these changes, each weighed by what it says of itself; as `Replica` makes it."""
+    """The step of peers who sent these changes, each weighed by what it says of itself; as `Replica` makes it.
+
+    ``sent``: what else they said and sent; without it further channels are zeros.
+    """
     told = tuple(_told(method, n, change, number) for n, change in enumerate(changes))
+    told = tuple(replace(one, summary=made.summary) for one, made in zip(told, sent, strict=True)) or told
     weights = tuple(method.weights(told, (1.0,) * len(told), state))
     if not any(weights):
         return anchor, dict(state)
-    sent = [(one.peer, change, weight) for one, change, weight in zip(told, changes, weights, strict=True)]
-    info = RoundInfo(number, told, weights, (tuple(anchor.shape),))
-    return _stepped(method, anchor, mean_pseudo_gradient(sent), state, info)
+    info = RoundInfo(number, told, weights, (tuple(anchor.shape),), members=members)
+    states = zip(*(made.states for made in sent), strict=True)
+    return _stepped(method, anchor, _mean(info, changes), state, info, [_mean(info, rows) for rows in states])
+
+
+def _mean(info: RoundInfo, rows: Sequence[Tensor]) -> Tensor:
+    told = zip(info.contributors, rows, info.weights, strict=True)
+    return mean_pseudo_gradient([(one.peer, row, weight) for one, row, weight in told])
 
 
 def _told(method: OuterMethod, n: int, change: Tensor, number: int) -> Contributor:
@@ -40,9 +57,15 @@ def _told(method: OuterMethod, n: int, change: Tensor, number: int) -> Contribut
 
 
 def _stepped(
-    method: OuterMethod, anchor: Tensor, change: Tensor, state: Mapping[str, Tensor], info: RoundInfo
+    method: OuterMethod,
+    anchor: Tensor,
+    change: Tensor,
+    state: Mapping[str, Tensor],
+    info: RoundInfo,
+    states: Sequence[Tensor] = (),
 ) -> tuple[Tensor, State]:
-    received = {channel.name: torch.zeros_like(anchor) for channel in method.channels() if channel.is_due(info.step)}
+    due = [channel.name for channel in method.channels() if channel.is_due(info.step)]
+    received = {name: torch.zeros_like(anchor) for name in due} | dict(zip(due[1:], states, strict=False))
     after, state = method.outer_step(anchor, received | {"change": change}, state, info)
     return after, state
 

@@ -8,12 +8,12 @@ fragment is one 64x64 tile, so that a compressor keeps the share of it that it k
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from decentral.optimizers import Live
+from decentral.optimizers import InnerOptimizer
 
 __all__ = ["WIDTH", "Student", "alone", "beginning"]
 
@@ -33,9 +33,9 @@ class Student:
         self._generator = torch.Generator().manual_seed(seed)
         self._weights = [torch.zeros(WIDTH * WIDTH, requires_grad=True) for _ in range(num_fragments)]
         self._optimizer = torch.optim.AdamW(self._weights, lr=LEARNING_RATE, weight_decay=0.0)
-        self.moments: Live = _AdamMoments(self._weights, self._optimizer)
+        self.inner: InnerOptimizer = _AdamMoments(self._weights, self._optimizer)
 
-    def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
+    def step(self, live: Sequence[Tensor], number: int, begins: Callable[[], None] = lambda: None) -> list[Tensor]:
         """One step from the live parameters; what it subtracts from each fragment."""
         inputs_BD = torch.randn(BATCH, WIDTH, generator=self._generator)
         with torch.no_grad():
@@ -44,6 +44,7 @@ class Student:
         self._optimizer.zero_grad()
         noise_BD = NOISE * torch.randn(BATCH, WIDTH, generator=self._generator)
         _loss(self._weights, inputs_BD, noise_BD).backward()  # type: ignore[no-untyped-call]  # torch's
+        begins()
         self._optimizer.step()
         return [live_N - weight_N.detach() for weight_N, live_N in zip(self._weights, live, strict=True)]
 
@@ -55,7 +56,9 @@ class Student:
 
 
 class _AdamMoments:
-    """See decentral.optimizers.Live."""
+    """See decentral.optimizers.InnerOptimizer."""
+
+    learning_rate = LEARNING_RATE
 
     def __init__(self, weights: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
         self._weights, self._optimizer = weights, optimizer
@@ -69,6 +72,15 @@ class _AdamMoments:
         if found is not None:
             found.copy_(moment_N)
         return found is not None
+
+    def read_gradient(self, fragment: int) -> Tensor | None:
+        found = self._weights[fragment].grad
+        return None if found is None else found.clone()
+
+    def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
+        found = self._weights[fragment].grad
+        if found is not None:
+            found += added_N
 
 
 def beginning(num_fragments: int) -> list[Tensor]:
