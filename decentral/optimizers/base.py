@@ -131,6 +131,10 @@ class OuterMethod:
         """At most 64 bytes beside the offer, from the channels (N,) as they are before compression."""
         return b""
 
+    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
+        """The same, of a method whose summary is of this peer and not of the channels."""
+        return self.summary(sent)
+
     # ---- around inner steps, and what this peer keeps of them in ``live.own`` ----
 
     def before_inner_step(self, live: Live, fragment: int) -> None:

@@ -142,7 +142,7 @@ class SyncSchedule:
             made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)
         self.live.taken(fragment)
         made.states = self._states(fragment, anchor_N, outer_step // self.num_fragments)
-        made.summary = self.method.summary([made.gradient_N, *made.states])
+        made.summary = self.method.says(self.live, fragment, [made.gradient_N, *made.states])
         return made
 
     def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:

@@ -20,6 +20,7 @@ NEUTRAL = {
     "diloco": "diloco lr=1 momentum=0",
     "edit": "edit lr=1 momentum=0 temperature=inf clip=inf",
     "noloco": "noloco alpha=0 beta=1 gamma=1",
+    "partial_updates": "partial_updates lr=1 momentum=0 slices=1",
     "scaffold": "scaffold",
     "sparseloco": "sparseloco",
     "streaming": "streaming lr=1 momentum=0",
@@ -33,6 +34,7 @@ METHODS = tuple(
             "des_loc first_moment=1 second_moment=1",
             "edit warmup=2",
             "noloco alpha=0 beta=1 gamma=0",
+            "partial_updates lr=1 momentum=0 slices=5",
             "sparseloco lr=0.3",
             "streaming alpha=0",
         ]

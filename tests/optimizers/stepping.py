@@ -10,6 +10,7 @@ from torch import Tensor
 
 from decentral.optimizers import Contributor, OuterMethod, RoundInfo, mean_pseudo_gradient
 from decentral.replica.contribution import Contribution
+from decentral.training.live_side import LiveSide
 
 State = dict[str, Tensor]
 
@@ -53,7 +54,9 @@ def _mean(info: RoundInfo, rows: Sequence[Tensor]) -> Tensor:
 
 def _told(method: OuterMethod, n: int, change: Tensor, number: int) -> Contributor:
     zeros = [torch.zeros_like(change) for channel in method.channels()[1:] if channel.is_due(number)]
-    return Contributor(bytes([n]) * 32, summary=method.summary([change, *zeros]))
+    live = LiveSide(peer=bytes([n]) * 32)
+    live.begin(method, 1, lambda fragment: 1)
+    return Contributor(live.peer, summary=method.says(live, 0, [change, *zeros]))
 
 
 def _stepped(
