@@ -9,10 +9,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-__all__ = ["NO_MOMENTS", "InnerOptimizer", "Live", "NoMoments", "Own"]
+__all__ = ["NO_MOMENTS", "InnerOptimizer", "Layout", "Live", "NoMoments", "Own"]
 
 # Shape suffix: N = elements of one fragment, flat float32, on the processor.
 
+Layout = dict[str, tuple[int, ...]]
 Own = dict[str, Tensor]  # tensors are replaced, never written to: a contribution in flight remembers the ones it had
 
 
@@ -47,6 +48,10 @@ class Live(InnerOptimizer, Protocol):
     @property
     def peer(self) -> bytes:
         """Its id, as records name it."""
+        ...
+
+    def layout(self, fragment: int) -> Layout:
+        """The tensors of a fragment, in order: by name in the model their shapes. Empty where no model is known."""
         ...
 
     def read(self, fragment: int) -> Tensor:

@@ -30,12 +30,12 @@ def hold(live: Live, fragment: int) -> None:
     live.own(fragment)[_HELD] = live.read(fragment)
 
 
-def put_back(live: Live, fragment: int, trained: Iterable[Span]) -> None:
-    """After it: everything but ``trained`` becomes what it was, whatever the inner optimizer did, decay for one."""
+def put_back(live: Live, fragment: int, others: Iterable[Span]) -> None:
+    """After it: what ``others`` train becomes what it was, whatever the inner optimizer did, decay for one."""
     held_N, live_N = live.own(fragment).pop(_HELD), live.read(fragment)
-    for start, stop in trained:
-        held_N[start:stop] = live_N[start:stop]
-    live.write(fragment, held_N)
+    for start, stop in others:
+        live_N[start:stop] = held_N[start:stop]
+    live.write(fragment, live_N)
 
 
 def scaled_to_owners(

@@ -74,7 +74,8 @@ class PartialUpdates(OuterMethod):
 
     def after_inner_step(self, live: Live, fragment: int) -> None:
         """Put it back."""
-        put_back(live, fragment, [self._span(self._slice_of(live, fragment), live.read(fragment).numel())])
+        mine, numel = self._slice_of(live, fragment), live.read(fragment).numel()
+        put_back(live, fragment, [self._span(number, numel) for number in range(self.slices) if number != mine])
 
     def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
         """The slice that was trained."""

@@ -200,7 +200,7 @@ class Startup:
 
     def _live_side(self) -> LiveSide:
         moments = Moments(self._model, self._settings.optimizers.parts)
-        return LiveSide(self._model, moments, self._part.identity.peer)
+        return LiveSide(self._model, moments, self._part.identity.peer, self._model.schema)
 
     def _put(self, schedule: SyncSchedule, anchors: list[Tensor]) -> None:
         for fragment, anchor_N in enumerate(anchors):

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from decentral.consensus.chain import contributions
 from decentral.optimizers import NO_MOMENTS, InnerOptimizer, OuterMethod
+from decentral.optimizers.live import Layout, Own
+from decentral.parameters import Schema
 from decentral.rounds.updates import CommittedUpdate
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
 OWN = "own/"  # FRAGMENT/NAME, in a checkpoint
-Own = dict[str, Tensor]
 
 
 class Parameters(Protocol):
@@ -55,9 +56,13 @@ class LiveSide:
     """See decentral.optimizers.Live. One method, one peer, one life."""
 
     def __init__(
-        self, model: Parameters | None = None, inner: InnerOptimizer = NO_MOMENTS, peer: bytes = bytes(32)
+        self,
+        model: Parameters | None = None,
+        inner: InnerOptimizer = NO_MOMENTS,
+        peer: bytes = bytes(32),
+        schema: Schema | None = None,
     ) -> None:
-        self.peer = peer
+        self.peer, self._schema = peer, schema
         self._model, self._inner = model or _NoParameters(), inner
         self._method = OuterMethod()
         self._steps: Callable[[int], int] = lambda fragment: 0
@@ -70,6 +75,11 @@ class LiveSide:
         self._own = [{} for _ in range(num_fragments)]
 
     # ---- what the method may touch ----
+
+    def layout(self, fragment: int) -> Layout:
+        """See Live."""
+        specs = () if self._schema is None else self._schema.fragments[fragment].parameters
+        return {spec.name: spec.shape for spec in specs}
 
     def read(self, fragment: int) -> Tensor:
         """See Live."""

@@ -39,7 +39,7 @@ class Learner(Member):
         self.given: dict[bytes, torch.Tensor] = {}  # record hash -> what it took from this peer
         self.generator = torch.Generator().manual_seed(number)
         self.inner = Descent()
-        live = LiveSide(self.model, self.inner, self.signer.peer)
+        live = LiveSide(self.model, self.inner, self.signer.peer, lab.schema)
         self.schedule = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32), live=live)
 
     @property

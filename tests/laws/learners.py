@@ -27,6 +27,7 @@ from tests.laws.swarm import NUMEL, PARAMETERS, SIGNERS, install
 
 # Shape suffix: N = elements of the one fragment, flat float32.
 
+SCHEMA = schema_of(PARAMETERS)
 EXACT = Codec(parse_compressor("none"))
 
 
@@ -37,7 +38,7 @@ def codec_of(method: OuterMethod) -> Codec:
 
 
 def replica_of(method: OuterMethod, start_N: Tensor, codec: Codec = EXACT) -> Replica:
-    return Replica(schema_of(PARAMETERS), [start_N], method, codec, EXACT)
+    return Replica(SCHEMA, [start_N], method, codec, EXACT)
 
 
 class Inner(Descent):
@@ -108,7 +109,7 @@ class Learners:
     def begun(self, number: int) -> Learner:
         """A peer at the start of the run."""
         model, inner = FlatModel([self.start_N]), Inner(number)
-        schedule = SyncSchedule(1, 0, self.method, bytes(32), live=LiveSide(model, inner, SIGNERS[number].peer))
+        schedule = SyncSchedule(1, 0, self.method, bytes(32), live=LiveSide(model, inner, SIGNERS[number].peer, SCHEMA))
         return Learner(replica_of(self.method, self.start_N, self.codec), model, inner, schedule)
 
     def learn(self, steps: Mapping[int, Tensor]) -> None:

@@ -23,6 +23,7 @@ NEUTRAL = {
     "partial_updates": "partial_updates lr=1 momentum=0 slices=1",
     "scaffold": "scaffold",
     "sparseloco": "sparseloco",
+    "spes": "spes merge_rate=0",
     "streaming": "streaming lr=1 momentum=0",
 }
 METHODS = tuple(

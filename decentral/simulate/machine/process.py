@@ -119,7 +119,7 @@ class SimulatedProcess:
             uplink=lambda: machine.claim,
             grain=site.grain,
         )
-        live = LiveSide(self.model, self.lesson.inner, machine.signer.peer)
+        live = LiveSide(self.model, self.lesson.inner, machine.signer.peer, schema)
         self.schedule = make_schedule(site.manifest, bytes(32), live)
         if found is not None:
             self._resume(found)
