@@ -145,7 +145,8 @@ def _check_pair(manifest: Manifest) -> None:
 
 def _check_moments(manifest: Manifest, wanted: list[str]) -> None:
     """ConfigError for an inner optimizer that has not, of every parameter, the moments that the method averages."""
-    named = manifest.inner.named
+    named, kept = manifest.inner.named, {name for one in INNER_OPTIMIZERS.values() for name in one.moments}
+    wanted = [name for name in wanted if name in kept]
     if missing := [name for name in wanted if name not in INNER_OPTIMIZERS[named].moments]:
         fits = [f'"{name}"' for name, known in INNER_OPTIMIZERS.items() if set(wanted) <= set(known.moments)]
         raise ConfigError(

@@ -11,8 +11,9 @@ from decentral.optimizers.aggregation.registry import (
     make_aggregation,
 )
 from decentral.optimizers.aggregation.rule import Aggregation
-from decentral.optimizers.base import NO_MOMENTS, Live, OuterMethod, Preset, Quorum, key
+from decentral.optimizers.base import OuterMethod, Preset, Quorum, key
 from decentral.optimizers.channels import CHANGE, Channel
+from decentral.optimizers.live import NO_MOMENTS, InnerOptimizer, Live
 from decentral.optimizers.merge import blend, carry
 from decentral.optimizers.registry import describe_keys, describe_optimizers, make_outer, methods_with, presets
 from decentral.optimizers.round_info import Contributor, RoundInfo
@@ -23,6 +24,7 @@ __all__ = [
     "Aggregation",
     "Channel",
     "Contributor",
+    "InnerOptimizer",
     "Live",
     "OuterMethod",
     "Preset",

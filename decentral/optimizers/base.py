@@ -13,20 +13,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from decentral.optimizers.channels import CHANGE, Channel
+from decentral.optimizers.live import Live
 from decentral.optimizers.merge import carry
 from decentral.optimizers.round_info import Contributor, RoundInfo
 
 __all__ = [
     "ALONE",
     "MAX_SUMMARY_NBYTES",
-    "NO_MOMENTS",
     "Live",
-    "NoMoments",
     "OuterMethod",
     "Preset",
     "Quorum",
@@ -76,33 +75,6 @@ def key(default: Any, meaning: str, example: Any = None) -> Any:  # Any: as data
     return field(default=default, metadata={"meaning": meaning, "example": default if example is None else example})
 
 
-class Live(Protocol):
-    """What a method may touch of a peer that trains: the inner optimizer's moments, fragment by fragment."""
-
-    def read_moment(self, name: str, fragment: int) -> Tensor | None:
-        """``optimizer.state[...][name]`` over one fragment (N,), a copy; None while there is none."""
-        ...
-
-    def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
-        """Overwrite it; False when there is none to overwrite yet."""
-        ...
-
-
-class NoMoments:
-    """An inner optimizer that has none, or shows none."""
-
-    def read_moment(self, name: str, fragment: int) -> Tensor | None:
-        """None."""
-        return None
-
-    def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
-        """Nothing to write."""
-        return False
-
-
-NO_MOMENTS = NoMoments()
-
-
 def keys_of(method: OuterMethod) -> dict[str, Any]:  # Any: as key
     """A method's keys of [outer] and their values, as manifests spell them; those that are unset are not there."""
     given = {one.name: getattr(method, one.name) for one in fields(method)}  # type: ignore[arg-type]  # each is one
@@ -124,8 +96,18 @@ class OuterMethod:
     equation: ClassVar[str] = "not described"
     source: ClassVar[str] = "not described"  # authors, title, year, arXiv
     preset: ClassVar[Preset | None] = None
-    inner: ClassVar[bool] = False  # whether it reads and writes the inner optimizer's moments
+    inner: ClassVar[bool] = False  # it touches a peer's training; true by itself with hooks around inner steps
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """See ``inner``."""
+        super().__init_subclass__(**given)
+        cls.inner = cls.inner or any(cls.overrides(hook) for hook in ("before_inner_step", "after_inner_step"))
+
+    @classmethod
+    def overrides(cls, name: str) -> bool:
+        """Whether the method has a ``name`` of its own: hooks that nobody wrote are never called."""
+        return getattr(cls, name) is not getattr(OuterMethod, name)
 
     # ---- how a round goes ----
 
@@ -181,6 +163,29 @@ class OuterMethod:
     def summary(self, sent: Sequence[Tensor]) -> bytes:
         """At most 64 bytes beside the offer, from the channels (N,) as they are before compression."""
         return b""
+
+    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
+        """The same, of a method whose summary is of this peer and not of the channels."""
+        return self.summary(sent)
+
+    # ---- around inner steps, and what this peer keeps of them in ``live.own`` ----
+
+    def before_inner_step(self, live: Live, fragment: int) -> None:
+        """The gradients are made, and no parameter has moved yet."""
+
+    def after_inner_step(self, live: Live, fragment: int) -> None:
+        """The parameters have moved."""
+
+    def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
+        """A commit is in the live model; it took contributions of ``peers``, in the record's order, none in a pair.
+
+        The one place to change ``own`` because something was sent: a contribution may still be refused. ``sent``:
+        ``own`` as it was when the contribution that the commit took was taken, and inner steps may have been made
+        since; None: it took none of this peer's. ``state``: the shared one after the commit, none in a pair.
+        """
+
+    def progress_lost(self, live: Live, fragment: int) -> None:
+        """What inner steps did since the last commit that took some of it is given up, or counted by other means."""
 
     # ---- the replica's side: the same bits on every peer ----
 

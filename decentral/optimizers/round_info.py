@@ -25,3 +25,4 @@ class RoundInfo:
     weights: tuple[float, ...] = ()  # what each counted
     shapes: tuple[tuple[int, ...], ...] = ()  # of the fragment's tensors, in order: together they are the flat vector
     names: tuple[str, ...] = ()  # of those tensors in the model
+    members: int = 0  # peers of the swarm in the record's epoch, whether they contributed or not; 0 without a record

@@ -84,7 +84,7 @@ class Saver:
         if head.anchor is None or (head.hash != schedule.seen and node.gossip is None):
             return False
         memory |= {"inner_steps": self.count.value, "progress": schedule.memory(), "buffers": self.buffers}
-        self.checkpointer.save(head, {**tensors, **schedule.roundings()}, self.model, memory)
+        self.checkpointer.save(head, {**tensors, **schedule.tensors()}, self.model, memory)
         return True
 
 

@@ -154,10 +154,10 @@ def check_tokens(manifest: Manifest, tokens_per_step: int) -> None:
 
 
 def check_processes(manifest: Manifest, world_size: int) -> None:
-    """ConfigError for a peer of several processes where the method writes the inner optimizer's moments."""
+    """ConfigError for a peer of several processes where the method touches the training inside a round."""
     if world_size > 1 and make_outer(manifest.outer.method, manifest.outer.hyper).inner:
         raise ConfigError(
-            f"outer.method {manifest.outer.method} averages the inner optimizer's moments, which each of this peer's "
+            f"outer.method {manifest.outer.method} reads or changes the inner optimizer, which each of this peer's "
             f"{world_size} processes has for itself; run one process, or choose another method"
         )
 

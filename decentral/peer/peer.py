@@ -243,7 +243,8 @@ class Peer:
             if self._model.is_main:
                 self._begin(stack)
             self._share(range(len(self._model.schema.fragments)))
-            steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step)
+            begins = self._before_inner_step if self._hooked else None
+            steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step, begins)
             stack.enter_context(steps.hooked(self._model.trained))
             if self.settings.options.require_peers and not self.done:
                 self._require_peers(self.settings.options.require_peers)
@@ -308,6 +309,17 @@ class Peer:
             part.close(politely=True)
             if save:  # else an error ended it, and its last state is the one it had then
                 self._parting = "done" if over else "left"
+
+    @property
+    def _hooked(self) -> bool:
+        """Whether the run's method does something before inner steps; then this peer is one process."""
+        method = self._part.swarm.node.replica.method if self._part is not None else None
+        return method is not None and method.overrides("before_inner_step")
+
+    def _before_inner_step(self) -> None:
+        """Runs at the beginning of an ``optimizer.step``."""
+        if self._begun is not None:
+            self._begun.loop.schedule.stepping()
 
     def _after_inner_step(self) -> None:
         """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""

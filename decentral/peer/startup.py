@@ -26,6 +26,7 @@ from decentral.swarm.admission import Admission
 from decentral.swarm.lan.discovery import Lan
 from decentral.swarm.patience import time_left
 from decentral.training.inner_terms import differences, warning
+from decentral.training.live_side import LiveSide
 from decentral.training.loop_parts import LoopControl, LoopParts
 from decentral.training.moments import Moments
 from decentral.training.outer_loop import OuterLoop
@@ -184,7 +185,7 @@ class Startup:
     def _join_at_anchor(self) -> tuple[SyncSchedule, list[CommittedUpdate]]:
         """The live model becomes the anchor; returns the rounds that ended while joining, too: they are in there."""
         head, anchors, buffers_B, included = self._part.swarm.call(_standing, self._part.swarm)
-        schedule = make_schedule(self._manifest, head.hash)
+        schedule = make_schedule(self._manifest, head.hash, self._live_side())
         self._put(schedule, anchors)
         self._model.write_buffers(buffers_B)
         return schedule, included
@@ -194,10 +195,11 @@ class Startup:
 
         One of them may name what a previous incarnation sent: that is no progress any more.
         """
-        schedule, memory = make_schedule(self._manifest, kept.head.hash), kept.memory.get("progress")
+        schedule = make_schedule(self._manifest, kept.head.hash, self._live_side())
+        memory = kept.memory.get("progress")
         replayed = range(0 if kept.found.adopted else kept.found.head.outer_step, kept.head.outer_step)
         if kept.at_anchor:
-            self._put(schedule, kept.anchors)
+            schedule.stand_at(self._model, kept.anchors, kept.found.tensors)
             schedule.recall_unadopted(memory or {})
         else:
             schedule.resume(self._model, kept.found.tensors, memory, kept.anchors, len(replayed))
@@ -205,6 +207,10 @@ class Startup:
         if kept.buffers_B is not None and self._lost_its_buffers(kept, kept.buffers_B):
             self._model.write_buffers(kept.buffers_B)
         return schedule
+
+    def _live_side(self) -> LiveSide:
+        moments = Moments(self._model, self._settings.optimizers.parts)
+        return LiveSide(self._model, moments, self._part.identity.peer, self._model.schema)
 
     def _put(self, schedule: SyncSchedule, anchors: list[Tensor]) -> None:
         for fragment, anchor_N in enumerate(anchors):
@@ -218,7 +224,6 @@ class Startup:
 
     def _make_loop(self, schedule: SyncSchedule) -> OuterLoop:
         given, part = self._settings.options, self._part
-        schedule.live = Moments(self._model, self._settings.optimizers.parts)
         buffers = self._manifest.model.buffers or "average"
         saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers)
         return OuterLoop(

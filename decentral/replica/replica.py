@@ -217,7 +217,9 @@ class Replica:
         step = record.outer_step
         told = tuple(self._told(contributions(record), step))
         named = tuple(spec.name for spec in self.schema.fragments[record.fragment].parameters)
-        return RoundInfo(step // len(self.anchors), told, tuple(weights), self.shapes(record.fragment), named)
+        return RoundInfo(
+            step // len(self.anchors), told, tuple(weights), self.shapes(record.fragment), named, len(record.members)
+        )
 
     def _told(self, contributors: Sequence[FrameRef], outer_step: int) -> list[Contributor]:
         ages = [(outer_step - ref.based) // len(self.anchors) for ref in contributors]

@@ -101,10 +101,13 @@ class _Watch:
 
 @dataclass(slots=True)
 class InnerSteps:
-    """Counts: ``on_step`` is called inside the ``step`` that makes each optimizer have stepped once more."""
+    """Counts: ``on_step`` is called inside the ``step`` that makes each optimizer have stepped once more, and
+    ``on_begin``, if there is one, before the first of those steps: all of them go by the gradients of that moment.
+    """
 
     optimizers: Sequence[torch.optim.Optimizer]
     on_step: Callable[[], None]
+    on_begin: Callable[[], None] | None = None
     _since: set[int] = field(default_factory=set)  # optimizers that stepped since the last inner step
     _times: list[int] = field(default_factory=list)  # steps of each
 
@@ -116,11 +119,22 @@ class InnerSteps:
             for number, optimizer in enumerate(self.optimizers):
                 watch, mine = _Watch(), _first_of(optimizer, wanted)
                 stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
+                stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
                 stack.callback(optimizer.register_step_post_hook(watch.step_ends).remove)
                 stack.callback(optimizer.register_step_post_hook(lambda *_, n=number: self._stepped(n)).remove)
                 added = mine.register_post_accumulate_grad_hook(watch.backward)  # type: ignore[no-untyped-call]
                 stack.callback(added.remove)
             return stack.pop_all()
+
+    def _begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.on_begin is None or self._since:
+            return
+        if any(given is not None for given in (*args[1:], *kwargs.values())):
+            raise ConfigError(
+                f"{type(optimizer).__name__}.step was given a closure, which makes the gradients inside the step; the "
+                "run's outer method changes them before: call backward() in the loop, and step() without a closure"
+            )
+        self.on_begin()
 
     def _stepped(self, number: int) -> None:
         self._times[number] += 1

@@ -16,8 +16,9 @@ from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.absence import Away
+from decentral.training.live_side import Parameters
 from decentral.training.swarm.side import SwarmSide
-from decentral.training.sync_schedule import Parameters, SyncSchedule
+from decentral.training.sync_schedule import SyncSchedule
 
 # Shape suffix: B = elements of all buffers, flat float32.
 

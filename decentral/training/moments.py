@@ -1,4 +1,4 @@
-"""The inner optimizer's moments, fragment by fragment, for the methods that average or share them."""
+"""The inner optimizer's moments and gradients, fragment by fragment, for the methods that share or correct them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,33 @@ class Moments:
                 one.copy_(given)
         return True
 
-    def _held(self, name: str, fragment: int) -> list[Tensor] | None:
+    def read_gradient(self, fragment: int) -> Tensor | None:
+        """A copy (N,): as backward, and the loop's clipping, left it; zero for a parameter that has none."""
+        found = [torch.zeros_like(one) if one.grad is None else one.grad for one in self._of(fragment)]
+        return torch.cat([one.detach().float().cpu().flatten() for one in found])
+
+    def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
+        """Each in its parameter's dtype and place. A parameter without a gradient gets one: zero, and so much more."""
+        parameters = self._of(fragment)
+        with torch.no_grad():
+            pieces = split(added_N, [tuple(one.shape) for one in parameters])
+            for parameter, piece in zip(parameters, pieces, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad += piece.to(parameter.grad)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of all groups alike, however large."""
+        rates = [float(group["lr"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+        return sum(rates) / len(rates)
+
+    def _of(self, fragment: int) -> list[Tensor]:
         trained = self._model.trained
-        found = [
-            self._moment_of(trained[spec.name], name) for spec in self._model.schema.fragments[fragment].parameters
-        ]
+        return [trained[spec.name] for spec in self._model.schema.fragments[fragment].parameters]
+
+    def _held(self, name: str, fragment: int) -> list[Tensor] | None:
+        found = [self._moment_of(parameter, name) for parameter in self._of(fragment)]
         held = [one for one in found if one is not None]
         return held if len(held) == len(found) else None
 

@@ -13,37 +13,22 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Digest
 from decentral.manifest import Manifest
-from decentral.optimizers import NO_MOMENTS, Live, OuterMethod, carry, make_outer
+from decentral.optimizers import OuterMethod, carry, make_outer
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.training.absence import Away, Progress, share_of
+from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.pace import SLOWEST
 
 # Shape suffix: N = elements of one fragment, flat float32.
-
-
-class Parameters(Protocol):
-    """The live parameters, fragment by fragment: a model, or what stands for one in a simulation."""
-
-    def read(self, fragment: int) -> Tensor:
-        """A copy of one fragment."""
-        ...
-
-    def write(self, fragment: int, flat_N: Tensor) -> None:
-        """Overwrite one fragment."""
-        ...
-
-    def keeps(self, fragment: int) -> bool:
-        """Whether reading gives the very bits that were written: not where parameters have less than float32."""
-        ...
 
 
 @dataclass(slots=True)
@@ -62,7 +47,7 @@ class SyncSchedule:
     held: int = 0  # of them those made while a contribution was due and could not be sent
     sent_at: int | None = None  # value of ``since`` when the contribution in flight was taken
     seconds_sent: float = 0.0  # value of ``seconds`` then
-    live: Live = NO_MOMENTS  # the inner optimizer, as the method may see it
+    live: LiveSide = field(default_factory=LiveSide)  # this peer's training, as the method may see it
     num_merged: int = 0
     waiting: deque[CommittedUpdate] = field(default_factory=deque)
     progress: list[Progress] = field(default_factory=list)
@@ -74,6 +59,12 @@ class SyncSchedule:
 
     def __post_init__(self) -> None:
         self.progress = self.progress or [Progress() for _ in range(self.num_fragments)]
+        self.beside(self.live)
+
+    def beside(self, live: LiveSide) -> None:
+        """From now on the method sees and changes this peer's training by way of ``live``."""
+        live.begin(self.method, self.num_fragments, lambda fragment: self.progress[fragment].steps)
+        self.live = live
 
     @property
     def due(self) -> bool:
@@ -94,12 +85,17 @@ class SyncSchedule:
         ready = self.since > 0 and self.sent_at is None and not self.waiting
         return ready and pressed is not None and pressed[0] == self.seen and pressed[1] <= step_seconds
 
+    def stepping(self) -> None:
+        """An inner step begins: the gradients are made."""
+        self.live.before_step()
+
     def stepped(self) -> None:
         """One inner step was made."""
         self.held += self.sent_at is None and self._is_over
         self.since += 1
         for progress in self.progress:
             progress.steps += 1
+        self.live.after_step()
 
     def trained(self, seconds: float) -> None:
         """So much time passed between two boundaries."""
@@ -162,8 +158,9 @@ class SyncSchedule:
         made.trained = steps
         if progress.missed:
             made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)
+        self.live.taken(fragment)
         made.states = self._states(fragment, anchor_N, outer_step // self.num_fragments)
-        made.summary = self.method.summary([made.gradient_N, *made.states])
+        made.summary = self.method.says(self.live, fragment, [made.gradient_N, *made.states])
         return made
 
     def _lengthening(self, progress: Progress) -> float:
@@ -198,6 +195,7 @@ class SyncSchedule:
             return False
         live_N = model.read(update.fragment)
         self.put(model, update.fragment, self._merged(update, live_N, update.before_N, update.after_N))
+        self.live.merged(update)
         self.num_merged += 1
         return True
 
@@ -222,6 +220,7 @@ class SyncSchedule:
             self.given_up.append(Away(f, progress.missed, progress.steps, 0, lost_N))
             progress.steps = progress.missed = 0
             self.put(model, f, anchors[f])
+            self.live.lost(f)
         self.since = self.held = 0
         self.seconds = 0.0
 
@@ -230,6 +229,7 @@ class SyncSchedule:
         self.since, self.seconds = 0, 0.0
         self._named(self.progress[fragment], self.progress[fragment].steps)
         self.put(model, fragment, after_N)
+        self.live.swapped(fragment)
 
     def away_too_long(self, because_of: int) -> list[int]:
         """The fragments to restart when ``because_of`` is dropped: those that rounds have passed by are as old."""
@@ -280,10 +280,11 @@ class SyncSchedule:
             "unadopted": {str(fragment): names for fragment, names in self.unadopted.items()},
         }
 
-    def roundings(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The tensors that a checkpoint keeps."""
         given = ((f, progress.rounding_N) for f, progress in enumerate(self.progress))
-        return {_rounding_name(f): rounding_N for f, rounding_N in given if rounding_N is not None}
+        roundings = {_rounding_name(f): rounding_N for f, rounding_N in given if rounding_N is not None}
+        return {**roundings, **self.live.tensors()}
 
     def resume(
         self,
@@ -303,6 +304,7 @@ class SyncSchedule:
             told = enumerate(memory["fragments"])
             self.progress = [Progress.recalled(one, tensors.get(_rounding_name(f))) for f, one in told]
             self.recall_unadopted(memory)
+        self.live.recall(tensors)
         for f, anchor_N in enumerate(anchors):
             before_N, progress = tensors[anchor_name(f)], self.progress[f]
             if torch.equal(before_N, anchor_N):
@@ -323,14 +325,23 @@ class SyncSchedule:
             names = {channel.name for channel in self.method.channels() if channel.is_due(step)}
             self.unadopted[fragment] = sorted(names.union(self.unadopted.get(fragment, ())))
 
+    def stand_at(self, model: Parameters, anchors: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> None:
+        """Go on at ``anchors``: what a checkpoint's ``tensors`` have of progress is in there, or of another chain."""
+        self.live.recall(tensors)
+        for f, anchor_N in enumerate(anchors):
+            self.put(model, f, anchor_N)
+            self.live.lost(f)
 
-def make_schedule(manifest: Manifest, seen: bytes) -> SyncSchedule:
+
+def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None) -> SyncSchedule:
     """When a peer contributes and how it merges, from the record ``seen`` on."""
     outer = manifest.outer
     method = make_outer(outer.method, outer.hyper)
     interval = manifest.inner.steps // outer.fragments
     lengthens = manifest.inner.pace == "speed"
-    return SyncSchedule(interval, outer.overlap, method, seen, outer.fragments, lengthens=lengthens)
+    return SyncSchedule(
+        interval, outer.overlap, method, seen, outer.fragments, lengthens=lengthens, live=live or LiveSide()
+    )
 
 
 def _rounding_name(fragment: int) -> str:

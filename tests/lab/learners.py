@@ -10,8 +10,10 @@ import torch
 from decentral.replica.contribution import Contribution, range_of
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
+from decentral.simulate.learning.moments import Descent
 from decentral.training.absence import Away
 from decentral.training.live_model import LiveModel
+from decentral.training.live_side import LiveSide
 from decentral.training.loop_parts import LoopControl, LoopParts
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.swarm.same_loop import SameLoop, Updates
@@ -36,7 +38,9 @@ class Learner(Member):
         self.given_up = [torch.zeros_like(anchor) for anchor in self.moved]  # because it was away, as movement
         self.given: dict[bytes, torch.Tensor] = {}  # record hash -> what it took from this peer
         self.generator = torch.Generator().manual_seed(number)
-        self.schedule = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32))
+        self.inner = Descent()
+        live = LiveSide(self.model, self.inner, self.signer.peer, lab.schema)
+        self.schedule = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32), live=live)
 
     @property
     def is_up_to_date(self) -> bool:
@@ -44,10 +48,11 @@ class Learner(Member):
         return self.schedule.seen == self.node.driver.head.hash and self.updates.empty()
 
     def step(self) -> None:
-        for fragment, moved in enumerate(self.moved):
-            change = UNIT * torch.randint(-2, 3, moved.shape, generator=self.generator)
-            self.model.write(fragment, self.model.read(fragment) + change)
-            self.moved[fragment] = moved + change
+        wanted = [UNIT * torch.randint(-2, 3, moved.shape, generator=self.generator) for moved in self.moved]
+        taken = self.inner.step([-change for change in wanted], self.schedule.stepping)
+        for fragment, (moved, step) in enumerate(zip(self.moved, taken, strict=True)):
+            self.model.write(fragment, self.model.read(fragment) - step)
+            self.moved[fragment] = moved - step
         self.schedule.stepped()
 
     def _on_update(self, update: CommittedUpdate) -> None:

@@ -17,7 +17,9 @@ from decentral.replica.contribution import Contribution
 from decentral.replica.pair_step import GossipStep, half_of, step_alone, step_together
 from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.updates import CommittedUpdate
+from decentral.simulate.learning.moments import Descent
 from decentral.simulate.learning.training import FlatModel
+from decentral.training.live_side import LiveSide
 from decentral.training.sync_schedule import SyncSchedule
 from decentral.wire.frames import Frame
 from decentral.wire.messages import FrameRef, Record
@@ -25,6 +27,7 @@ from tests.laws.swarm import NUMEL, PARAMETERS, SIGNERS, install
 
 # Shape suffix: N = elements of the one fragment, flat float32.
 
+SCHEMA = schema_of(PARAMETERS)
 EXACT = Codec(parse_compressor("none"))
 
 
@@ -35,13 +38,14 @@ def codec_of(method: OuterMethod) -> Codec:
 
 
 def replica_of(method: OuterMethod, start_N: Tensor, codec: Codec = EXACT) -> Replica:
-    return Replica(schema_of(PARAMETERS), [start_N], method, codec, EXACT)
+    return Replica(SCHEMA, [start_N], method, codec, EXACT)
 
 
-class Inner:
-    """An inner optimizer's moments, which some methods send and overwrite."""
+class Inner(Descent):
+    """An inner optimizer that steps at rate 1, with moments that only methods move."""
 
     def __init__(self, number: int) -> None:
+        super().__init__()
         random = torch.Generator().manual_seed(number)
         self.moments = {name: torch.rand(NUMEL, generator=random) for name in ("exp_avg", "exp_avg_sq")}
 
@@ -59,6 +63,7 @@ class Learner:
 
     replica: Replica
     model: FlatModel
+    inner: Inner
     schedule: SyncSchedule
 
     @property
@@ -70,8 +75,9 @@ class Learner:
         return self.replica.anchors[0]
 
     def learn(self, step_N: Tensor) -> None:
-        """One inner step."""
-        self.model.write(0, self.live_N + step_N)
+        """One inner step, by ``step_N`` unless the method wants another."""
+        (taken_N,) = self.inner.step([-step_N], self.schedule.stepping)
+        self.model.write(0, self.live_N - taken_N)
         self.schedule.stepped()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -103,8 +109,9 @@ class Learners:
 
     def begun(self, number: int) -> Learner:
         """A peer at the start of the run."""
-        schedule = SyncSchedule(1, 0, self.method, bytes(32), live=Inner(number))
-        return Learner(replica_of(self.method, self.start_N, self.codec), FlatModel([self.start_N]), schedule)
+        model, inner = FlatModel([self.start_N]), Inner(number)
+        schedule = SyncSchedule(1, 0, self.method, bytes(32), live=LiveSide(model, inner, SIGNERS[number].peer, SCHEMA))
+        return Learner(replica_of(self.method, self.start_N, self.codec), model, inner, schedule)
 
     def learn(self, steps: Mapping[int, Tensor]) -> None:
         for n, step_N in steps.items():
@@ -135,7 +142,8 @@ class Learners:
             peer.replica.senders.keep_only(record.next_members)
             if mine is not None:
                 peer.replica.feedback[0] = mine.feedback_after(record)
-            peer.schedule.merge(CommittedUpdate(record, record.hash, 0, step.before_N, step.after_N, mine), peer.model)
+            update = CommittedUpdate(record, record.hash, 0, step.before_N, step.after_N, mine, state=step.state)
+            peer.schedule.merge(update, peer.model)
         self.head = replace(self.head.extended(record), anchor=self.peers[0].replica.digest)
 
     def _taken(self, n: int, summary: bytes | None) -> Contribution:

@@ -51,7 +51,10 @@ NEUTRAL = {
     "noloco": "noloco alpha=0 beta=1 gamma=1",
     "pier": "pier lr=1 momentum=0 floor=0",
     "slowmo": "slowmo lr=1 momentum=0",
+    "partial_updates": "partial_updates lr=1 momentum=0 slices=1",
+    "scaffold": "scaffold",
     "sparseloco": "sparseloco",
+    "spes": "spes merge_rate=0",
     "streaming": "streaming lr=1 momentum=0",
     "variance_corrected": "variance_corrected strength=0",
 }
@@ -79,6 +82,7 @@ METHODS = tuple(
             "local_sgd lr=0.5",
             "noloco alpha=0 beta=1 gamma=0",
             "pier rise=0 decay_from=1 decay_over=2",
+            "partial_updates lr=1 momentum=0 slices=5",
             "sparseloco lr=0.3",
             "streaming alpha=0",
         ]

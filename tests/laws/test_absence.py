@@ -18,7 +18,9 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import make_outer
 from decentral.replica.codec import Codec
 from decentral.rounds.updates import CommittedUpdate
+from decentral.simulate.learning.moments import Descent
 from decentral.simulate.learning.training import FlatModel
+from decentral.training.live_side import LiveSide
 from decentral.training.sync_schedule import SyncSchedule, make_schedule
 from tests.laws.tables import PRESETS, SYNCHRONOUS, method_of
 from tests.optimizers.stepping import step_of, swap
@@ -36,15 +38,19 @@ class Pupil:
 
     schedule: SyncSchedule
     model: FlatModel
+    inner: Descent
     debts: list[dict[str, Tensor]]
     generator: torch.Generator
     replica: list[Tensor] = field(default_factory=list)  # gossip only: its own slow weights
     states: list[dict[str, Tensor]] = field(default_factory=list)
 
     def learn(self, goal_N: list[Tensor]) -> None:
+        steps = []
         for live_N, wanted_N in zip(self.model.fragments, goal_N, strict=True):
             noise_N = torch.randn(NUMEL, generator=self.generator)
-            live_N -= INNER_RATE * (live_N - wanted_N + NOISE * noise_N)
+            steps.append(INNER_RATE * (live_N - wanted_N + NOISE * noise_N))
+        for live_N, step_N in zip(self.model.fragments, self.inner.step(steps, self.schedule.stepping), strict=True):
+            live_N -= step_N
         self.schedule.stepped()
 
 
@@ -67,10 +73,11 @@ class Run:
 
     def _pupil(self, number: int) -> Pupil:
         own = torch.Generator().manual_seed(number + 1)
-        schedule = make_schedule(self.manifest, bytes(32))
+        model, inner = FlatModel(self.anchors), Descent()
+        schedule = make_schedule(self.manifest, bytes(32), LiveSide(model, inner, bytes([number]) * 32))
         states = [self.method.init(anchor_N) for anchor_N in self.anchors]
         debts: list[dict[str, Tensor]] = [{} for _ in self.anchors]
-        return Pupil(schedule, FlatModel(self.anchors), debts, own, list(self.anchors), states)
+        return Pupil(schedule, model, inner, debts, own, list(self.anchors), states)
 
     def round(self, number: int, present: list[int]) -> None:
         for _ in range(self.interval):
@@ -100,13 +107,17 @@ class Run:
                 continue
             named[number] = (made, self.codec.encode(made.gradient_N, pupil.debts[fragment], shapes))
         sent = [self.codec.decode(encoded.body, shapes) for _, encoded in named.values()]
-        after_N, self.states[fragment] = step_of(self.method, before_N, sent, self.states[fragment])
+        told, members = [made for made, _ in named.values()], len(present)  # a lease ends while a peer is away
+        after_N, self.states[fragment] = step_of(
+            self.method, before_N, sent, self.states[fragment], sent=told, members=members
+        )
         self.anchors[fragment] = after_N
         for number, pupil in enumerate(self.pupils):
             made, encoded = named.get(number, (None, None))
             if encoded is not None:
                 pupil.debts[fragment] = encoded.feedback
-            pupil.schedule.merge(CommittedUpdate(None, bytes(32), fragment, before_N, after_N, made), pupil.model)
+            moved = (bytes(32), fragment, before_N, after_N, made)
+            pupil.schedule.merge(CommittedUpdate(None, *moved, state=self.states[fragment]), pupil.model)
 
     def _pairs(self, number: int, present: list[int]) -> None:
         """Pairs in turn; a peer that was away takes over another's replica instead, as `Node.follow_others` does."""

@@ -27,7 +27,8 @@ class InTurns(Learner):
     def __init__(self, lab: Lab, number: int, founder: bool) -> None:
         super().__init__(lab, number, founder)
         fragments = lab.manifest.outer.fragments
-        self.schedule = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32), fragments)
+        method, live = self.node.replica.method, self.schedule.live
+        self.schedule = SyncSchedule(self.interval, 0, method, bytes(32), fragments, live=live)
 
     def sent(self, update: CommittedUpdate) -> torch.Tensor:
         """Nobody asks."""

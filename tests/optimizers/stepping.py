@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers import Contributor, OuterMethod, RoundInfo, mean_pseudo_gradient
+from decentral.replica.contribution import Contribution
+from decentral.training.live_side import LiveSide
 
 State = dict[str, Tensor]
 
@@ -31,21 +33,34 @@ def step_of(
     state: Mapping[str, Tensor],
     number: int = 0,
     ages: Sequence[int] = (),
+    sent: Sequence[Contribution] = (),
+    members: int = 0,
 ) -> tuple[Tensor, State]:
-    """The step of peers who sent these changes, each weighed by what it says of itself; as `Replica` makes it."""
+    """The step of peers who sent these changes, each weighed by what it says of itself; as `Replica` makes it.
+
+    ``sent``: what else they said and sent; without it further channels are zeros.
+    """
     told = tuple(_told(method, n, change, number) for n, change in enumerate(changes))
     told = tuple(replace(one, age=age) for one, age in zip(told, ages or repeat(0), strict=False))
+    told = tuple(replace(one, summary=made.summary) for one, made in zip(told, sent, strict=True)) or told
     weights = tuple(method.weights(told, (1.0,) * len(told), state))
     if not any(weights):
         return anchor, dict(state)
-    sent = [(one.peer, change, weight) for one, change, weight in zip(told, changes, weights, strict=True)]
-    info = RoundInfo(number, told, weights, (tuple(anchor.shape),))
-    return _stepped(method, anchor, changes, mean_pseudo_gradient(sent), state, info)
+    info = RoundInfo(number, told, weights, (tuple(anchor.shape),), members=members)
+    states = zip(*(made.states for made in sent), strict=True)
+    return _stepped(method, anchor, changes, _mean(info, changes), state, info, [_mean(info, rows) for rows in states])
+
+
+def _mean(info: RoundInfo, rows: Sequence[Tensor]) -> Tensor:
+    told = zip(info.contributors, rows, info.weights, strict=True)
+    return mean_pseudo_gradient([(one.peer, row, weight) for one, row, weight in told])
 
 
 def _told(method: OuterMethod, n: int, change: Tensor, number: int) -> Contributor:
     zeros = [torch.zeros_like(change) for channel in method.channels()[1:] if channel.is_due(number)]
-    return Contributor(bytes([n]) * 32, summary=method.summary([change, *zeros]))
+    live = LiveSide(peer=bytes([n]) * 32)
+    live.begin(method, 1, lambda fragment: 1)
+    return Contributor(live.peer, summary=method.says(live, 0, [change, *zeros]))
 
 
 def _stepped(
@@ -55,8 +70,10 @@ def _stepped(
     mean: Tensor,
     state: Mapping[str, Tensor],
     info: RoundInfo,
+    states: Sequence[Tensor] = (),
 ) -> tuple[Tensor, State]:
-    received = {channel.name: torch.zeros_like(anchor) for channel in method.channels() if channel.is_due(info.step)}
+    due = [channel.name for channel in method.channels() if channel.is_due(info.step)]
+    received = {name: torch.zeros_like(anchor) for name in due} | dict(zip(due[1:], states, strict=False))
     received["change"] = torch.stack(list(changes)) if method.channels()[0].combine == "each" else mean
     after, state = method.outer_step(anchor, received, state, info)
     return after, state

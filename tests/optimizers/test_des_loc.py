@@ -15,7 +15,7 @@ from decentral.replica.replica import Replica
 from decentral.training.live_model import LiveModel
 from decentral.training.moments import Moments
 from decentral.wire.messages import FrameRef, ReducePlan
-from tests.laws.learners import EXACT, Inner, Learners, replica_of
+from tests.laws.learners import EXACT, Learners, replica_of
 from tests.laws.swarm import NUMEL, SIGNERS
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -27,9 +27,7 @@ def randn(seed: int, numel: int = NUMEL) -> Tensor:
 
 
 def moments_of(run: Learners, name: str) -> Tensor:
-    inner = [peer.schedule.live for peer in run.peers]
-    assert all(isinstance(one, Inner) for one in inner)
-    return torch.stack([one.moments[name] for one in inner])  # type: ignore[union-attr]
+    return torch.stack([peer.inner.moments[name] for peer in run.peers])
 
 
 def change_moments(run: Learners, seed: int) -> None:

@@ -8,22 +8,23 @@ debts and carried progress stay integers below 2**24 and float32 sums of them ar
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from decentral.manifest.terms import Inner
-from decentral.optimizers import NO_MOMENTS, Live
+from decentral.optimizers import InnerOptimizer
 from decentral.parameters import Fragment, ParameterSpec, Schema
-from decentral.simulate.learning.moments import RunningMoments
+from decentral.simulate.learning.moments import Descent
 from decentral.simulate.learning.student import WIDTH, Student, beginning
 
 __all__ = ["UNIT", "VALUES", "Lesson", "LessonName", "first_anchors", "lesson_named", "toy_schema"]
 
 UNIT = 840.0  # lcm(1..8)
 VALUES = 96  # parameters of one fragment: more than any peer makes inner steps between two commits of its own
+Begins = Callable[[], None]
 LessonName = Literal["marks", "noise", "learn"]
 
 # Shape suffix: N = elements of one fragment, flat float32.
@@ -32,10 +33,10 @@ LessonName = Literal["marks", "noise", "learn"]
 class Lesson(Protocol):
     """What one peer's inner steps do."""
 
-    moments: Live  # of what stands for the inner optimizer
+    inner: InnerOptimizer  # what stands for one
 
-    def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
-        """What inner step ``number`` of this peer subtracts from each fragment."""
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
+        """What inner step ``number`` of this peer subtracts from each fragment; ``begins``: once gradients are made."""
         ...
 
     def loss(self, anchors: Sequence[Tensor]) -> float | None:
@@ -46,14 +47,16 @@ class Lesson(Protocol):
 class Marks:
     """See the module."""
 
-    moments: Live = NO_MOMENTS
+    def __init__(self) -> None:
+        self._descent = Descent()
+        self.inner: InnerOptimizer = self._descent
 
-    def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
         """See Lesson."""
         marks = [torch.zeros_like(live_N) for live_N in live]
         for fragment, mark_N in enumerate(marks):
             mark_N[(number - 1 + fragment) % len(mark_N)] = UNIT
-        return marks
+        return self._descent.step(marks, begins)
 
     def loss(self, anchors: Sequence[Tensor]) -> float | None:
         """See Lesson."""
@@ -65,14 +68,13 @@ class Noise:
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._followed = RunningMoments()
-        self.moments: Live = self._followed
+        self._descent = Descent()
+        self.inner: InnerOptimizer = self._descent
 
-    def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
         """See Lesson."""
         steps = [0.01 * torch.randn(live_N.shape, generator=self._generator) for live_N in live]
-        self._followed.follow(steps)
-        return steps
+        return self._descent.step(steps, begins)
 
     def loss(self, anchors: Sequence[Tensor]) -> float | None:
         """See Lesson."""

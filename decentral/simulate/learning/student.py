@@ -9,13 +9,13 @@ keeps of a large model.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from decentral.manifest.terms import Inner
-from decentral.optimizers import Live
+from decentral.optimizers import InnerOptimizer
 from decentral.training.inner import Averages, built
 
 __all__ = ["USUAL", "WIDTH", "Student", "alone", "beginning"]
@@ -38,9 +38,9 @@ class Student:
         self._weights = [torch.zeros(WIDTH, WIDTH, requires_grad=True) for _ in range(num_fragments)]
         self._optimizers = built(_terms(inner), self._weights, [])
         self._averages = Averages(self._optimizers)
-        self.moments: Live = _InnerMoments(self._weights, self._optimizers)
+        self.inner: InnerOptimizer = _InnerMoments(self._weights, self._optimizers)
 
-    def step(self, live: Sequence[Tensor], number: int) -> list[Tensor]:
+    def step(self, live: Sequence[Tensor], number: int, begins: Callable[[], None] = lambda: None) -> list[Tensor]:
         """One step from the live parameters; what it subtracts from each fragment."""
         inputs_BD = torch.randn(BATCH, WIDTH, generator=self._generator)
         self._put(live)
@@ -48,6 +48,7 @@ class Student:
             optimizer.zero_grad()
         noise_BD = NOISE * torch.randn(BATCH, WIDTH, generator=self._generator)
         _loss(self._weights, inputs_BD, noise_BD).backward()  # type: ignore[no-untyped-call]  # torch's
+        begins()
         for optimizer in self._optimizers:
             optimizer.step()
         self._averages.show()
@@ -76,7 +77,9 @@ def _terms(inner: Inner) -> Inner:
 
 
 class _InnerMoments:
-    """See decentral.optimizers.Live."""
+    """See decentral.optimizers.InnerOptimizer."""
+
+    learning_rate = LEARNING_RATE
 
     def __init__(self, weights: Sequence[Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._weights, self._optimizers = weights, optimizers
@@ -94,6 +97,15 @@ class _InnerMoments:
     def _held(self, name: str, fragment: int) -> Tensor | None:
         states = (optimizer.state.get(self._weights[fragment], {}) for optimizer in self._optimizers)
         return next((state[name] for state in states if name in state), None)
+
+    def read_gradient(self, fragment: int) -> Tensor | None:
+        found = self._weights[fragment].grad
+        return None if found is None else found.flatten().clone()
+
+    def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
+        found = self._weights[fragment].grad
+        if found is not None:
+            found += added_N.view_as(found)
 
 
 def beginning(num_fragments: int) -> list[Tensor]:

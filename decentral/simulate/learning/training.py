@@ -182,9 +182,8 @@ class Trainer:
 
     def _step(self) -> None:
         self.num_steps += 1
-        for live_N, step_N in zip(
-            self.model.fragments, self.lesson.step(self.model.fragments, self.num_steps), strict=True
-        ):
+        steps = self.lesson.step(self.model.fragments, self.num_steps, self.schedule.stepping)
+        for live_N, step_N in zip(self.model.fragments, steps, strict=True):
             live_N -= step_N
         self.schedule.stepped()
         self.note("stepped", number=self.num_steps)

@@ -27,6 +27,7 @@ from decentral.simulate.learning.training import FlatModel, Note, StepPace, Trai
 from decentral.simulate.machine.disk import RecordingDisk
 from decentral.simulate.machine.weather import Weather, WeatheredTransport
 from decentral.simulate.trace import Trace
+from decentral.training.live_side import LiveSide
 from decentral.training.swarm.same_loop import SameLoop, Updates
 from decentral.training.sync_schedule import SyncSchedule, make_schedule
 from decentral.transport.memory.transport import MemoryNetwork
@@ -118,8 +119,8 @@ class SimulatedProcess:
             uplink=lambda: machine.claim,
             grain=site.grain,
         )
-        self.schedule = make_schedule(site.manifest, bytes(32))
-        self.schedule.live = self.lesson.moments
+        live = LiveSide(self.model, self.lesson.inner, machine.signer.peer, schema)
+        self.schedule = make_schedule(site.manifest, bytes(32), live)
         if found is not None:
             self._resume(found)
         self.scope = anyio.CancelScope()
@@ -180,7 +181,7 @@ class SimulatedProcess:
         node.driver.begin_at(head, node.start.acceptor, self.store.past(head, node.start.acceptor))
         self.schedule.seen = head.hash
         if named or found.adopted:
-            self._stand_at_anchors()
+            self.schedule.stand_at(self.model, node.replica.anchors, found.tensors)
             return
         outer_steps = head.outer_step - found.head.outer_step
         memory = found.meta["progress"]
@@ -254,7 +255,7 @@ class SimulatedProcess:
             return False
         if head.anchor is None or (head.hash != schedule.seen and node.gossip is None):
             return False
-        live = {f"live/{f}": tensor.clone() for f, tensor in enumerate(self.model.fragments)}
+        live = {f"live/{f}": tensor.clone() for f, tensor in enumerate(self.model.fragments)} | schedule.tensors()
         step = node.gossip.step if node.gossip is not None else 0
         meta = {"age": node.age, "gossip_step": step, "progress": schedule.memory()}
         self.store.save(head, {**node.replica.shared_tensors(), **node.replica.own_tensors(), **live}, meta)

@@ -1,0 +1,88 @@
+"""The experts of a mixture-of-experts model, found by the names of its tensors, and their warm-up by merging.
+
+``layers.0.mlp.experts.3.w1`` is of expert 3 of the layer ``layers.0.mlp``; of ``layers.0.mlp.experts.gate_up_proj``,
+whose first dimension counts experts, each has an equal part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decentral.optimizers.aggregation.norm_clip import norm
+from decentral.optimizers.live import Layout
+from decentral.optimizers.owners import Span
+
+__all__ = ["Layers", "experts_of", "merged"]
+
+# Shape suffixes: N = elements of one fragment, E = elements of one expert in one layer; flat float32.
+
+Layers = dict[str, dict[int, list[Span]]]  # by layer and expert, where its tensors are in the fragment
+_WORD = "experts"
+_DONORS = 4  # as the authors' code
+
+
+def experts_of(layout: Layout) -> Layers:
+    """Where the experts of each layer are; what is in none of them is shared."""
+    layers: Layers = {}
+    start = 0
+    for name, shape in layout.items():
+        words, numel = name.split("."), math.prod(shape)
+        if _WORD in words[:-1]:
+            at = words.index(_WORD)
+            layer = layers.setdefault(".".join(words[:at]), {})
+            for expert, span in _spans(words[at + 1], shape, start):
+                layer.setdefault(expert, []).append(span)
+        start += numel
+    return layers
+
+
+def _spans(word: str, shape: tuple[int, ...], start: int) -> list[tuple[int, Span]]:
+    numel = math.prod(shape)
+    if word.isdecimal():
+        return [(int(word), (start, start + numel))]
+    count = shape[0] if len(shape) > 1 else 0  # a vector says nothing of whose it is
+    each = numel // count if count else 0
+    return [(expert, (start + expert * each, start + (expert + 1) * each)) for expert in range(count)]
+
+
+def merged(anchor_N: Tensor, layers: Layers, rate: float) -> Tensor:
+    """Each expert moved by ``rate`` towards the mean of its nearest, a new tensor; all moves go by them as they were.
+
+    Nearest is, within a layer, whose first tensor has the largest cosine with its own; of equal ones the lower number.
+    """
+    after_N = anchor_N.clone()
+    for experts in layers.values():
+        whole = {expert: torch.cat([anchor_N[a:b] for a, b in spans]) for expert, spans in sorted(experts.items())}
+        first = {expert: anchor_N[slice(*experts[expert][0])] for expert in whole}
+        if len({one.numel() for one in whole.values()}) > 1:
+            continue  # these are no experts of one another's kind
+        lengths = {expert: norm(one_E) for expert, one_E in first.items()}
+        for expert, spans in experts.items():
+            near = sorted(
+                (other for other in whole if other != expert),
+                key=lambda other: (-_cosine(first, lengths, expert, other), other),
+            )
+            if near:
+                _move(after_N, spans, whole[expert], [whole[other] for other in near[:_DONORS]], rate)
+    return after_N
+
+
+def _cosine(first: dict[int, Tensor], lengths: dict[int, float], one: int, other: int) -> float:
+    """By three norms, whose bits no machine and no number of threads changes."""
+    a, b, apart = lengths[one], lengths[other], norm(first[one] - first[other])
+    return (a * a + b * b - apart * apart) / (2 * a * b) if a * b > 0 else 0.0
+
+
+def _move(after_N: Tensor, spans: Sequence[Span], own_E: Tensor, donors: Sequence[Tensor], rate: float) -> None:
+    total_E = donors[0]
+    for donor_E in donors[1:]:
+        total_E = total_E + donor_E
+    moved_E = own_E + (total_E / float(len(donors)) - own_E) * rate
+    at = 0
+    for start, stop in spans:
+        after_N[start:stop] = moved_E[at : at + stop - start]
+        at += stop - start

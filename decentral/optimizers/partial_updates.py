@@ -1,0 +1,121 @@
+"""Partial parameter updates: between two rounds each peer trains one slice of the parameters, and the rest stands.
+
+inner step: local <- where(own slice, local, anchor)
+g = sum over a slice's owners w_i (anchor - local_i) / sum of their w_i ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)
+
+Every peer runs the whole model, so no activations cross, and sends 1/S of a change: the rest is zeros, which cost
+next to nothing. A coordinate's divisor is the number of its owners, for the others said nothing of it. Where nobody
+owned a slice in a round, x and m stay.
+
+Who owns what: a peer's place among the contributors of the last round that took its contribution, modulo S, so that
+slices have equally many owners, give or take one, and nobody assigns them. With fewer contributors than slices the
+places move on every round, and all slices get their turn. Before its first round a peer's slice follows from its id.
+Each says beside its offer which slice it trained; who names none counts nothing. A lie costs what a wrong change does:
+zeros in the slice that it names, and its change among the owners of another.
+
+What differs from the paper. There a node's slice is cut through every layer's matrices, fixed, and known to the
+backward pass, which saves memory and arithmetic; here a slice is 1/S of each fragment in the model's order, stays while
+who contributes stays, and everything is computed: only bytes are saved. The inner optimizer keeps moments of all. With
+``overlap``, steps made on a slice before its owner's place changed are in its next contribution.
+
+Source: Filippova, Katharopoulos, Grangier, Collobert, "Partial Parameter Updates for Efficient Distributed Training",
+2025, arXiv:2509.22418.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.optimizers.base import OuterMethod, Preset, State, key
+from decentral.optimizers.live import Live
+from decentral.optimizers.owners import Span, hold, put_back, scaled_to_owners
+from decentral.optimizers.round_info import Contributor, RoundInfo
+from decentral.optimizers.steps import check_momentum, check_rate, nesterov
+
+__all__ = ["PartialUpdates"]
+
+_SLICE = struct.Struct("<H")
+_MOST = 1024  # slices: fewer peers than that train one model
+
+
+@dataclass(frozen=True, slots=True)
+class PartialUpdates(OuterMethod):
+    """Nesterov on a mean over owners; state {"momentum": (N,), "turn": (1,)}: the slice of the first contributor."""
+
+    name: ClassVar[str] = "partial_updates"
+    equation: ClassVar[str] = "a peer trains slice s ; g_s = mean over owners ; m <- mu*m + g ; x <- x - lr*(g + mu*m)"
+    source: ClassVar[str] = 'Filippova et al., "Partial Parameter Updates", 2025, arXiv:2509.22418'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 0.7, "momentum": 0.9}, compressor="int8(block=4096)", exchange="reduce"
+    )
+    lr: float = 0.7
+    momentum: float = key(0.9, "of the outer step; 0 is none")
+    slices: int = key(2, "parts of the model, of which each peer trains one; 1 is DiLoCo")
+
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+        check_momentum(self, self.momentum)
+        if not 1 <= self.slices <= _MOST:
+            raise ConfigError(f"{self}: slices must be from 1 to {_MOST}; as many as half of the peers is a good start")
+
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """No momentum, and the first contributor has the first slice."""
+        return {"momentum": torch.zeros_like(anchor), "turn": torch.zeros(1)}
+
+    def before_inner_step(self, live: Live, fragment: int) -> None:
+        """Remember what must not move."""
+        hold(live, fragment)
+
+    def after_inner_step(self, live: Live, fragment: int) -> None:
+        """Put it back."""
+        mine, numel = self._slice_of(live, fragment), live.read(fragment).numel()
+        put_back(live, fragment, [self._span(number, numel) for number in range(self.slices) if number != mine])
+
+    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
+        """The slice that was trained."""
+        return _SLICE.pack(self._slice_of(live, fragment))
+
+    def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
+        """The slice of the place that this peer had among the contributors."""
+        if sent is not None and live.peer in peers:
+            place = peers.index(live.peer) + int(state["turn"])
+            live.own(fragment)["slice"] = torch.tensor([float(place % self.slices)])
+
+    def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
+        """Nothing for who names no slice."""
+        told = zip(contributors, given, strict=True)
+        return [weight if self._named_by(one) is not None else 0.0 for one, weight in told]
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One Nesterov step of the slices that had an owner."""
+        parts = [[self._span(number, anchor.numel())] for number in range(self.slices)]
+        owned = [[-1 if (named := self._named_by(one)) is None else named] for one in info.contributors]
+        came = len(info.contributors)
+        with torch.no_grad():
+            change, has_owner = scaled_to_owners(received["change"], parts, owned, info.weights)
+            after, momentum = nesterov(anchor, change, state["momentum"], self.lr, self.momentum)
+            turn = (state["turn"] + (came if came < self.slices else 0)) % self.slices
+            momentum = torch.where(has_owner, momentum, state["momentum"])
+            return torch.where(has_owner, after, anchor), {"momentum": momentum, "turn": turn}
+
+    def _span(self, number: int, numel: int) -> Span:
+        return numel * number // self.slices, numel * (number + 1) // self.slices
+
+    def _slice_of(self, live: Live, fragment: int) -> int:
+        if "slice" in live.own(fragment):
+            return int(live.own(fragment)["slice"]) % self.slices
+        return int.from_bytes(hashlib.blake2b(live.peer, digest_size=8).digest(), "little") % self.slices
+
+    def _named_by(self, contributor: Contributor) -> int | None:
+        if len(contributor.summary) != _SLICE.size:
+            return None
+        (named,) = _SLICE.unpack(contributor.summary)
+        return int(named) if named < self.slices else None

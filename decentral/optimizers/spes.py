@@ -1,0 +1,117 @@
+"""SPES: of a mixture of experts each peer trains some, and the shared parts are everybody's.
+
+x_e <- x_e - lr*mean over the owners of e (anchor - local) ;  shared: x <- x - lr*mean over all (anchor - local)
+warm-up, every merge_every-th round: x_e <- x_e + a*(mean of the 4 experts nearest to e - x_e)
+                                     a = merge_rate*(1 - round/merge_rounds)
+
+Every peer runs all experts, but changes, and sends, its own and the shared parts: between 1/K and all of a model's
+bytes. Experts that are not trained here stand still, whatever the router sends them. The warm-up lets experts have
+what others learnt while each has seen little. Nearest is by the cosine of an expert's first tensor, layer by layer.
+
+Who owns what: the experts whose number, modulo the contributors of the last round that took this peer's contribution,
+is its place among them; one owner each then. Before its first round a peer trains all. Each says beside its offer its
+place and of how many; who says what cannot be counts nothing. Experts without an owner in a round stay.
+
+What differs from the paper. Its nodes are numbered once, n experts each in a row, and a server takes an expert from its
+owner; here places follow who is there, and an expert's divisor is the number of its owners, should there be several.
+Only bytes are saved: the inner optimizer keeps moments of all experts, and their gradients are computed. Merging counts
+rounds and not steps: every 5 are its 500 steps at H = 100; the decay over 50 is ours.
+
+Source: Zhang et al., "Pretraining A Large Language Model using Distributed GPUs: A Memory-Efficient Decentralized
+Paradigm" (SPES), 2026, arXiv:2602.11543; merging as in zjr2000/SPES.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.optimizers.base import OuterMethod, Preset, State, key
+from decentral.optimizers.experts import Layers, experts_of, merged
+from decentral.optimizers.live import Live
+from decentral.optimizers.owners import Part, hold, put_back, scaled_to_owners
+from decentral.optimizers.round_info import Contributor, RoundInfo
+from decentral.optimizers.steps import check_rate
+
+__all__ = ["SPES"]
+
+_PLACE = struct.Struct("<HH")  # place, and of how many contributors
+
+
+@dataclass(frozen=True, slots=True)
+class SPES(OuterMethod):
+    """Plain averaging at lr = 1, of an expert among its owners; no state."""
+
+    name: ClassVar[str] = "spes"
+    equation: ClassVar[str] = "x_e <- x_e - lr*mean over owners ; x <- x - lr*mean ; x_e <- x_e + a*(nearest - x_e)"
+    source: ClassVar[str] = 'Zhang et al., "SPES", 2026, arXiv:2602.11543'
+    preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="bf16", exchange="reduce")
+    lr: float = 1.0
+    merge_rate: float = key(0.05, "of the warm-up: share of the way to the nearest experts; 0 is none")
+    merge_every: int = key(5, "rounds from one merging of experts to the next")
+    merge_rounds: int = key(50, "rounds until the warm-up is over")
+
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+        if not 0 <= self.merge_rate <= 1 or min(self.merge_every, self.merge_rounds) < 1:
+            raise ConfigError(f"{self}: merge_rate must be in [0, 1], merge_every and merge_rounds 1 round or more")
+
+    def before_inner_step(self, live: Live, fragment: int) -> None:
+        """Remember what must not move."""
+        hold(live, fragment)
+
+    def after_inner_step(self, live: Live, fragment: int) -> None:
+        """Put it back."""
+        place, count = self._place_of(live, fragment)
+        parts = _by_expert(experts_of(live.layout(fragment)))
+        others = [span for expert, part in parts.items() if expert % count != place for span in part]
+        put_back(live, fragment, others)
+
+    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
+        """Place, and of how many."""
+        return _PLACE.pack(*self._place_of(live, fragment))
+
+    def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
+        """The place that this peer had among the contributors."""
+        if sent is not None and live.peer in peers:
+            live.own(fragment)["place"] = torch.tensor([float(peers.index(live.peer)), float(len(peers))])
+
+    def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
+        """Nothing for who names no place."""
+        told = zip(contributors, given, strict=True)
+        return [weight if _named_by(one) is not None else 0.0 for one, weight in told]
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A mean among owners, and in the warm-up the merging."""
+        layers = experts_of(dict(zip(info.names, info.shapes, strict=False)))
+        parts, said = _by_expert(layers), [_named_by(one) for one in info.contributors]
+        owned = [[n for n, e in enumerate(parts) if place and e % place[1] == place[0]] for place in said]
+        with torch.no_grad():
+            change, _ = scaled_to_owners(received["change"], list(parts.values()), owned, info.weights)
+            after = anchor - change * self.lr
+            rate = self.merge_rate * (1 - info.step / self.merge_rounds)
+            is_due = (info.step + 1) % self.merge_every == 0 and rate > 0
+            return merged(after, layers, rate) if is_due else after, {}
+
+    def _place_of(self, live: Live, fragment: int) -> tuple[int, int]:
+        place, count = live.own(fragment).get("place", torch.tensor([0.0, 1.0])).tolist()
+        return int(place), int(count)
+
+
+def _by_expert(layers: Layers) -> dict[int, Part]:
+    """By number where an expert is, in all layers: who owns it owns it in each."""
+    numbers = sorted({expert for experts in layers.values() for expert in experts})
+    return {e: [span for experts in layers.values() for span in experts.get(e, [])] for e in numbers}
+
+
+def _named_by(contributor: Contributor) -> tuple[int, int] | None:
+    if len(contributor.summary) != _PLACE.size:
+        return None
+    place, count = _PLACE.unpack(contributor.summary)
+    return (place, count) if place < count else None

@@ -1,0 +1,169 @@
+"""What a method sees and changes of one peer's training, and the moments at which it is asked.
+
+Beside a shipped peer, a simulated one and those of the tests. Everything here happens on the training thread. The
+method's own tensors are in the peer's checkpoints; what a contribution changes of them is booked with its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from decentral.consensus.chain import contributions
+from decentral.optimizers import NO_MOMENTS, InnerOptimizer, OuterMethod
+from decentral.optimizers.live import Layout, Own
+from decentral.parameters import Schema
+from decentral.rounds.updates import CommittedUpdate
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+OWN = "own/"  # FRAGMENT/NAME, in a checkpoint
+
+
+class Parameters(Protocol):
+    """The live parameters, fragment by fragment: a model, or what stands for one in a simulation."""
+
+    def read(self, fragment: int) -> Tensor:
+        """A copy of one fragment."""
+        ...
+
+    def write(self, fragment: int, flat_N: Tensor) -> None:
+        """Overwrite one fragment."""
+        ...
+
+    def keeps(self, fragment: int) -> bool:
+        """Whether reading gives the very bits that were written: not where parameters have less than float32."""
+        ...
+
+
+class _NoParameters:
+    """Of a schedule beside which nothing trains."""
+
+    def read(self, fragment: int) -> Tensor:
+        return torch.zeros(0)
+
+    def write(self, fragment: int, flat_N: Tensor) -> None:
+        pass
+
+    def keeps(self, fragment: int) -> bool:
+        return True
+
+
+class LiveSide:
+    """See decentral.optimizers.Live. One method, one peer, one life."""
+
+    def __init__(
+        self,
+        model: Parameters | None = None,
+        inner: InnerOptimizer = NO_MOMENTS,
+        peer: bytes = bytes(32),
+        schema: Schema | None = None,
+    ) -> None:
+        self.peer, self._schema = peer, schema
+        self._model, self._inner = model or _NoParameters(), inner
+        self._method = OuterMethod()
+        self._steps: Callable[[int], int] = lambda fragment: 0
+        self._own: list[Own] = [{}]
+        self._sent: dict[int, Own] = {}  # by fragment, as they were when the contribution in flight was taken
+
+    def begin(self, method: OuterMethod, num_fragments: int, steps: Callable[[int], int]) -> None:
+        """Beside a schedule of ``method``; ``steps``: see Live."""
+        self._method, self._steps = method, steps
+        self._own = [{} for _ in range(num_fragments)]
+
+    # ---- what the method may touch ----
+
+    def layout(self, fragment: int) -> Layout:
+        """See Live."""
+        specs = () if self._schema is None else self._schema.fragments[fragment].parameters
+        return {spec.name: spec.shape for spec in specs}
+
+    def read(self, fragment: int) -> Tensor:
+        """See Live."""
+        return self._model.read(fragment)
+
+    def write(self, fragment: int, live_N: Tensor) -> None:
+        """See Live."""
+        self._model.write(fragment, live_N)
+
+    def steps(self, fragment: int) -> int:
+        """See Live."""
+        return self._steps(fragment)
+
+    def own(self, fragment: int) -> Own:
+        """See Live."""
+        return self._own[fragment]
+
+    @property
+    def learning_rate(self) -> float:
+        """See Live."""
+        return self._inner.learning_rate
+
+    def read_moment(self, name: str, fragment: int) -> Tensor | None:
+        """See Live."""
+        return self._inner.read_moment(name, fragment)
+
+    def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
+        """See Live."""
+        return self._inner.write_moment(name, fragment, moment_N)
+
+    def read_gradient(self, fragment: int) -> Tensor | None:
+        """See Live."""
+        return self._inner.read_gradient(fragment)
+
+    def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
+        """See Live."""
+        self._inner.add_to_gradient(fragment, added_N)
+
+    # ---- when the method is asked ----
+
+    def before_step(self) -> None:
+        """The gradients of an inner step are made."""
+        if self._method.overrides("before_inner_step"):
+            for fragment in range(len(self._own)):
+                self._method.before_inner_step(self, fragment)
+
+    def after_step(self) -> None:
+        """An inner step was made."""
+        if self._method.overrides("after_inner_step"):
+            for fragment in range(len(self._own)):
+                self._method.after_inner_step(self, fragment)
+
+    def taken(self, fragment: int) -> None:
+        """A contribution of a fragment is taken from the live model."""
+        self._sent[fragment] = dict(self._own[fragment])
+
+    def merged(self, update: CommittedUpdate) -> None:
+        """A commit is in the live model."""
+        took, record = update.contribution is not None, update.record
+        if update.taken_N is not None or (took and update.after_N is update.before_N):
+            self.lost(update.fragment)  # a previous incarnation sent it, and its ``own`` is gone; or nobody counted
+            return
+        sent = self._sent.pop(update.fragment, None)
+        peers = () if record is None else tuple(ref.peer for ref in contributions(record))
+        self._method.after_commit(self, update.fragment, update.state, sent if took else None, peers)
+
+    def swapped(self, fragment: int) -> None:
+        """A pair took this peer's contribution."""
+        self._method.after_commit(self, fragment, {}, self._sent.pop(fragment, {}), ())
+
+    def lost(self, fragment: int) -> None:
+        """Progress of a fragment is given up."""
+        self._sent.pop(fragment, None)
+        self._method.progress_lost(self, fragment)
+
+    # ---- over a restart ----
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The method's own, by their names in a checkpoint."""
+        return {f"{OWN}{f}/{name}": one for f, own in enumerate(self._own) for name, one in own.items()}
+
+    def recall(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what ``tensors`` gave."""
+        for f, own in enumerate(self._own):
+            start = f"{OWN}{f}/"
+            own.clear()
+            own.update({name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)})

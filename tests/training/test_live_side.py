@@ -1,0 +1,172 @@
+"""What a method does around inner steps, in a peer of one's own loop: when it is asked, and what it may change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from decentral.errors import ConfigError
+from decentral.manifest import Manifest, preset_manifest
+from decentral.optimizers import OuterMethod
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.scaffold import Scaffold
+from decentral.peer import Peer, join
+from decentral.peer.joining import check_processes
+from decentral.simulate.learning.training import FlatModel
+from decentral.swarm.identity import Identity
+from decentral.training.live_model import LiveModel
+from decentral.training.live_side import LiveSide
+from decentral.training.moments import Moments
+from decentral.training.sync_schedule import SyncSchedule
+from decentral.transport.memory.transport import MemoryNetwork
+
+
+def terms(**tables: dict[str, Any]) -> Manifest:
+    run = {"rounds": 4, "salt": "hooks", **tables.pop("run", {})}
+    return preset_manifest("scaffold", run=run, inner={"steps": 2}, **tables)
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
+
+
+def joined(folder: Path, model: nn.Module, optimizer: Any, manifest: Manifest | None = None) -> Peer:
+    transport = MemoryNetwork().transport(Identity.load_or_create(folder / "identity.key").signer)
+    return join(manifest or terms(), model, optimizer, out=folder, transport=transport, lan=False, quiet=True)
+
+
+def backward(model: nn.Module, seed: int = 0) -> None:
+    model(torch.randn(3, 6, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+
+
+def live_of(peer: Peer) -> LiveSide:
+    return peer._part.loop.schedule.live
+
+
+def gradients(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.grad.flatten().clone() for parameter in model.parameters()])
+
+
+def test_an_inner_step_goes_by_what_the_method_added_to_the_gradient(tmp_path):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with joined(tmp_path, model, optimizer) as peer:
+        live, turn_N = live_of(peer), torch.linspace(-1, 1, sum(p.numel() for p in model.parameters()))
+        live.own(0)["turn"] = turn_N
+        backward(model)
+        before_N, raw_N = live.read(0), gradients(model)
+        optimizer.step()
+        torch.testing.assert_close(live.read(0), before_N - 0.1 * (raw_N + turn_N))
+        torch.testing.assert_close(live.own(0)["sum"], raw_N)
+
+
+def test_of_several_optimizers_the_method_is_asked_once_an_inner_step_before_the_first(tmp_path):
+    model = small()
+    first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in model)
+    with joined(tmp_path, model, [first, second]) as peer:
+        backward(model)
+        raw_N = gradients(model)
+        for _ in range(2):  # the second of them begins no inner step
+            first.step()
+        second.step()
+        assert float(live_of(peer).own(0)["steps"]) == 1.0
+        torch.testing.assert_close(live_of(peer).own(0)["sum"], raw_N)
+
+
+def test_a_closure_is_refused_where_the_method_changes_gradients_and_taken_elsewhere(tmp_path):
+    for name, refused in (("scaffold", True), ("sparseloco", False)):
+        model, folder = small(), tmp_path / name
+        folder.mkdir()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def closure(model: nn.Module = model) -> Tensor:
+            loss: Tensor = model(torch.ones(3, 6)).square().mean()
+            loss.backward()
+            return loss
+
+        manifest = preset_manifest(name, run={"rounds": 3, "salt": "x"}, inner={"steps": 2})
+        with joined(folder, model, optimizer, manifest):
+            if refused:
+                with pytest.raises(ConfigError, match="was given a closure, which makes the gradients inside"):
+                    optimizer.step(closure)
+            else:
+                optimizer.step(closure)
+
+
+def test_what_a_method_keeps_for_itself_is_in_the_checkpoint_and_in_no_snapshot(tmp_path):
+    manifest, kept = terms(run={"rounds": 1000}), []
+    for rounds in (3, 0):
+        model = small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with joined(tmp_path, model, optimizer, manifest) as peer:
+            while peer.round < rounds:
+                backward(model)
+                optimizer.step()
+            if rounds:  # in the middle of a round
+                backward(model)
+                optimizer.step()
+            kept.append(dict(live_of(peer).own(0)))
+            assert not [name for name in peer.swarm.node.replica.shared_tensors() if "turn" in name]
+    assert set(kept[0]) == set(kept[1]) == {"turn", "sum", "steps"}
+    assert all(torch.equal(kept[0][name], one) for name, one in kept[1].items())
+
+
+def test_a_peer_of_several_processes_is_refused_with_the_reason():
+    check_processes(terms(), 1)
+    check_processes(preset_manifest("diloco"), 2)
+    with pytest.raises(ConfigError, match="scaffold reads or changes the inner optimizer, which each of this peer's 2"):
+        check_processes(terms(), 2)
+
+
+def test_a_method_without_hooks_is_never_asked_and_one_with_them_touches_the_training_by_that():
+    class Hooked(OuterMethod):
+        def after_inner_step(self, live: object, fragment: int) -> None: ...
+
+    assert (OuterMethod.inner, DiLoCo.inner, Hooked.inner, Scaffold.inner) == (False, False, True, True)
+    assert [DiLoCo.overrides(name) for name in ("before_inner_step", "after_inner_step", "outer_step")] == [0, 0, 1]
+    assert Hooked.overrides("after_inner_step")
+    assert not Hooked.overrides("before_inner_step")
+
+
+class Counting(OuterMethod):
+    """Notes when it is asked, and keeps a tensor."""
+
+    asked: ClassVar[list[Any]] = []
+
+    def after_inner_step(self, live: LiveSide, fragment: int) -> None:
+        self.asked.append(("after", fragment, live.steps(fragment)))
+
+    def progress_lost(self, live: LiveSide, fragment: int) -> None:
+        self.asked.append(("lost", fragment))
+
+
+def test_progress_that_is_given_up_is_told_to_the_method_and_its_own_stays():
+    model, method = FlatModel([torch.zeros(3), torch.zeros(2)]), Counting()
+    method.asked.clear()
+    schedule = SyncSchedule(2, 0, method, bytes(32), 2, live=LiveSide(model))
+    schedule.live.own(1)["kept"] = torch.ones(2)
+    schedule.stepped()
+    schedule.restart(model, [torch.zeros(3), torch.zeros(2)], [1])
+    assert method.asked == [("after", 0, 1), ("after", 1, 1), ("lost", 1)]
+    again = SyncSchedule(2, 0, method, bytes(32), 2, live=LiveSide(model))
+    again.stand_at(model, [torch.ones(3), torch.ones(2)], schedule.tensors())
+    assert method.asked[3:] == [("lost", 0), ("lost", 1)]
+    assert torch.equal(again.live.own(1)["kept"], torch.ones(2))
+    assert torch.equal(model.read(0), torch.ones(3))
+
+
+def test_a_gradient_that_is_missing_reads_as_zero_and_is_made_where_something_is_added():
+    model = nn.Linear(2, 1)
+    optimizers = [torch.optim.SGD([model.weight], lr=0.3), torch.optim.AdamW([model.bias], lr=0.1)]
+    inner = Moments(LiveModel(model, 1, None), optimizers)
+    assert inner.read_gradient(0).tolist() == [0.0, 0.0, 0.0]
+    inner.add_to_gradient(0, torch.tensor([1.0, 2.0, 3.0]))
+    inner.add_to_gradient(0, torch.tensor([1.0, 0.0, 0.0]))
+    assert inner.read_gradient(0).tolist() == [2.0, 2.0, 3.0]
+    assert model.weight.grad.tolist() == [[2.0, 2.0]]
+    assert inner.learning_rate == pytest.approx(0.2)
