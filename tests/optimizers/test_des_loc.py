@@ -13,6 +13,7 @@ from decentral.parameters import schema_of
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import Replica
 from decentral.training.live_model import LiveModel
+from decentral.training.live_side import LiveSide
 from decentral.training.moments import Moments
 from decentral.wire.messages import FrameRef, ReducePlan
 from tests.laws.learners import EXACT, Learners, replica_of
@@ -149,11 +150,12 @@ def test_who_has_no_moments_counts_in_no_mean_of_them_and_in_that_of_the_changes
     """A newcomer, or an inner optimizer that is no Adam, pulled everybody's moments to zero."""
     run = Learners(DESLoc(first_moment=1, second_moment=1), 3, randn(0))
     for peer in run.peers[1:] if given == "some" else run.peers:
-        peer.schedule.live = NO_MOMENTS
+        peer.schedule.live = LiveSide(peer.model)
+        peer.schedule.live.begin(run.method, 1, lambda fragment: 1)
     before = dict(run.peers[0].replica.states[0])
     run.learn({n: randn(10 + n) for n in range(3)})
     local = torch.stack([peer.live_N for peer in run.peers])
-    own = getattr(run.peers[0].schedule.live, "moments", before)
+    own = dict(run.peers[0].inner.moments) if given == "some" else before
     run.meet((0, 1, 2))
     for peer in run.peers:
         torch.testing.assert_close(peer.anchor_N, local.mean(0), rtol=0, atol=1e-6)
