@@ -64,7 +64,7 @@ def test_a_step_has_the_same_bits_however_much_was_kept_of_what_arrived(chain: s
     record, frames = round_of(given.codec, [randn(n) for n in range(8)])
     alone = given.outer_step(record, frames).digest
     arriving = replica(rule_of(spelling), chain)
-    inbox = Inbox(SCHEMA, arriving.codec, arriving.merge_codec, unpacked=arriving.unpacked)
+    inbox = Inbox(SCHEMA, arriving.codec, arriving.merge_codec, unpacked=arriving.contents.unpacked)
     head = Head(bytes(32), 0, 0, 0, bytes(32), bytes(32), PEERS)
     for frame in list(frames.values())[:5]:
         inbox.check(frame.data, head)

@@ -52,11 +52,11 @@ def test_a_clipped_step_has_the_same_bits_with_and_without_what_was_measured_on_
     record, frames = round_of(given.codec, (1.0, 1e5, 2.0, 1.5))
     alone = given.outer_step(record, frames).digest
     arriving = replica("median", chain)
-    inbox = Inbox(SCHEMA, arriving.codec, arriving.merge_codec, unpacked=arriving.unpacked)
+    inbox = Inbox(SCHEMA, arriving.codec, arriving.merge_codec, unpacked=arriving.contents.unpacked)
     head = Head(bytes(32), 0, 0, 0, bytes(32), bytes(32), PEERS)
     for frame in list(frames.values())[:3]:  # the fourth is this peer's own
         inbox.check(frame.data, head)
-        assert arriving.unpacked.measures.get(frame.hash) is not None
+        assert arriving.contents.unpacked.measures.get(frame.hash) is not None
     assert arriving.outer_step(record, frames).digest == alone
     assert replica("none", chain).outer_step(record, frames).digest != alone
 
