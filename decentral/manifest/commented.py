@@ -43,7 +43,8 @@ def _line(key: str, value: object, examples: list[Any] | None, meaning: str) -> 
     if isinstance(example, dict):  # a table inside that is unset: its first key
         ((first, example),) = example.items()
         key = f"{key}.{first}"
-    line = f"{key} = {toml_value(value)}" if example is None else f"# {key} = {toml_value(example)}"
+    shown = value if example is None else example
+    line = f"{'# ' if value is None else ''}{key} = {toml_value(shown)}"
     return f"{line:<{_COMMENT_COLUMN}}  # {meaning}"
 
 

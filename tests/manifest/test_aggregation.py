@@ -18,7 +18,7 @@ from decentral.manifest import (
     rule_of,
     summary,
 )
-from decentral.optimizers import make_aggregation
+from decentral.optimizers import aggregation_names, describe_aggregation_keys, make_aggregation
 
 DENSE = {"chain": "int8(block=4096)", "feedback": "none"}
 TEXT = """
@@ -74,6 +74,16 @@ def test_the_written_file_has_a_comment_for_each_key_and_is_read_back():
     assert all("#" in line for line in text.splitlines() if line)
     unset = preset_manifest("sparseloco").to_toml()
     assert '# aggregation.rule = "rfa"' in unset
+
+
+@pytest.mark.parametrize("rule", aggregation_names())
+def test_every_rule_is_written_with_its_keys_and_read_back_also_where_they_are_unset(rule: str):
+    outer = {"norm_clip": None, "aggregation": {"rule": rule}}
+    text = preset_manifest("diloco", outer=outer, exchange={"kind": "gather"}).to_toml()
+    assert rule_of(parse_manifest(text)) == make_aggregation(rule, {})
+    table = text.split("[outer.aggregation]")[1].split("\n[")[0]
+    keys = [key for key, _, _ in describe_aggregation_keys(rule)]
+    assert [line.split(" =")[0] for line in table.splitlines()[1:]] == ["rule", *(f"# {key}" for key in keys)]
 
 
 def test_the_line_that_the_file_proposes_works_without_its_comment_sign(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -75,17 +76,17 @@ def test_weights_from_inner_products_are_the_papers_dense_equations(seed: int):
     close("centered_clip start=zero", sent_KN, dense.dense_centered_clip(sent_KN, None, 8, zero_N))
     first_N = sent_KN[np.argmin(np.linalg.norm(sent_KN[:, None] - sent_KN[None], axis=-1).sum(1))]
     close("centered_clip tau=3", sent_KN, dense.dense_centered_clip(sent_KN, 3.0, 8, first_N))
-    close("rfa", sent_KN, dense.dense_rfa(sent_KN, 32, 1e-6, mean_N))
+    close("rfa", sent_KN, dense.dense_rfa(sent_KN, 100, 1e-6, mean_N))
     close("krum f=2", sent_KN, sent_KN[np.argmin(dense.dense_krum_scores(sent_KN, 2))])
     order_K = np.argsort(dense.dense_krum_scores(sent_KN, 2))
     close("multi_krum f=2", sent_KN, sent_KN[order_K[:5]].mean(0))
     close("multi_krum f=2 m=3", sent_KN, sent_KN[order_K[:3]].mean(0))
     close("mda f=2", sent_KN, dense.dense_mda(sent_KN, 2))
     nnm_KN, arc_KN = dense.dense_nnm(sent_KN, 2), dense.dense_arc(sent_KN, 2)
-    close("nnm f=2", sent_KN, dense.dense_rfa(nnm_KN, 32, 1e-6, nnm_KN.mean(0)))
+    close("nnm f=2", sent_KN, dense.dense_rfa(nnm_KN, 100, 1e-6, nnm_KN.mean(0)))
     close("nnm f=2 then=krum", sent_KN, nnm_KN[np.argmin(dense.dense_krum_scores(nnm_KN, 2))])
-    close("arc f=2", sent_KN, dense.dense_rfa(arc_KN, 32, 1e-6, arc_KN.mean(0)))
-    close("arc f=2 then=nnm", sent_KN, dense.dense_rfa(dense.dense_nnm(arc_KN, 2), 32, 1e-6, mean_of(arc_KN)))
+    close("arc f=2", sent_KN, dense.dense_rfa(arc_KN, 100, 1e-6, arc_KN.mean(0)))
+    close("arc f=2 then=nnm", sent_KN, dense.dense_rfa(dense.dense_nnm(arc_KN, 2), 100, 1e-6, mean_of(arc_KN)))
     np.testing.assert_allclose(aggregated(rule_of("caf f=2"), sent_KN), dense.dense_caf(sent_KN, 2), atol=1e-6)
     for rank in (1, 3, 5):
         found_N, wanted_N = aggregated(rule_of(f"flag rank={rank}"), sent_KN), dense.dense_flag(sent_KN, rank, 5)
@@ -94,6 +95,26 @@ def test_weights_from_inner_products_are_the_papers_dense_equations(seed: int):
 
 def mean_of(sent_KN: Any) -> Any:
     return dense.dense_nnm(sent_KN, 2).mean(0)
+
+
+def test_the_geometric_median_comes_back_from_a_million_where_four_of_nine_lie():
+    honest_KN = gaussian(5, 40, 1)
+    found_N = aggregated(rule_of("rfa"), np.concatenate([np.full((4, 40), 1e6), honest_KN]))
+    far = np.linalg.norm(honest_KN - honest_KN.mean(0), axis=1).max()
+    assert np.linalg.norm(found_N - honest_KN.mean(0)) < 2 * far
+    assert (
+        np.linalg.norm(aggregated(rule_of("rfa iterations=32"), np.concatenate([np.full((4, 40), 1e6), honest_KN])))
+        > 100 * far
+    )
+
+
+def test_the_narrowest_of_many_subsets_is_found_without_looking_at_all_their_pairs():
+    """19,900 subsets of 198 have 19,503 pairs each."""
+    sent_KN = gaussian(200, 3)
+    assert math.comb(200, 2) <= MOST_SUBSETS
+    sent_KN[7] += 100.0
+    sent_KN[150] -= 100.0
+    close("mda f=2", sent_KN, np.delete(sent_KN, [7, 150], axis=0).mean(0))
 
 
 def test_centered_clip_with_a_large_radius_is_the_mean_at_once_and_with_a_small_one_stays_where_it_began():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from decentral.compressors import parse_compressor
 from decentral.consensus.chain import Head
-from decentral.optimizers import Aggregation, make_aggregation
+from decentral.optimizers import Aggregation, aggregation_names, make_aggregation
 from decentral.optimizers.des_loc import DESLoc
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.parameters import schema_of
@@ -57,7 +57,7 @@ def round_of(
     return Record(zero, 0, 1, number, 0, 0, zero, zero, peers, tuple(refs), (), (), peers, False), frames
 
 
-@pytest.mark.parametrize("spelling", AGGREGATIONS)
+@pytest.mark.parametrize("spelling", aggregation_names())
 @pytest.mark.parametrize("chain", [SPARSE, "int8(block=64)"])
 def test_a_step_has_the_same_bits_however_much_was_kept_of_what_arrived(chain: str, spelling: str):
     given = replica(rule_of(spelling), chain)

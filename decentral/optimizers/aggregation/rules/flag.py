@@ -29,7 +29,7 @@ from decentral.optimizers.base import key
 
 __all__ = ["Flag"]
 
-MOST = 128  # contributors: a sweep over so many takes 2 million turns of a pair of values
+MOST = 128  # contributors: a sweep over so many turns 3 million pairs of values
 _INSIDE = 1e-7  # of the sine squared: who lies in the subspace does not count without bound
 
 

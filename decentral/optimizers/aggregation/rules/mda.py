@@ -10,7 +10,6 @@ Vulnerability of Distributed Learning in Byzantium", 2018, arXiv:1802.07927.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
@@ -22,7 +21,7 @@ from decentral.optimizers.base import key
 
 __all__ = ["MDA"]
 
-MOST_SUBSETS = 20_000  # some 0.5 s of one core
+MOST_SUBSETS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +46,19 @@ class MDA(Aggregation):
         kept = len(sent) - self.f
         if math.comb(len(sent), kept) > MOST_SUBSETS:
             return MultiKrum(f=self.f).weigh(sent)
-        return chosen_scales(sent, min(_by_diameter(sent.squared_distances_KK(), kept))[1])
+        return chosen_scales(sent, narrowest(sent.squared_distances_KK(), self.f))
 
 
-def _by_diameter(square_KK: Floats, kept: int) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Each subset, in lexicographic order, with its squared diameter; those that cannot win are left out."""
-    square, least = square_KK.tolist(), math.inf
-    for subset in combinations(range(len(square)), kept):
-        found = max((square[i][j] for i, j in combinations(subset, 2)), default=0.0)
-        if found < least:
-            least = found
-            yield found, subset
+def narrowest(square_KK: Floats, f: int) -> list[int]:
+    """Places of the subset without f of them that has the least diameter, of equals the first in lexicographic order.
+
+    The diameter is the widest pair of which neither is left out: pairs are looked at from the widest on.
+    """
+    square, everybody = square_KK.tolist(), range(len(square_KK))
+    pairs = sorted(((square[i][j], i, j) for i, j in combinations(everybody, 2)), reverse=True)
+    least, best = math.inf, set[int]()
+    for gone in map(set, combinations(everybody, f)):  # so that the first subset comes last
+        diameter = next((width for width, i, j in pairs if i not in gone and j not in gone), 0.0)
+        if diameter <= least:
+            least, best = diameter, gone
+    return [place for place in everybody if place not in best]

@@ -3,7 +3,7 @@
 v <- sum(b_i x_i) / sum(b_i) ;  b_i = w_i / max(floor * d, |v - x_i|), d the lower median of the |x_i|
 
 Half of the weights must be honest, and no f is asked for. From the mean, a lie of a million times the usual length
-is brought down by (n - f) / f in an iteration: 32 of them take it to the others even where 4 of 9 lie.
+shrinks by (n - f) / f in an iteration: 100 are enough where 4 of 9 lie, and none is made once nothing moves any more.
 
 What differs from the paper. It makes 3 iterations with a floor of 1e-6, a length, where here it is a share of the
 typical norm, the same for any model and learning rate. A well-known library makes 3 from zero with a floor of 0.1.
@@ -33,7 +33,7 @@ class RFA(Aggregation):
     name: ClassVar[str] = "rfa"
     equation: ClassVar[str] = "v <- sum b_i x_i / sum b_i, b_i = w_i / max(floor d, |v - x_i|)"
     source: ClassVar[str] = 'Pillutla, Kakade, Harchaoui, "Robust Aggregation", 2019, arXiv:1912.13445'
-    iterations: int = key(32, "moves of the centre")
+    iterations: int = key(100, "moves of the centre at most")
     floor: float = key(1e-6, "distances below this share of the median norm count as it")
     start: str = key("mean", "where the centre begins: zero, mean")
 
@@ -49,5 +49,7 @@ class RFA(Aggregation):
         least = self.floor * (statistics.median_low(sent.norm_K.tolist()) or 1.0)
         for _ in range(self.iterations):
             pull_K = sent.weight_K / np.maximum(sent.distances_from(share_K), least)
-            share_K = pull_K / total(pull_K)
+            before_K, share_K = share_K, pull_K / total(pull_K)
+            if np.array_equal(before_K, share_K):
+                break
         return sent.scales_of(share_K)
