@@ -57,6 +57,7 @@ class _Averaging:
     """What records average, from the bytes that their frames hold."""
 
     def __init__(self, trace: Trace, manifest: Manifest) -> None:
+        self._fragments = manifest.outer.fragments
         self._frames, self._codec = trace.frames, Codec(parse_compressor(manifest.compressor.chain))
 
     def of(self, record: Record, shapes: FixedShapes) -> Averaged:
@@ -65,8 +66,9 @@ class _Averaging:
         if record.contributors:
             parts = [self._change(frame, range_shapes(*record.partition[part][1:])) for part, frame in sorted(frames)]
             return Averaged(torch.cat(parts), record.contributors)
-        changes = [self._change(frame, shapes) for _, frame in frames]
-        return Averaged(torch.stack(changes).mean(0), record.frames)
+        rows_KN = torch.stack([self._change(frame, shapes) for _, frame in frames])
+        ages = [(record.outer_step - ref.based) // self._fragments for ref in record.frames]
+        return Averaged(rows_KN.mean(0), record.frames, rows_KN, ages)
 
     def _change(self, frame: Frame, shapes: FixedShapes) -> Tensor:
         """The first channel."""
