@@ -12,7 +12,9 @@ peer's are others.
 What differs from the paper. Its syncer merges what learners stream, with a grace window from the slack until the next
 fragment; here it is ``grace``, from the moment at which ``wait_for`` contributions are there (1 in its experiments).
 Weights stay within 1/16 to 16 times the typical one, as saying is free. A late peer's progress is carried to the
-present anchor; in the paper the fragment is overwritten. Its outer lr and mu were not to be had: these are DiLoCo's.
+present anchor up to ``staleness`` outer steps, then overwritten as in the paper: near an optimum one old change is far
+longer than the others' and its direction counts as much, so that after 6 steps the loss was 4 times as high. Its outer
+lr and mu were not to be had: these are DiLoCo's.
 
 Source: Douillard et al., "Decoupled DiLoCo for Resilient Distributed Pre-training", 2026, arXiv:2604.21428.
 """
@@ -56,7 +58,7 @@ class DecoupledDiLoCo(OuterMethod):
     embeddings: str = key("embed wte wpe", "words in the names of tensors that are plainly averaged in any case")
     wait_for: int = key(2, "contributions that a round waits for")
     grace: float = key(1.0, "seconds after those in which further ones are still taken")
-    staleness: int = key(8, "outer steps by which a contribution may be late")
+    staleness: int = key(2, "outer steps by which a contribution may be late")
 
     def __post_init__(self) -> None:
         check_rate(self, self.lr)

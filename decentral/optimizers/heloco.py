@@ -97,19 +97,17 @@ class HeLoCo(OuterMethod):
         shares = [weight * aged(one.age, self.discount) / whole for one, weight in told]
         with torch.no_grad():
             for _, place in ranges(info, anchor.numel()):
-                toward_N, length = direction(before[place])
-                change[place] = weighted_sum(
-                    [self._corrected(row_N, toward_N, length) for row_N in rows_KN[:, place]], shares
-                )
+                turned = [self._corrected(row_N, before[place]) for row_N in rows_KN[:, place]]
+                change[place] = weighted_sum(turned, shares)
             momentum = before * self.momentum + change * (1 - self.momentum)
             return anchor - (change + momentum * self.momentum) * self.lr, {"momentum": momentum}
 
-    def _corrected(self, change_N: Tensor, toward_N: Tensor, momentum: float) -> Tensor:
-        """One tensor of one change; ``toward_N`` and ``momentum``: direction and length of the momentum's."""
-        own_N, length = direction(change_N)
+    def _corrected(self, change_N: Tensor, before_N: Tensor) -> Tensor:
+        """One tensor of one change, with the momentum before it."""
+        (own_N, length), (toward_N, momentum) = direction(change_N), direction(before_N)
         if not toward_N.any() or not own_N.any():
             return change_N
-        c, confidence = cosine(own_N, toward_N), length / (length + self.trust * momentum)
+        c, confidence = cosine(change_N, before_N), length / (length + self.trust * momentum)
         if c >= self.keep:
             return change_N
         if c < 0:

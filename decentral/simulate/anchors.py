@@ -62,6 +62,7 @@ class _Averaging:
     """
 
     def __init__(self, trace: Trace, manifest: Manifest) -> None:
+        self._fragments = manifest.outer.fragments
         self._frames, self._codec = trace.frames, Codec(parse_compressor(manifest.compressor.chain))
         self._remembers = bool(parse_feedback(manifest.compressor.feedback).receiver)
         self._sent: dict[tuple[PeerId, int], Tensor] = {}
@@ -77,8 +78,9 @@ class _Averaging:
         if record.contributors:
             parts = [self._change(frame, range_shapes(*record.partition[part][1:])) for part, frame in sorted(frames)]
             return Averaged(torch.cat(parts), record.contributors)
-        changes = [self._contribution(frame, record.fragment, shapes) for _, frame in frames]
-        return Averaged(torch.stack(changes).mean(0), record.frames)
+        rows_KN = torch.stack([self._contribution(frame, record.fragment, shapes) for _, frame in frames])
+        ages = [(record.outer_step - ref.based) // self._fragments for ref in record.frames]
+        return Averaged(rows_KN.mean(0), record.frames, rows_KN, ages)
 
     def _contribution(self, frame: Frame, fragment: int, shapes: FixedShapes) -> Tensor:
         change_N, key = self._change(frame, shapes), (frame.header.sender, fragment)

@@ -92,6 +92,17 @@ def test_on_a_quadratic_it_follows_the_recursion_of_its_equations():
         torch.testing.assert_close(anchor, start_N * x, **NEAR)
 
 
+def test_a_cosine_of_vectors_that_share_no_coordinate_is_exactly_0_and_others_are_near():
+    """At 0 the rule jumps from turning to shrinking, so rounding must not decide where there is nothing to round."""
+    one, other = torch.zeros(3000), torch.zeros(3000)
+    one[::2], other[1::2] = gaussian(1, 1500), gaussian(2, 1500)
+    assert cosine(one, other) == 0.0
+    mixed = one + 0.3 * other
+    wanted = float(one.double() @ mixed.double() / (one.double().norm() * mixed.double().norm()))
+    assert abs(cosine(one, mixed) - wanted) < 1e-12
+    assert abs(cosine(1e30 * one, -1e-30 * one) + 1) < 1e-6
+
+
 def test_each_tensor_is_corrected_by_itself():
     momentum_N = gaussian(0)
     against_N, along_N = at_cosine(-0.8, momentum_N), at_cosine(0.9, momentum_N)

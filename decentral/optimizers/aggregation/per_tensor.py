@@ -6,12 +6,15 @@ All is elementwise float32 with lengths of `norm`: the same bits on every peer.
 from collections.abc import Iterator, Sequence
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from decentral.optimizers.aggregation.norm_clip import norm
 from decentral.optimizers.round_info import RoundInfo
+from decentral.tensors.compiled import compiled
 from decentral.tensors.rounding import float32
+from decentral.tensors.rows import WIDTH, rows_of
 
 __all__ = ["cosine", "direction", "factor", "ranges", "weighted_sum"]
 
@@ -42,9 +45,17 @@ def factor(value: float) -> float:
 
 
 def cosine(one_N: Tensor, other_N: Tensor) -> float:
-    """Of two vectors of length 1, from the length of their difference: within about 1e-6."""
-    apart = norm(one_N - other_N)
-    return 1.0 - apart * apart / 2
+    """Of two vectors that are not zero; exactly 0 where one is zero wherever the other is not.
+
+    Products of float32 are exact in float64. They are added lane by lane as squares are in `norm`, and for its reason.
+    """
+    lane_L = np.zeros(WIDTH, dtype=np.float64)
+    for one_RL, other_RL in zip(rows_of((one_N,)), rows_of((other_N,)), strict=True):
+        _add_products(one_RL, other_RL, lane_L)
+    while lane_L.size > 1:
+        half = lane_L.size // 2
+        lane_L = lane_L[:half] + lane_L[half:]
+    return float(lane_L[0]) / (norm(one_N) * norm(other_N))
 
 
 def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -53,3 +64,10 @@ def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     for value_N, weight in zip(values, weights, strict=True):
         total_N += value_N * float32(weight)
     return total_N
+
+
+@compiled
+def _add_products(one_RL, other_RL, lane_L):  # type: ignore[no-untyped-def]
+    for row in range(one_RL.shape[0]):
+        for lane in range(WIDTH):
+            lane_L[lane] += np.float64(one_RL[row, lane]) * np.float64(other_RL[row, lane])
