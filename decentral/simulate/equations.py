@@ -55,8 +55,8 @@ def _muloco(run: Sequence[Averaged], keys: Keys) -> Tensor:
     """Nesterov's recursion at the settings of the nearest of 1, 8 and 16 peers in arXiv:2505.23725."""
     moved_N = momentum_N = torch.zeros_like(run[0].mean_N)
     for one in run:
-        nearest = min((1, 8, 16), key=lambda peers, n=len(one.contributors): abs(math.log(n / peers)))
-        lr, mu = {1: (0.7, 0.6), 8: (0.9, 0.8), 16: (1.0, 0.9)}[nearest]
+        apart = {peers: abs(math.log(len(one.contributors) / peers)) for peers in (1, 8, 16)}
+        lr, mu = {1: (0.7, 0.6), 8: (0.9, 0.8), 16: (1.0, 0.9)}[min(apart, key=apart.__getitem__)]
         lr = lr if keys["lr"] is None else keys["lr"]
         mu = mu if keys["momentum"] is None else keys["momentum"]
         momentum_N = mu * momentum_N + one.mean_N
