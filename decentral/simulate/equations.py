@@ -113,6 +113,19 @@ def _fedopt(run: Sequence[Averaged], keys: Keys) -> Tensor:
     return moved_N
 
 
+def _muloco(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    """Nesterov's recursion at the settings of the nearest of 1, 8 and 16 peers in arXiv:2505.23725."""
+    moved_N = momentum_N = torch.zeros_like(run[0].mean_N)
+    for one in run:
+        apart = {peers: abs(math.log(len(one.contributors) / peers)) for peers in (1, 8, 16)}
+        lr, mu = {1: (0.7, 0.6), 8: (0.9, 0.8), 16: (1.0, 0.9)}[min(apart, key=apart.__getitem__)]
+        lr = lr if keys["lr"] is None else keys["lr"]
+        mu = mu if keys["momentum"] is None else keys["momentum"]
+        momentum_N = mu * momentum_N + one.mean_N
+        moved_N = moved_N - lr * (one.mean_N + mu * momentum_N)
+    return moved_N
+
+
 def _delayed_nesterov(run: Sequence[Averaged], keys: Keys) -> Tensor:
     """Algorithm 3 of arXiv:2401.09135, with c = ``spread``."""
     n, spread, momentum = keys["delay"], keys["spread"], keys["momentum"]
@@ -244,6 +257,8 @@ EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "pier": _pier,
     "des_loc": _plain,
     "diloco": _nesterov,
+    "mt_dao": _plain,
+    "muloco": _muloco,
     "streaming": _nesterov,
     "delayed_nesterov": _delayed_nesterov,
     "edit": _edit,

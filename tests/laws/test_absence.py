@@ -147,8 +147,12 @@ class Run:
 
 
 def terms(method: str) -> Manifest:
-    steps = {"steps": 12}
-    return preset_manifest(method, inner=steps, compressor={"chain": "none" if method != "sparseloco" else SPARSE})
+    given = {"inner": {"steps": 12}, "outer": SETTINGS.get(method, {})}
+    return preset_manifest(method, **given, compressor={"chain": "none" if method != "sparseloco" else SPARSE})
+
+
+# Else it would converge at one speed with two contributors and at another with three, whoever was away.
+SETTINGS = {"muloco": {"learning_rate": 0.9, "momentum": 0.8}}
 
 
 SWINGS = ("decoupled", "muloco", "streaming")

@@ -12,9 +12,11 @@ SCRIPT = Path(__file__).parent / "two_ranks.py"
 
 
 def test_both_processes_of_a_peer_hold_the_anchor_after_the_last_round(tmp_path):
-    runs = {"sparseloco": tmp_path / "a.toml", "noloco": tmp_path / "b.toml"}
+    runs = {"sparseloco": tmp_path / "a.toml", "noloco": tmp_path / "b.toml", "diloco": tmp_path / "c.toml"}
     for preset, manifest in runs.items():
-        terms = preset_manifest(preset, run={"rounds": 3, "salt": "ranks"}, inner={"steps": 5})
+        averages = {"optimizer": "gpa", "averaging": 0.9} if preset == "diloco" else {}
+        inner = {"steps": 5, "learning_rate": 0.01, **averages}
+        terms = preset_manifest(preset, run={"rounds": 3, "salt": "ranks"}, inner=inner)
         manifest.write_text(terms.to_toml())
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--multi_gpu", "--main_process_port", "0"]

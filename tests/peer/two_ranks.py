@@ -14,7 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import decentral
+from decentral.manifest import load_manifest
 from decentral.parameters import digest
+from decentral.training.inner import build_inner
 
 
 def main(*manifests: str) -> None:
@@ -27,7 +29,7 @@ def main(*manifests: str) -> None:
 def train(accelerator: Accelerator, manifest: str, out: str) -> None:
     torch.manual_seed(accelerator.process_index)  # ranks begin apart: accelerate and the swarm bring them together
     model = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    (optimizer,) = build_inner(load_manifest(manifest).inner, model)
     model, optimizer = accelerator.prepare(model, optimizer)
     data = torch.Generator().manual_seed(accelerator.process_index)
     with decentral.join(
