@@ -12,7 +12,7 @@ pairs.py.
 
 What differs from the paper. Its graph may be any, ours is one partner a round, fresh each time. Its constants were not
 to be had: mu 0.5 and a 1.0 are near the best of a sweep over quadratics, for 4 peers and for 16, and lr 0.7, as
-NoLoCo's, is the faster early on (experiments/gossip_constants); that is all they stand on. Each keeps its own p exactly;
+NoLoCo's, is the faster early on (experiments/gossip_constants); that is all they stand on. Each keeps its own p exact;
 what its partner sees of it is compressed.
 
 Source: Cagnasso, Belilovsky, Oyallon, "Unifying Local Communications and Local Updates for LLM Pretraining", 2026,
