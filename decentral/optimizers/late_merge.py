@@ -43,7 +43,10 @@ class LateMerge(OuterMethod):
     source: ClassVar[str] = 'Zhu et al., "A Single Merging Suffices", 2025, arXiv:2507.06542'
     topology: ClassVar[Literal["all", "pair"]] = "pair"
     preset: ClassVar[Preset] = Preset(
-        hyper={"learning_rate": 1.0, "first": 0.1, "growth": 100}, compressor="fp16", exchange="pair"
+        hyper={"learning_rate": 1.0, "first": 0.1, "growth": 100},
+        compressor="fp16",
+        exchange="pair",
+        demo={"outer": {"first": 0.3, "growth": 12}},  # a demo has few rounds
     )
     lr: float = 1.0
     first: float = key(0.1, "share of steps in which pairs meet at the beginning")

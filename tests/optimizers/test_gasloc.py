@@ -31,7 +31,7 @@ def test_the_complete_graph_is_diloco_where_changes_are_alike():
     for step in range(10):
         change = gaussian(30, seed=step)
         swarm.meet(change.expand(5, 30), [list(range(5))])
-        anchor, buffer = nesterov(anchor, change.float(), buffer, 0.5, 0.5)
+        anchor, buffer = nesterov(anchor, change.float(), buffer, 0.7, 0.5)
     assert swarm.disagreement < 1e-12
     torch.testing.assert_close(swarm.x_PN[3].float(), anchor, rtol=0, atol=1e-5)
 

@@ -10,11 +10,12 @@ import torch
 
 from decentral.compressors import parse_compressor
 from decentral.dissemination.gather import PUSH
+from decentral.optimizers import make_outer
 from decentral.replica.codec import Codec
 from decentral.simulate import cost
 from decentral.transport.memory.transport import MemoryTransport
 
-KINDS = {"sparseloco": "gather", "diloco": "reduce", "noloco": "pair"}
+KINDS = {"sparseloco": "gather", "diloco": "reduce", "noloco": "pair", "gasloc": "pair"}
 PARTS = {"frame": "frames", "pair": "frames", "control": "control", "lease": "directory", "leases": "directory"}
 
 
@@ -91,6 +92,7 @@ def quiet(lab, kind):
         ("diloco", 8),
         ("noloco", 5),
         ("noloco", 8),
+        ("gasloc", 5),
     ],
 )
 def test_the_model_gives_the_messages_and_bytes_that_real_peers_send(run_lab, terms, tally, preset, n):
@@ -116,8 +118,9 @@ def test_the_model_gives_the_messages_and_bytes_that_real_peers_send(run_lab, te
 
         numel, lease = lab.schema.fragments[0].numel, lab.members[0].node.directory.own()
         body = body_of(manifest, lab.schema, kind == "pair")
+        vectors = {"vectors": len(make_outer(preset, {}).channels())} if kind == "pair" else {}
         predicted = {
-            "frames": getattr(cost, kind)(n, numel, body).times(rounds),
+            "frames": getattr(cost, kind)(n, numel, body, **vectors).times(rounds),
             "control": cost.Cost(0, 0) if kind == "pair" else cost.control(kind, n, numel).times(rounds),
             "directory": cost.renewal(n, lease).times(renewals),
         }
