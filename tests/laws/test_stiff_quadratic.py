@@ -2,8 +2,8 @@
 
 A debt is repeated until it is sent: while a coordinate waits, each round learns the same again and adds it, so that
 what is sent in the end is up to 1/(1-beta) rounds' worth, 20 for beta 0.95. Where a round solves a coordinate by a
-share h, that overshoots its optimum by 20*h and diverges from 20*h = 2 on. So methods whose preset owes are held to
-inner steps with h of at most 0.1, and the last test shows what happens beyond.
+share h, that overshoots its optimum by up to 20*h, and may diverge from 20*h = 2 on. So methods whose preset owes are
+held to inner steps with h of at most 0.1, and the last test shows what happens beyond.
 """
 
 from __future__ import annotations
