@@ -105,6 +105,7 @@ class OuterMethod:
     source: ClassVar[str] = "not described"  # authors, title, year, arXiv
     preset: ClassVar[Preset | None] = None
     inner: ClassVar[bool] = False  # whether it reads and writes the inner optimizer's moments
+    measures: ClassVar[bool] = False  # whether its weights go by norms, which in a gather all measure themselves
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
 
     # ---- how a round goes ----
@@ -160,6 +161,10 @@ class OuterMethod:
         no number from 0 on: nothing moves.
         """
         return given
+
+    def nobody_counts(self, state: State, info: RoundInfo) -> State:
+        """The state after a round in which all weights were zero, and nothing moved."""
+        return state
 
     def state_weights(
         self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
