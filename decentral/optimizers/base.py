@@ -97,6 +97,7 @@ class OuterMethod:
     source: ClassVar[str] = "not described"  # authors, title, year, arXiv
     preset: ClassVar[Preset | None] = None
     inner: ClassVar[bool] = False  # it touches a peer's training; true by itself with hooks around inner steps
+    measures: ClassVar[bool] = False  # whether its weights go by norms, which in a gather all measure themselves
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -206,6 +207,10 @@ class OuterMethod:
     def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
         """Of a gossip method whose first channel is a replica: what is sent, from this peer's own change."""
         return change
+
+    def nobody_counts(self, state: State, info: RoundInfo) -> State:
+        """The state after a round in which all weights were zero, and nothing moved."""
+        return state
 
     def state_weights(
         self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State

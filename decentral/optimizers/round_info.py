@@ -14,6 +14,7 @@ class Contributor:
     steps: int = 0  # inner steps behind it, as the peer says
     age: int = 0  # outer steps of the fragment that passed since its progress began
     summary: bytes = b""  # what the method's ``summary`` made of it at its sender
+    norm: float | None = None  # of its change as every peer decoded it: in a gather, where the method ``measures``
 
 
 @dataclass(frozen=True, slots=True)

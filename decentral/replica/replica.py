@@ -16,19 +16,20 @@ from torch import Tensor
 from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
 from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
-from decentral.optimizers.aggregation.mean import Adder, contribution_weights, mean_of
+from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
 from decentral.replica.estimates import NOTHING_TOLD, Told
 from decentral.replica.frame_contents import FrameContents
 from decentral.replica.gathering import Gathering
-from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped, weighed
+from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
 from decentral.replica.reduction import assembled
 from decentral.replica.senders import Senders
 from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
+from decentral.replica.weighing import state_weights_of, told_of, weights_of
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
@@ -167,66 +168,70 @@ class Replica:
         if any(frames[ref.frame].header.kind == FrameKind.MERGE for ref in record.frames):
             return self._merge(record, frames)
         bodies, buffers_B = self.tail.opened(record, frames)
-        contributors, named = contributions(record), [frames[ref.frame] for ref in record.frames]
-        found = self._weighed(contributors, record.outer_step)
-        beside = self._beside(contributors, record.outer_step, found.weights)
-        why = found.why or next((one.why for one in beside if one.why not in ("", NOBODY)), "")
+        named = [frames[ref.frame] for ref in record.frames]
         try:
-            told = NOTHING_TOLD if record.contributors else self.gathering.told(named)
-            if why:
-                return self._unmoved(f, why, told)
+            kept = NOTHING_TOLD if record.contributors else self.gathering.told(named)
+        except NonFiniteError:
+            return self._unmoved(f, OVERFLOW)
+        told = self._told(contributions(record), record.outer_step, self._norms(record, named, kept))
+        found = weights_of(self.method, self.weighting, told, self.states[f])
+        beside = self._beside(told, record.outer_step, found.weights)
+        info, anchor_N, state = self.info(record, found.weights, told), self.anchors[f], self.states[f]
+        if found.why == NOBODY:
+            made = stepped(lambda: (anchor_N, self.method.nobody_counts(state, info)), anchor_N, state)
+            return self._unmoved(f, made.why or NOBODY, kept, made.state)
+        if why := found.why or next((one.why for one in beside if one.why not in ("", NOBODY)), ""):
+            return self._unmoved(f, why, kept)
+        try:
             weights = [found.weights, *(one.weights for one in beside)]
-            received = self._received(record, bodies, decoded or {}, weights, named, told)
+            received = self._received(record, bodies, decoded or {}, weights, named, kept)
         except NonFiniteError:  # finite contributions whose mean is not
             return self._unmoved(f, OVERFLOW)
-        info, anchor_N, state = self.info(record, found.weights), self.anchors[f], self.states[f]
         made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
         if made.why:
-            return self._unmoved(f, made.why, told)
-        made_channels = frozenset(received)
-        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, told, made_channels)
+            return self._unmoved(f, made.why, kept)
+        channels = frozenset(received)
+        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, kept, channels)
 
-    def _unmoved(self, f: int, why: str, told: Told = NOTHING_TOLD) -> OuterStep:
-        anchor_N = self.anchors[f]
-        return OuterStep(f, anchor_N, anchor_N, self.states[f], self.digests[f], told=told, unmoved=why)
+    def _unmoved(
+        self, f: int, why: str, kept: Told = NOTHING_TOLD, state: dict[str, Tensor] | None = None
+    ) -> OuterStep:
+        anchor_N, state = self.anchors[f], self.states[f] if state is None else state
+        return OuterStep(f, anchor_N, anchor_N, state, self.digests[f], told=kept, unmoved=why)
+
+    def _norms(self, record: Record, named: Sequence[Frame], kept: Told) -> list[float] | None:
+        """Of the changes in a gather, for a method that goes by them: nobody need be believed who states his own."""
+        if record.contributors or not self.method.measures:
+            return None
+        return [measure.norm for measure in kept.measures.values() or map(self.contents.measure, named)]
 
     def weights(self, contributors: Sequence[FrameRef], outer_step: int) -> list[float]:
         """What each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0."""
-        return self._weighed(contributors, outer_step).weights
+        f = outer_step % len(self.anchors)
+        return weights_of(self.method, self.weighting, self._told(contributors, outer_step), self.states[f]).weights
 
     def state_weights(
         self, contributors: Sequence[FrameRef], outer_step: int, weights: Sequence[float]
     ) -> list[list[float]]:
         """What each counts in the mean of each further channel that is due; ``weights``: in that of the changes."""
-        return [one.weights for one in self._beside(contributors, outer_step, weights)]
+        beside = self._beside(self._told(contributors, outer_step), outer_step, weights)
+        return [one.weights for one in beside]
 
-    def _beside(self, contributors: Sequence[FrameRef], outer_step: int, weights: Sequence[float]) -> list[Weighed]:
-        told, state = self._told(contributors, outer_step), self.states[outer_step % len(self.anchors)]
-        return [
-            weighed(partial(self.method.state_weights, place, told, weights, state), len(told))
-            for place in range(len(self.due(outer_step)) - 1)
-        ]
+    def _beside(self, told: Sequence[Contributor], outer_step: int, weights: Sequence[float]) -> list[Weighed]:
+        state, channels = self.states[outer_step % len(self.anchors)], len(self.due(outer_step)) - 1
+        return state_weights_of(self.method, told, weights, state, channels)
 
-    def _weighed(self, contributors: Sequence[FrameRef], outer_step: int) -> Weighed:
-        given = contribution_weights(self.weighting, [ref.tokens for ref in contributors])
-        told, state = self._told(contributors, outer_step), self.states[outer_step % len(self.anchors)]
-        return weighed(lambda: self.method.weights(told, given, state), len(told))
-
-    def info(self, record: Record, weights: Sequence[float]) -> RoundInfo:
-        """What the method may know of the record's round."""
-        step = record.outer_step
-        told = tuple(self._told(contributions(record), step))
+    def info(self, record: Record, weights: Sequence[float], told: Sequence[Contributor] | None = None) -> RoundInfo:
+        """What the method may know of the record's round; ``told``: of its contributors, where that is made already."""
+        step, shapes = record.outer_step, self.shapes(record.fragment)
+        told = tuple(self._told(contributions(record), step) if told is None else told)
         named = tuple(spec.name for spec in self.schema.fragments[record.fragment].parameters)
-        return RoundInfo(
-            step // len(self.anchors), told, tuple(weights), self.shapes(record.fragment), named, len(record.members)
-        )
+        return RoundInfo(step // len(self.anchors), told, tuple(weights), shapes, named, len(record.members))
 
-    def _told(self, contributors: Sequence[FrameRef], outer_step: int) -> list[Contributor]:
-        ages = [(outer_step - ref.based) // len(self.anchors) for ref in contributors]
-        return [
-            Contributor(ref.peer, ref.tokens, ref.steps, age, ref.summary)
-            for ref, age in zip(contributors, ages, strict=True)
-        ]
+    def _told(
+        self, contributors: Sequence[FrameRef], outer_step: int, norms: Sequence[float] | None = None
+    ) -> list[Contributor]:
+        return told_of(contributors, outer_step, len(self.anchors), norms)
 
     def install(self, step: OuterStep) -> None:
         """Make an outer step this replica's state."""

@@ -143,9 +143,13 @@ def _edit(run: Sequence[Averaged], keys: Keys) -> Tensor:
     """Algorithm 2 of arXiv:2412.07210 over all norms; a step whose contributors are all outliers moves nothing."""
     moved_N = momentum_N = torch.zeros_like(run[0].mean_N)
     usual: list[float] = []  # norms' count, mean, second moment and mean z**2
+    frozen = 0  # rounds in a row of outliers alone
     for one in run:
         norms = [struct.unpack("<d", ref.summary)[0] for ref in one.contributors]
         fit = [norm for norm in norms if not _is_outlier(norm, usual, keys["warmup"])]
+        frozen = 0 if fit else frozen + 1
+        if frozen == keys["relearn_after"]:
+            usual, frozen = [], 0
         if not fit:
             continue
         change_N = one.mean_N * min(1.0, keys["clip"] / (float(one.mean_N.norm()) + 1e-6))

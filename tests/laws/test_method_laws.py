@@ -12,9 +12,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from decentral.errors import NonFiniteError
-from decentral.optimizers import OuterMethod
+from decentral.optimizers import OuterMethod, RoundInfo
 from decentral.parameters import schema_of
 from decentral.replica.replica import Replica
+from decentral.state.snapshot import outer_name
 from tests.laws.learners import EXACT, Learner, Learners, codec_of, replica_of
 from tests.laws.swarm import NUMEL
 from tests.laws.tables import NEUTRAL, NOT_LINEAR, PRESETS, method_of, topology_of
@@ -244,8 +245,10 @@ def test_where_nobody_counts_nothing_moves(outer: OuterMethod):
     for peer in run.peers:
         peer.replica.method = deaf(**dataclasses.asdict(outer))
     run.learn({n: 0.01 * randn(n) for n in ALL})
+    counted = outer.nobody_counts(run.peers[0].replica.states[0], RoundInfo())
     run.meet(ALL)
-    assert alike(dict(run.peers[0].replica.shared_tensors()), before)
+    expected = before | {outer_name(0, name): tensor for name, tensor in counted.items()}
+    assert alike(dict(run.peers[0].replica.shared_tensors()), expected)
 
 
 def test_every_method_of_ours_has_a_neutral_spelling():

@@ -58,7 +58,11 @@ def test_an_unknown_preset_or_key_names_the_nearest() -> None:
     ("method", "key", "says"),
     [
         ("des_loc", "delay", "it is one of delayed_nesterov, and des_loc has first_moment, second_moment"),
-        ("edit", "first_moment", "it is one of des_loc, and edit has momentum, temperature, clip, warmup"),
+        (
+            "edit",
+            "first_moment",
+            "it is one of des_loc, and edit has momentum, temperature, clip, warmup, relearn_after",
+        ),
         ("sparseloco", "alpha", "it is one of noloco, streaming, and sparseloco has none of its own"),
         ("edit", "temprature", "did you mean temperature?"),
     ],

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from decentral.observe.notices import Notices
+from decentral.replica.method_output import NOBODY
 from decentral.replica.owing import OWED
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model
@@ -52,7 +54,13 @@ def test_a_round_in_which_nobody_counts_ends_and_moves_nothing(run_lab: Any, ter
         for member in lab.members:
             member.idle = False
         await lab.rounds(3)
-        assert torch.equal(lab.members[0].node.replica.anchors[0], before)
+        for member in lab.members:
+            assert torch.equal(member.node.replica.anchors[0], before)
+            (told, *_), notices = member.happened("unmoved"), Notices()
+            assert (told["method"], told["why"]) == ("edit", NOBODY)
+            assert "moved nothing: edit: every contributor counts nothing" in str(notices.hear("unmoved", told, ""))
+            assert notices.now(told["round"])
+            assert int(member.node.replica.states[0]["frozen"]) >= 3
 
     run_lab(edit_terms(terms, DENSE, exchange), script, make_model=tiny_model)
 

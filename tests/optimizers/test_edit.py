@@ -90,7 +90,7 @@ def test_when_all_are_outliers_nothing_moves_and_every_live_copy_goes_back_to_th
     run.meet((0, 1, 2))
     for peer in run.peers:
         after = peer.replica.shared_tensors()
-        assert all(torch.equal(after[name], before[name]) for name in before)
+        assert all(torch.equal(after[name], before[name]) for name in before if name != "outer/0/frozen")
         assert torch.equal(peer.live_N, before["anchor/0"])
 
 
@@ -163,3 +163,53 @@ def test_a_norm_that_cannot_be_counts_nothing_from_the_first_round_on(value: flo
 def test_numbers_that_cannot_be_meant_are_refused(hyper: dict[str, float]):
     with pytest.raises(ConfigError, match="temperature and clip must be above 0, warmup at least 2"):
         EDiT(**hyper)
+
+
+def frozen_rounds(run: Learners, rounds: int, times: float) -> list[bool]:
+    """Whether each of so many rounds moved the anchor, all norms ``times`` what they were."""
+    moved = []
+    for number in range(rounds):
+        before = run.peers[0].anchor_N
+        run.learn({n: times * randn(1000 + 10 * number + n) for n in range(3)})
+        run.meet((0, 1, 2))
+        moved.append(not torch.equal(run.peers[0].anchor_N, before))
+    return moved
+
+
+def test_a_run_whose_norms_have_grown_for_good_goes_on_after_so_many_rounds():
+    run = Learners(EDiT(warmup=6, relearn_after=3), 3, randn(0))
+    assert frozen_rounds(run, 4, 0.01) == [True] * 4
+    assert frozen_rounds(run, 6, 10.0) == [False] * 3 + [True] * 3
+    assert frozen_rounds(run, 2, 10000.0) == [False] * 2, "what is usual was learnt anew"
+
+
+def test_rounds_of_outliers_count_only_in_a_row():
+    run = Learners(EDiT(warmup=6, relearn_after=3), 3, randn(0))
+    frozen_rounds(run, 4, 0.01)
+    for _ in range(3):
+        assert frozen_rounds(run, 2, 10.0) == [False] * 2
+        assert frozen_rounds(run, 1, 0.01) == [True]
+
+
+def test_in_a_gather_a_norm_counts_as_it_was_measured_and_not_as_it_was_said():
+    """A peer with a thousandfold learning rate that stated a small norm counted more than all others."""
+    honest, lied = (Learners(EDiT(temperature=5.0, warmup=6), 3, randn(0)) for _ in range(2))
+    for number in range(5):
+        wild = 1000.0 if number == 4 else 1.0
+        for run in (honest, lied):
+            run.learn({n: 0.01 * randn(10 * number + n) * (wild if n == 2 else 1.0) for n in range(3)})
+        honest.meet((0, 1, 2))
+        lied.meet((0, 1, 2), {2: struct.pack("<d", 1e-9)})
+        assert torch.equal(honest.peers[0].anchor_N, lied.peers[0].anchor_N)
+        assert torch.equal(honest.peers[0].replica.states[0]["usual"], lied.peers[0].replica.states[0]["usual"])
+
+
+@pytest.mark.parametrize("norm_of_all", [1e19, 3e37])
+def test_a_norm_that_was_measured_beyond_all_bounds_counts_nothing(norm_of_all: float):
+    told = [Contributor(bytes(32), norm=1.0), Contributor(bytes([1]) * 32, norm=norm_of_all)]
+    assert EDiT(**OPEN).weights(told, [1.0, 1.0], EDiT().init(randn(0))) == [1.0, 0.0]
+
+
+def test_relearning_after_no_rounds_is_refused():
+    with pytest.raises(ConfigError, match="relearn_after is a number of rounds, 1 or more"):
+        EDiT(relearn_after=0)
