@@ -114,15 +114,15 @@ class Inner(Table):
     """What a peer does alone between two outer steps."""
 
     steps: Count = Field(default=30, description="H: inner steps between two outer steps of the same parameters")
+    learning_rate: Positive = Field(default=1e-3, description="after warm-up")
+    weight_decay: NotNegative = Field(default=0.1, description="decoupled, as AdamW does; sgd adds it to the gradient")
+    warmup: Steps = Field(default=20, description="inner steps over which the learning rate rises")
+    clip: Positive | None = Field(default=None, description="largest gradient norm; unset: no clipping", examples=[1.0])
     optimizer: InnerName | None = Field(
         default=None,
         description=f"{', '.join(INNER_OPTIMIZERS)}; unset: adamw",
         examples=["muon"],
     )
-    learning_rate: Positive = Field(default=1e-3, description="after warm-up")
-    weight_decay: NotNegative = Field(default=0.1, description="decoupled, as AdamW does; sgd adds it to the gradient")
-    warmup: Steps = Field(default=20, description="inner steps over which the learning rate rises")
-    clip: Positive | None = Field(default=None, description="largest gradient norm; unset: no clipping", examples=[1.0])
     momentum: Decay | None = Field(default=None, description="of muon and sgd; unset: 0.9", examples=[0.9])
     beta1: Decay | None = Field(
         default=None, description="decay of the first moment; unset: 0.9, of qh_adopt 0.99", examples=[0.9]
