@@ -49,7 +49,7 @@ def test_partners_meet_at_the_mean_of_the_mixed_and_the_twin_is_pulled_more():
 
 @pytest.mark.parametrize("sent", [lambda t: t, lambda t: t.half().double()], ids=["exact", "fp16"])
 def test_the_total_of_replicas_and_twins_moves_by_the_changes_alone(sent):
-    """Where the pulls used what both had before the mixing, as the authors' code does, it would drift."""
+    """The mixing and, through lossy compression, too, the pulls of a pair take nothing and add nothing."""
     random, swarm = torch.Generator().manual_seed(0), Replicas(A2CiD2(), gaussian(7, 30))
     wanted, mean = total(swarm), swarm.mean
     for step in range(30):

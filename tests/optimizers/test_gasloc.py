@@ -49,15 +49,12 @@ def test_the_mean_of_all_replicas_is_diloco_along_the_mean_change_whoever_met_wh
     torch.testing.assert_close(swarm.mean, anchor, rtol=0, atol=1e-12)
 
 
-def test_momentum_is_of_where_each_would_go_alone_and_not_of_where_it_was_pulled():
-    swarm, none = (
-        Replicas(GASLoC(**PLAIN | {"momentum": 0.5}), torch.tensor([[4.0], [0.0]]).double()),
-        torch.zeros(2, 1),
-    )
-    swarm.meet(none, [[0, 1]])
-    assert swarm.x_PN.flatten().tolist() == [2.0, 2.0]
-    swarm.meet(none, [[0], [1]])  # p is 2 on both; it was 4 and 0
-    assert swarm.x_PN.flatten().tolist() == [2.0 + 0.5 * (2.0 - 4.0), 2.0 + 0.5 * (2.0 - 0.0)]
+def test_momentum_is_of_where_each_would_go_alone_and_neither_of_where_it_was_nor_of_where_it_was_pulled():
+    swarm = Replicas(GASLoC(lr=1.0, momentum=0.5, pull=1.0), torch.tensor([[4.0], [0.0]]).double())
+    swarm.meet(torch.tensor([[1.0], [0.0]]).double(), [[0, 1]])  # p is 3 and 0, their mean 1.5
+    assert swarm.x_PN.flatten().tolist() == [1.5 + 0.5 * (3.0 - 4.0), 1.5]
+    swarm.meet(torch.zeros(2, 1).double(), [[0], [1]])  # p is 1 and 1.5
+    assert swarm.x_PN.flatten().tolist() == [1.0 + 0.5 * (1.0 - 3.0), 1.5 + 0.5 * (1.5 - 0.0)]
 
 
 def test_the_laplacian_carries_one_half_so_that_a_pull_of_1_makes_partners_meet():
