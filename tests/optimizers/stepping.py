@@ -42,7 +42,8 @@ def step_of(
     """
     told = tuple(_told(method, n, change, number) for n, change in enumerate(changes))
     told = tuple(replace(one, age=age) for one, age in zip(told, ages or repeat(0), strict=False))
-    told = tuple(replace(one, summary=made.summary) for one, made in zip(told, sent, strict=True)) or told
+    if sent:
+        told = tuple(replace(one, summary=made.summary) for one, made in zip(told, sent, strict=True))
     weights = tuple(method.weights(told, (1.0,) * len(told), state))
     if not any(weights):
         return anchor, dict(state)

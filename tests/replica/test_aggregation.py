@@ -52,7 +52,8 @@ def round_of(
         body = codec.encode(change_N, {}, SCHEMA.fragments[0].shapes, states).body
         frame = seal(header, body, signer)
         frames[frame.hash] = frame
-        refs.append(FrameRef(signer.peer, frame.hash, 0, 30, 30))
+        said = DESLoc(first_moment=1, second_moment=1).summary([change_N, *states])
+        refs.append(FrameRef(signer.peer, frame.hash, 0, 30, 30, 0, said))
     peers = PEERS[: len(sent)]
     return Record(zero, 0, 1, number, 0, 0, zero, zero, peers, tuple(refs), (), (), peers, False), frames
 
@@ -76,8 +77,8 @@ def test_a_step_has_the_same_bits_however_much_was_kept_of_what_arrived(chain: s
 def test_the_step_is_along_the_mixture_that_the_rule_makes_of_what_arrived(spelling: str):
     given = replica(rule_of(spelling), SPARSE)
     record, frames = round_of(given.codec, [randn(n) for n in range(8)])
-    scales = given.scales(list(frames.values()), [1.0] * 8, record.hash)
-    rows = [given.codec.decompress(given.payloads(frame)).double() for frame in frames.values()]
+    scales = given.gathering.scales(list(frames.values()), [1.0] * 8, record.hash)
+    rows = [given.codec.decompress(given.contents.payloads(frame)).double() for frame in frames.values()]
     wanted_N = sum(float32(scale) * row_N for scale, row_N in zip(scales, rows, strict=True)) / 8
     torch.testing.assert_close(-given.outer_step(record, frames).after_N.double(), wanted_N, rtol=1e-5, atol=1e-6)
 
