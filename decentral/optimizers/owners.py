@@ -9,14 +9,14 @@ any size costs one fragment of memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-from decentral.optimizers.live import Live
+from decentral.optimizers.live import Layout, Live
 
-__all__ = ["hold", "put_back", "scaled_to_owners"]
+__all__ = ["hold", "numel_of", "put_back", "scaled_to_owners"]
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -25,28 +25,37 @@ Span = tuple[int, int]  # start and stop in the flat fragment
 Part = Sequence[Span]
 
 
-def hold(live: Live, fragment: int) -> None:
-    """Before an inner step: remember the parameters."""
-    live.own(fragment)[_HELD] = live.read(fragment)
+def numel_of(layout: Layout) -> int:
+    """Elements of a fragment."""
+    return sum(math.prod(shape) for shape in layout.values())
 
 
-def put_back(live: Live, fragment: int, others: Iterable[Span]) -> None:
-    """After it: what ``others`` train becomes what it was, whatever the inner optimizer did, decay for one."""
-    held_N, live_N = live.own(fragment).pop(_HELD), live.read(fragment)
-    for start, stop in others:
-        live_N[start:stop] = held_N[start:stop]
-    live.write(fragment, live_N)
+def hold(live: Live, fragment: int, others: Part) -> None:
+    """Before an inner step: remember what is trained by others."""
+    if others:
+        live_N = live.read(fragment)
+        live.own(fragment)[_HELD] = torch.cat([live_N[start:stop] for start, stop in others])
+
+
+def put_back(live: Live, fragment: int, others: Part) -> None:
+    """After it: that becomes what it was, whatever the inner optimizer did, decay for one."""
+    if others:
+        live_N, held = live.read(fragment), live.own(fragment).pop(_HELD)
+        pieces = torch.split_with_sizes(held, [stop - start for start, stop in others])
+        for (start, stop), piece in zip(others, pieces, strict=True):
+            live_N[start:stop] = piece
+        live.write(fragment, live_N)
 
 
 def scaled_to_owners(
-    mean_N: Tensor, parts: Sequence[Part], owned: Sequence[Collection[int]], weights: Sequence[float]
+    mean_N: Tensor, parts: Sequence[Part], owned: Sequence[Collection[int | None]], weights: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
     """The mean over the owners of each part, and where there is an owner (bool); zero where there is none.
 
     Args:
         mean_N: over all contributors.
         parts: where each part is; together they need not be everything, and what is in none belongs to all.
-        owned: the parts of each contributor, by their numbers.
+        owned: the parts of each contributor, by their numbers; None is no part.
         weights: what each contributor counted.
 
     """

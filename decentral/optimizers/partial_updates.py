@@ -3,20 +3,19 @@
 inner step: local <- where(own slice, local, anchor)
 g = sum over a slice's owners w_i (anchor - local_i) / sum of their w_i ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)
 
-Every peer runs the whole model, so no activations cross, and sends 1/S of a change: the rest is zeros, which cost
-next to nothing. A coordinate's divisor is the number of its owners, for the others said nothing of it. Where nobody
-owned a slice in a round, x and m stay.
+Every peer runs the whole model, so no activations cross. It sends zeros outside its slice, which int8's entropy coder
+makes small: of Gaussian changes .63 of the bytes are left with 2 slices, .36 with 4; of bf16 .97. A coordinate's
+divisor is the number of its owners. Where a round had none of a slice, x and m stay.
 
 Who owns what: a peer's place among the contributors of the last round that took its contribution, modulo S, so that
-slices have equally many owners, give or take one, and nobody assigns them. With fewer contributors than slices the
-places move on every round, and all slices get their turn. Before its first round a peer's slice follows from its id.
-Each says beside its offer which slice it trained; who names none counts nothing. A lie costs what a wrong change does:
-zeros in the slice that it names, and its change among the owners of another.
+slices have equally many owners, give or take one. With fewer contributors than slices the places move on every round.
+Before its first round a peer's slice follows from its id. Each says beside its offer which slice it trained; who names
+none counts nothing.
 
-What differs from the paper. There a node's slice is cut through every layer's matrices, fixed, and known to the
-backward pass, which saves memory and arithmetic; here a slice is 1/S of each fragment in the model's order, stays while
-who contributes stays, and everything is computed: only bytes are saved. The inner optimizer keeps moments of all. With
-``overlap``, steps made on a slice before its owner's place changed are in its next contribution.
+What differs from the paper. There subsets are fixed, and the backward pass knows them, which saves memory and
+arithmetic; here a slice is 1/S of each fragment in the model's order, stays while who contributes stays, and all is
+computed: only bytes are saved. The inner optimizer keeps moments of all. The outer step is DiLoCo's. With ``overlap``,
+steps on a slice before its owner's place changed are in its next contribution.
 
 Source: Filippova, Katharopoulos, Grangier, Collobert, "Partial Parameter Updates for Efficient Distributed Training",
 2025, arXiv:2509.22418.
@@ -34,14 +33,13 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, State, key
 from decentral.optimizers.live import Live
-from decentral.optimizers.owners import Span, hold, put_back, scaled_to_owners
+from decentral.optimizers.owners import Span, hold, numel_of, put_back, scaled_to_owners
 from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
 __all__ = ["PartialUpdates"]
 
-_SLICE = struct.Struct("<H")
-_MOST = 1024  # slices: fewer peers than that train one model
+_SLICE, _MOST = struct.Struct("<H"), 1024  # slices at most: fewer peers than that train one model
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +68,11 @@ class PartialUpdates(OuterMethod):
 
     def before_inner_step(self, live: Live, fragment: int) -> None:
         """Remember what must not move."""
-        hold(live, fragment)
+        hold(live, fragment, self._others(live, fragment))
 
     def after_inner_step(self, live: Live, fragment: int) -> None:
         """Put it back."""
-        mine, numel = self._slice_of(live, fragment), live.read(fragment).numel()
-        put_back(live, fragment, [self._span(number, numel) for number in range(self.slices) if number != mine])
+        put_back(live, fragment, self._others(live, fragment))
 
     def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
         """The slice that was trained."""
@@ -89,15 +86,14 @@ class PartialUpdates(OuterMethod):
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no slice."""
-        told = zip(contributors, given, strict=True)
-        return [weight if self._named_by(one) is not None else 0.0 for one, weight in told]
+        return [0.0 if self._named_by(one) is None else weight for one, weight in zip(contributors, given, strict=True)]
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One Nesterov step of the slices that had an owner."""
         parts = [[self._span(number, anchor.numel())] for number in range(self.slices)]
-        owned = [[-1 if (named := self._named_by(one)) is None else named] for one in info.contributors]
+        owned = [[self._named_by(one)] for one in info.contributors]
         came = len(info.contributors)
         with torch.no_grad():
             change, has_owner = scaled_to_owners(received["change"], parts, owned, info.weights)
@@ -105,6 +101,10 @@ class PartialUpdates(OuterMethod):
             turn = (state["turn"] + (came if came < self.slices else 0)) % self.slices
             momentum = torch.where(has_owner, momentum, state["momentum"])
             return torch.where(has_owner, after, anchor), {"momentum": momentum, "turn": turn}
+
+    def _others(self, live: Live, fragment: int) -> list[Span]:
+        mine, numel = self._slice_of(live, fragment), numel_of(live.layout(fragment))
+        return [self._span(number, numel) for number in range(self.slices) if number != mine]
 
     def _span(self, number: int, numel: int) -> Span:
         return numel * number // self.slices, numel * (number + 1) // self.slices

@@ -4,9 +4,10 @@ x_e <- x_e - lr*mean over the owners of e (anchor - local) ;  shared: x <- x - l
 warm-up, every merge_every-th round: x_e <- x_e + a*(mean of the 4 experts nearest to e - x_e)
                                      a = merge_rate*(1 - round/merge_rounds)
 
-Every peer runs all experts, but changes, and sends, its own and the shared parts: between 1/K and all of a model's
-bytes. Experts that are not trained here stand still, whatever the router sends them. The warm-up lets experts have
-what others learnt while each has seen little. Nearest is by the cosine of an expert's first tensor, layer by layer.
+Every peer runs all experts, but changes its own and the shared parts. Experts that are not trained here stand still,
+whatever the router sends them, and are sent as zeros: `partial_updates` has what int8's entropy coder makes of those.
+The warm-up lets experts have what others learnt while each has seen little. Nearest is by the cosine of an expert's
+first tensor, layer by layer. A model without experts is averaged plainly.
 
 Who owns what: the experts whose number, modulo the contributors of the last round that took this peer's contribution,
 is its place among them; one owner each then. Before its first round a peer trains all. Each says beside its offer its
@@ -33,7 +34,7 @@ from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, State, key
 from decentral.optimizers.experts import Layers, experts_of, merged
 from decentral.optimizers.live import Live
-from decentral.optimizers.owners import Part, hold, put_back, scaled_to_owners
+from decentral.optimizers.owners import Part, Span, hold, put_back, scaled_to_owners
 from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_rate
 
@@ -49,7 +50,7 @@ class SPES(OuterMethod):
     name: ClassVar[str] = "spes"
     equation: ClassVar[str] = "x_e <- x_e - lr*mean over owners ; x <- x - lr*mean ; x_e <- x_e + a*(nearest - x_e)"
     source: ClassVar[str] = 'Zhang et al., "SPES", 2026, arXiv:2602.11543'
-    preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="bf16", exchange="reduce")
+    preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="int8(block=4096)", exchange="reduce")
     lr: float = 1.0
     merge_rate: float = key(0.05, "of the warm-up: share of the way to the nearest experts; 0 is none")
     merge_every: int = key(5, "rounds from one merging of experts to the next")
@@ -62,14 +63,11 @@ class SPES(OuterMethod):
 
     def before_inner_step(self, live: Live, fragment: int) -> None:
         """Remember what must not move."""
-        hold(live, fragment)
+        hold(live, fragment, self._others(live, fragment))
 
     def after_inner_step(self, live: Live, fragment: int) -> None:
         """Put it back."""
-        place, count = self._place_of(live, fragment)
-        parts = _by_expert(experts_of(live.layout(fragment)))
-        others = [span for expert, part in parts.items() if expert % count != place for span in part]
-        put_back(live, fragment, others)
+        put_back(live, fragment, self._others(live, fragment))
 
     def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
         """Place, and of how many."""
@@ -98,6 +96,11 @@ class SPES(OuterMethod):
             rate = self.merge_rate * (1 - info.step / self.merge_rounds)
             is_due = (info.step + 1) % self.merge_every == 0 and rate > 0
             return merged(after, layers, rate) if is_due else after, {}
+
+    def _others(self, live: Live, fragment: int) -> list[Span]:
+        place, count = self._place_of(live, fragment)
+        parts = _by_expert(experts_of(live.layout(fragment)))
+        return [span for expert, part in parts.items() if expert % count != place for span in part]
 
     def _place_of(self, live: Live, fragment: int) -> tuple[int, int]:
         place, count = live.own(fragment).get("place", torch.tensor([0.0, 1.0])).tolist()

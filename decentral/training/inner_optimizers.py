@@ -134,6 +134,11 @@ class InnerSteps:
                 f"{type(optimizer).__name__}.step was given a closure, which makes the gradients inside the step; the "
                 "run's outer method changes them before: call backward() in the loop, and step() without a closure"
             )
+        if getattr(optimizer, "grad_scale", None) is not None:
+            raise ConfigError(
+                f"{type(optimizer).__name__} is fused, and its gradients are still multiplied by a GradScaler, but the "
+                "run's outer method changes them: call scaler.unscale_(optimizer) before the step, or use fused=False"
+            )
         self.on_begin()
 
     def _stepped(self, number: int) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import make_outer
+from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.replica.codec import Codec
 from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.moments import Descent
@@ -68,13 +69,15 @@ class Run:
         self.goal_N = [torch.stack(own).mean(0) for own in zip(*self.goals, strict=True)]
         self.anchors = [torch.zeros(NUMEL) for _ in range(self.num_fragments)]
         self.states = [self.method.init(anchor_N) for anchor_N in self.anchors]
+        specs = [(ParameterSpec(f"layers.{f}", SHAPE),) for f in range(self.num_fragments)]
+        self.schema = Schema(tuple(Fragment(f, of_it) for f, of_it in enumerate(specs)))
         self.pupils = [self._pupil(number) for number in range(3)]
         self.losses: list[float] = []
 
     def _pupil(self, number: int) -> Pupil:
         own = torch.Generator().manual_seed(number + 1)
         model, inner = FlatModel(self.anchors), Descent()
-        schedule = make_schedule(self.manifest, bytes(32), LiveSide(model, inner, bytes([number]) * 32))
+        schedule = make_schedule(self.manifest, bytes(32), LiveSide(model, inner, bytes([number]) * 32, self.schema))
         states = [self.method.init(anchor_N) for anchor_N in self.anchors]
         debts: list[dict[str, Tensor]] = [{} for _ in self.anchors]
         return Pupil(schedule, model, inner, debts, own, list(self.anchors), states)

@@ -55,7 +55,7 @@ def test_only_its_own_slice_of_a_peer_moves_whatever_the_inner_optimizer_does():
     model, method = nn.Linear(8, 6), PartialUpdates(slices=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)  # it decays what has no gradient, too
     live = LiveModel(model, 1, None)
-    side = LiveSide(live, Moments(live, [optimizer]), bytes(32))
+    side = LiveSide(live, Moments(live, [optimizer]), bytes(32), live.schema)
     schedule = SyncSchedule(4, 0, method, bytes(32), live=side)
     side.own(0)["slice"] = torch.tensor([1.0])
     before_N = live.read(0)

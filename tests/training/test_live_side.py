@@ -16,6 +16,7 @@ from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.scaffold import Scaffold
 from decentral.peer import Peer, join
 from decentral.peer.joining import check_processes
+from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.training import FlatModel
 from decentral.swarm.identity import Identity
 from decentral.training.live_model import LiveModel
@@ -98,6 +99,23 @@ def test_a_closure_is_refused_where_the_method_changes_gradients_and_taken_elsew
                 optimizer.step(closure)
 
 
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_gradients_that_a_scaler_multiplied_are_refused_until_they_are_unscaled(tmp_path, unscaled):
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu")
+    with joined(tmp_path, model, optimizer) as peer:
+        scaler.scale(model(torch.ones(3, 6)).square().mean()).backward()
+        if unscaled:
+            scaler.unscale_(optimizer)
+            raw_N = gradients(model)
+            scaler.step(optimizer)
+            torch.testing.assert_close(live_of(peer).own(0)["sum"], raw_N)
+        else:
+            with pytest.raises(ConfigError, match="still multiplied by a GradScaler"):
+                scaler.step(optimizer)
+
+
 def test_what_a_method_keeps_for_itself_is_in_the_checkpoint_and_in_no_snapshot(tmp_path):
     manifest, kept = terms(run={"rounds": 1000}), []
     for rounds in (3, 0):
@@ -144,6 +162,9 @@ class Counting(OuterMethod):
     def progress_lost(self, live: LiveSide, fragment: int) -> None:
         self.asked.append(("lost", fragment))
 
+    def after_commit(self, live: Any, fragment: int, state: Any, sent: Any, peers: Any) -> None:
+        self.asked.append(("took", sent))
+
 
 def test_progress_that_is_given_up_is_told_to_the_method_and_its_own_stays():
     model, method = FlatModel([torch.zeros(3), torch.zeros(2)]), Counting()
@@ -158,6 +179,25 @@ def test_progress_that_is_given_up_is_told_to_the_method_and_its_own_stays():
     assert method.asked[3:] == [("lost", 0), ("lost", 1)]
     assert torch.equal(again.live.own(1)["kept"], torch.ones(2))
     assert torch.equal(model.read(0), torch.ones(3))
+
+
+def test_a_commit_books_what_was_there_when_the_contribution_was_taken_and_one_in_which_nobody_counted_nothing():
+    model, method, zeros = FlatModel([torch.zeros(3)]), Counting(), torch.zeros(3)
+    schedule = SyncSchedule(1, 1, method, bytes(32), live=LiveSide(model))
+    own = schedule.live.own(0)
+    for after_N, told in ((zeros + 1, ("took", {"kept": 1})), (zeros, ("lost", 0))):
+        schedule.stepped()
+        own["kept"] = 1
+        made = schedule.take(model, 0, zeros, bytes(32), 1, outer_step=0)
+        own["kept"] = 2  # inner steps go on
+        schedule.stepped()
+        method.asked.clear()
+        schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, after_N, made), model)
+        assert method.asked == [told]
+    schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, zeros + 1, None), model)  # passed by
+    assert method.asked[1:] == [("took", None)]
+    schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, zeros + 1, None, taken_N=zeros == 0), model)
+    assert method.asked[2:] == [("lost", 0)]
 
 
 def test_a_gradient_that_is_missing_reads_as_zero_and_is_made_where_something_is_added():
