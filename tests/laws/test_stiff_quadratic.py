@@ -14,9 +14,9 @@ import math
 import pytest
 
 from decentral.manifest import preset_manifest
-from decentral.optimizers.co2 import CO2
-from decentral.optimizers.delayed import Delayed
-from decentral.optimizers.noloco import NoLoCo
+from decentral.optimizers.gossip.noloco import NoLoCo
+from decentral.optimizers.synchronous.co2 import CO2
+from decentral.optimizers.synchronous.delayed import Delayed
 from tests.laws.quadratic import Descent, Lossy, with_defaults
 from tests.laws.tables import GOSSIPS, PRESETS
 

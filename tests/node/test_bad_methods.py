@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.synchronous.diloco import DiLoCo
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model
 from tests.rounds.test_healing import settle

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.a2cid2 import A2CiD2, most_twin_pull
-from decentral.optimizers.ad_psgd import ADPSGD
+from decentral.optimizers.gossip.a2cid2 import A2CiD2, most_twin_pull
+from decentral.optimizers.gossip.ad_psgd import ADPSGD
 from tests.optimizers.gossiping import Replicas, gaussian, growth, matching, unchecked
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.a_edit import AEDiT
-from decentral.optimizers.edit import EDiT
+from decentral.optimizers.synchronous.a_edit import AEDiT
+from decentral.optimizers.synchronous.edit import EDiT
 from tests.optimizers.stepping import step_of
 
 

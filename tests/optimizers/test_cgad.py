@@ -8,7 +8,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.exponential import cos, power
-from decentral.optimizers.cgad import CGAD
+from decentral.optimizers.asynchronous.cgad import CGAD
 from tests.optimizers.stepping import step, step_of
 
 

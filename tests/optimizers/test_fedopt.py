@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.fedopt import FedOpt, _root
+from decentral.optimizers.synchronous.fedopt import FedOpt, _root
 from tests.optimizers.stepping import step
 
 VARIANTS = ["adam", "yogi", "adagrad"]

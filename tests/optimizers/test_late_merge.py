@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.ad_psgd import ADPSGD
-from decentral.optimizers.late_merge import LateMerge
+from decentral.optimizers.gossip.ad_psgd import ADPSGD
+from decentral.optimizers.gossip.late_merge import LateMerge
 from tests.optimizers.gossiping import Replicas, gaussian
 
 

@@ -7,8 +7,8 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError
 from decentral.manifest.presets import check_methods, preset_manifest
 from decentral.optimizers import OuterMethod, describe_optimizers, make_outer, presets
-from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
-from decentral.optimizers.noloco import NoLoCo
+from decentral.optimizers.gossip.noloco import NoLoCo
+from decentral.optimizers.synchronous.diloco import DiLoCo, outer_learning_rate
 from tests.laws.tables import PRESETS
 
 
@@ -55,12 +55,12 @@ def test_every_method_is_described_with_its_equation_and_source():
 
 
 def test_errors_speak_of_a_method_as_its_manifest_does():
-    with pytest.raises(ConfigError, match=r"^diloco\(learning_rate=0\.7, momentum=1\.5\): momentum must be in"):
+    with pytest.raises(ConfigError, match=r"^diloco\(learning_rate=0\.7, momentum=1\.5, restart=0\): momentum must be in"):
         make_outer("diloco", {"lr": 0.7, "momentum": 1.5})
 
 
 def test_another_package_adds_a_method(monkeypatch: pytest.MonkeyPatch):
-    points = EntryPoints([EntryPoint("mine", "decentral.optimizers.diloco:DiLoCo", "decentral.optimizers")])
+    points = EntryPoints([EntryPoint("mine", "decentral.optimizers.synchronous.diloco:DiLoCo", "decentral.optimizers")])
     monkeypatch.setattr(plugins, "entry_points", lambda **wanted: points.select(**wanted))
     assert make_outer("mine", {"lr": 0.3}) == DiLoCo(lr=0.3)
     assert "mine" in {row["name"] for row in describe_optimizers()}

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
+from decentral.optimizers.coupled.spes import SPES
 from decentral.optimizers.experts import experts_of, merged
-from decentral.optimizers.spes import SPES
 from tests.lab.nodes import Lab
 from tests.node.test_every_method import InTurns, check_alike
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from decentral.optimizers.base import OuterMethod, Preset, State, key
 from decentral.optimizers.channels import PROPOSED, Channel
-from decentral.optimizers.pairs import check_pull, pull_to_mean
+from decentral.optimizers.gossip.pairs import check_pull, pull_to_mean
 from decentral.optimizers.round_info import RoundInfo
 from decentral.optimizers.steps import check_momentum, check_rate
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from decentral.errors import ConfigError
 from decentral.optimizers.base import Preset, key
-from decentral.optimizers.edit import EDiT
+from decentral.optimizers.synchronous.edit import EDiT
 
 __all__ = ["AEDiT"]
 

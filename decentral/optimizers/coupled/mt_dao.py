@@ -26,7 +26,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
 from decentral.optimizers.channels import CHANGE, Channel
-from decentral.optimizers.inner_moments import adopted, last_means, no_means, read_all
+from decentral.optimizers.coupled.inner_moments import adopted, last_means, no_means, read_all
 from decentral.optimizers.round_info import RoundInfo
 from decentral.optimizers.steps import check_rate
 

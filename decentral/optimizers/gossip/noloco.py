@@ -21,7 +21,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
 from decentral.optimizers.channels import CHANGE, Channel
-from decentral.optimizers.pairs import check_pull, pull_to_mean
+from decentral.optimizers.gossip.pairs import check_pull, pull_to_mean
 from decentral.optimizers.round_info import RoundInfo
 
 __all__ = ["NoLoCo"]

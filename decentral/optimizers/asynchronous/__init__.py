@@ -1,0 +1,1 @@
+"""Outer methods whose rounds go on without the slow, and take what comes late."""

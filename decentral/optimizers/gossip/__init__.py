@@ -1,0 +1,1 @@
+"""Outer methods of pairs: each peer has a replica of its own."""

@@ -1,0 +1,1 @@
+"""Outer methods whose rounds average what all present peers bring."""
