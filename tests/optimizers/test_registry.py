@@ -55,7 +55,8 @@ def test_every_method_is_described_with_its_equation_and_source():
 
 
 def test_errors_speak_of_a_method_as_its_manifest_does():
-    with pytest.raises(ConfigError, match=r"^diloco\(learning_rate=0\.7, momentum=1\.5, restart=0\): momentum must be in"):
+    spoken = r"^diloco\(learning_rate=0\.7, momentum=1\.5, restart=0\): momentum must be in"
+    with pytest.raises(ConfigError, match=spoken):
         make_outer("diloco", {"lr": 0.7, "momentum": 1.5})
 
 
