@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from decentral.errors import ConfigError, UsageError
 from decentral.manifest.aggregation import check_rule, rule_of
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
-from decentral.manifest.terms import Manifest, Outer
+from decentral.manifest.outer_terms import Outer
+from decentral.manifest.terms import Manifest
 from decentral.plugins import nearest
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from decentral.manifest.commented import toml_value
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
+from decentral.manifest.outer_terms import Combining
 from decentral.manifest.table import Table, inside, keys, plain
-from decentral.manifest.terms import Combining, Manifest
+from decentral.manifest.terms import Manifest
 
 
 def summary(manifest: Manifest) -> str:

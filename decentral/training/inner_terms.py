@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS, OWN_KEYS, InnerName
-from decentral.manifest.terms import Inner
+from decentral.manifest.training_terms import Inner
 
 Difference = tuple[str, str, str]  # key, in the manifest, in the loop
 

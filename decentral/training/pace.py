@@ -21,7 +21,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-from decentral.manifest.terms import Inner
+from decentral.manifest.training_terms import Inner
 
 TOLERANCE = 0.1  # share by which a peer may be slower and still makes all steps: as much do equal machines vary
 SLOWEST = 16  # times slower than typical, beyond which a peer makes no fewer steps yet

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from decentral.manifest.terms import Inner
+from decentral.manifest.training_terms import Inner
 from decentral.optimizers import InnerOptimizer
 from decentral.training.inner import Averages, built
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.manifest.inner_optimizers import InnerName
-from decentral.manifest.terms import Inner
+from decentral.manifest.training_terms import Inner
 from decentral.training.inner.adopt import ADOPT
 from decentral.training.inner.gpa import GPA
 from decentral.training.inner.qh_adopt import QHADOPT

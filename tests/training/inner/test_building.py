@@ -12,7 +12,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, parse_manifest, preset_manifest, summary
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS, InnerName
 from decentral.manifest.table import canonical
-from decentral.manifest.terms import Inner
+from decentral.manifest.training_terms import Inner
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
 from decentral.training.inner import build_inner
 from decentral.training.inner.gpa import GPA
