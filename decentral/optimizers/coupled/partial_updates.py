@@ -9,13 +9,12 @@ divisor is the number of its owners. Where a round had none of a slice, x and m 
 
 Who owns what: a peer's place among the contributors of the last round that took its contribution, modulo S, so that
 slices have equally many owners, give or take one. With fewer contributors than slices the places move on every round.
-Before its first round a peer's slice follows from its id. Each says beside its offer which slice it trained; who names
-none counts nothing.
+Before its first round a peer's slice follows from its id. It says beside its offer what it trained, or counts nothing.
 
 What differs from the paper. There subsets are fixed, and the backward pass knows them, which saves memory and
 arithmetic; here a slice is 1/S of each fragment in the model's order, stays while who contributes stays, and all is
-computed: only bytes are saved. The inner optimizer keeps moments of all. The outer step is DiLoCo's. With ``overlap``,
-steps on a slice before its owner's place changed are in its next contribution.
+computed: only bytes are saved. Inner moments are kept of all. The outer step is DiLoCo's. With ``overlap``, steps on a
+slice before its owner's place changed are in its next contribution.
 
 Source: Filippova, Katharopoulos, Grangier, Collobert, "Partial Parameter Updates for Efficient Distributed Training",
 2025, arXiv:2509.22418.
