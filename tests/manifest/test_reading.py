@@ -43,7 +43,7 @@ def one_line(error: ConfigError) -> str:
     ("good", "bad", "complaint"),
     [
         ("steps = 30", "stepz = 30", r"unknown key inner.stepz; did you mean steps\?"),
-        ("steps = 30", "xyzzy = 30", r"unknown key inner.xyzzy; known: steps, optimizer"),
+        ("steps = 30", "xyzzy = 30", r"unknown key inner.xyzzy; known: steps, learning_rate"),
         ("[inner]", "[iner]", r"unknown table iner; did you mean inner\?"),
         ("steps = 30", "steps = 0", r"inner.steps = 0: input should be greater than or equal to 1; steps means: H"),
         ("steps = 30", "steps = -5", r"inner.steps = -5"),
