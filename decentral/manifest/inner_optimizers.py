@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["INNER_OPTIMIZERS", "OWN_KEYS", "InnerName", "InnerOptimizer", "inner_optimizers_with"]
+__all__ = ["INNER_OPTIMIZERS", "OWN_KEYS", "InnerName", "KnownOptimizer", "inner_optimizers_with"]
 
 InnerName = Literal["adamw", "muon", "adopt", "sgd", "schedule_free", "gpa", "qh_adopt"]
 
@@ -19,7 +19,7 @@ OWN_KEYS: Final = ("momentum", "beta1", "beta2", "mixing", "averaging")  # of [i
 
 
 @dataclass(frozen=True, slots=True)
-class InnerOptimizer:
+class KnownOptimizer:
     """One of them."""
 
     title: str  # as people write it; in small letters and without "-" and "_" a part of its class's name
@@ -27,14 +27,14 @@ class InnerOptimizer:
     moments: tuple[str, ...] = ()  # which it has of every parameter, by torch's names
 
 
-INNER_OPTIMIZERS: Final[Mapping[InnerName, InnerOptimizer]] = {
-    "adamw": InnerOptimizer("AdamW", _ADAM, _BOTH),
-    "muon": InnerOptimizer("Muon", {"momentum": 0.9, **_ADAM}),  # the betas are of the AdamW beside it
-    "adopt": InnerOptimizer("ADOPT", {"beta1": 0.9, "beta2": 0.9999}, _BOTH),
-    "sgd": InnerOptimizer("SGD", {"momentum": 0.9}),
-    "schedule_free": InnerOptimizer("Schedule-Free", {"beta2": 0.95, "mixing": 0.9}, ("exp_avg_sq",)),
-    "gpa": InnerOptimizer("GPA", {**_ADAM, "mixing": 0.7, "averaging": 0.9967}, _BOTH),
-    "qh_adopt": InnerOptimizer("QH-ADOPT", {"beta1": 0.99, "beta2": 0.9999, "mixing": 0.7}, _BOTH),
+INNER_OPTIMIZERS: Final[Mapping[InnerName, KnownOptimizer]] = {
+    "adamw": KnownOptimizer("AdamW", _ADAM, _BOTH),
+    "muon": KnownOptimizer("Muon", {"momentum": 0.9, **_ADAM}),  # the betas are of the AdamW beside it
+    "adopt": KnownOptimizer("ADOPT", {"beta1": 0.9, "beta2": 0.9999}, _BOTH),
+    "sgd": KnownOptimizer("SGD", {"momentum": 0.9}),
+    "schedule_free": KnownOptimizer("Schedule-Free", {"beta2": 0.95, "mixing": 0.9}, ("exp_avg_sq",)),
+    "gpa": KnownOptimizer("GPA", {**_ADAM, "mixing": 0.7, "averaging": 0.9967}, _BOTH),
+    "qh_adopt": KnownOptimizer("QH-ADOPT", {"beta1": 0.99, "beta2": 0.9999, "mixing": 0.7}, _BOTH),
 }
 
 

@@ -85,6 +85,11 @@ class Participation:
         self._loop = made
 
     @property
+    def acts_before_inner_steps(self) -> bool:
+        """Whether the run's method does something before inner steps; then this peer is one process."""
+        return self.swarm.node.replica.method.overrides("before_inner_step")
+
+    @property
     def invite(self) -> str:
         """The line that lets others join by way of this peer or of up to three more; empty while nobody could."""
         reachable = self._swarm is not None and not self.is_offline

@@ -149,7 +149,7 @@ class Peer:
     def log(self, **metrics: float | Tensor) -> None:
         """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``."""
         if self._part is not None:
-            self._part.reporter.metrics({name: _plain(value) for name, value in metrics.items()})
+            self._part.reporter.metrics(metrics)
 
     def status(self) -> Status:
         """What this peer is doing now; what it did last, once its swarm side has ended."""
@@ -243,7 +243,8 @@ class Peer:
             if self._model.is_main:
                 self._begin(stack)
             self._share(range(len(self._model.schema.fragments)))
-            begins = self._before_inner_step if self._hooked else None
+            hooked = self._part is not None and self._part.acts_before_inner_steps
+            begins = self._before_inner_step if hooked else None
             steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step, begins)
             stack.enter_context(steps.hooked(self._model.trained))
             if self.settings.options.require_peers and not self.done:
@@ -282,16 +283,11 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._entered:
-            self._entered.callback(self._show_what_was_learnt)
+            self._entered.callback(self._model.averages.stay)
             if self._part is not None:
                 self._end(self._part, save=kind in (None, KeyboardInterrupt, NoPeersError), whole=kind is None)
                 if kind is NoPeersError:  # as asked for, and no crash: it can be started again
                     self._last_status = replace(self._last_status, state="left")
-
-    def _show_what_was_learnt(self) -> None:
-        """After the block the parameters are what was contributed: the average, of an optimizer that has one."""
-        self._model.averages.show()
-        self._model.averages.resume(to_train=False)
 
     def _end(self, part: Participation, *, save: bool, whole: bool) -> None:
         """``whole``: the training loop came to its own end."""
@@ -309,12 +305,6 @@ class Peer:
             part.close(politely=True)
             if save:  # else an error ended it, and its last state is the one it had then
                 self._parting = "done" if over else "left"
-
-    @property
-    def _hooked(self) -> bool:
-        """Whether the run's method does something before inner steps; then this peer is one process."""
-        method = self._part.swarm.node.replica.method if self._part is not None else None
-        return method is not None and method.overrides("before_inner_step")
 
     def _before_inner_step(self) -> None:
         """Runs at the beginning of an ``optimizer.step``."""
@@ -356,7 +346,3 @@ class Peer:
             for optimizer in self.settings.optimizers.parts:
                 forget_non_finite(optimizer)
         self._model.averages.resume(to_train=not self.done)
-
-
-def _plain(value: float | Tensor) -> float:
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)

@@ -6,7 +6,9 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
 
 from decentral.consensus.chain import contributions, moves_anchor
 from decentral.replica.contribution import Contribution
@@ -45,8 +47,9 @@ class Reporter:
         self.waited = 0.0  # s the training thread stood still for the swarm
         self._wait_began = 0.0
 
-    def metrics(self, values: dict[str, float]) -> None:
+    def metrics(self, logged: Mapping[str, float | Tensor]) -> None:
         """Values the training loop logged."""
+        values = {name: float(one.detach()) if isinstance(one, Tensor) else float(one) for name, one in logged.items()}
         self.loss = values.get("loss", self.loss)
         self.held_out_loss = values.get("held_out_loss", self.held_out_loss)
         self._emit("metrics", dict(values))

@@ -23,7 +23,7 @@ _NEVER = float("inf")
 
 
 @dataclass(slots=True)
-class Pace:
+class LinkPace:
     """Seconds for a byte in one form, of late."""
 
     seconds: float = 0.0
@@ -46,7 +46,7 @@ class Gain:
 
     packed: bool = True  # the form to ask for now
     better: bool = True  # the form that came sooner; the other one while that is tried
-    paces: tuple[Pace, Pace] = field(default_factory=lambda: (Pace(), Pace()))  # as they are, packed
+    paces: tuple[LinkPace, LinkPace] = field(default_factory=lambda: (LinkPace(), LinkPace()))  # as they are, packed
     saved: float = 0.0  # of a byte, by the last chunk that came packed
     unpacking: float = _NEVER  # s for a byte, the quickest: a busy machine makes one slow, nothing makes one fast
     _left: int = _TURN  # chunks until the next decision

@@ -55,6 +55,11 @@ class Averages:
                 optimizer.train()
         self._trained = None
 
+    def stay(self) -> None:
+        """Let the parameters hold x for good: after the run they are what was contributed."""
+        self.show()
+        self.resume(to_train=False)
+
 
 def _swaps(optimizer: torch.optim.Optimizer) -> bool:
     methods = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
