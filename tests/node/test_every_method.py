@@ -79,6 +79,39 @@ def test_rounds_are_made_and_all_hold_the_same_bits(run_lab: Any, terms: Any, me
     run_lab(manifest, script, make_model=two_blocks)
 
 
+@pytest.mark.parametrize("method", ["des_loc", "mt_dao"])
+@pytest.mark.parametrize(
+    ("exchange", "chain"),
+    [("gather", "topk(k=16, chunk=256) >> signmag2"), ("gather", "int8(block=64)"), ("reduce", "int8(block=64)")],
+)
+def test_moments_with_a_compressor_of_their_own_are_averaged_alike_everywhere(
+    run_lab: Any, terms: Any, method: str, exchange: str, chain: str
+) -> None:
+    async def script(lab: Lab) -> None:
+        for _ in range(3):
+            lab.add(kind=InTurns)
+        await lab.all_members()
+        await lab.rounds(8)
+        for member in lab.members:
+            member.idle = True
+        await lab.until(lambda: all(m.node.driver.pending is None for m in lab.members))
+        await lab.until(lambda: len({m.node.driver.head.hash for m in lab.members}) == 1)
+        check_alike(lab.members)
+        assert len({member.node.replica.digest for member in lab.members}) == 1
+        assert str(lab.members[0].node.replica.codec.beside) == "bf16"
+        assert all(one.any() for one in states_of(lab.members[0]).values())
+        assert not [event for member in lab.members for event in member.events if event[0] == "dropped"]
+
+    periods = {"first_moment": 1, "second_moment": 2} if method == "des_loc" else {"slow": 1, "variance": 2}
+    manifest = terms(method).changed(
+        exchange={"kind": exchange},
+        compressor={"chain": chain, "feedback": "ef(beta=0.95)"},
+        outer={"norm_clip": None, "overlap": 0, **periods},
+        inner={"steps": 4},
+    )
+    run_lab(manifest, script, make_model=two_blocks)
+
+
 class Silent(InTurns):
     """Sends less than its round wants: no moments, and no zeros for them."""
 
