@@ -82,7 +82,11 @@ def test_rounds_are_made_and_all_hold_the_same_bits(run_lab: Any, terms: Any, me
 @pytest.mark.parametrize("method", ["des_loc", "mt_dao"])
 @pytest.mark.parametrize(
     ("exchange", "chain"),
-    [("gather", "topk(k=16, chunk=256) >> signmag2"), ("gather", "int8(block=64)"), ("reduce", "int8(block=64)")],
+    [
+        ("gather", "topk(k=16, chunk=256) >> signmag2"),
+        ("reduce", "topk(k=16, chunk=256)"),
+        ("reduce", "int8(block=64)"),
+    ],
 )
 def test_moments_with_a_compressor_of_their_own_are_averaged_alike_everywhere(
     run_lab: Any, terms: Any, method: str, exchange: str, chain: str

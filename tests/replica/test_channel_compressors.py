@@ -11,6 +11,7 @@ from torch import Tensor
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError, PayloadError
 from decentral.manifest import Manifest, preset_manifest
+from decentral.node.terms import largest_offer, make_replica
 from decentral.optimizers import CHANGE, Channel, compressor_beside, make_outer
 from decentral.parameters import Schema, schema_of
 from decentral.replica.codec import Codec
@@ -140,6 +141,13 @@ def test_the_largest_body_that_is_taken_has_room_for_states_that_are_larger_than
     made = codec.encode(randn(0, 4096), {}, ((64, 64),), [randn(1, 4096), randn(2, 4096)])
     assert len(made.body) <= codec.max_body_nbytes(((64, 64),) * CHANNELS, CHANNELS) == inbox.limit()
     assert len(made.body) > codec_with(SPARSE).max_body_nbytes(((64, 64),) * CHANNELS)
+
+
+def test_the_largest_offer_counts_states_as_they_are_compressed_whole_and_in_slices():
+    replica = make_replica(sparse_terms(), small(), [torch.zeros(4096)])
+    most = replica.codec.max_body_nbytes(((4096,),) * CHANNELS, CHANNELS)
+    assert largest_offer(replica, gossips=False, fragments=1) == most
+    assert most > replica.codec.of(0).max_body_nbytes(((4096,),)) + 2 * 2 * 4096
 
 
 def test_a_run_whose_compressor_is_that_of_the_states_sends_one_section():
