@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,11 +16,21 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.node.terms import largest_offer, make_replica
 from decentral.optimizers import CHANGE, Channel, compressor_beside, make_outer
 from decentral.parameters import Schema, schema_of
-from decentral.replica.codec import Codec
+from decentral.replica.buffers import NO_TAIL
+from decentral.replica.codec import Codec, Shapes
+from decentral.replica.contribution import Contribution
+from decentral.replica.frame_contents import FrameContents
+from decentral.replica.outbox import Outbox
 from decentral.replica.replica import Replica
 from decentral.replica.run_codec import codec_of
+from decentral.replica.unpacked import Unpacked
 from decentral.rounds.inbox import Inbox
 from decentral.wire import body
+from decentral.wire.frames import Frame, FrameKind, seal
+from decentral.wire.keys import Signer
+from tests.consensus.test_history import START, record
+from tests.corpus.builders import header
+from tests.lab.machines import signer_of
 
 SHAPES = ((64, 64), (100,), ())
 NUMEL = 64 * 64 + 101
@@ -171,6 +183,45 @@ def test_a_replica_tells_states_by_their_own_compressor_in_slices_too():
     assert int((change_N != 0).sum()) <= 64
     for number, state_N in enumerate(states, 1):
         torch.testing.assert_close(state_N, randn(number, 4096)[1000:2000], rtol=2**-8, atol=0)
+
+
+def sent_by(signer: Signer, codec: Codec, kind: FrameKind, shapes: Shapes, seed: int = 0) -> Frame:
+    """A change and two states in one frame."""
+    states = [randn(seed + 1, 4096), randn(seed + 2, 4096)]
+    made = codec.encode(randn(seed, 4096), {}, shapes, states)
+    return seal(header(kind=kind, sender=signer.peer, states=2), made.body, signer)
+
+
+def test_a_frame_that_found_no_room_is_read_again_to_the_same_states():
+    codec, signer = codec_with(SPARSE, "bf16"), signer_of(0)
+    contents = FrameContents(small(), codec, codec_with("none"), NO_TAIL, Unpacked(0))
+    frame = sent_by(signer, codec, FrameKind.CONTRIBUTION, ((64, 64),))
+    for channel, seed in ((1, 1), (2, 2)):
+        total_N = torch.zeros(4096)
+        contents.add(frame, channel, 1.0, total_N, 1.0)
+        torch.testing.assert_close(total_N, randn(seed, 4096), rtol=2**-8, atol=0)
+
+
+def test_a_result_that_is_read_for_the_outer_step_has_states_by_their_own_compressor():
+    codec, signer = codec_with(SPARSE, "bf16"), signer_of(0)
+    replica = Replica(small(), [torch.zeros(4096)], make_outer("mt_dao", {}), codec, codec_with("none"))
+    frame, taken = sent_by(signer, codec, FrameKind.RESULT, ((4096,),)), record(START, {signer.peer: 1})
+    named = (replace(taken.frames[0], frame=frame.hash),)
+    reduced = replace(taken, plan=1, partition=((signer.peer, 0, 4096),), contributors=taken.frames, frames=named)
+    step = replica.outer_step(reduced, {frame.hash: frame})
+    assert 0 < int((step.after_N != 0).sum()) <= 64
+    torch.testing.assert_close(step.state["exp_avg"], randn(1, 4096), rtol=2**-8, atol=0)
+
+
+def test_what_a_given_up_round_took_is_owed_without_its_states():
+    codec, gradient_N = codec_with(SPARSE, "bf16"), randn(0, 4096)
+    made = Contribution(0, START.hash, -gradient_N, gradient_N, 3, 30, states=(randn(1, 4096), randn(2, 4096)))
+    made.encoded = codec.encode(gradient_N, {}, ((64, 64),), made.states)
+    outbox = Outbox(codec, 1 << 20)
+    outbox.add(record(START, {signer_of(0).peer: 1}), made)
+    owed = outbox.owed(0, 0, ((64, 64),))
+    assert owed is not None
+    assert torch.equal(owed.gradient_N, codec.decompress(made.encoded.payloads, CHANNELS)[:4096])
 
 
 def test_the_first_channel_has_the_runs_compressor_and_all_others_the_same_one():
