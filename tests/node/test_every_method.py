@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,6 +112,29 @@ def test_moments_with_a_compressor_of_their_own_are_averaged_alike_everywhere(
         exchange={"kind": exchange},
         compressor={"chain": chain, "feedback": "ef(beta=0.95)"},
         outer={"norm_clip": None, "overlap": 0, **periods},
+        inner={"steps": 4},
+    )
+    run_lab(manifest, script, make_model=two_blocks)
+
+
+def test_catching_up_by_frames_counts_the_moments_in_them(run_lab: Any, terms: Any) -> None:
+    """A sparse change beside whole moments: three take more than a snapshot, and looked like a third."""
+
+    async def script(lab: Lab) -> None:
+        for _ in range(3):
+            lab.add(kind=InTurns)
+        await lab.all_members()
+        await lab.rounds(3)
+        member = lab.members[0]
+        commit = next(commit for commit in reversed(member.log) if len(commit.record.frames) == 3)
+        unknown = tuple(replace(ref, frame=ref.peer) for ref in commit.record.frames)
+        missed = replace(commit, record=replace(commit.record, frames=unknown))
+        assert not member.node.catch_up._is_cheap([missed])
+        assert member.node.catch_up._is_cheap([commit])  # whose frames are here
+
+    manifest = terms("mt_dao").changed(
+        exchange={"kind": "gather"},
+        compressor={"chain": "topk(k=16, chunk=4096)", "feedback": "ef(beta=0.95)"},
         inner={"steps": 4},
     )
     run_lab(manifest, script, make_model=two_blocks)
