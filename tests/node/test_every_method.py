@@ -14,6 +14,7 @@ from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import outer_name
 from decentral.training.sync_schedule import SyncSchedule
+from decentral.wire.messages import Offer
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member
 
@@ -115,6 +116,38 @@ def test_moments_with_a_compressor_of_their_own_are_averaged_alike_everywhere(
         inner={"steps": 4},
     )
     run_lab(manifest, script, make_model=two_blocks)
+
+
+def test_an_offer_of_a_reduce_says_what_the_moments_take_too(run_lab: Any, terms: Any) -> None:
+    """The size is what the others' patience is reckoned from."""
+
+    async def script(lab: Lab) -> None:
+        offers: list[Offer] = []
+        for _ in range(2):
+            lab.add(kind=InTurns)
+        await lab.all_members()
+        for member in lab.members:
+            machine = member.node.driver.state.machine
+            machine.offer = _told_to(offers, machine.offer)  # type: ignore[method-assign]
+        await lab.rounds(3)
+        numel = lab.members[0].node.replica.numel(0)
+        assert offers
+        assert min(offer.nbytes for offer in offers) > 2 * 2 * numel
+
+    manifest = terms("mt_dao").changed(
+        exchange={"kind": "reduce"},
+        compressor={"chain": "topk(k=16, chunk=4096)", "feedback": "ef(beta=0.95)"},
+        inner={"steps": 4},
+    )
+    run_lab(manifest, script, make_model=two_blocks)
+
+
+def _told_to(offers: list[Offer], offer: Any) -> Any:
+    def told(made: Offer, now: float) -> Any:
+        offers.append(made)
+        return offer(made, now)
+
+    return told
 
 
 def test_catching_up_by_frames_counts_the_moments_in_them(run_lab: Any, terms: Any) -> None:
