@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from decentral.errors import ConfigError, UsageError
@@ -15,6 +15,7 @@ from decentral.plugins import nearest
 
 if TYPE_CHECKING:
     from decentral.compressors import Compressor  # torch
+    from decentral.optimizers import Channel
 
 MOST_LOST_OF_A_STATE = 0.05  # of the norm; replicas of gossip stay about as far apart: see replica/pair_step.py
 
@@ -78,7 +79,7 @@ def check_methods(manifest: Manifest) -> None:
             'parameters, whole each time, and keeps its change to itself, so that nothing is owed; use "none"'
         )
     if len(channels) > 1 or channels[0].is_replica:
-        _check_states(manifest, compressor)
+        _check_states(manifest, channels)
     if method.inner and manifest.model.task != "custom":
         _check_moments(manifest, [channel.name for channel in method.channels()[1:]])
     if gossips:
@@ -156,14 +157,28 @@ def _check_moments(manifest: Manifest, wanted: list[str]) -> None:
         )
 
 
-def _check_states(manifest: Manifest, compressor: Compressor) -> None:
-    """ConfigError for a compressor that loses much of what a method sends beside the change, whole each time."""
+def _check_states(manifest: Manifest, channels: Sequence[Channel]) -> None:
+    """ConfigError for a compressor that loses much of what a method sends whole each time: a first channel that is a
+    replica, and all beside it.
+    """
+    from decentral.compressors import parse_compressor  # torch
+    from decentral.optimizers import compressor_beside
+
+    chain, own = parse_compressor(manifest.compressor.chain), compressor_beside(channels)
+    if channels[0].is_replica or (len(channels) > 1 and own is None):
+        _check_keeps_states(f'compressor.chain = "{chain}"', chain, manifest)
+    if own is not None:
+        names = " and ".join(channel.name for channel in channels[1:])
+        _check_keeps_states(f'compressor "{own}" of {names}', parse_compressor(own), manifest)
+
+
+def _check_keeps_states(told: str, compressor: Compressor, manifest: Manifest) -> None:
     from decentral.compressors.traits import relative_error  # torch
 
     lost = relative_error(compressor)
     if lost > MOST_LOST_OF_A_STATE:
         raise ConfigError(
-            f'compressor.chain = "{compressor}" does not fit outer.method {manifest.outer.method}: it would lose '
+            f"{told} does not fit outer.method {manifest.outer.method}: it would lose "
             f"{lost:.0%} of the values that are sent whole each time, which no feedback makes up for; use one "
             f'that loses {MOST_LOST_OF_A_STATE:.0%} at most, as "fp16", "fp8(block=256)" or "int8(block=4096)"'
         )

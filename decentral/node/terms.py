@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from decentral.compressors import parse_compressor, parse_feedback
+from decentral.compressors import parse_compressor
 from decentral.consensus.round_state import RoundTerms
 from decentral.consensus.run_clock import RunClock
 from decentral.dissemination.partition import Grain, partition, shares
@@ -17,6 +17,7 @@ from decentral.parameters import Schema
 from decentral.replica.buffers import Tail
 from decentral.replica.codec import Codec
 from decentral.replica.replica import Replica
+from decentral.replica.run_codec import codec_of
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import PeerId
 
@@ -26,7 +27,7 @@ def make_replica(
 ) -> Replica:
     """Anchor, buffers, outer optimizer and codec as the manifest says."""
     outer = manifest.outer
-    codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
+    codec = codec_of(manifest)
     codec.warm_up()
     return Replica(
         schema,
@@ -46,7 +47,7 @@ def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
     codec, channels = (replica.merge_codec, 1) if gossips else (replica.codec, len(replica.method.channels()))
     whole = [replica.shapes(f) * channels for f in range(fragments)]
     shapes = [*whole, *(((replica.numel(f),),) * channels for f in range(fragments))]
-    return max(map(codec.max_body_nbytes, shapes)) + replica.tail.nbytes(0)
+    return max(codec.max_body_nbytes(one, channels) for one in shapes) + replica.tail.nbytes(0)
 
 
 def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, clock: RunClock) -> RoundTerms:

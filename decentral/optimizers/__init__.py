@@ -12,7 +12,7 @@ from decentral.optimizers.aggregation.registry import (
 )
 from decentral.optimizers.aggregation.rule import Aggregation
 from decentral.optimizers.base import OuterMethod, Preset, Quorum, key
-from decentral.optimizers.channels import CHANGE, Channel
+from decentral.optimizers.channels import CHANGE, Channel, compressor_beside
 from decentral.optimizers.live import NO_MOMENTS, InnerOptimizer, Live
 from decentral.optimizers.merge import blend, carry
 from decentral.optimizers.registry import describe_keys, describe_optimizers, make_outer, methods_with, presets
@@ -33,6 +33,7 @@ __all__ = [
     "aggregation_names",
     "blend",
     "carry",
+    "compressor_beside",
     "describe_aggregation_keys",
     "describe_aggregations",
     "describe_keys",

@@ -1,11 +1,12 @@
 """What a contribution carries: named vectors, each as long as the fragment."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from decentral.errors import ConfigError
 
-__all__ = ["CHANGE", "PROPOSED", "Channel"]
+__all__ = ["CHANGE", "PROPOSED", "Channel", "compressor_beside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Channel:
     every: int = 1  # outer steps of a fragment from one time that it is sent to the next; the first channel: 1
     combine: Literal["mean", "each"] = "mean"  # each: the outer step sees all that came, see OuterMethod.outer_step
     is_replica: bool = False
+    compressor: str | None = None  # a spelling; None: the run's, as always of the first channel
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -29,6 +31,20 @@ class Channel:
     def is_due(self, step: int) -> bool:
         """Whether it is sent in outer step ``step`` of a fragment, counted from 0."""
         return (step + 1) % self.every == 0
+
+
+def compressor_beside(channels: Sequence[Channel]) -> str | None:
+    """What compresses the channels beside the first; None: the run's compressor.
+
+    ConfigError unless it is the same for all of them: a frame says how many channels it has, and not which.
+    """
+    first, *others = channels
+    if first.compressor is not None:
+        raise ConfigError(f"channel {first.name}: compressor = {first.compressor!r}; the first channel has the run's")
+    if len({one.compressor for one in others}) > 1:
+        told = ", ".join(f"{one.name}: {one.compressor or 'as the run'}" for one in others)
+        raise ConfigError(f"compressors of channels differ ({told}); give all channels beside the first the same one")
+    return others[0].compressor if others else None
 
 
 CHANGE = Channel("change")

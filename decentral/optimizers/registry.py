@@ -103,5 +103,8 @@ def _state_of(method: OuterMethod) -> float:
 
 def _bits_of(method: OuterMethod, preset: Preset) -> float:
     """At most, before entropy coding, in the mean over rounds; a reduce sends the results of a peer's own part, too."""
-    each = bits_per_value(parse_compressor(preset.compressor))
-    return sum(each / channel.every for channel in method.channels()) * (2 if preset.exchange == "reduce" else 1)
+    each = [
+        bits_per_value(parse_compressor(channel.compressor or preset.compressor)) / channel.every
+        for channel in method.channels()
+    ]
+    return sum(each) * (2 if preset.exchange == "reduce" else 1)

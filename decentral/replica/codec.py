@@ -2,7 +2,7 @@
 
 What crosses the wire is the compressor's parts, entropy coded; it costs at most ``max_body_nbytes``. Sparse
 methods see every parameter in its own shape (tiles need it); a reduce sees flat ranges, so that it can be cut
-anywhere.
+anywhere. Shapes and payloads are those of all channels in a row, the change first: ``channels`` says how many they are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from decentral.wire import body
 
 # Shape suffixes: N = elements of the fragment or range, flat float32.
 
+T = TypeVar("T")
 Shapes = Sequence[tuple[int, ...]]
 FixedShapes = tuple[tuple[int, ...], ...]  # of one channel: times the number of channels, those of a body
 _SMALL = 70  # more than a tile
@@ -45,10 +47,15 @@ class Codec:
 
     compressor: Compressor
     feedback: Feedback = field(default_factory=NoFeedback)
+    beside: Compressor | None = None  # of the channels beside the change, in a section of their own; None: the same
 
-    def max_body_nbytes(self, shapes: Shapes) -> int:
+    def of(self, channel: int) -> Codec:
+        """The codec of one channel by itself; the change is channel 0."""
+        return self if channel == 0 or self.beside is None else replace(self, compressor=self.beside, beside=None)
+
+    def max_body_nbytes(self, shapes: Shapes, channels: int = 1) -> int:
         """What a body over ``shapes`` takes at most: known before a byte arrives."""
-        return body.max_nbytes(self.compressor, shapes)
+        return sum(body.max_nbytes(compressor, cut) for compressor, cut in self._sections(shapes, channels))
 
     def encode(self, change_N: Tensor, state: State, shapes: Shapes, states: Sequence[Tensor] = ()) -> Encoded:
         """Compress the change with what ``state``, this sender's feedback, remembers. Pure: neither is changed.
@@ -59,10 +66,11 @@ class Codec:
         Raises NonFiniteError when the change holds NaN or Inf.
         """
         sending = self.feedback.send(self.compressor, change_N, state, shapes)
-        beside = [payload for one_N in states for payload in compress_flat(self.compressor, one_N, shapes)]
+        beside = [payload for one_N in states for payload in compress_flat(self.of(1).compressor, one_N, shapes)]
         payloads = (*sending.payloads, *beside)
         own = {name: sending.state[name] for name in self.own_names}
-        return Encoded(body.encode(self.compressor, payloads), own, payloads)
+        sections = self._sections(payloads, 1 + len(states))
+        return Encoded(body.encode_sections(sections), own, payloads)
 
     @property
     def own_names(self) -> tuple[str, ...]:
@@ -87,23 +95,24 @@ class Codec:
         """
         return replace(self, feedback=ErrorFeedback(beta=1.0) if self.feedback.sender else NoFeedback())
 
-    def unpack(self, data: bytes | memoryview, shapes: Shapes) -> Sequence[Payload]:
+    def unpack(self, data: bytes | memoryview, shapes: Shapes, channels: int = 1) -> Sequence[Payload]:
         """What the bytes hold. Raises PayloadError; what the parts mean is looked at when they are decompressed."""
-        return body.decode(self.compressor, data, shapes)
+        return body.decode_sections(self._sections(shapes, channels), data)
 
-    def pieces(self, payloads: Sequence[Payload]) -> Iterator[Tensor]:
+    def pieces(self, payloads: Sequence[Payload], channels: int = 1) -> Iterator[Tensor]:
         """What each payload decompresses to, one at a time. Raises PayloadError."""
-        for payload in payloads:
-            yield self.compressor.decompress(payload).to(torch.float32)
+        for compressor, section in self._sections(payloads, channels):
+            for payload in section:
+                yield compressor.decompress(payload).to(torch.float32)
 
-    def decompress(self, payloads: Sequence[Payload]) -> Tensor:
+    def decompress(self, payloads: Sequence[Payload], channels: int = 1) -> Tensor:
         """The flat float32 tensor that every receiver of these applies. Raises PayloadError."""
         if len(payloads) == 1:  # as a reduce sees it, for instance: no need to copy
-            decoded_N = next(self.pieces(payloads)).flatten().contiguous()
+            decoded_N = next(self.pieces(payloads, channels)).flatten().contiguous()
         else:
             shapes = [payload.shape for payload in payloads]
             decoded_N = fresh_zeros(numel(shapes))
-            for decoded, piece in zip(split_shapes(decoded_N, shapes), self.pieces(payloads), strict=True):
+            for decoded, piece in zip(split_shapes(decoded_N, shapes), self.pieces(payloads, channels), strict=True):
                 decoded.copy_(piece)
         if not is_finite(decoded_N):  # a second guard: one NaN in a mean would reach every peer
             raise PayloadError(f"body decodes to NaN or Inf through {self.compressor}; drop it and its sender")
@@ -114,9 +123,9 @@ class Codec:
         if not all(map(is_finite, self.pieces(payloads))):
             raise PayloadError(f"body decodes to NaN or Inf through {self.compressor}; drop it and its sender")
 
-    def decode(self, data: bytes | memoryview, shapes: Shapes) -> Tensor:
+    def decode(self, data: bytes | memoryview, shapes: Shapes, channels: int = 1) -> Tensor:
         """``decompress`` of what the bytes hold. Raises PayloadError."""
-        return self.decompress(self.unpack(data, shapes))
+        return self.decompress(self.unpack(data, shapes, channels), channels)
 
     def add(self, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0) -> None:
         """``total += weight * decompress(payloads)`` in place: sparse frames touch only what they hold.
@@ -144,6 +153,15 @@ class Codec:
         ramp_N = torch.linspace(-1, 1, numel(shapes))
         encoded = self.encode(ramp_N, {}, shapes)
         self.add_to(self.decode(encoded.body, shapes), encoded.body, shapes)
+        if self.beside is not None:
+            self.of(1).warm_up()
+
+    def _sections(self, all_of_them: Sequence[T], channels: int) -> list[tuple[Compressor, Sequence[T]]]:
+        """Shapes or payloads of so many channels, by the compressor that they have in a body."""
+        if self.beside is None or channels == 1:
+            return [(self.compressor, all_of_them)]
+        each = len(all_of_them) // channels
+        return [(self.compressor, all_of_them[:each]), (self.beside, all_of_them[each:])]
 
 
 def split_shapes(flat_N: Tensor, shapes: Shapes) -> list[Tensor]:

@@ -38,7 +38,7 @@ class FrameContents:
         if known is not None:
             return known
         body, _ = self.tail.split(frame)
-        made = self._codec_of(frame).unpack(body, self._shapes(frame) * frame.header.channels)
+        made = self._codec_of(frame).unpack(body, self._shapes(frame) * frame.header.channels, frame.header.channels)
         self.unpacked.add(frame, made)
         return made
 
@@ -62,7 +62,7 @@ class FrameContents:
     def add(self, frame: Frame, channel: int, scale: float, total_N: Tensor, weight: float) -> None:
         """``total += weight * scale * what the channel holds``, in place."""
         counted = weight if scale == 1.0 else float32(weight * scale)  # two float32 make an exact float64: rounded once
-        self._codec_of(frame).add(total_N, self.channel(frame, channel), counted)
+        self._codec_of(frame).of(channel).add(total_N, self.channel(frame, channel), counted)
 
     def _shapes(self, frame: Frame) -> FixedShapes:
         return tuple(self.schema.fragments[frame.header.fragment].shapes)

@@ -96,7 +96,7 @@ class Outbox:
         came_N = torch.zeros(numel(shapes))
         for start, stop, body in one.pieces:
             cut = range_shapes(start, stop) if one.sliced else shapes
-            came_N[start:stop] = self.codec.decode(body, cut * one.channels)[: stop - start]
+            came_N[start:stop] = self.codec.decode(body, cut * one.channels, one.channels)[: stop - start]
         return came_N
 
     def forget_after(self, round_: int) -> None:

@@ -51,7 +51,7 @@ def half_of(replica: Replica, fragment: int, change_N: Tensor, states: Sequence[
     """Our half of a swap. Raises NonFiniteError when the change holds NaN or Inf."""
     shapes, codec, channels = replica.shapes(fragment), replica.codec, 1 + len(states)
     encoded = codec.encode(_first(replica, fragment, change_N), replica.feedback[fragment], shapes, states)
-    sent_CN = codec.decompress(encoded.payloads).view(channels, -1)
+    sent_CN = codec.decompress(encoded.payloads, channels).view(channels, -1)
     return Half(encoded.body, sent_CN, encoded.feedback, change_N)
 
 

@@ -316,7 +316,7 @@ class Replica:
             _, start, stop = record.partition[ref.part]
             known = decoded.get(ref.frame)
             if known is None:
-                known = self.codec.decode(data, range_shapes(start, stop) * channels)
+                known = self.codec.decode(data, range_shapes(start, stop) * channels, channels)
             parts[ref.part] = known.view(channels, -1)
         if len(parts) != len(record.partition):
             raise PayloadError(

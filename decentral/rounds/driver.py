@@ -175,8 +175,9 @@ class Driver:
         assert pending is not None
         now = anyio.current_time()
         if state.terms.partition is not None:
-            shapes = ((state.replica.numel(pending.fragment),),) * (1 + len(pending.states))
-            nbytes = state.replica.codec.max_body_nbytes(shapes) + len(pending.tail)
+            channels = 1 + len(pending.states)
+            shapes = ((state.replica.numel(pending.fragment),),) * channels
+            nbytes = state.replica.codec.max_body_nbytes(shapes, channels) + len(pending.tail)
             await self._carry_out(state.machine.offer(pending.offer(head, pending.offered, nbytes), now))
             self.allowed = state.machine.state.allowed()
             return

@@ -91,7 +91,7 @@ class Inbox:
             _ = frame.hash  # kept in the frame: the event loop need not stop to hash megabytes
         body, _ = self.tail.split(frame)  # raises, too
         if frame.header.kind not in GATHERED:
-            return frame, self.codec.decode(body, self.shapes_of(frame.header))
+            return frame, self.codec.decode(body, self.shapes_of(frame.header), frame.header.channels)
         if self.unpacked.get(frame) is None:  # pushed, and fetched besides
             self._unpack(frame, body, frame.header.sender in head.members)
         return frame, None
@@ -99,11 +99,11 @@ class Inbox:
     def _unpack(self, frame: Frame, body: memoryview, keep: bool) -> None:
         """Read a gathered frame once: what is checked and measured is what the outer step adds."""
         codec, shapes = self.codec_of(frame.header), self._shapes_of_one(frame.header)
-        payloads = codec.unpack(body, shapes * frame.header.channels)
+        payloads = codec.unpack(body, shapes * frame.header.channels, frame.header.channels)
         change, states = payloads[: len(shapes)], payloads[len(shapes) :]
         if frame.header.kind == FrameKind.CONTRIBUTION:
             self.unpacked.measures.add(frame.hash, Measure.of(codec.pieces(change), numel(shapes)))
-            codec.check(states)
+            codec.of(1).check(states)
         else:
             codec.check(payloads)
         if keep:
@@ -140,10 +140,9 @@ class Inbox:
 
     def limit(self) -> int:
         """The largest body that can be valid, over all fragments and kinds."""
-        return max(
-            max(self.codec.max_body_nbytes(tuple(f.shapes) * self.channels), self.merge_codec.max_body_nbytes(f.shapes))
-            for f in self.schema.fragments
-        ) + self.tail.nbytes(0)
+        shapes = [tuple(fragment.shapes) for fragment in self.schema.fragments]
+        sent = max(self.codec.max_body_nbytes(one * self.channels, self.channels) for one in shapes)
+        return max(sent, *map(self.merge_codec.max_body_nbytes, shapes)) + self.tail.nbytes(0)
 
     def max_nbytes(self, header: Header, head: Head) -> int:
         """Bytes that the body of ``header`` may have. Raises PayloadError for one that belongs to nothing here."""
@@ -153,4 +152,5 @@ class Inbox:
             raise PayloadError(f"frame of round {header.round} while round {head.round + 1} is open; drop it")
         if header.kind == FrameKind.SLICE and header.sender not in head.members:  # one is kept for each sender
             raise PayloadError("slice of a peer that is no member; drop it")
-        return self.codec_of(header).max_body_nbytes(self.shapes_of(header)) + self.tail.nbytes_of(header)
+        codec, shapes = self.codec_of(header), self.shapes_of(header)
+        return codec.max_body_nbytes(shapes, header.channels) + self.tail.nbytes_of(header)

@@ -97,7 +97,7 @@ class Reducer:
         header = replace(header, states=len(replica.due(head.outer_step)) - 1)
         frame = seal(header, made.body, state.signer, tail)
         _ = frame.hash  # see Inbox.check
-        return frame, replica.codec.decompress(made.payloads), made.feedback
+        return frame, replica.codec.decompress(made.payloads, header.channels), made.feedback
 
     def _slice_scales(
         self, plan: ReducePlan, measured: Mapping[PeerId, Measure], weights: Sequence[float]
@@ -107,8 +107,8 @@ class Reducer:
         return self.replica.rule.weigh(Sent.of_norms(norms, weights))
 
     def _decoded(self, frame: Frame, plan: ReducePlan) -> Tensor:
-        body, _ = self.replica.tail.split(frame)
-        return self.replica.codec.decode(body, range_of(plan, frame.header.part) * frame.header.channels)
+        (body, _), channels = self.replica.tail.split(frame), frame.header.channels
+        return self.replica.codec.decode(body, range_of(plan, frame.header.part) * channels, channels)
 
     async def _blame(self, plan: ReducePlan, missing: tuple[PeerId, ...], head: Head) -> None:
         message = Missing(head.epoch, head.round + 1, plan.number, tuple(sorted(missing)))

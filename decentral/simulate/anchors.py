@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from decentral.compressors import parse_compressor, parse_feedback
+from decentral.compressors import parse_feedback
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
-from decentral.replica.codec import Codec, FixedShapes, range_shapes
+from decentral.replica.codec import FixedShapes, range_shapes
+from decentral.replica.run_codec import codec_of
 from decentral.simulate.equations import EQUATIONS, WEIGH, Averaged
 from decentral.simulate.learning.lessons import LessonName, first_anchors, toy_schema
 from decentral.simulate.trace import Trace
@@ -63,7 +64,7 @@ class _Averaging:
 
     def __init__(self, trace: Trace, manifest: Manifest) -> None:
         self._fragments = manifest.outer.fragments
-        self._frames, self._codec = trace.frames, Codec(parse_compressor(manifest.compressor.chain))
+        self._frames, self._codec = trace.frames, codec_of(manifest)
         self._remembers = bool(parse_feedback(manifest.compressor.feedback).receiver)
         self._sent: dict[tuple[PeerId, int], Tensor] = {}
 
@@ -92,7 +93,7 @@ class _Averaging:
     def _change(self, frame: Frame, shapes: FixedShapes) -> Tensor:
         """The first channel."""
         channels = frame.header.channels
-        return self._codec.decode(frame.body, tuple(shapes) * channels).view(channels, -1)[0].double()
+        return self._codec.decode(frame.body, tuple(shapes) * channels, channels).view(channels, -1)[0].double()
 
 
 def chain_at_rest(trace: Trace) -> Iterator[Record]:

@@ -2,6 +2,9 @@
 
 Crosses the wire: streams (`decentral.coding.streams`), in the order in which the layout names them first. No count, no
 dtype, no shape is ever read from a body: the compressor's layout gives them, and bounds the body by ``max_nbytes``.
+
+Where some tensors have a compressor of their own, the body is sections, each the streams of one compressor, one behind
+the other: a stream ends where its layout says, so nothing is written between them.
 """
 
 from __future__ import annotations
@@ -31,6 +34,43 @@ def max_nbytes(compressor: Compressor, shapes: Sequence[Shape]) -> int:
 
 def encode(compressor: Compressor, payloads: Sequence[Payload]) -> memoryview:
     """The body of these payloads. Raises PayloadError when a part is not as the compressor's layout says."""
+    return encode_sections([(compressor, payloads)])
+
+
+def encode_sections(sections: Sequence[tuple[Compressor, Sequence[Payload]]]) -> memoryview:
+    """``encode`` of several compressors' payloads, one behind the other."""
+    most = sum(max_nbytes(compressor, [one.shape for one in payloads]) for compressor, payloads in sections)
+    written, at = np.empty(most, dtype=np.uint8).data, 0
+    for compressor, payloads in sections:
+        at += _write(written[at:], compressor, payloads)
+    return written[:at].toreadonly()
+
+
+def decode_sections(sections: Sequence[tuple[Compressor, Sequence[Shape]]], body: bytes | memoryview) -> list[Payload]:
+    """``decode`` of what ``encode_sections`` wrote. Raises PayloadError."""
+    data, at = np.frombuffer(body, dtype=np.uint8), 0
+    found: list[Payload] = []
+    for compressor, shapes in sections:
+        payloads, taken = _read(compressor, data[at:], shapes)
+        found += payloads
+        at += taken
+    if at != data.size:
+        names = " and ".join(str(compressor) for compressor, _ in sections)
+        raise PayloadError(f"body of {data.size} bytes, {names} reads {at} of them; drop it and its sender")
+    return found
+
+
+def decode(compressor: Compressor, body: bytes | memoryview, shapes: Sequence[Shape]) -> list[Payload]:
+    """The payloads of a body, one per shape; their parts are what the layout says, and new.
+
+    Raises PayloadError when the bytes are not those of any payloads. What the parts mean is not looked at.
+    """
+    return decode_sections([(compressor, shapes)], body)
+
+
+def _write(into: memoryview, compressor: Compressor, payloads: Sequence[Payload]) -> int:
+    """The streams of one compressor, into their place; how many bytes they are."""
+    at = 0
     specs: list[PartSpec] = []
     parts: list[Tensor] = []
     for payload in payloads:
@@ -40,21 +80,17 @@ def encode(compressor: Compressor, payloads: Sequence[Payload]) -> memoryview:
             raise PayloadError(f"encode: parts {found} of {compressor} are not its layout {layout}; nothing was sent")
         specs += layout
         parts += payload.parts
-    written, at = np.empty(max_nbytes(compressor, [payload.shape for payload in payloads]), dtype=np.uint8).data, 0
     for members in _streams(specs):
         kinds, arrays = [specs[i].kind for i in members], [to_array(parts[i]) for i in members]
         for piece in coding.encode(kinds, arrays):  # into its place: pieces to be joined would be there twice
-            written[at : at + len(piece)] = piece
+            into[at : at + len(piece)] = piece
             at += len(piece)
-    return written[:at].toreadonly()
+    return at
 
 
-def decode(compressor: Compressor, body: bytes | memoryview, shapes: Sequence[Shape]) -> list[Payload]:
-    """The payloads of a body, one per shape; their parts are what the layout says, and new.
-
-    Raises PayloadError when the bytes are not those of any payloads. What the parts mean is not looked at.
-    """
-    specs, data, at = _specs(compressor, shapes), np.frombuffer(body, dtype=np.uint8), 0
+def _read(compressor: Compressor, data: NDArray[np.uint8], shapes: Sequence[Shape]) -> tuple[list[Payload], int]:
+    """What one compressor wrote at the beginning of ``data``, and how many bytes that is."""
+    specs, at = _specs(compressor, shapes), 0
     parts: list[Tensor] = [torch.empty(0)] * len(specs)
     for members in _streams(specs):
         forms = [coding.Form(specs[i].kind, specs[i].shape, _dtype(specs[i])) for i in members]
@@ -62,14 +98,12 @@ def decode(compressor: Compressor, body: bytes | memoryview, shapes: Sequence[Sh
         at += taken
         for i, array in zip(members, arrays, strict=True):
             parts[i] = _to_tensor(array, specs[i])
-    if at != data.size:
-        raise PayloadError(f"body of {data.size} bytes, {compressor} reads {at} of them; drop it and its sender")
     found, start = [], 0
     for shape in shapes:
         stop = start + len(compressor.layout(shape))
         found.append(Payload(shape, tuple(parts[start:stop])))
         start = stop
-    return found
+    return found, at
 
 
 def _specs(compressor: Compressor, shapes: Sequence[Shape]) -> list[PartSpec]:

@@ -74,3 +74,26 @@ def test_a_pair_that_sends_parameters_alone_refuses_feedback_as_nothing_is_owed(
 def test_a_pair_that_sends_parameters_alone_refuses_what_loses_them(chain: str, lost: str) -> None:
     with pytest.raises(ConfigError, match=rf"does not fit outer.method gasloc: it would lose {lost}"):
         check_methods(preset_manifest("gasloc", **compressed(chain, "none")))
+
+
+@pytest.mark.parametrize("method", ["des_loc", "mt_dao"])
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+@pytest.mark.parametrize("chain", ["topk(k=64, chunk=4096) >> signmag2", "int8", "int4"])
+def test_a_method_whose_states_have_a_compressor_of_their_own_takes_any_for_the_change(
+    method: str, exchange: str, chain: str
+) -> None:
+    check_methods(preset_manifest(method, exchange={"kind": exchange}, **compressed(chain)))
+
+
+@pytest.mark.parametrize("method", ["des_loc", "mt_dao"])
+def test_a_compressor_of_states_that_loses_them_is_refused_by_name(method: str) -> None:
+    check_methods(preset_manifest(method, outer={"moments": "int8"}))
+    with pytest.raises(ConfigError, match=rf'compressor "int4" of exp_avg and exp_avg_sq does not fit.*{method}.*13%'):
+        check_methods(preset_manifest(method, outer={"moments": "int4"}))
+    with pytest.raises(ConfigError, match="bf15"):
+        check_methods(preset_manifest(method, outer={"moments": "bf15"}))
+
+
+def test_states_without_a_compressor_of_their_own_are_still_refused_what_loses_them() -> None:
+    with pytest.raises(ConfigError, match=r"does not fit outer.method scaffold: it would lose"):
+        check_methods(preset_manifest("scaffold", **compressed("sign")))

@@ -57,7 +57,7 @@ def test_an_unknown_preset_or_key_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("method", "key", "says"),
     [
-        ("des_loc", "delay", "it is one of delayed_nesterov, and des_loc has first_moment, second_moment"),
+        ("des_loc", "delay", "it is one of delayed_nesterov, and des_loc has first_moment, second_moment, moments"),
         (
             "edit",
             "first_moment",

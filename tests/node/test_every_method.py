@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import outer_name
 from decentral.training.sync_schedule import SyncSchedule
+from decentral.wire.messages import Offer
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member
 
@@ -75,6 +77,98 @@ def test_rounds_are_made_and_all_hold_the_same_bits(run_lab: Any, terms: Any, me
         compressor={"chain": "bf16", "feedback": "none"},
         outer={"norm_clip": None, "fragments": 2, "overlap": 0},
         inner={"steps": 8},
+    )
+    run_lab(manifest, script, make_model=two_blocks)
+
+
+@pytest.mark.parametrize("method", ["des_loc", "mt_dao"])
+@pytest.mark.parametrize(
+    ("exchange", "chain"),
+    [
+        ("gather", "topk(k=16, chunk=256) >> signmag2"),
+        ("reduce", "topk(k=16, chunk=256)"),
+        ("reduce", "int8(block=64)"),
+    ],
+)
+def test_moments_with_a_compressor_of_their_own_are_averaged_alike_everywhere(
+    run_lab: Any, terms: Any, method: str, exchange: str, chain: str
+) -> None:
+    async def script(lab: Lab) -> None:
+        for _ in range(3):
+            lab.add(kind=InTurns)
+        await lab.all_members()
+        await lab.rounds(8)
+        for member in lab.members:
+            member.idle = True
+        await lab.until(lambda: all(m.node.driver.pending is None for m in lab.members))
+        await lab.until(lambda: len({m.node.driver.head.hash for m in lab.members}) == 1)
+        check_alike(lab.members)
+        assert len({member.node.replica.digest for member in lab.members}) == 1
+        assert str(lab.members[0].node.replica.codec.beside) == "bf16"
+        assert all(one.any() for one in states_of(lab.members[0]).values())
+        assert not [event for member in lab.members for event in member.events if event[0] == "dropped"]
+
+    periods = {"first_moment": 1, "second_moment": 2} if method == "des_loc" else {"slow": 1, "variance": 2}
+    manifest = terms(method).changed(
+        exchange={"kind": exchange},
+        compressor={"chain": chain, "feedback": "ef(beta=0.95)"},
+        outer={"norm_clip": None, "overlap": 0, **periods},
+        inner={"steps": 4},
+    )
+    run_lab(manifest, script, make_model=two_blocks)
+
+
+def test_an_offer_of_a_reduce_says_what_the_moments_take_too(run_lab: Any, terms: Any) -> None:
+    """The size is what the others' patience is reckoned from."""
+
+    async def script(lab: Lab) -> None:
+        offers: list[Offer] = []
+        for _ in range(2):
+            lab.add(kind=InTurns)
+        await lab.all_members()
+        for member in lab.members:
+            machine = member.node.driver.state.machine
+            machine.offer = _told_to(offers, machine.offer)  # type: ignore[method-assign]
+        await lab.rounds(3)
+        numel = lab.members[0].node.replica.numel(0)
+        assert offers
+        assert min(offer.nbytes for offer in offers) > 2 * 2 * numel
+
+    manifest = terms("mt_dao").changed(
+        exchange={"kind": "reduce"},
+        compressor={"chain": "topk(k=16, chunk=4096)", "feedback": "ef(beta=0.95)"},
+        inner={"steps": 4},
+    )
+    run_lab(manifest, script, make_model=two_blocks)
+
+
+def _told_to(offers: list[Offer], offer: Any) -> Any:
+    def told(made: Offer, now: float) -> Any:
+        offers.append(made)
+        return offer(made, now)
+
+    return told
+
+
+def test_catching_up_by_frames_counts_the_moments_in_them(run_lab: Any, terms: Any) -> None:
+    """A sparse change beside whole moments: three take more than a snapshot, and looked like a third."""
+
+    async def script(lab: Lab) -> None:
+        for _ in range(3):
+            lab.add(kind=InTurns)
+        await lab.all_members()
+        await lab.rounds(3)
+        member = lab.members[0]
+        commit = next(commit for commit in reversed(member.log) if len(commit.record.frames) == 3)
+        unknown = tuple(replace(ref, frame=ref.peer) for ref in commit.record.frames)
+        missed = replace(commit, record=replace(commit.record, frames=unknown))
+        assert not member.node.catch_up._is_cheap([missed])
+        assert member.node.catch_up._is_cheap([commit])  # whose frames are here
+
+    manifest = terms("mt_dao").changed(
+        exchange={"kind": "gather"},
+        compressor={"chain": "topk(k=16, chunk=4096)", "feedback": "ef(beta=0.95)"},
+        inner={"steps": 4},
     )
     run_lab(manifest, script, make_model=two_blocks)
 

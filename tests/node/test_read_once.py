@@ -17,13 +17,13 @@ from tests.lab.nodes import Lab
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[bytes]]:
     """How often the body of each frame was read, by all peers of this process together."""
     found: Counter[bytes] = Counter()
-    decode = body.decode
+    decode = body.decode_sections
 
-    def counted(compressor, data, shapes):
+    def counted(sections, data):
         found[bytes(data.obj)] += 1  # the frame: a result that one slice alone went into has the body of that slice
-        return decode(compressor, data, shapes)
+        return decode(sections, data)
 
-    monkeypatch.setattr(body, "decode", counted)
+    monkeypatch.setattr(body, "decode_sections", counted)
     return found
 
 

@@ -13,7 +13,7 @@ from decentral.optimizers.coupled.mt_dao import MTDAO
 from decentral.training.inner.qh_adopt import QHADOPT
 from decentral.training.live_model import LiveModel
 from decentral.training.moments import Moments
-from tests.laws.learners import Inner, Learners
+from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -105,8 +105,7 @@ def test_in_every_round_all_three_vectors_are_means_unless_a_period_says_otherwi
             sent.append(len(offered.made[0].states))
             torch.testing.assert_close(run.peers[1].anchor_N, local.mean(0), rtol=0, atol=1e-6)
             for channel in method.channels()[1:]:
-                inner = [peer.schedule.live for peer in run.peers]
-                mean_N = torch.stack([one.moments[channel.name] for one in inner if isinstance(one, Inner)]).mean(0)
+                mean_N = torch.stack([peer.inner.moments[channel.name] for peer in run.peers]).mean(0)
                 held_N = run.peers[2].replica.states[0][channel.name]
                 if channel.is_due(number):
                     torch.testing.assert_close(held_N, mean_N)

@@ -84,6 +84,21 @@ def test_it_is_of_the_parameters_whatever_channel_is_behind_them():
     assert first.disagreement == pytest.approx(rms(drawn(0), drawn(1)), rel=1e-6)
 
 
+def test_channels_with_a_compressor_of_their_own_reach_the_partner_by_it():
+    sparse, own = parse_compressor("topk(k=4, chunk=64)"), parse_compressor("bf16")
+    peers = [replica_of(MomentLast(), seed) for seed in range(2)]
+    for peer in peers:
+        peer.codec = Codec(sparse, beside=own)
+    halves = [half_of(peer, 0, drawn(2 + n), (drawn(n), drawn(5 + n))) for n, peer in enumerate(peers)]
+    for n, half in enumerate(halves):
+        came_CN = peers[0].codec.decode(half.body, ((NUMEL,),) * 3, 3).view(3, -1)
+        assert torch.equal(came_CN, half.sent_CN)
+        assert int((came_CN[0] != 0).sum()) <= 4 * 4
+        torch.testing.assert_close(came_CN[1:], torch.stack([drawn(n), drawn(5 + n)]), rtol=2**-8, atol=0)
+    first = step_together(peers[0], 0, 0, halves[0], halves[1].sent_CN.flatten())
+    assert first.disagreement == pytest.approx(rms(drawn(0), drawn(1)), rel=1e-2)
+
+
 def test_of_a_method_that_sends_no_parameters_nobody_knows_it():
     first, _ = met(FlowAlone(), [drawn(2), drawn(3)], [(), ()])
     assert first.disagreement is None

@@ -26,6 +26,14 @@ def test_three_peers_learn_by_the_inner_optimizer_of_their_manifest(preset: str,
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+def test_anchors_move_as_their_equation_says_where_moments_have_a_compressor_of_their_own(exchange: str):
+    terms = {"run": {"rounds": 100, "salt": "x", "seed": 1}, "inner": {"steps": 5}, "exchange": {"kind": exchange}}
+    sparse = {"chain": "topk(k=64, chunk=4096)", "feedback": "ef(beta=0.95)"}
+    found = forecast(preset_manifest("mt_dao", compressor=sparse, **terms), learn=True, **OPTIONS)  # type: ignore[arg-type]
+    assert found["problems"] == []
+
+
 @pytest.mark.parametrize("name", ["gpa", "schedule_free"])
 def test_a_student_that_nobody_moves_gives_the_steps_of_its_average(name: str):
     inner = Inner(optimizer=name)  # type: ignore[arg-type]  # a name

@@ -12,9 +12,8 @@ import torch
 
 from decentral.cli.job.measuring import WINDOWS
 from decentral.cli.job.training_context import model_config
-from decentral.compressors import parse_compressor
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
-from decentral.replica.codec import Codec
+from decentral.replica.run_codec import codec_of
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
@@ -61,7 +60,7 @@ def make_plan(algorithm: str, *, num_peers: int, minutes: float, seed: int) -> D
     manifest = demo_manifest(algorithm, seed=seed)
     corpus = load_corpus(None, held_out=manifest.data.held_out)
     bits, step_seconds = _measure(manifest, corpus)
-    Codec(parse_compressor(manifest.compressor.chain)).warm_up()  # once here, instead of in every peer at a time
+    codec_of(manifest).warm_up()  # once here, instead of in every peer at a time
     interval = manifest.inner.steps // manifest.outer.fragments
     crowd = max(1.0, (num_peers + 1) / num_cores())  # processes that share a core; the solo peer is one of them
     start = _START_SECONDS * crowd

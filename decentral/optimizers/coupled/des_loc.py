@@ -9,8 +9,9 @@ peer that joins, starts over or was away has them from its donors. Who has no mo
 has none, says so beside its offer and counts in no mean of them.
 
 What differs from the paper. Its averages are of all workers; here of those who contributed, with the run's weights.
-Moments are sent uncompressed there, and by the run's compressor here, which must keep 95 % of them: "bf16" has the
-range of float32, where fp16 would flush most of v to zero. A fragment's periods are counted in its own outer steps.
+Moments are sent uncompressed there, and here by a compressor of their own, which must keep 95 % of them: "bf16" has the
+range of float32, where fp16 would flush most of v to zero. So the change may be sparse, with feedback. A fragment's
+periods are counted in its own outer steps.
 
 Source: Iacob et al., "DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models", 2025,
 arXiv:2505.22549.
@@ -23,10 +24,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from decentral.compressors import parse_compressor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
 from decentral.optimizers.channels import CHANGE, Channel
-from decentral.optimizers.coupled.inner_moments import adopted, last_means, no_means, read_all
+from decentral.optimizers.coupled.inner_moments import MOMENTS, adopted, last_means, no_means, read_all
 from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_rate
 
@@ -47,15 +49,18 @@ class DESLoc(OuterMethod):
     lr: float = 1.0
     first_moment: int = key(3, "rounds from one average of Adam's first moment to the next")
     second_moment: int = key(6, "rounds from one average of Adam's second moment to the next")
+    moments: str = key(MOMENTS, "what compresses the moments, whatever the change is sent with; loses 5 % at most")
 
     def __post_init__(self) -> None:
         check_rate(self, self.lr)
         if min(self.first_moment, self.second_moment) < 1:
             raise ConfigError(f"{self}: first_moment and second_moment are rounds, 1 or more; 3 and 6 are usual")
+        parse_compressor(self.moments)
 
     def channels(self) -> tuple[Channel, ...]:
         """The change, and both moments, by torch's names."""
-        return CHANGE, Channel("exp_avg", self.first_moment), Channel("exp_avg_sq", self.second_moment)
+        periods = {"exp_avg": self.first_moment, "exp_avg_sq": self.second_moment}
+        return CHANGE, *(Channel(name, every, compressor=self.moments) for name, every in periods.items())
 
     def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
         """The moments of this peer's inner optimizer."""

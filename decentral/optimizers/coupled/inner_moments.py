@@ -10,8 +10,9 @@ from torch import Tensor
 from decentral.optimizers.base import Live, State
 from decentral.optimizers.channels import Channel
 
-__all__ = ["adopted", "last_means", "no_means", "read_all"]
+__all__ = ["MOMENTS", "adopted", "last_means", "no_means", "read_all"]
 
+MOMENTS = "bf16"  # the range of float32: fp16 would flush most of a variance to zero
 SECOND = "exp_avg_sq"  # a variance
 
 # Shape suffix: N = elements of one fragment, flat float32.

@@ -8,9 +8,10 @@ inside: u decays so slowly that its mean over the peers holds for a whole round,
 drawn along the direction of all. 1-w of the fresh gradient keeps the steps quick. w must be tuned.
 
 What differs from the paper. Its averages are of all workers, here of those who contributed, with the run's weights. How
-often it averages v was not to be found: here as often as u, both periods keys. Its channels are float32; here the
-run's compressor must keep 95 % of what is sent whole. A round costs three times DiLoCo's bytes at these periods, half
-of that in bf16. An inner Adam or AdamW fits, too; its momentum is too fast to outlive a round.
+often it averages v was not to be found: here as often as u, both periods keys. Its channels are float32; here u and
+v have a compressor of their own, which must keep 95 % of them, so that the change may be sparse. A round costs three
+times DiLoCo's bytes at these periods, half of that in bf16. An inner Adam or AdamW fits, too; its momentum is too fast
+to outlive a round.
 
 Source: Iacob et al., "MT-DAO: Multi-Timescale Distributed Adaptive Optimizers with Local Updates", 2025,
 arXiv:2510.05361: b1 0.99 to 0.999, b2 0.9999, H 32, outer lr 1 without momentum.
@@ -23,10 +24,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from decentral.compressors import parse_compressor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
 from decentral.optimizers.channels import CHANGE, Channel
-from decentral.optimizers.coupled.inner_moments import adopted, last_means, no_means, read_all
+from decentral.optimizers.coupled.inner_moments import MOMENTS, adopted, last_means, no_means, read_all
 from decentral.optimizers.round_info import RoundInfo
 from decentral.optimizers.steps import check_rate
 
@@ -50,15 +52,18 @@ class MTDAO(OuterMethod):
     lr: float = 1.0
     slow: int = key(1, "rounds from one average of the slow momentum u to the next")
     variance: int = key(1, "rounds from one average of the second moment v to the next")
+    moments: str = key(MOMENTS, "what compresses the moments, whatever the change is sent with; loses 5 % at most")
 
     def __post_init__(self) -> None:
         check_rate(self, self.lr)
         if min(self.slow, self.variance) < 1:
             raise ConfigError(f"{self}: slow and variance are rounds, 1 or more; 1 and 1 are usual")
+        parse_compressor(self.moments)
 
     def channels(self) -> tuple[Channel, ...]:
         """The change, and both moments, by torch's names."""
-        return CHANGE, Channel("exp_avg", self.slow), Channel("exp_avg_sq", self.variance)
+        periods = {"exp_avg": self.slow, "exp_avg_sq": self.variance}
+        return CHANGE, *(Channel(name, every, compressor=self.moments) for name, every in periods.items())
 
     def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
         """The moments of this peer's inner optimizer."""

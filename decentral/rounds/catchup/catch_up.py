@@ -93,7 +93,9 @@ class CatchUp:
         for record in (commit.record for commit in commits):
             missing = sum(ref.frame not in self.state.store for ref in record.frames)
             tails = min(missing, 1) if record.contributors else missing
-            whole = HEADER_NBYTES + replica.codec.max_body_nbytes(replica.shapes(record.fragment))
+            channels = len(replica.due(record.outer_step)) if replica.agrees else 1  # gossip commits what it merges
+            shapes = replica.shapes(record.fragment) * channels
+            whole = HEADER_NBYTES + replica.codec.max_body_nbytes(shapes, channels)
             nbytes += missing * whole // max(1, len(record.partition)) + tails * replica.tail.nbytes(record.fragment)
         return nbytes <= self.snapshots.layouts.nbytes
 
