@@ -17,9 +17,13 @@ from torch import Tensor
 from decentral.compressors import Compressor, parse_compressor, parse_feedback
 from decentral.compressors.feedback import Feedback, add_sent
 from decentral.manifest import preset_manifest
-from decentral.optimizers import NO_MOMENTS, Channel, Contributor, OuterMethod, RoundInfo, make_outer
+from decentral.optimizers import Channel, Contributor, OuterMethod, RoundInfo, make_outer
 from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.optimizers.aggregation.norm_clip import clip_scales, norm
+from decentral.parameters import schema_of
+from decentral.simulate.learning.moments import Descent as InnerDescent
+from decentral.simulate.learning.training import FlatModel
+from decentral.training.live_side import LiveSide
 
 # Shape suffixes: N = coordinates, K = peers; flat float32.
 
@@ -27,6 +31,16 @@ STEPS = 10  # H
 SHAPES = ((8, 8),)  # of the parameters that the coordinates are: compressors see tiles
 NAMES = ("matrix",)
 NUMEL = 64
+SCHEMA = schema_of({name: torch.zeros(*shape, requires_grad=True) for name, shape in zip(NAMES, SHAPES, strict=True)})
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Of one contribution: its vectors by channel, what it said, and the change, which gossip may keep at home."""
+
+    vectors: dict[str, Tensor]
+    said: bytes
+    change_N: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,29 @@ class Lossy:
         sending, arrived_N = self.feedback.send(self.compressor, change_N, books, SHAPES), torch.zeros(NUMEL)
         add_sent(self.compressor, arrived_N, sending.payloads)
         return arrived_N, sending.state
+
+
+class Side:
+    """One peer's own side, for methods with hooks around inner steps: all steps of a round are one to them."""
+
+    def __init__(self, method: OuterMethod, anchor_N: Tensor, number: int) -> None:
+        self.method, self.peer = method, bytes([number]) * 32
+        self.model, self.inner = FlatModel([anchor_N]), InnerDescent()
+        self.live = LiveSide(self.model, self.inner, self.peer, SCHEMA)
+        self.live.begin(method, 1, lambda fragment: STEPS)
+
+    def learnt(self, anchor_N: Tensor, trained_N: Tensor) -> Tensor:
+        """Where it is after inner steps that would have brought it to ``trained_N``."""
+        self.model.write(0, anchor_N)
+        (taken_N,) = self.inner.step([anchor_N - trained_N], self.live.before_step)
+        self.model.write(0, anchor_N - taken_N)
+        self.live.after_step()
+        self.live.taken(0)
+        return self.model.read(0)
+
+    def committed(self, state: Mapping[str, Tensor], peers: tuple[bytes, ...]) -> None:
+        """Its contribution and those of ``peers`` made a new anchor."""
+        self.method.after_commit(self.live, 0, state, dict(self.live.own(0)), peers)
 
 
 @dataclass
@@ -69,6 +106,7 @@ class Descent:
         self.anchors = [torch.ones(NUMEL) for _ in range(replicas)]
         self.states = [self.method.init(anchor_N) for anchor_N in self.anchors]
         self.books: list[dict[str, Tensor]] = [{} for _ in range(self.peers)]
+        self.sides = [Side(self.method, self.anchors[0], n) for n in range(self.peers)]
 
     def loss(self) -> float:
         """Of the mean of all replicas, against the mean optimum, which is 0."""
@@ -102,29 +140,33 @@ class Descent:
         noise_KN = torch.randn(self.peers, NUMEL, generator=self.random) * (self.rate * self.curvature_N).sqrt()
         return self.best_KN + self.left_N * (anchor_KN - self.best_KN) + 0.01 * noise_KN
 
-    def _sent(self, peer: int, local_N: Tensor) -> dict[str, Tensor]:
-        """What arrives of a peer's contribution, by channel."""
-        anchor_N = self.anchors[peer % len(self.anchors)]
-        flow, *beside = self._due
-        states = self.method.states_sent(anchor_N, NO_MOMENTS, 0)
+    def _sent(self, peer: int, local_N: Tensor) -> Arrived:
+        """What arrives of a peer's contribution."""
+        place, side = peer % len(self.anchors), self.sides[peer]
+        anchor_N, (flow, *beside) = self.anchors[place], self._due
+        if self.method.inner:
+            local_N = side.learnt(anchor_N, local_N)
+        states = self.method.states_sent(anchor_N, side.live, 0)
         told = {channel.name: states.get(channel.name, torch.zeros(NUMEL)) for channel in beside}
         change_N = self.method.contribute(anchor_N, local_N)
+        said = self.method.says(side.live, 0, [change_N, *told.values()])
+        first_N = self.method.proposal(anchor_N, change_N, self.states[place]) if flow.is_replica else change_N
         if self.lossy is not None:
-            change_N, self.books[peer] = self.lossy.sent(change_N, self.books[peer])
+            first_N, self.books[peer] = self.lossy.sent(first_N, self.books[peer])
             told = {name: self.lossy.sent(state_N, {})[0] for name, state_N in told.items()}
-        return {flow.name: change_N} | told
+        return Arrived({flow.name: first_N} | told, said, change_N)
 
-    def _commit(self, sent: Sequence[dict[str, Tensor]]) -> None:
-        told = tuple(
-            Contributor(bytes([n]) * 32, STEPS, STEPS, 0, self.method.summary(list(one.values())))
-            for n, one in enumerate(sent)
-        )
+    def _commit(self, arrived: Sequence[Arrived]) -> None:
+        sent = [one.vectors for one in arrived]
+        told = tuple(Contributor(bytes([n]) * 32, STEPS, STEPS, 0, one.said) for n, one in enumerate(arrived))
         weights = tuple(self.method.weights(told, (1.0,) * self.peers, self.states[0]))
         if not any(weights):
             return
         received = {channel.name: self._combined(channel, sent, weights) for channel in self._due}
-        info = RoundInfo(self.step, told, weights, SHAPES, NAMES)
+        info = RoundInfo(self.step, told, weights, SHAPES, NAMES, self.peers)
         self.anchors[0], self.states[0] = self.method.outer_step(self.anchors[0], received, self.states[0], info)
+        for side in self.sides if self.method.inner else ():
+            side.committed(self.states[0], tuple(one.peer for one in told))
 
     def _combined(self, channel: Channel, sent: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> Tensor:
         rows = [one[channel.name] for one in sent]
@@ -139,11 +181,12 @@ class Descent:
         ]
         return mean_of(torch.zeros(NUMEL), adders)
 
-    def _swap(self, pair: Sequence[int], sent: Sequence[dict[str, Tensor]]) -> None:
+    def _swap(self, pair: Sequence[int], sent: Sequence[Arrived]) -> None:
         for mine, others in zip(pair, (pair, pair[::-1]), strict=False):
-            received = {
-                channel.name: _of_pair(channel, [sent[n][channel.name] for n in others]) for channel in self._due
-            }
+            met = others if self.method.meets(self.step) else [mine]
+            received = {one.name: _of_pair(one, [sent[n].vectors[one.name] for n in met]) for one in self._due}
+            if self._due[0].is_replica:
+                received["change"] = sent[mine].change_N
             info = RoundInfo(self.step, shapes=SHAPES, names=NAMES)
             made = self.method.outer_step(self.anchors[mine], received, self.states[mine], info)
             self.anchors[mine], self.states[mine] = made
