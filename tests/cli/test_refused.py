@@ -112,6 +112,7 @@ COMMANDS = {
     "identity export": [("--out new", 2), ("--out broken", 10)],
     "identity import": [("absent.key --out new", 2), ("file --out new", 2), ("my.key --out broken", 10)],
     "optimizers": [("--bogus", 2)],
+    "aggregation": [("--bogus", 2)],
     "compressors": [("--bogus", 2)],
     "feedback": [("--bogus", 2)],
     "bench": [("nosuch", 2)],

@@ -35,7 +35,8 @@ def test_an_anchor_moves_as_its_equation_says(name: str, keys: dict[str, float |
     state = outer.init(x)
     for number, change in enumerate(changes):
         x, state = step(outer, x, change, state, peers=len(REFS), number=number)
-    run = [Averaged(change.double(), REFS) for change in changes]
+    rows = [change.double().expand(len(REFS), -1) for change in changes]
+    run = [Averaged(row_KN[0], REFS, row_KN, [0] * len(REFS)) for row_KN in rows]
     moved = EQUATIONS[name](run, dataclasses.asdict(outer))  # type: ignore[call-overload]
     torch.testing.assert_close(x.double() - first.double(), moved, rtol=1e-4, atol=1e-6)
     assert moved.abs().max() > 1e-3

@@ -47,8 +47,6 @@ def _fields(message: bytes, most: int = _MOST_FIELDS) -> Iterator[tuple[int, byt
         if at == len(message):
             return
         key, at = read_varint(message, at)
-        if not key >> 3:
-            raise PayloadError("protobuf: a field of number 0, which no message has; drop the message")
         value, at = read_varint(message, at, _LONGEST_NUMBER if key & 7 == _NUMBER else LONGEST)
         if value >> 64:
             raise PayloadError(f"protobuf: field {key >> 3} has more than 64 bits; drop the message")

@@ -128,7 +128,7 @@ def test_what_is_said_before_two_dial_at_once_is_the_same_in_their_definition(wh
 
 
 @given(st.binary(max_size=200))
-@example(b"\x00\x00")  # a field of number 0: neither takes it
+@example(b"\x00\x00")  # a field of number 0, which theirs refuses
 def test_bytes_that_both_take_for_a_message_say_the_same_to_both(message):
     try:
         ours = bytes_fields(message)
