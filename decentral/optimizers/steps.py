@@ -10,7 +10,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.tensors.alloc import fresh_like
 
-__all__ = ["check_momentum", "check_rate", "check_waiting", "heavy_ball", "nesterov"]
+__all__ = ["check_momentum", "check_rate", "check_waiting", "heavy_ball", "nesterov", "root"]
 
 
 def nesterov(
@@ -34,6 +34,13 @@ def heavy_ball(
         buffer = momentum_buffer * momentum
         buffer += gradient
         return anchor - buffer * lr, buffer
+
+
+def root(square: Tensor) -> Tensor:
+    """The square root, by way of float64: an error in the last bit of that is too small to round float32 otherwise,
+    where a vector library's float32 root may differ from another machine's.
+    """
+    return square.double().sqrt().to(square.dtype)
 
 
 def check_rate(method: object, lr: float) -> None:

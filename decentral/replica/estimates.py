@@ -4,6 +4,9 @@ Under ef21 a frame holds how the sender's gradient differs from what it sent bef
 nothing. The mean is that of the estimates of those whom the record names; who is absent is not in it, as ever. Norms
 that clip and warn are those of the estimates, too: a difference is long when its sender is new, and that is no fault.
 
+One member could end every round otherwise: the sum of two frames of values near 2e38 is beyond float32. Its sender is
+taken for new then, and starts anew as all hold it; a rule that clips sees one long estimate.
+
 One estimate is in memory at a time, beside what is kept. It is made twice: to measure and keep, then to add.
 """
 # Shape suffix: N = elements of one fragment, flat float32.
@@ -16,7 +19,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from decentral.compressors.feedback import Receiving, State
-from decentral.errors import NonFiniteError
 from decentral.replica.frame_contents import FrameContents
 from decentral.replica.measures import Measure
 from decentral.replica.senders import Senders
@@ -45,15 +47,11 @@ class Estimates:
     senders: Senders
 
     def told(self, frames: Iterable[Frame]) -> Told:
-        """What there is to keep of their senders. NonFiniteError when a sender has sent beyond float32 in all."""
+        """What there is to keep of their senders."""
         states: dict[PeerId, State] = {}
         measures: dict[PeerId, Measure] = {}
         for frame in frames:
             peer, receiving = frame.header.sender, self._receiving(frame)
-            if not is_finite(receiving.estimate_N):
-                raise NonFiniteError(
-                    "what a peer sent in all is not finite; drop the contributor with values near 1e38"
-                )
             states[peer] = receiving.state
             measures[peer] = Measure.of([receiving.estimate_N], receiving.estimate_N.numel())
         return Told(states, measures)
@@ -63,5 +61,8 @@ class Estimates:
         total_N += self._receiving(frame).estimate_N * (weight if scale == 1.0 else float32(weight * scale))
 
     def _receiving(self, frame: Frame) -> Receiving:
-        kept = self.senders.of(frame.header.fragment, frame.header.sender)
-        return self.contents.codec.feedback.receive(self.contents.change(frame), kept)
+        """A sender that has sent beyond float32 in all is taken for new: what came is finite, and the round goes on."""
+        kept, feedback = self.senders.of(frame.header.fragment, frame.header.sender), self.contents.codec.feedback
+        arrived_N = self.contents.change(frame)
+        receiving = feedback.receive(arrived_N, kept)
+        return receiving if is_finite(receiving.estimate_N) else feedback.receive(arrived_N, {})

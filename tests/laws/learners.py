@@ -10,7 +10,7 @@ from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.chain import Head
-from decentral.optimizers import OuterMethod
+from decentral.optimizers import Aggregation, OuterMethod
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import Contribution
@@ -37,8 +37,8 @@ def codec_of(method: OuterMethod) -> Codec:
     return Codec(parse_compressor(preset.compressor), parse_feedback(preset.feedback)) if preset else EXACT
 
 
-def replica_of(method: OuterMethod, start_N: Tensor, codec: Codec = EXACT) -> Replica:
-    return Replica(SCHEMA, [start_N], method, codec, EXACT)
+def replica_of(method: OuterMethod, start_N: Tensor, codec: Codec = EXACT, rule: Aggregation | None = None) -> Replica:
+    return Replica(SCHEMA, [start_N], method, codec, EXACT, rule=rule)
 
 
 class Inner(Descent):
@@ -99,8 +99,15 @@ class Offered:
 class Learners:
     """A run of one fragment, where a round is due after each inner step."""
 
-    def __init__(self, method: OuterMethod, num_peers: int, start_N: Tensor, codec: Codec = EXACT) -> None:
-        self.method, self.codec, self.start_N = method, codec, start_N
+    def __init__(
+        self,
+        method: OuterMethod,
+        num_peers: int,
+        start_N: Tensor,
+        codec: Codec = EXACT,
+        rule: Aggregation | None = None,
+    ) -> None:
+        self.method, self.codec, self.start_N, self.rule = method, codec, start_N, rule
         self.peers = [self.begun(n) for n in range(num_peers)]
         digest = self.peers[0].replica.digest
         genesis = Head.genesis(bytes(32), bytes(32), digest, SIGNERS[0].peer)
@@ -111,7 +118,7 @@ class Learners:
         """A peer at the start of the run."""
         model, inner = FlatModel([self.start_N]), Inner(number)
         schedule = SyncSchedule(1, 0, self.method, bytes(32), live=LiveSide(model, inner, SIGNERS[number].peer, SCHEMA))
-        return Learner(replica_of(self.method, self.start_N, self.codec), model, inner, schedule)
+        return Learner(replica_of(self.method, self.start_N, self.codec, self.rule), model, inner, schedule)
 
     def learn(self, steps: Mapping[int, Tensor]) -> None:
         for n, step_N in steps.items():

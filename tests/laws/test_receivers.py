@@ -13,7 +13,9 @@ from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.compressors.feedback import add_sent
+from decentral.optimizers import make_aggregation
 from decentral.replica.codec import Codec
+from decentral.wire.frames import seal
 from tests.laws.learners import Learners, Offered
 from tests.laws.swarm import NUMEL, SIGNERS
 from tests.laws.tables import method_of
@@ -132,14 +134,14 @@ def test_a_peer_that_resumes_sends_what_it_would_have_sent(feedback: str) -> Non
 
 
 @each_mechanism
-@pytest.mark.parametrize("norm_clip", ["none", "median"])
-def test_an_outer_step_is_pure(feedback: str, norm_clip: str) -> None:
+@pytest.mark.parametrize("rule", ["mean", "norm_clip"])
+def test_an_outer_step_is_pure(feedback: str, rule: str) -> None:
     codec = codec_of(SPARSE, feedback)
-    run, shadow = Learners(method_of("sparseloco"), 3, randn(0), codec), Shadow(codec)
+    run = Learners(method_of("sparseloco"), 3, randn(0), codec, make_aggregation(rule, {}))
+    shadow = Shadow(codec)
     one_round(run, shadow, ALL, ALL, 0)
     run.learn({n: 0.01 * randn(n) for n in ALL})
     offered, replica = run.offer(ALL), run.peers[0].replica
-    replica.norm_clip = norm_clip
     before = {name: tensor.clone() for name, tensor in replica.shared_tensors().items()}
     first, second = (replica.outer_step(offered.record, offered.frames) for _ in range(2))
     assert first.digest == second.digest
@@ -155,27 +157,48 @@ def test_norms_that_clip_are_those_of_the_estimates(size: float, wanted: float) 
     """A newcomer's first frame is ten times as long as the others' second ones, and its estimate no longer than theirs:
     it counts in full. One whose estimate is ten times as long counts as a typical one.
     """
-    run, gradient_N = Learners(method_of("sparseloco lr=1"), 3, torch.zeros(NUMEL), codec_of("none", "ef21")), randn(0)
+    clip, gradient_N = make_aggregation("norm_clip", {}), randn(0)
+    run = Learners(method_of("sparseloco lr=1"), 3, torch.zeros(NUMEL), codec_of("none", "ef21"), clip)
     run.learn(dict.fromkeys((0, 1), -gradient_N))
     run.meet((0, 1))
     run.learn({0: -1.1 * gradient_N, 1: -1.1 * gradient_N, 2: -size * gradient_N})
     offered, replica = run.offer(ALL), run.peers[0].replica
-    replica.norm_clip = "median"
     step = replica.outer_step(offered.record, offered.frames)
     torch.testing.assert_close(step.before_N - step.after_N, wanted * gradient_N, rtol=1e-3, atol=1e-3)
     norms = {peer: measure.norm for peer, measure in step.told.measures.items()}
     assert norms[SIGNERS[2].peer] == pytest.approx(size * float(gradient_N.norm()), rel=1e-3), "and so it is judged"
 
 
-def test_a_record_that_sums_beyond_float32_moves_nothing_and_nobody_is_remembered_by_it() -> None:
-    run = Learners(method_of("sparseloco lr=1"), 3, torch.zeros(NUMEL), codec_of("none", "ef21"))
-    run.learn({n: 0.01 * randn(n) for n in ALL})
-    run.meet(ALL)
-    before = dict(run.peers[0].replica.shared_tensors())
-    run.learn({n: torch.full((NUMEL,), 3e38) for n in ALL})
-    run.meet(ALL)
-    after = dict(run.peers[0].replica.shared_tensors())
-    assert all(torch.equal(before[name], after[name]) for name in before)
+@each_mechanism
+def test_one_who_sends_beyond_float32_in_all_is_taken_for_new_in_each_round_and_the_others_go_on(feedback: str) -> None:
+    """Its frames are finite and their sum is not: every round moved nothing, and nobody was remembered, for ever."""
+    codec, clip = codec_of("none", feedback), make_aggregation("norm_clip", {})
+    run = Learners(method_of("sparseloco lr=1"), 3, torch.zeros(NUMEL), codec, clip)
+    huge_N = torch.full((NUMEL,), 2e38)
+    for number in range(5):
+        run.learn({n: -0.01 * randn(10 * number + n) for n in ALL})
+        offered = _with_frame(run, run.offer(ALL), 2, huge_N)
+        before_N = run.peers[0].anchor_N
+        step = run.peers[1].replica.outer_step(offered.record, offered.frames)
+        run.commit(offered)
+        assert not step.unmoved
+        assert 0 < float((run.peers[0].anchor_N - before_N).norm()) < 0.02 * NUMEL**0.5
+        check_alike(run)
+        kept_N, other_N = sent_of(run, 2), sent_of(run, 0)
+        assert kept_N is not None
+        assert torch.equal(kept_N, huge_N)
+        assert other_N is not None
+        torch.testing.assert_close(other_N, offered.made[0].gradient_N, rtol=1e-4, atol=1e-6)
+
+
+def _with_frame(run: Learners, offered: Offered, n: int, value_N: Tensor) -> Offered:
+    """What was offered, but for one peer's frame, which holds these values whatever it sent before."""
+    (old,) = (ref for ref in offered.record.frames if ref.peer == SIGNERS[n].peer)
+    body = run.codec.encode(value_N, {}, run.peers[n].replica.shapes(0)).body
+    frame = seal(offered.frames[old.frame].header, body, SIGNERS[n])
+    refs = tuple(dataclasses.replace(ref, frame=frame.hash) if ref is old else ref for ref in offered.record.frames)
+    record = dataclasses.replace(offered.record, frames=refs)
+    return Offered(record, offered.frames | {frame.hash: frame}, offered.made)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -84,6 +85,18 @@ def test_what_is_at_the_cutoff_is_in_neither_sum_and_alone_moves_nothing():
     alone, kept = step_of(method, anchor, [gaussian(1)], state, ages=[3])
     assert torch.equal(alone, anchor)
     assert all(torch.equal(kept[name], state[name]) for name in state)
+
+
+def test_its_root_is_rounded_right_to_the_last_bit():
+    """Peers whose vector libraries round a float32 root differently would hold different anchors."""
+    change, method = (
+        torch.randn(100_000, generator=torch.Generator().manual_seed(0)),
+        CGAD(lr=1.0, beta1=0.0, eps=1e-38),
+    )
+    moved, state = step(method, torch.zeros_like(change), change, method.init(change))
+    squares = state["exp_avg_sq"] / (1.0 - power(method.beta2, 1))
+    wanted = -(change / (torch.from_numpy(np.sqrt(squares.numpy())) + method.eps))
+    assert torch.equal(moved, wanted)
 
 
 def test_one_that_nobody_would_count_is_not_accepted_by_a_round():

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.synchronous.fedopt import FedOpt, _root
+from decentral.optimizers.synchronous.fedopt import FedOpt
+from decentral.optimizers.steps import root
 from tests.optimizers.stepping import step
 
 VARIANTS = ["adam", "yogi", "adagrad"]
@@ -85,7 +86,7 @@ def test_a_root_is_rounded_right_to_the_last_bit():
     """numpy's float32 root is the processor's own instruction, which IEEE 754 defines."""
     squares = np.abs(np.random.default_rng(0).standard_normal(100_000)).astype(np.float32)
     squares *= np.logspace(-37, 37, squares.size, dtype=np.float64).astype(np.float32)
-    assert torch.equal(_root(torch.from_numpy(squares)), torch.from_numpy(np.sqrt(squares)))
+    assert torch.equal(root(torch.from_numpy(squares)), torch.from_numpy(np.sqrt(squares)))
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_in_every_round_all_three_vectors_are_means_unless_a_period_says_otherwi
         for number in range(4):
             for n, peer in enumerate(run.peers):
                 for k, name in enumerate(MOMENTS):
-                    peer.schedule.live.write_moment(name, 0, randn(100 * number + 10 * n + k).abs())
+                    peer.inner.write_moment(name, 0, randn(100 * number + 10 * n + k).abs())
             run.learn({n: 0.01 * randn(10 * number + n) for n in range(3)})
             local = torch.stack([peer.live_N for peer in run.peers])
             offered = run.offer((0, 1, 2))
@@ -110,6 +110,20 @@ def test_in_every_round_all_three_vectors_are_means_unless_a_period_says_otherwi
                 if channel.is_due(number):
                     torch.testing.assert_close(held_N, mean_N)
         assert sent == due
+
+
+def test_who_has_no_moments_yet_counts_in_no_mean_of_them_and_in_that_of_the_changes():
+    run = Learners(MTDAO(), 3, randn(0))
+    for n, peer in enumerate(run.peers):
+        for k, name in enumerate(MOMENTS):
+            peer.inner.write_moment(name, 0, torch.zeros(NUMEL) if n == 2 else randn(10 * n + k).abs())
+    run.learn({n: 0.01 * randn(n) for n in range(3)})
+    local = torch.stack([peer.live_N for peer in run.peers])
+    had = {name: torch.stack([peer.inner.moments[name] for peer in run.peers[:2]]) for name in MOMENTS}
+    run.meet((0, 1, 2))
+    torch.testing.assert_close(run.peers[2].anchor_N, local.mean(0), rtol=0, atol=1e-6)
+    for name in MOMENTS:
+        torch.testing.assert_close(run.peers[2].replica.states[0][name], had[name].mean(0))
 
 
 def test_a_newcomer_has_the_swarms_momentum_after_its_first_gradient_which_moves_nothing():

@@ -30,7 +30,7 @@ from decentral.optimizers.aggregation.exponential import cos, exp, power
 from decentral.optimizers.aggregation.staleness import kept
 from decentral.optimizers.base import OuterMethod, Preset, Quorum, State, key
 from decentral.optimizers.round_info import Contributor, RoundInfo
-from decentral.optimizers.steps import check_rate, check_waiting
+from decentral.optimizers.steps import check_rate, check_waiting, root
 
 __all__ = ["CGAD"]
 
@@ -92,7 +92,7 @@ class CGAD(OuterMethod):
             change = received["change"] * kept(info.weights, [self._share(one.age) for one in info.contributors])
             mean = state["exp_avg"] * self.beta1 + change * (1 - self.beta1)
             square = state["exp_avg_sq"] * self.beta2 + (change * change).clamp(max=_MOST) * (1 - self.beta2)
-            move = mean / first / ((square / second).sqrt() + self.eps)
+            move = mean / first / (root(square / second) + self.eps)
             return anchor - move * self.lr, {"exp_avg": mean, "exp_avg_sq": square, "steps": state["steps"] + 1}
 
     def _share(self, age: int) -> float:

@@ -28,7 +28,15 @@ from decentral.compressors import parse_compressor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
 from decentral.optimizers.channels import CHANGE, Channel
-from decentral.optimizers.coupled.inner_moments import MOMENTS, adopted, last_means, no_means, read_all
+from decentral.optimizers.coupled.inner_moments import (
+    MOMENTS,
+    adopted,
+    last_means,
+    no_means,
+    read_all,
+    which_it_has,
+    who_has_it,
+)
 from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_rate
 
@@ -67,19 +75,14 @@ class DESLoc(OuterMethod):
         return read_all(self.channels()[1:], live, fragment)
 
     def summary(self, sent: Sequence[Tensor]) -> bytes:
-        """Which of the moments that are due it has: one of zeros stands for none."""
-        return (
-            bytes([sum(1 << place for place, moment_N in enumerate(sent[1:]) if moment_N.any())]) if sent[1:] else b""
-        )
+        """Which of the moments that are due it has."""
+        return which_it_has(sent)
 
     def state_weights(
         self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
     ) -> Sequence[float]:
-        """Who has no moment yet counts nothing in its mean, rather than pull it to zero."""
-        return [
-            weight if one.summary and one.summary[0] >> place & 1 else 0.0
-            for one, weight in zip(contributors, weights, strict=True)
-        ]
+        """Who has no moment yet counts nothing in its mean."""
+        return who_has_it(place, contributors, weights)
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No means yet."""

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from decentral.optimizers.base import Live, State
 from decentral.optimizers.channels import Channel
+from decentral.optimizers.round_info import Contributor
 
-__all__ = ["MOMENTS", "adopted", "last_means", "no_means", "read_all"]
+__all__ = ["MOMENTS", "adopted", "last_means", "no_means", "read_all", "which_it_has", "who_has_it"]
 
 MOMENTS = "bf16"  # the range of float32: fp16 would flush most of a variance to zero
 SECOND = "exp_avg_sq"  # a variance
@@ -22,6 +23,20 @@ def read_all(moments: Sequence[Channel], live: Live, fragment: int) -> dict[str,
     """Those that the inner optimizer has."""
     found = {channel.name: live.read_moment(channel.name, fragment) for channel in moments}
     return {name: moment_N for name, moment_N in found.items() if moment_N is not None}
+
+
+def which_it_has(sent: Sequence[Tensor]) -> bytes:
+    """A summary, of the channels: a bit for each moment that is due. One of zeros stands for none."""
+    moments = sent[1:]
+    return bytes([sum(1 << place for place, moment_N in enumerate(moments) if moment_N.any())]) if moments else b""
+
+
+def who_has_it(place: int, contributors: Sequence[Contributor], weights: Sequence[float]) -> list[float]:
+    """Who has no moment yet counts nothing in its mean, rather than pull it to zero."""
+    return [
+        weight if one.summary and one.summary[0] >> place & 1 else 0.0
+        for one, weight in zip(contributors, weights, strict=True)
+    ]
 
 
 def no_means(moments: Sequence[Channel], anchor: Tensor) -> dict[str, Tensor]:

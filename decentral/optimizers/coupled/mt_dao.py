@@ -11,13 +11,13 @@ What differs from the paper. Its averages are of all workers, here of those who 
 often it averages v was not to be found: here as often as u, both periods keys. Its channels are float32; here u and
 v have a compressor of their own, which must keep 95 % of them, so that the change may be sparse. A round costs three
 times DiLoCo's bytes at these periods, half of that in bf16. An inner Adam or AdamW fits, too; its momentum is too fast
-to outlive a round.
+to outlive a round. Who has no moments yet says so beside its offer, and counts in no mean of them.
 
 Source: Iacob et al., "MT-DAO: Multi-Timescale Distributed Adaptive Optimizers with Local Updates", 2025,
 arXiv:2510.05361: b1 0.99 to 0.999, b2 0.9999, H 32, outer lr 1 without momentum.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,8 +28,16 @@ from decentral.compressors import parse_compressor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
 from decentral.optimizers.channels import CHANGE, Channel
-from decentral.optimizers.coupled.inner_moments import MOMENTS, adopted, last_means, no_means, read_all
-from decentral.optimizers.round_info import RoundInfo
+from decentral.optimizers.coupled.inner_moments import (
+    MOMENTS,
+    adopted,
+    last_means,
+    no_means,
+    read_all,
+    which_it_has,
+    who_has_it,
+)
+from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_rate
 
 __all__ = ["MTDAO"]
@@ -68,6 +76,16 @@ class MTDAO(OuterMethod):
     def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
         """The moments of this peer's inner optimizer."""
         return read_all(self.channels()[1:], live, fragment)
+
+    def summary(self, sent: Sequence[Tensor]) -> bytes:
+        """Which of the moments that are due it has."""
+        return which_it_has(sent)
+
+    def state_weights(
+        self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
+    ) -> Sequence[float]:
+        """Who has no moment yet counts nothing in its mean."""
+        return who_has_it(place, contributors, weights)
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No means yet."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, State, key
 from decentral.optimizers.round_info import RoundInfo
-from decentral.optimizers.steps import check_rate
+from decentral.optimizers.steps import check_rate, root
 
 __all__ = ["FedOpt"]
 
@@ -75,7 +75,7 @@ class FedOpt(OuterMethod):
             change = received["change"].clamp(-_LARGEST, _LARGEST)
             mean = state["mean"] * self.beta1 + change * (1 - self.beta1)
             square = self._gathered(state["square"], change * change).clamp(max=_LARGEST * _LARGEST)
-            move = mean / (_root(square) + self.tau)
+            move = mean / (root(square) + self.tau)
             return anchor - move * self.lr, {"mean": mean, "square": square}
 
     def _gathered(self, square: Tensor, fresh: Tensor) -> Tensor:
@@ -85,10 +85,3 @@ class FedOpt(OuterMethod):
         if self.variant == "adam":
             return square * self.beta2 + fresh * (1 - self.beta2)
         return square - fresh * (1 - self.beta2) * torch.sign(square - fresh)
-
-
-def _root(square: Tensor) -> Tensor:
-    """The square root, by way of float64: an error in the last bit of that is too small to round float32 otherwise,
-    where a vector library's float32 root may differ from another machine's.
-    """
-    return square.double().sqrt().to(square.dtype)
