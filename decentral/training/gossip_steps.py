@@ -27,7 +27,7 @@ class GossipSteps:
         self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
         self._swap: tuple[int, PendingResult[Swapped]] | None = None  # fragment and outcome of the step in progress
 
-    async def boundary(self, step_seconds: float) -> set[int]:
+    async def boundary(self, step_seconds: float | None) -> set[int]:
         """Every H steps one gossip step; after the last one, the merge of all replicas. ``step_seconds``: no matter."""
         changed = await self._merger.merge_all()
         node = self._swarm.node

@@ -166,11 +166,14 @@ class SyncSchedule:
     def _lengthening(self, progress: Progress) -> float:
         """What the change of a slow peer that is in time is multiplied by: all inner steps count alike in a mean by
         tokens then, H sum(change_i) / sum(steps_i). FedNova's normalisation, see `absence`.
+
+        By its pace, and not by H over its steps alone: of P fragments the first cycle has H / P steps and more at every
+        peer, however fast.
         """
         whole = self.interval * self.num_fragments
-        if not self.lengthens or progress.missed or not 0 < progress.steps < whole:
+        if not self.lengthens or progress.missed or not 0 < self.paced < self.interval:
             return 1.0
-        return min(float(SLOWEST), whole / progress.steps)
+        return max(1.0, min(float(SLOWEST), self.interval / self.paced, whole / max(1, progress.steps)))
 
     def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:
         """The channels beside the change that are due in outer step ``step`` of the fragment; zeros where none is."""
