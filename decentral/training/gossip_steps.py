@@ -74,7 +74,7 @@ class GossipSteps:
         fragment, outcome = self._swap
         swapped = await outcome.result(within)
         self._swap = None
-        self._schedule.swapped(self._model, fragment, swapped.after_N)
+        self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
         self._parts.take_buffers(swapped.buffers_B)
         self._parts.events.swapped(swapped)
 

@@ -227,12 +227,12 @@ class SyncSchedule:
         self.since = self.held = 0
         self.seconds = 0.0
 
-    def swapped(self, model: Parameters, fragment: int, after_N: Tensor) -> None:
-        """A gossip step took the contribution in flight, and left ``after_N``."""
+    def swapped(self, model: Parameters, fragment: int, after_N: Tensor, *, unmoved: bool = False) -> None:
+        """A gossip step took the contribution in flight, and left ``after_N``; ``unmoved``: where it was before."""
         self.since, self.seconds = 0, 0.0
         self._named(self.progress[fragment], self.progress[fragment].steps)
         self.put(model, fragment, after_N)
-        self.live.swapped(fragment)
+        self.live.swapped(fragment, unmoved=unmoved)
 
     def away_too_long(self, because_of: int) -> list[int]:
         """The fragments to restart when ``because_of`` is dropped: those that rounds have passed by are as old."""

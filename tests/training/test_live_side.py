@@ -185,19 +185,32 @@ def test_a_commit_books_what_was_there_when_the_contribution_was_taken_and_one_i
     model, method, zeros = FlatModel([torch.zeros(3)]), Counting(), torch.zeros(3)
     schedule = SyncSchedule(1, 1, method, bytes(32), live=LiveSide(model))
     own = schedule.live.own(0)
-    for after_N, told in ((zeros + 1, ("took", {"kept": 1})), (zeros, ("lost", 0))):
+    took, lost = ("took", {"kept": 1}), ("lost", 0)
+    for after_N, unmoved, told in ((zeros + 1, False, took), (zeros, False, took), (zeros.clone(), True, lost)):
         schedule.stepped()
         own["kept"] = 1
         made = schedule.take(model, 0, zeros, bytes(32), 1, outer_step=0)
         own["kept"] = 2  # inner steps go on
         schedule.stepped()
         method.asked.clear()
-        schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, after_N, made), model)
+        schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, after_N, made, unmoved=unmoved), model)
         assert method.asked == [told]
     schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, zeros + 1, None), model)  # passed by
     assert method.asked[1:] == [("took", None)]
     schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, zeros + 1, None, taken_N=zeros == 0), model)
     assert method.asked[2:] == [("lost", 0)]
+
+
+def test_a_gossip_step_that_could_not_be_used_gives_up_what_was_learnt_for_it():
+    """It was booked as taken: what the method keeps of it was of a change that is nowhere."""
+    model, method = FlatModel([torch.zeros(3)]), Counting()
+    schedule = SyncSchedule(1, 0, method, bytes(32), live=LiveSide(model))
+    for unmoved, told in ((False, ("took", {})), (True, ("lost", 0))):
+        schedule.stepped()
+        schedule.take(model, 0, torch.zeros(3), bytes(32), 1, outer_step=0)
+        method.asked.clear()
+        schedule.swapped(model, 0, torch.zeros(3), unmoved=unmoved)
+        assert method.asked == [told]
 
 
 def test_a_gradient_that_is_missing_reads_as_zero_and_is_made_where_something_is_added():
