@@ -21,6 +21,7 @@ from torch import Tensor
 from decentral.consensus.chain import Digest
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, carry, make_outer
+from decentral.optimizers.base import State
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
@@ -156,6 +157,8 @@ class SyncSchedule:
             fragment, based_on, local_N, change_N if scale == 1.0 else change_N * scale, self.since, counted * per_step
         )
         made.trained = steps
+        if scale != 1.0 or self.method.overrides("contribute"):
+            made.progress_N = gradient_N
         if progress.missed:
             made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)
         self.live.taken(fragment)
@@ -296,10 +299,12 @@ class SyncSchedule:
         memory: Mapping[str, Any] | None,
         anchors: Sequence[Tensor],
         outer_steps: int,
+        states: Sequence[State] = (),
     ) -> None:
         """Go on from a checkpoint's ``tensors`` and ``memory``, its progress carried on to ``anchors``.
 
-        The live model is as the checkpoint has it; ``anchors`` are ``outer_steps`` further, over all fragments.
+        The live model is as the checkpoint has it; ``anchors`` are ``outer_steps`` further, over all fragments, by
+        commits that passed this peer by, and after which the shared ``states`` of the fragments are as given.
         """
         if memory is not None:  # None: of a version before 0.2, which kept no count
             self.since, self.held = int(memory["since"]), int(memory["held"])
@@ -316,6 +321,7 @@ class SyncSchedule:
             if progress.rounding_N is not None:
                 before_N = before_N + progress.rounding_N
             self.put(model, f, carry(model.read(f), before_N, anchor_N))
+            self.live.passed_by(f, states[f] if states else {})
 
     def recall_unadopted(self, memory: Mapping[str, Any]) -> None:
         """What of the shared state the inner optimizer did not have yet when a checkpoint was written."""

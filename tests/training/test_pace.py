@@ -136,6 +136,18 @@ def test_a_peer_that_made_more_than_its_pace_while_it_waited_is_lengthened_to_al
         schedule.withdrawn()
 
 
+def test_what_is_sent_longer_says_what_was_learnt():
+    model = LiveModel(torch.nn.Linear(3, 2), 1, None)
+    for lengthens, times in ((False, 1.0), (True, 4.0)):
+        schedule = SyncSchedule(8, 0, DiLoCo(), bytes(32), lengthens=lengthens, paced=2)
+        schedule.stepped()
+        schedule.stepped()
+        made = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
+        assert made is not None
+        torch.testing.assert_close(made.gradient_N, torch.full((8,), times), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(made.measured_N, torch.ones(8), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("inner", [{"pace": "speed"}, {"pace": "clock", "seconds": 9.0}])
 def test_a_method_that_says_by_itself_when_it_is_due_has_no_pace(inner):
     """A-EDiT's contributions were lengthened, up to 16 times, for the time having come before H steps."""
