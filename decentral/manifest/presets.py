@@ -82,6 +82,8 @@ def check_methods(manifest: Manifest) -> None:
         _check_states(manifest, channels)
     if method.inner and manifest.model.task != "custom":
         _check_moments(manifest, [channel.name for channel in method.channels()[1:]])
+    if method.overrides("is_due"):
+        _check_no_pace(manifest)
     if gossips:
         _check_pair(manifest)
     elif kind == "reduce" and any(channel.combine == "each" for channel in channels):
@@ -142,6 +144,15 @@ def _check_pair(manifest: Manifest) -> None:
         raise ConfigError(
             f'inner.pace = "{manifest.inner.pace}" does not fit exchange.kind = "pair": a peer waits for one partner, '
             "and no round for a slow peer; leave it out"
+        )
+
+
+def _check_no_pace(manifest: Manifest) -> None:
+    """ConfigError for a pace beside a method that says by itself when a contribution is due."""
+    if manifest.inner.pace not in (None, "equal"):
+        raise ConfigError(
+            f'inner.pace = "{manifest.inner.pace}" does not fit outer.method {manifest.outer.method}: it decides by '
+            "itself after how many inner steps a peer contributes; leave it out"
         )
 
 

@@ -21,6 +21,7 @@ __all__ = ["hold", "numel_of", "put_back", "scaled_to_owners"]
 # Shape suffix: N = elements of one fragment, flat float32.
 
 _HELD = "held"
+_AHEAD = "z_minus_x"  # of an inner optimizer that trains at other parameters than it learns (training/inner/averages)
 Span = tuple[int, int]  # start and stop in the flat fragment
 Part = Sequence[Span]
 
@@ -45,6 +46,16 @@ def put_back(live: Live, fragment: int, others: Part) -> None:
         for (start, stop), piece in zip(others, pieces, strict=True):
             live_N[start:stop] = piece
         live.write(fragment, live_N)
+        _hold_back(live, fragment, others)
+
+
+def _hold_back(live: Live, fragment: int, others: Part) -> None:
+    """What is not trained does not go ahead of what is learnt either, or its owner's gradients would see it move."""
+    ahead_N = live.read_moment(_AHEAD, fragment)
+    if ahead_N is not None:
+        for start, stop in others:
+            ahead_N[start:stop] = 0.0
+        live.write_moment(_AHEAD, fragment, ahead_N)
 
 
 def scaled_to_owners(

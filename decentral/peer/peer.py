@@ -310,6 +310,7 @@ class Peer:
         """Runs at the beginning of an ``optimizer.step``."""
         if self._begun is not None:
             self._begun.loop.schedule.stepping()
+        self._model.averages.resume()  # the step goes by what trains, and a method may have looked at what is learnt
 
     def _after_inner_step(self) -> None:
         """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""

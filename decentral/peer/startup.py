@@ -17,6 +17,7 @@ from decentral.node.durable_store import Resumed
 from decentral.node.folder import keep_terms, keep_token
 from decentral.node.links import throttled
 from decentral.node.node import Node, Start
+from decentral.optimizers.base import State
 from decentral.peer.checkpointing import Checkpointer, Saver
 from decentral.peer.network_setup import NetworkSetup, enter
 from decentral.peer.participation import Participation, StepCount
@@ -45,6 +46,7 @@ class _Checkpoint:
     head: Head  # that the journal leads to
     at_anchor: bool = False  # the live model is put to the anchor: its progress is in there, or of another chain
     anchors: list[Tensor] = field(default_factory=list)  # of that head
+    states: list[State] = field(default_factory=list)  # the method's, beside them
     buffers_B: Tensor | None = None
 
 
@@ -179,6 +181,7 @@ class Startup:
             if kept is not None:
                 kept.head, kept.at_anchor = head, named or kept.found.adopted
                 kept.anchors, kept.buffers_B = list(node.replica.anchors), node.replica.buffers_B
+                kept.states = list(node.replica.states)
 
     # ---- the live model ----
 
@@ -202,7 +205,7 @@ class Startup:
             schedule.stand_at(self._model, kept.anchors, kept.found.tensors)
             schedule.recall_unadopted(memory or {})
         else:
-            schedule.resume(self._model, kept.found.tensors, memory, kept.anchors, len(replayed))
+            schedule.resume(self._model, kept.found.tensors, memory, kept.anchors, len(replayed), kept.states)
         schedule.missed(replayed)
         if kept.buffers_B is not None and self._lost_its_buffers(kept, kept.buffers_B):
             self._model.write_buffers(kept.buffers_B)

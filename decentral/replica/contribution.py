@@ -27,10 +27,11 @@ class Contribution:
     fragment: int
     based_on: bytes  # hash of the chain's head whose anchor the gradient was measured from
     local_N: Tensor  # the parameters it was measured at
-    gradient_N: Tensor  # the change: anchor - local, unless the method says otherwise
+    gradient_N: Tensor  # what is sent, the change: anchor - local, unless the method or an absence says otherwise
     steps: int  # inner steps since the last contribution, of any fragment
     tokens: int
     kind: FrameKind = FrameKind.CONTRIBUTION  # or MERGE: the parameters themselves, at the end of a gossip run
+    progress_N: Tensor | None = None  # anchor - local as it was measured, where that is not what is sent
     trained: int = 0  # inner steps of this fragment behind it: with P fragments P times ``steps``; 0: as ``steps``
     encoded: Encoded | None = None  # gather: made once, sealed anew when a round ends without moving the anchor
     slices: dict[int, dict[int, Encoded]] = field(default_factory=dict)  # reduce: plan number -> part -> slice
@@ -43,6 +44,11 @@ class Contribution:
 
     def __post_init__(self) -> None:
         self.trained = self.trained or self.steps
+
+    @property
+    def measured_N(self) -> Tensor:
+        """The progress that it was made of: what its commit takes from the live model's."""
+        return self.gradient_N if self.progress_N is None else self.progress_N
 
     def commitment(self, head: Head) -> bytes:
         """What a reduce offer names instead of a frame; another one wherever it says another thing."""

@@ -79,13 +79,14 @@ class Bookkeeping:
         """One fragment's part of an adoption, as the training side sees it.
 
         What the branch took is booked as its commit would have: progress and debt apart. Taking all that was sent from
-        the progress leaves the same sum, until a crash drops one of the two.
+        the progress leaves the same sum, until a crash drops one of the two. It is taken as it was measured: of a slow
+        peer more is sent, after an absence less, and what is over is given up.
         """
         before_N, steps = (old_N, 0) if owed is None else (old_N + owed.gradient_N, owed.steps)
         taken_N, mine = None, taken.get(f)
         if mine is not None:
             assert mine.encoded is not None, "see _taken"
-            before_N, self.replica.feedback[f] = before_N - mine.gradient_N, mine.encoded.feedback
+            before_N, self.replica.feedback[f] = before_N - mine.measured_N, mine.encoded.feedback
             steps -= mine.trained
         elif f in taken:
             taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), self._owed_as_owner(f)

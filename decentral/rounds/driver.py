@@ -237,11 +237,13 @@ class Driver:
         inner: Mapping[str, Tensor] = {}
         told: Mapping[PeerId, Measure] = {}
         channels: frozenset[str] = frozenset()
+        unmoved = False
         if moves_anchor(record):
             step = await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
             before_N, after_N = step.before_N, step.after_N
             state.replica.install(step)
-            if step.unmoved:
+            unmoved = bool(step.unmoved)
+            if unmoved:
                 fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
                 state.on_event("unmoved", fields)
             buffers_B = state.replica.shared_buffers(record.fragment)
@@ -257,7 +259,7 @@ class Driver:
         anchor = state.replica.digest if moves_anchor(record) else record.base
         moved = (record.fragment, before_N, after_N, named, anchor)
         update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N)
-        state.on_update(replace(update, state=inner, channels=channels))
+        state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
         await self._carry_out(state.machine.applied(anchor, anyio.current_time()))
         if record.final:
             self._tell_the_end(record)

@@ -52,6 +52,8 @@ class Swapped:
     partner: PeerId | None  # None: taken alone
     disagreement: float | None  # rms of (ours - theirs) over rms of ours
     buffers_B: Tensor | None = None  # what the live buffers become; None: they stay
+    unmoved: bool = False  # the step could not be used: what was learnt for it is given up
+    meets: bool = True  # whether pairs meet in this step; False: everybody takes it alone
 
 
 @dataclass(slots=True)
@@ -116,8 +118,8 @@ class Gossip:
         """
         state, head, step = self.state, self.state.head, self.step
         half = theirs = swap = None
-        meets = state.is_member and state.replica.method.meets(step // self.partners.num_fragments)
-        partner = partner_of(head.run, step, head.members, state.me) if meets else None
+        meets = self._meets(step)
+        partner = partner_of(head.run, step, head.members, state.me) if meets and state.is_member else None
         if partner is not None:  # a send that failed in an earlier step: no message of rounds undoes it
             state.machine.state.presence.heard(partner)
         if partner is not None and state.machine.state.presence.present(partner):
@@ -271,6 +273,10 @@ class Gossip:
 
     # ---- the step ----
 
+    def _meets(self, step: int) -> bool:
+        """Whether the method lets pairs meet in a step of the run."""
+        return self.state.replica.method.meets(step // self.partners.num_fragments)
+
     def _book(self, fragment: int, partner: PeerId | None, taken: GossipStep) -> Swapped:
         replica, step = self.state.replica, self.step
         if taken.unmoved:
@@ -281,7 +287,8 @@ class Gossip:
         self.partners.step += 1
         self._fall_in()  # here, not when the next step begins: the caller reads from ``step`` which fragment that is of
         buffers_B = replica.shared_buffers(fragment)
-        return Swapped(step, taken.before_N, taken.after_N, partner, taken.disagreement, buffers_B)
+        moved = (taken.before_N, taken.after_N, partner, taken.disagreement, buffers_B)
+        return Swapped(step, *moved, unmoved=bool(taken.unmoved), meets=self._meets(step))
 
     def _merge_buffers(self, tail: bytes, theirs: Frame | None) -> None:
         """What both told becomes the same on both sides; a peer that steps alone has its own."""

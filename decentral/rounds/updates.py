@@ -30,6 +30,7 @@ class CommittedUpdate:
     buffers_B: Tensor | None = None  # the model's buffers after it; None: the live ones stay
     state: Mapping[str, Tensor] = field(default_factory=dict)  # the method's after it, if the inner optimizer needs it
     channels: frozenset[str] = frozenset()  # that the contributions had
+    unmoved: bool = False  # the commit moved nothing: what it took is given up
     taken_N: Tensor | None = None  # bool: where progress is in the anchor already, sent by a previous incarnation
 
 

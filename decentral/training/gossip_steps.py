@@ -27,7 +27,7 @@ class GossipSteps:
         self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
         self._swap: tuple[int, PendingResult[Swapped]] | None = None  # fragment and outcome of the step in progress
 
-    async def boundary(self, step_seconds: float) -> set[int]:
+    async def boundary(self, step_seconds: float | None) -> set[int]:
         """Every H steps one gossip step; after the last one, the merge of all replicas. ``step_seconds``: no matter."""
         changed = await self._merger.merge_all()
         node = self._swarm.node
@@ -74,7 +74,7 @@ class GossipSteps:
         fragment, outcome = self._swap
         swapped = await outcome.result(within)
         self._swap = None
-        self._schedule.swapped(self._model, fragment, swapped.after_N)
+        self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
         self._parts.take_buffers(swapped.buffers_B)
         self._parts.events.swapped(swapped)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import contributions
 from decentral.optimizers import NO_MOMENTS, InnerOptimizer, OuterMethod
+from decentral.optimizers.base import State
 from decentral.optimizers.live import Layout, Own
 from decentral.parameters import Schema
 from decentral.rounds.updates import CommittedUpdate
@@ -139,15 +140,23 @@ class LiveSide:
     def merged(self, update: CommittedUpdate) -> None:
         """A commit is in the live model."""
         took, record = update.contribution is not None, update.record
-        if update.taken_N is not None or (took and update.after_N is update.before_N):
-            self.lost(update.fragment)  # a previous incarnation sent it, and its ``own`` is gone; or nobody counted
+        if update.taken_N is not None or (took and update.unmoved):
+            self.lost(update.fragment)  # a previous incarnation sent it, and its ``own`` is gone; or nothing moved
             return
         sent = self._sent.pop(update.fragment, None)
         peers = () if record is None else tuple(ref.peer for ref in contributions(record))
         self._method.after_commit(self, update.fragment, update.state, sent if took else None, peers)
 
-    def swapped(self, fragment: int) -> None:
-        """A pair took this peer's contribution."""
+    def passed_by(self, fragment: int, state: State) -> None:
+        """Commits that took nothing of this peer's are in the live model; ``state``: the shared one after them."""
+        self._sent.pop(fragment, None)
+        self._method.after_commit(self, fragment, state, None, ())
+
+    def swapped(self, fragment: int, *, unmoved: bool = False) -> None:
+        """A gossip step took this peer's contribution; ``unmoved``: in vain, as it could not be used."""
+        if unmoved:
+            self.lost(fragment)
+            return
         self._method.after_commit(self, fragment, {}, self._sent.pop(fragment, {}), ())
 
     def lost(self, fragment: int) -> None:

@@ -27,7 +27,7 @@ class OuterLoop:
         gossip = parts.swarm.node.gossip
         self._pairs = None if gossip is None else GossipSteps(parts, self._merger, gossip)
         self._steps = self._pairs or RoundSteps(parts, self._merger)
-        self._left_at = parts.clock()  # when the last boundary ended
+        self._left_at: float | None = None  # when the last boundary ended; None: none has, see ``step_boundary``
         self.forgets = False  # whether inner moments that are NaN are to be dropped; for the caller to do and to clear
 
     @property
@@ -48,10 +48,11 @@ class OuterLoop:
     async def step_boundary(self) -> set[int]:
         """What is to be done after an inner step; returns the fragments that were written.
 
+        The first boundary begins to measure: what lies before it is waiting for company, or a model that is compiled.
         Raises NonFiniteError, which names the parameter, unless the live model is to be put back to the anchor then.
         """
-        step_seconds = self._parts.clock() - self._left_at
-        self._parts.schedule.trained(step_seconds)
+        step_seconds = None if self._left_at is None else self._parts.clock() - self._left_at
+        self._parts.schedule.trained(step_seconds or 0.0)
         try:
             changed = await self._steps.boundary(step_seconds)
             self._merger.tell_given_up()

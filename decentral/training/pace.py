@@ -25,6 +25,7 @@ from decentral.manifest.training_terms import Inner
 
 TOLERANCE = 0.1  # share by which a peer may be slower and still makes all steps: as much do equal machines vary
 SLOWEST = 16  # times slower than typical, beyond which a peer makes no fewer steps yet
+KNOWN = 3  # inner steps of which one in the middle is this peer's speed; before them it makes all steps
 USUAL = 31  # inner steps whose median is this peer's speed: an evaluation between two of them does not move it
 
 
@@ -43,7 +44,9 @@ class Pace:
 
     def steps(self, others: Sequence[float]) -> int:
         """Inner steps after which to contribute; ``others``: seconds of a full contribution of the other members."""
-        step = statistics.median(self._seconds) if self._seconds else 0.0
+        if len(self._seconds) < KNOWN:
+            return self._full
+        step = statistics.median(self._seconds)
         target = self._target(others, step * self._full)
         if target is None or target >= step * self._full * (1 - TOLERANCE):
             return self._full

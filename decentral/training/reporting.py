@@ -107,11 +107,13 @@ class Reporter:
             "disagreement": outcome.disagreement,
         }
         self._emit("pair", fields)
-        self._ended(outcome.partner is not None)
+        self._ended(outcome.partner is not None if outcome.meets else None)
 
-    def _ended(self, contributed: bool) -> None:
+    def _ended(self, contributed: bool | None) -> None:
+        """A round is over; None: in which nobody contributes, so that this peer missed nothing."""
         now = self._clock()
-        self._outcomes.append(contributed)
+        if contributed is not None:
+            self._outcomes.append(contributed)
         self._round_seconds.append(now - self._round_began)
         self._round_began = now
 

@@ -22,12 +22,16 @@ class RoundSteps:
         self._pace = Pace(parts.manifest.inner, parts.schedule.interval, parts.schedule.overlap + 1)
         self._offered: PendingResult[bool] | None = None  # of what is in flight, where training goes on meanwhile
 
-    async def boundary(self, step_seconds: float) -> set[int]:
-        """Merge what has come, contribute when due, wait when the algorithm waits; returns the fragments written."""
-        self._pace.stepped(step_seconds)
+    async def boundary(self, step_seconds: float | None) -> set[int]:
+        """Merge what has come, contribute when due, wait when the algorithm waits; returns the fragments written.
+
+        ``step_seconds``: of the inner step before it; None: nobody knows.
+        """
+        if step_seconds is not None:
+            self._pace.stepped(step_seconds)
         await self._withdraw_if_refused()
         changed = await self._merger.merge_all()
-        if not self._may_contribute(step_seconds):
+        if not self._may_contribute(step_seconds or 0.0):
             return changed
         waits = self._schedule.overlap == 0
         if waits and self._swarm.node.driver.head.hash != self._schedule.seen:

@@ -21,6 +21,7 @@ from torch import Tensor
 from decentral.consensus.chain import Digest
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, carry, make_outer
+from decentral.optimizers.base import State
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
@@ -156,6 +157,8 @@ class SyncSchedule:
             fragment, based_on, local_N, change_N if scale == 1.0 else change_N * scale, self.since, counted * per_step
         )
         made.trained = steps
+        if scale != 1.0 or self.method.overrides("contribute"):
+            made.progress_N = gradient_N
         if progress.missed:
             made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)
         self.live.taken(fragment)
@@ -166,11 +169,14 @@ class SyncSchedule:
     def _lengthening(self, progress: Progress) -> float:
         """What the change of a slow peer that is in time is multiplied by: all inner steps count alike in a mean by
         tokens then, H sum(change_i) / sum(steps_i). FedNova's normalisation, see `absence`.
+
+        By its pace, and not by H over its steps alone: of P fragments the first cycle has H / P steps and more at every
+        peer, however fast.
         """
         whole = self.interval * self.num_fragments
-        if not self.lengthens or progress.missed or not 0 < progress.steps < whole:
+        if not self.lengthens or progress.missed or not 0 < self.paced < self.interval:
             return 1.0
-        return min(float(SLOWEST), whole / progress.steps)
+        return max(1.0, min(float(SLOWEST), self.interval / self.paced, whole / max(1, progress.steps)))
 
     def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:
         """The channels beside the change that are due in outer step ``step`` of the fragment; zeros where none is."""
@@ -224,12 +230,12 @@ class SyncSchedule:
         self.since = self.held = 0
         self.seconds = 0.0
 
-    def swapped(self, model: Parameters, fragment: int, after_N: Tensor) -> None:
-        """A gossip step took the contribution in flight, and left ``after_N``."""
+    def swapped(self, model: Parameters, fragment: int, after_N: Tensor, *, unmoved: bool = False) -> None:
+        """A gossip step took the contribution in flight, and left ``after_N``; ``unmoved``: where it was before."""
         self.since, self.seconds = 0, 0.0
         self._named(self.progress[fragment], self.progress[fragment].steps)
         self.put(model, fragment, after_N)
-        self.live.swapped(fragment)
+        self.live.swapped(fragment, unmoved=unmoved)
 
     def away_too_long(self, because_of: int) -> list[int]:
         """The fragments to restart when ``because_of`` is dropped: those that rounds have passed by are as old."""
@@ -293,10 +299,12 @@ class SyncSchedule:
         memory: Mapping[str, Any] | None,
         anchors: Sequence[Tensor],
         outer_steps: int,
+        states: Sequence[State] = (),
     ) -> None:
         """Go on from a checkpoint's ``tensors`` and ``memory``, its progress carried on to ``anchors``.
 
-        The live model is as the checkpoint has it; ``anchors`` are ``outer_steps`` further, over all fragments.
+        The live model is as the checkpoint has it; ``anchors`` are ``outer_steps`` further, over all fragments, by
+        commits that passed this peer by, and after which the shared ``states`` of the fragments are as given.
         """
         if memory is not None:  # None: of a version before 0.2, which kept no count
             self.since, self.held = int(memory["since"]), int(memory["held"])
@@ -313,6 +321,7 @@ class SyncSchedule:
             if progress.rounding_N is not None:
                 before_N = before_N + progress.rounding_N
             self.put(model, f, carry(model.read(f), before_N, anchor_N))
+            self.live.passed_by(f, states[f] if states else {})
 
     def recall_unadopted(self, memory: Mapping[str, Any]) -> None:
         """What of the shared state the inner optimizer did not have yet when a checkpoint was written."""

@@ -149,7 +149,8 @@ class Learners:
             peer.replica.senders.keep_only(record.next_members)
             if mine is not None:
                 peer.replica.feedback[0] = mine.feedback_after(record)
-            update = CommittedUpdate(record, record.hash, 0, step.before_N, step.after_N, mine, state=step.state)
+            moved = (0, step.before_N, step.after_N, mine)
+            update = CommittedUpdate(record, record.hash, *moved, state=step.state, unmoved=bool(step.unmoved))
             peer.schedule.merge(update, peer.model)
         self.head = replace(self.head.extended(record), anchor=self.peers[0].replica.digest)
 
@@ -184,7 +185,7 @@ class Learners:
             peer = self.peers[n]
             install(peer.replica, step)
             peer.replica.refresh(0)
-            peer.schedule.swapped(peer.model, 0, step.after_N)
+            peer.schedule.swapped(peer.model, 0, step.after_N, unmoved=bool(step.unmoved))
         self.head = replace(self.head, round=self.head.round + 1, outer_step=self.head.outer_step + 1)
 
     def _change(self, n: int) -> Contribution:

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from decentral.optimizers.gossip.ad_psgd import ADPSGD
 from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.rounds.gossip import Swapped
+from decentral.training.live_side import LiveSide
+from decentral.training.sync_schedule import SyncSchedule
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model
 from tests.rounds.test_healing import settle
@@ -63,3 +67,47 @@ def test_what_a_method_returns_and_nobody_can_use_moves_nothing_and_ends_no_proc
         assert not torch.equal(lab.members[0].node.replica.anchors[0], before)
 
     run_lab(terms("diloco").changed(exchange={"kind": exchange}), script, make_model=tiny_model)
+
+
+class BadPair(ADPSGD):
+    """Returns NaN; notes how its steps are booked."""
+
+    def __init__(self) -> None:
+        ADPSGD.__init__(self)
+        object.__setattr__(self, "booked", [])
+
+    def outer_step(self, anchor: Any, received: Any, state: Any, info: Any) -> Any:
+        return anchor * math.nan, {}
+
+    def after_commit(self, *given: Any) -> None:
+        self.booked.append("taken")  # type: ignore[attr-defined]
+
+    def progress_lost(self, *given: Any) -> None:
+        self.booked.append("lost")  # type: ignore[attr-defined]
+
+
+class Paired(Learner):
+    """Under that method."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        self.outcomes: list[Swapped] = []
+        self.node.replica.method = self.method = BadPair()
+        live = LiveSide(self.model, self.inner, self.signer.peer, lab.schema)
+        self.schedule = SyncSchedule(self.interval, 0, self.method, bytes(32), live=live)
+
+    def swapped(self, outcome: Swapped) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_a_gossip_step_that_nobody_can_use_is_told_as_such_and_what_was_learnt_is_given_up(
+    run_lab: Any, terms: Any
+) -> None:
+    async def script(lab: Lab) -> None:
+        members: list[Any] = [lab.add(kind=Paired) for _ in range(2)]
+        await lab.until(lambda: all(len(member.outcomes) >= 3 for member in members))
+        for member in members:
+            assert all(outcome.unmoved and outcome.meets for outcome in member.outcomes)
+            assert set(member.method.booked) == {"lost"}
+
+    run_lab(terms("ad_psgd"), script, make_model=tiny_model)

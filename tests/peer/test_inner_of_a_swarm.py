@@ -86,6 +86,43 @@ def test_what_is_contributed_and_becomes_the_anchor_is_the_average_and_not_what_
 
 
 @AVERAGING
+def test_a_method_that_looks_at_the_parameters_before_a_step_lets_the_step_go_by_what_trains(name: str, tmp_path: Path):
+    """The parameters held the average when the step began, which both optimizers refuse."""
+    manifest = run_terms("partial_updates", run={"rounds": 2}, inner={"optimizer": name, "steps": 5, **LIVELY})
+    loop = Loop(manifest)
+    with alone(tmp_path, manifest, loop) as peer:
+        before_N = anchor_of(peer)
+        for _ in range(4):
+            loop.step()
+        halves = (loop.problem.flat() != before_N).chunk(2)  # as of y, where gradients are taken
+        still, trained = sorted(int(half.sum()) for half in halves)
+        assert still == 0, "what others train does not move"
+        assert trained == len(before_N) // 2
+        while not peer.done:
+            loop.step()
+        assert torch.equal(loop.problem.flat(), anchor_of(peer))
+
+
+@AVERAGING
+def test_an_expert_of_another_peer_stands_still_where_gradients_are_taken(name: str, tmp_path: Path):
+    manifest = run_terms("spes", run={"rounds": 2}, inner={"optimizer": name, "steps": 50, **LIVELY})
+    loop = Loop(manifest)
+    loop.problem.model = model = torch.nn.Module()  # type: ignore[assignment]
+    model.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+    loop.optimizers = build_inner(manifest.inner, model)
+    with alone(tmp_path, manifest, loop) as peer:
+        peer._part.loop.schedule.live.own(0)["place"] = torch.tensor([0.0, 2.0])  # type: ignore[union-attr]
+        before = [expert.weight.detach().clone() for expert in model.experts]
+        for _ in range(4):
+            sum(expert(torch.ones(2, 4)).square().sum() for expert in model.experts).backward()
+            for optimizer in loop.optimizers:
+                optimizer.step()
+        mine, other = (expert.weight != was for expert, was in zip(model.experts, before, strict=True))
+        assert mine.all()
+        assert not other.any()
+
+
+@AVERAGING
 def test_a_peer_that_is_restarted_between_two_rounds_goes_on_as_if_it_had_not_been(name: str, tmp_path: Path):
     manifest = run_terms("diloco", run={"rounds": 3}, inner={"optimizer": name, "steps": 4, **LIVELY}, **PLAIN)
     whole, first = Loop(manifest), Loop(manifest)

@@ -302,3 +302,17 @@ def test_a_partner_that_dropped_the_frame_says_no_instead_of_wait(run_lab, terms
         assert all(told_alike(one, other)[max(counts) + 1 :])
 
     run_lab(terms("noloco"), script, make_model=tiny_model)
+
+
+def test_a_step_says_whether_pairs_meet_in_it_and_one_in_which_nobody_does_is_taken_alone(run_lab, terms):
+    async def script(lab):
+        members = [lab.add() for _ in range(2)]
+        await lab.all_members()
+        await lab.until(lambda: all(sum(s.meets for s in m.swaps) >= 2 for m in members))
+        for member in members:
+            method = member.node.replica.method
+            assert [s.meets for s in member.swaps] == [method.meets(s.step) for s in member.swaps]
+            assert any(not s.meets for s in member.swaps)
+            assert all(s.partner is None for s in member.swaps if not s.meets)
+
+    run_lab(terms("late_merge"), script)

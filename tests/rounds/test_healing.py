@@ -136,6 +136,36 @@ def test_a_branch_that_took_the_contribution_in_flight_is_booked_as_its_commit_w
     run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
 
 
+def test_a_branch_that_took_a_lengthened_change_takes_from_the_progress_what_was_learnt(run_lab, terms):
+    """It took more than there was, and the rest was learnt backwards."""
+
+    class Slow(Learner):
+        interval = 16
+
+        def __init__(self, lab, number, founder):
+            super().__init__(lab, number, founder)
+            self.schedule.lengthens = True
+
+    async def script(lab):
+        member, other = lab.add(kind=Slow), lab.add()
+        other.idle = True  # its offer is waited for
+        await lab.until(lambda: member.node.driver.pending is not None and len(member.node.driver.head.members) == 2)
+        driver, pending = member.node.driver, member.node.driver.pending
+        mine = next(iter(references([driver.me], driver.machine.state.round.offers)))
+        newest = driver.machine.state.recent[driver.head.round].record
+        record = replace(newest, **following(driver.head), frames=(mine,))
+        head = replace(driver.head.extended(record), anchor=driver.head.anchor)
+        before_N, seen = driver.state.replica.anchors[0], len(member.all_updates)
+        learnt_N = before_N - member.model.read(0)
+        await driver.bookkeeping.adopt(head, {}, Branch(driver.head, (head,), (record,)))
+        assert learnt_N.norm() > 0
+        assert torch.equal(pending.gradient_N, 4 * learnt_N)
+        assert torch.equal(member.all_updates[seen].before_N, before_N - learnt_N)
+
+    in_time = exact_terms(terms, SPARSE).changed(inner={"pace": "clock", "seconds": 4.4 * Slow.pace})
+    run_lab(in_time, script, make_model=tiny_model)
+
+
 def test_what_was_reclaimed_from_a_branch_is_dropped_when_that_branch_may_have_come_back(run_lab, terms):
     """It was owed again, and then moved the anchor a second time: the branch went on elsewhere and grew heavier."""
 

@@ -185,19 +185,58 @@ def test_a_commit_books_what_was_there_when_the_contribution_was_taken_and_one_i
     model, method, zeros = FlatModel([torch.zeros(3)]), Counting(), torch.zeros(3)
     schedule = SyncSchedule(1, 1, method, bytes(32), live=LiveSide(model))
     own = schedule.live.own(0)
-    for after_N, told in ((zeros + 1, ("took", {"kept": 1})), (zeros, ("lost", 0))):
+    took, lost = ("took", {"kept": 1}), ("lost", 0)
+    for after_N, unmoved, told in ((zeros + 1, False, took), (zeros, False, took), (zeros.clone(), True, lost)):
         schedule.stepped()
         own["kept"] = 1
         made = schedule.take(model, 0, zeros, bytes(32), 1, outer_step=0)
         own["kept"] = 2  # inner steps go on
         schedule.stepped()
         method.asked.clear()
-        schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, after_N, made), model)
+        schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, after_N, made, unmoved=unmoved), model)
         assert method.asked == [told]
     schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, zeros + 1, None), model)  # passed by
     assert method.asked[1:] == [("took", None)]
     schedule.merge(CommittedUpdate(None, b"1" * 32, 0, zeros, zeros + 1, None, taken_N=zeros == 0), model)
     assert method.asked[2:] == [("lost", 0)]
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_commits_that_passed_a_peer_by_while_it_was_down_leave_no_gradients_of_the_old_anchor(replayed: bool):
+    """SCAFFOLD's mean of them would be of another anchor than the others' means."""
+    model, kept_N = FlatModel([torch.zeros(3)]), torch.zeros(3)
+    schedule = SyncSchedule(4, 0, Scaffold(), bytes(32), live=LiveSide(model))
+    schedule.live.own(0).update({"sum": torch.ones(3), "steps": torch.ones(1), "turn": torch.ones(3)})
+    schedule.stepped()
+    held, memory = {"anchor/0": kept_N, **schedule.tensors()}, schedule.memory()
+    again = SyncSchedule(4, 0, Scaffold(), bytes(32), live=LiveSide(model))
+    again.resume(model, held, memory, [kept_N + replayed], 1, [{"control": torch.ones(3)}])
+    assert set(again.live.own(0)) == ({"turn"} if replayed else {"sum", "steps", "turn"})
+    assert (again.since, again.progress[0].steps) == (1, 1), "the progress itself is carried on"
+
+
+def test_after_a_restart_the_method_is_told_the_shared_state_that_the_replayed_commits_left():
+    model, told = FlatModel([torch.zeros(3)]), list[Any]()
+
+    class Curious(OuterMethod):
+        def after_commit(self, live: Any, fragment: int, state: Any, sent: Any, peers: Any) -> None:
+            told.append((fragment, state, sent, peers))
+
+    schedule = SyncSchedule(4, 0, Curious(), bytes(32), live=LiveSide(model))
+    schedule.resume(model, {"anchor/0": torch.zeros(3)}, None, [torch.ones(3)], 1, [{"control": 7}])
+    assert told == [(0, {"control": 7}, None, ())]
+
+
+def test_a_gossip_step_that_could_not_be_used_gives_up_what_was_learnt_for_it():
+    """It was booked as taken: what the method keeps of it was of a change that is nowhere."""
+    model, method = FlatModel([torch.zeros(3)]), Counting()
+    schedule = SyncSchedule(1, 0, method, bytes(32), live=LiveSide(model))
+    for unmoved, told in ((False, ("took", {})), (True, ("lost", 0))):
+        schedule.stepped()
+        schedule.take(model, 0, torch.zeros(3), bytes(32), 1, outer_step=0)
+        method.asked.clear()
+        schedule.swapped(model, 0, torch.zeros(3), unmoved=unmoved)
+        assert method.asked == [told]
 
 
 def test_a_gradient_that_is_missing_reads_as_zero_and_is_made_where_something_is_added():

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
+import anyio
 import pytest
 import torch
 
+from decentral.optimizers.synchronous.a_edit import AEDiT
 from decentral.replica.contribution import Contribution
 from decentral.training.absence import Away
+from decentral.training.outer_loop import OuterLoop
+from decentral.training.swarm.same_loop import SameLoop, Updates
 from decentral.training.swarm.side import run_blocking
 from decentral.training.sync_schedule import SyncSchedule
 from tests.lab.learners import Learner
@@ -52,6 +57,28 @@ def test_a_contribution_that_is_refused_while_training_goes_on_is_withdrawn(run_
         driver.contribute = refuse  # type: ignore[method-assign]
         await lab.rounds(2)
         assert len(refused) == 1
+
+    run_lab(exact_terms(terms, DENSE), script, make_model=tiny_model)
+
+
+def test_what_lies_before_the_first_boundary_is_no_training(run_lab: Any, terms: Any) -> None:
+    """A peer that waited for company contributed after one step, where the method goes by time."""
+
+    async def script(lab: Lab) -> None:
+        member = lab.add(kind=Learner)
+        await lab.rounds(1)
+        member.idle = True
+        now, schedule = [1000.0], SyncSchedule(99, 0, AEDiT(seconds=600.0), bytes(32))
+        async with anyio.create_task_group() as group:
+            parts = member.parts(SameLoop(member.node, Updates(), group))
+            loop = OuterLoop(replace(parts, clock=lambda: now[0], schedule=schedule))
+            for between in (700.0, 2.0, 3.0):
+                now[0] += between
+                schedule.stepped()
+                await loop.step_boundary()
+            group.cancel_scope.cancel()
+        assert (schedule.since, schedule.seconds) == (3, 5.0)
+        assert not schedule.due
 
     run_lab(exact_terms(terms, DENSE), script, make_model=tiny_model)
 

@@ -40,6 +40,17 @@ def test_nobody_is_hurried_by_what_equal_machines_differ_by_nor_before_the_other
     assert Pace(Inner(pace="speed"), 32, 1).steps([0.1]) == 32, "its own speed is not known yet"
 
 
+def test_one_slow_step_at_the_beginning_is_not_taken_for_the_machine():
+    """The first was compiled, or waited for company; its seconds made a fast peer contribute after 2 steps of 32."""
+    pace = Pace(Inner(pace="speed"), 32, 1)
+    for seconds in (60.0, 0.1):
+        pace.stepped(seconds)
+        assert pace.steps([3.2, 3.2]) == 32
+    pace.stepped(0.1)
+    assert pace.steps([3.2, 3.2]) == 32
+    assert pace.steps([1.6, 1.6]) == 16, "by now it is known"
+
+
 def test_half_of_the_peers_make_all_steps_and_one_that_lies_hurries_nobody():
     """The lower median over all, this one included."""
     assert paced(0.1).steps([0.0, 3.2]) == 32
@@ -73,7 +84,7 @@ def test_a_short_contribution_is_lengthened_to_all_steps_and_says_how_many_it_ma
     """Weighed by its tokens every inner step of the run counts alike: H sum(change_i) / sum(steps_i)."""
     manifest = preset_manifest("diloco", inner={"steps": 8, "pace": "speed"})
     schedule, model = make_schedule(manifest, bytes(32)), LiveModel(torch.nn.Linear(3, 2), 1, None)
-    anchor_N = model.read(0) + 0.5
+    anchor_N, schedule.paced = model.read(0) + 0.5, steps
     for _ in range(steps):
         schedule.stepped()
     made = schedule.take(model, 0, anchor_N, bytes(32), 10, outer_step=0)
@@ -89,6 +100,7 @@ def test_lengthening_is_bounded_and_only_for_who_is_in_time():
         LiveModel(torch.nn.Linear(3, 2), 1, None),
     )
     schedule.stepped()
+    schedule.paced = 1
     made = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
     assert made is not None
     torch.testing.assert_close(made.gradient_N, torch.full((8,), float(SLOWEST)), rtol=1e-5, atol=1e-5)
@@ -97,6 +109,52 @@ def test_lengthening_is_bounded_and_only_for_who_is_in_time():
     late = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
     assert late is not None
     torch.testing.assert_close(late.gradient_N, torch.ones(8), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("paced", "times"), [(0, 1.0), (4, 1.0), (2, 2.0)])
+def test_in_the_first_cycle_of_fragments_only_a_slow_peer_is_lengthened_and_by_how_much_slower_it_is(paced, times):
+    """The first fragment had H / 4 steps behind it, and was sent 4 times too long by every peer."""
+    terms = preset_manifest("streaming", inner={"steps": 16, "pace": "speed"}, outer={"fragments": 4, "overlap": 1})
+    schedule, model = make_schedule(terms, bytes(32)), LiveModel(torch.nn.Linear(3, 2), 1, None)
+    schedule.paced = paced
+    for _ in range(paced or 4):
+        schedule.stepped()
+    made = schedule.take(model, 0, model.read(0) + 0.5, bytes(32), 1, outer_step=0)
+    assert made is not None
+    torch.testing.assert_close(made.gradient_N, torch.full((8,), 0.5 * times), rtol=1e-5, atol=1e-5)
+
+
+def test_a_peer_that_made_more_than_its_pace_while_it_waited_is_lengthened_to_all_steps_and_no_further():
+    schedule, model = SyncSchedule(8, 0, DiLoCo(), bytes(32), lengthens=True), LiveModel(torch.nn.Linear(3, 2), 1, None)
+    for steps, times in ((4, 2.0), (6, 8 / 6), (12, 1.0)):
+        while schedule.since < steps:
+            schedule.stepped()
+        schedule.paced = 4
+        made = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
+        assert made is not None
+        torch.testing.assert_close(made.gradient_N, torch.full((8,), times), rtol=1e-5, atol=1e-5)
+        schedule.withdrawn()
+
+
+def test_what_is_sent_longer_says_what_was_learnt():
+    model = LiveModel(torch.nn.Linear(3, 2), 1, None)
+    for lengthens, times in ((False, 1.0), (True, 4.0)):
+        schedule = SyncSchedule(8, 0, DiLoCo(), bytes(32), lengthens=lengthens, paced=2)
+        schedule.stepped()
+        schedule.stepped()
+        made = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
+        assert made is not None
+        torch.testing.assert_close(made.gradient_N, torch.full((8,), times), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(made.measured_N, torch.ones(8), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("inner", [{"pace": "speed"}, {"pace": "clock", "seconds": 9.0}])
+def test_a_method_that_says_by_itself_when_it_is_due_has_no_pace(inner):
+    """A-EDiT's contributions were lengthened, up to 16 times, for the time having come before H steps."""
+    with pytest.raises(ConfigError, match=r"inner.pace = .* does not fit outer.method a_edit: it decides by itself"):
+        check_methods(preset_manifest("a_edit", inner=inner))
+    check_methods(preset_manifest("a_edit", inner={"pace": "equal"}))
+    check_methods(preset_manifest("edit", inner=inner))
 
 
 def test_an_equal_pace_is_the_terms_of_before_and_another_one_is_another_run():

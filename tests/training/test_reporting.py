@@ -4,8 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from decentral.peer.status import state_of
+from decentral.rounds.gossip import Swapped
 from decentral.training.reporting import NOTABLE_WAIT, Reporter
 
 
@@ -29,6 +31,17 @@ def test_rounds_that_ended_while_a_peer_was_away_are_none_that_it_missed() -> No
     for members, contributed in ([(b"other",), False], [(b"me", b"other"), False], [(b"me", b"other"), True]):
         reporter.round_ended(update(members, contributed))
     assert reporter.outcomes == [False, True]
+
+
+def test_gossip_steps_in_which_nobody_meets_are_none_that_a_peer_missed() -> None:
+    """Late merging meets in one step of ten at first, so that a healthy peer was shown as late."""
+    now, other, x_N = [0.0], b"o" * 32, torch.zeros(2)
+    reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
+    for step, (partner, meets) in enumerate([(None, False), (other, True), (None, False), (None, True)]):
+        now[0] += 3.0
+        reporter.swapped(Swapped(step, x_N, x_N, partner, None, meets=meets))
+    assert reporter.outcomes == [True, False]
+    assert reporter.usual_round == 3.0, "the time of each step is known all the same"
 
 
 def update(members: tuple[bytes, ...], contributed: bool) -> Any:

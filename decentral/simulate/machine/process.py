@@ -185,7 +185,8 @@ class SimulatedProcess:
             return
         outer_steps = head.outer_step - found.head.outer_step
         memory = found.meta["progress"]
-        self.schedule.resume(self.model, found.tensors, memory, node.replica.anchors, outer_steps)
+        replica = node.replica
+        self.schedule.resume(self.model, found.tensors, memory, replica.anchors, outer_steps, replica.states)
 
     def _stand_at_anchors(self) -> None:
         for fragment, anchor_N in enumerate(self.node.replica.anchors):
