@@ -13,13 +13,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from decentral.errors import NonFiniteError
+from decentral.errors import NonFiniteError, PayloadError
 from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.replica.codec import Codec, Encoded, range_shapes
+from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import ReducePlan
+from decentral.wire.messages import Record, ReducePlan
 
 
 @dataclass(slots=True)
@@ -123,6 +124,30 @@ class Results:
     def forget(self) -> None:
         """The round is over."""
         self._of_part = {}
+
+
+def results_of(
+    record: Record,
+    bodies: Sequence[memoryview],
+    decoded: Mapping[bytes, Tensor],
+    codec: Codec,
+    numel: int,
+    channels: int,
+) -> Tensor:
+    """What the owners' results of a record say, (C, N). ``decoded``: what is known to be in some, by their frames.
+
+    PayloadError when one does not decode, or parts are missing.
+    """
+    parts = {}
+    for ref, data in zip(record.frames, bodies, strict=True):
+        _, start, stop = record.partition[ref.part]
+        known = decoded.get(ref.frame)
+        if known is None:
+            known = codec.decode(data, range_shapes(start, stop) * channels, channels)
+        parts[ref.part] = known.view(channels, -1)
+    if len(parts) != len(record.partition):
+        raise PayloadError(f"round {record.round} names {len(parts)} of {len(record.partition)} partitions; drop it")
+    return assembled(record.partition, parts, fresh_zeros(channels * numel).view(channels, -1))
 
 
 def assembled(

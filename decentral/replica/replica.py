@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decentral.consensus.chain import contributions
-from decentral.errors import ConfigError, NonFiniteError, PayloadError
+from decentral.errors import ConfigError, NonFiniteError
 from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
 from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
@@ -26,7 +26,7 @@ from decentral.replica.gathering import Gathering
 from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
-from decentral.replica.reduction import assembled
+from decentral.replica.reduction import results_of
 from decentral.replica.senders import Senders
 from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
 from decentral.replica.weighing import state_weights_of, told_of, weights_of
@@ -286,7 +286,7 @@ class Replica:
         due = self.due(record.outer_step)
         if not record.contributors:
             return self.gathering.received(named, due, weights, self.numel(record.fragment), record.hash, told)
-        mean_CN = self._reduced(record, bodies, decoded, len(due))
+        mean_CN = results_of(record, bodies, decoded, self.codec, self.numel(record.fragment), len(due))
         rows = zip(due, mean_CN, weights, strict=True)
         return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}
 
@@ -307,23 +307,6 @@ class Replica:
         ]
         after_N = mean_of(fresh_zeros(self.numel(f)), adders)
         return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
-
-    def _reduced(
-        self, record: Record, bodies: Sequence[memoryview], decoded: Mapping[bytes, Tensor], channels: int
-    ) -> Tensor:
-        parts = {}
-        for ref, data in zip(record.frames, bodies, strict=True):
-            _, start, stop = record.partition[ref.part]
-            known = decoded.get(ref.frame)
-            if known is None:
-                known = self.codec.decode(data, range_shapes(start, stop) * channels, channels)
-            parts[ref.part] = known.view(channels, -1)
-        if len(parts) != len(record.partition):
-            raise PayloadError(
-                f"round {record.round} names {len(parts)} of {len(record.partition)} partitions; drop it"
-            )
-        out_CN = fresh_zeros(channels * self.numel(record.fragment)).view(channels, -1)
-        return assembled(record.partition, parts, out_CN)
 
     # ---- what a checkpoint or a snapshot holds ----
 

@@ -29,6 +29,19 @@ KNOWN = 3  # inner steps of which one in the middle is this peer's speed; before
 USUAL = 31  # inner steps whose median is this peer's speed: an evaluation between two of them does not move it
 
 
+def lengthening(interval: int, paced: int, steps: float) -> float:
+    """What the change of a slow peer that is in time is multiplied by: all inner steps count alike in a mean by tokens
+    then, H sum(change_i) / sum(steps_i). FedNova's normalisation, see `absence`.
+
+    ``interval``: steps of a full contribution; ``paced``: those after which this peer makes one, 0: all; ``steps``:
+    behind it, per fragment. By the pace, and not by H over its steps alone: of P fragments the first cycle has H / P
+    steps and more at every peer, however fast.
+    """
+    if not 0 < paced < interval:
+        return 1.0
+    return max(1.0, min(float(SLOWEST), interval / paced, interval / max(steps, 1 / interval)))
+
+
 class Pace:
     """One peer's."""
 

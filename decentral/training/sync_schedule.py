@@ -27,7 +27,7 @@ from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.training.absence import Away, Progress, share_of
 from decentral.training.live_side import LiveSide, Parameters
-from decentral.training.pace import SLOWEST
+from decentral.training.pace import lengthening
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -151,7 +151,9 @@ class SyncSchedule:
         elif math.isfinite(norm) and norm > 0:
             progress.norms.append(norm)
         self.sent_at, self.seconds_sent = self.since, self.seconds
-        scale = share * self._lengthening(progress)
+        in_time = self.lengthens and not progress.missed
+        longer = lengthening(self.interval, self.paced, progress.steps / self.num_fragments) if in_time else 1.0
+        scale = share * longer
         change_N = self.method.contribute(self._base(fragment, anchor_N), local_N)
         made = Contribution(
             fragment, based_on, local_N, change_N if scale == 1.0 else change_N * scale, self.since, counted * per_step
@@ -165,18 +167,6 @@ class SyncSchedule:
         made.states = self._states(fragment, anchor_N, outer_step // self.num_fragments)
         made.summary = self.method.says(self.live, fragment, [made.gradient_N, *made.states])
         return made
-
-    def _lengthening(self, progress: Progress) -> float:
-        """What the change of a slow peer that is in time is multiplied by: all inner steps count alike in a mean by
-        tokens then, H sum(change_i) / sum(steps_i). FedNova's normalisation, see `absence`.
-
-        By its pace, and not by H over its steps alone: of P fragments the first cycle has H / P steps and more at every
-        peer, however fast.
-        """
-        whole = self.interval * self.num_fragments
-        if not self.lengthens or progress.missed or not 0 < self.paced < self.interval:
-            return 1.0
-        return max(1.0, min(float(SLOWEST), self.interval / self.paced, whole / max(1, progress.steps)))
 
     def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:
         """The channels beside the change that are due in outer step ``step`` of the fragment; zeros where none is."""
