@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from decentral.errors import NonFiniteError
 from decentral.optimizers import Aggregation, Channel
 from decentral.optimizers.aggregation.mean import Adder, mean_of
+from decentral.replica.rule_output import row_of
 from decentral.tensors.alloc import fresh_zeros
-from decentral.tensors.finite import is_finite
 
 # Shape suffixes: N = elements of one fragment, K = contributors; flat float32.
 
@@ -25,12 +24,13 @@ def combined(channels: Sequence[OfChannel], numel: int, by_rows: Aggregation | N
     in which nobody counts.
 
     Rows of all need K times a fragment's memory, so methods that can do with the mean ask for that. ``by_rows``: a rule
-    that makes the first channel of rows, instead of a mean. Raises NonFiniteError when a contribution is not finite.
+    that makes the first channel of rows, instead of a mean. Raises NonFiniteError when a contribution is not finite,
+    Unusable when what the rule gave is none of its kind.
     """
     first, adders = channels[0]
     counted = [adder for adder in adders if adder[2] > 0]
     if by_rows is not None and len(counted) >= by_rows.least:
-        made = {first.name: _finite(by_rows.combine(_rows(counted, numel)))}
+        made = {first.name: row_of(by_rows, _rows(counted, numel))}
         return made | combined(channels[1:], numel) if channels[1:] else made
     return {
         channel.name: mean_of(fresh_zeros(numel), adders) if channel.combine == "mean" else _rows(adders, numel)
@@ -41,12 +41,6 @@ def combined(channels: Sequence[OfChannel], numel: int, by_rows: Aggregation | N
 
 def _rows(adders: Sequence[Adder], numel: int) -> Tensor:
     return torch.stack([_row(add, numel) for _, add, _ in sorted(adders, key=lambda adder: adder[0])])
-
-
-def _finite(value_N: Tensor) -> Tensor:
-    if not is_finite(value_N):
-        raise NonFiniteError("the values of some contributions sum beyond float32; drop those near 1e38")
-    return value_N
 
 
 def _row(add: Callable[..., None], numel: int) -> Tensor:

@@ -15,6 +15,7 @@ from decentral.replica.combining import combined
 from decentral.replica.estimates import NOTHING_TOLD, Estimates, Told
 from decentral.replica.frame_contents import FrameContents
 from decentral.replica.inner_products import gram_of
+from decentral.replica.rule_output import scales_of
 from decentral.replica.senders import Senders
 from decentral.wire.frames import Frame
 
@@ -28,7 +29,7 @@ class Gathering:
     rule: Aggregation
 
     def told(self, frames: Sequence[Frame]) -> Told:
-        """What every receiver keeps of these frames' senders, in their order. NonFiniteError: see `Estimates`."""
+        """What every receiver keeps of these frames' senders, in their order."""
         return self._estimates.told(frames) if self.senders.names else NOTHING_TOLD
 
     def received(
@@ -51,15 +52,15 @@ class Gathering:
     def scales(
         self, frames: Sequence[Frame], weights: Sequence[float], seed: bytes, told: Told = NOTHING_TOLD
     ) -> list[float]:
-        """What changes are multiplied by; ``seed``: of the round."""
+        """What changes are multiplied by; ``seed``: of the round. Unusable when the rule gives nothing that fits."""
         needs, counted = self.rule.needs, sum(weight > 0 for weight in weights)
         if needs == "nothing" or (needs == "rows" and counted >= self.rule.least):
             return [1.0] * len(frames)
         if needs == "products" and counted >= self.rule.least:
             gram_KK = gram_of(self.contents.codec, [self.contents.channel(frame, 0) for frame in frames])
-            return self.rule.weigh(Sent.of_gram(gram_KK, weights, seed))
+            return scales_of(self.rule, Sent.of_gram(gram_KK, weights, seed))
         norms = [measure.norm for measure in told.measures.values() or map(self.contents.measure, frames)]
-        return self.rule.weigh(Sent.of_norms(norms, weights, seed))
+        return scales_of(self.rule, Sent.of_norms(norms, weights, seed))
 
     def _adders(
         self, frames: Sequence[Frame], place: int, scales: Sequence[float], weights: Sequence[float]

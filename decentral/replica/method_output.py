@@ -20,7 +20,7 @@ from decentral.tensors.rounding import float32
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
-__all__ = ["NOBODY", "OVERFLOW", "Stepped", "Weighed", "stepped", "weighed"]
+__all__ = ["ALIKE", "NOBODY", "OVERFLOW", "Stepped", "Weighed", "called", "stepped", "weighed"]
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ NOBODY = "every contributor counts nothing"
 OVERFLOW = "the mean of the contributions is beyond float32"
 
 # What comes of numbers alone, so that it comes on every peer. Out of memory is one machine's, and ends its process.
-_ALIKE = (ArithmeticError, LookupError, TypeError, ValueError, struct.error)
+ALIKE = (ArithmeticError, LookupError, TypeError, ValueError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Stepped:
 
 def weighed(make: Callable[[], Sequence[float]], count: int) -> Weighed:
     """The weights of ``count`` contributors; all 0 unless each is a float32 from 0 on, and their sum, too."""
-    given, why = _called("weights", make)
+    given, why = called("weights", make)
     if why:
         return Weighed([0.0] * count, why)
     try:
         found = [float32(float(weight)) for weight in given]  # type: ignore[union-attr]  # TypeError is what None gives
         float32(math.fsum(found))
-    except _ALIKE as error:
+    except ALIKE as error:
         return Weighed([0.0] * count, f"weights gave no float32 numbers ({error})")
     if len(found) != count:
         return Weighed([0.0] * count, f"weights gave {len(found)} numbers for {count} contributors")
@@ -69,17 +69,18 @@ def stepped(
     make: Callable[[], tuple[Tensor, Mapping[str, Tensor]]], before_N: Tensor, state: Mapping[str, Tensor]
 ) -> Stepped:
     """The next anchor and state, of the same names, shapes and dtypes as before, and finite; else those before."""
-    made, why = _called("outer_step", make)
+    made, why = called("outer_step", make)
     why = why or _wrong_with(made, before_N, state)
     if made is None or why:
         return Stepped(before_N, dict(state), why)
     return Stepped(made[0], dict(made[1]))
 
 
-def _called(name: str, make: Callable[[], T]) -> tuple[T | None, str]:
+def called(name: str, make: Callable[[], T]) -> tuple[T | None, str]:
+    """What was made, or why it was not."""
     try:
         return make(), ""
-    except _ALIKE as error:
+    except ALIKE as error:
         return None, f"{name} raised {type(error).__name__}: {error}"
 
 

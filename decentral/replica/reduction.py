@@ -16,6 +16,7 @@ from torch import Tensor
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.replica.codec import Codec, Encoded, range_shapes
+from decentral.replica.method_output import OVERFLOW
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame
@@ -31,6 +32,7 @@ class Reduction:
     part: int
     slices: dict[PeerId, Tensor] = field(default_factory=dict)
     tails: dict[PeerId, Tensor] = field(default_factory=dict)  # the contributors' buffers, where the part has them
+    unmoved: str = ""  # why the part's change is zeros, where contributors count; "": it is theirs
 
     @property
     def range(self) -> tuple[int, int]:
@@ -64,13 +66,22 @@ class Reduction:
         if not any(weights):
             return self._of_nobody(codec, owed_N)
         whole, (start, stop) = [1.0] * len(weights), self.range
-        mean_N = self._mean(0, weights, whole if scales is None else scales)
+        mean_N = self._change(weights, whole if scales is None else scales)
         states = [self._mean(1 + place, counted, whole) for place, counted in enumerate(beside)]
         owed = {} if owed_N is None else {"debt": owed_N}
         try:
             return codec.for_results().encode(mean_N, owed, range_shapes(start, stop), states)
         except NonFiniteError:  # both are finite, and their sum is not: what is owed waits
             return self._of_nobody(codec, owed_N)
+
+    def _change(self, weights: Sequence[float], scales: Sequence[float]) -> Tensor:
+        """Of the changes; zeros where a rule's scales make more than float32 holds of what each sent."""
+        try:
+            return self._mean(0, weights, scales)
+        except NonFiniteError:
+            self.unmoved = OVERFLOW
+            start, stop = self.range
+            return torch.zeros(stop - start)
 
     def _mean(self, channel: int, weights: Sequence[float], scales: Sequence[float]) -> Tensor:
         """Of one channel; zeros where nobody counts in it."""

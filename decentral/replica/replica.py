@@ -27,6 +27,7 @@ from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
 from decentral.replica.reduction import results_of
+from decentral.replica.rule_output import Unusable
 from decentral.replica.senders import Senders
 from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
 from decentral.replica.weighing import state_weights_of, told_of, weights_of
@@ -169,10 +170,7 @@ class Replica:
             return self._merge(record, frames)
         bodies, buffers_B = self.tail.opened(record, frames)
         named = [frames[ref.frame] for ref in record.frames]
-        try:
-            kept = NOTHING_TOLD if record.contributors else self.gathering.told(named)
-        except NonFiniteError:
-            return self._unmoved(f, OVERFLOW)
+        kept = NOTHING_TOLD if record.contributors else self.gathering.told(named)
         told = self._told(contributions(record), record.outer_step, self._norms(record, named, kept))
         found = weights_of(self.method, self.weighting, told, self.states[f])
         beside = self._beside(told, record.outer_step, found.weights)
@@ -185,8 +183,10 @@ class Replica:
         try:
             weights = [found.weights, *(one.weights for one in beside)]
             received = self._received(record, bodies, decoded or {}, weights, named, kept)
+        except Unusable as error:
+            return self._unmoved(f, str(error), kept)
         except NonFiniteError:  # finite contributions whose mean is not
-            return self._unmoved(f, OVERFLOW)
+            return self._unmoved(f, OVERFLOW, kept)
         made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
         if made.why:
             return self._unmoved(f, made.why, kept)
@@ -281,7 +281,7 @@ class Replica:
     ) -> dict[str, Tensor]:
         """What came of each channel that is due, and in which somebody counts. ``weights``: of each channel.
 
-        NonFiniteError when a contribution is not finite.
+        NonFiniteError when a contribution is not finite, or what the rule gave cannot be used.
         """
         due = self.due(record.outer_step)
         if not record.contributors:

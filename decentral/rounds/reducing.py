@@ -16,6 +16,7 @@ from decentral.optimizers.aggregation.sent import Sent
 from decentral.replica.contribution import Contribution, header_after, range_of
 from decentral.replica.measures import Measure
 from decentral.replica.reduction import Reduction
+from decentral.replica.rule_output import Unusable, scales_of
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame, FrameKind, seal
@@ -57,6 +58,7 @@ class Reducer:
             await self._blame(reduction.plan, missing, head)
             return
         frame, decoded, feedback = await self.state.offload(self._result, reduction, head)
+        self._tell_unmoved(reduction)
         if self.state.head.hash == head.hash:
             if "debt" in feedback:
                 self.state.left[frame.hash] = feedback["debt"]
@@ -89,7 +91,7 @@ class Reducer:
         }
         state.measured[(plan.round, plan.number)] = measured
         weights = replica.weights(plan.contributors, head.outer_step)
-        scales = self._slice_scales(plan, measured, weights)
+        scales = self._slice_scales(reduction, measured, weights)
         beside = replica.state_weights(plan.contributors, head.outer_step, weights)
         made = reduction.result(replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales, beside)
         parts, tail = len(plan.partition), replica.tail.packed_merge(reduction.told_buffers())
@@ -100,11 +102,28 @@ class Reducer:
         return frame, replica.codec.decompress(made.payloads, header.channels), made.feedback
 
     def _slice_scales(
-        self, plan: ReducePlan, measured: Mapping[PeerId, Measure], weights: Sequence[float]
+        self, reduction: Reduction, measured: Mapping[PeerId, Measure], weights: Sequence[float]
     ) -> list[float]:
-        """An owner knows the norms of its own part's slices, and no more; everybody applies its result."""
-        norms = [measured[ref.peer].norm for ref in plan.contributors]
-        return self.replica.rule.weigh(Sent.of_norms(norms, weights))
+        """An owner knows the norms of its own part's slices, and no more; everybody applies its result.
+
+        Zeros where the rule gives nothing that fits: nobody's change is in the part, and all are given that alike.
+        """
+        norms = [measured[ref.peer].norm for ref in reduction.plan.contributors]
+        try:
+            return scales_of(self.replica.rule, Sent.of_norms(norms, weights))
+        except Unusable as error:
+            reduction.unmoved = str(error)
+            return [0.0] * len(norms)
+
+    def _tell_unmoved(self, reduction: Reduction) -> None:
+        if reduction.unmoved:
+            why = f"in part {reduction.part}, which this peer sums, {reduction.unmoved}"
+            fields: dict[str, object] = {
+                "round": reduction.plan.round,
+                "method": self.replica.method.name,
+                "why": why,
+            }
+            self.state.on_event("unmoved", fields)
 
     def _decoded(self, frame: Frame, plan: ReducePlan) -> Tensor:
         (body, _), channels = self.replica.tail.split(frame), frame.header.channels
