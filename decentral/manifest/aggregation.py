@@ -50,6 +50,12 @@ def check_rule(manifest: Manifest, method: OuterMethod, compressor: Compressor, 
             f"{named}: of two contributions nobody can tell which one is typical; "
             'leave it unset, or use exchange.kind = "gather" or "reduce"'
         )
+    if method.divides and rule.name != "norm_clip":
+        raise ConfigError(
+            f"{named} does not fit outer.method {manifest.outer.method}: its peers train different parts of the model "
+            "and send zeros elsewhere, so that what each sends is unlike the others' and would be left out as wrong; "
+            'use rule = "mean" or "norm_clip"'
+        )
     if kind == "reduce" and rule.needs != "norms":
         raise ConfigError(
             f'{named} does not fit exchange.kind = "reduce": it compares what each peer sent, and a reduce leaves '

@@ -98,6 +98,7 @@ class OuterMethod:
     preset: ClassVar[Preset | None] = None
     inner: ClassVar[bool] = False  # it touches a peer's training; true by itself with hooks around inner steps
     measures: ClassVar[bool] = False  # whether its weights go by norms, which in a gather all measure themselves
+    divides: ClassVar[bool] = False  # peers train different parts of the model: no two changes tell of one another
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
 
     def __init_subclass__(cls, **given: Any) -> None:

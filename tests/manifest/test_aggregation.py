@@ -154,6 +154,18 @@ def test_coordinates_of_sparse_frames_are_refused_as_hardly_any_would_move(rule:
     check_methods(preset_manifest("sparseloco", outer=given, compressor={"chain": "int4", "feedback": "none"}))
 
 
+@pytest.mark.parametrize("rule", [name for name in aggregation_names() if name not in ("mean", "norm_clip")])
+@pytest.mark.parametrize("method", ["partial_updates", "spes"])
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+def test_where_peers_train_different_parts_a_rule_that_compares_them_is_refused(exchange: str, method: str, rule: str):
+    """Krum would choose one slice's owner in each round, and no other slice would be trained."""
+    given: dict[str, Any] = {"exchange": {"kind": exchange}, "compressor": DENSE}
+    with pytest.raises(ConfigError, match=rf'rule = "{rule}" does not fit outer.method {method}: .*different parts'):
+        check_methods(preset_manifest(method, outer={"norm_clip": None, "aggregation": {"rule": rule}}, **given))
+    for fits in ("mean", "norm_clip"):
+        check_methods(preset_manifest(method, outer={"norm_clip": None, "aggregation": {"rule": fits}}, **given))
+
+
 def test_a_pair_has_nobody_to_compare_with():
     with pytest.raises(ConfigError, match='rule = "rfa": of two contributions nobody can tell'):
         check_methods(preset_manifest("noloco", outer={"aggregation": {"rule": "rfa"}}))

@@ -51,6 +51,7 @@ class PartialUpdates(OuterMethod):
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 0.7, "momentum": 0.9}, compressor="int8(block=4096)", exchange="reduce"
     )
+    divides: ClassVar[bool] = True
     lr: float = 0.7
     momentum: float = key(0.9, "of the outer step; 0 is none")
     slices: int = key(2, "parts of the model, of which each peer trains one; 1 is DiLoCo")
@@ -92,8 +93,7 @@ class PartialUpdates(OuterMethod):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One Nesterov step of the slices that had an owner."""
         parts = [[self._span(number, anchor.numel())] for number in range(self.slices)]
-        owned = [[self._named_by(one)] for one in info.contributors]
-        came = len(info.contributors)
+        owned, came = [[self._named_by(one)] for one in info.contributors], len(info.contributors)
         with torch.no_grad():
             change, has_owner = scaled_to_owners(received["change"], parts, owned, info.weights)
             after, momentum = nesterov(anchor, change, state["momentum"], self.lr, self.momentum)

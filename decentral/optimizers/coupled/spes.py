@@ -51,6 +51,7 @@ class SPES(OuterMethod):
     equation: ClassVar[str] = "x_e <- x_e - lr*mean over owners ; x <- x - lr*mean ; x_e <- x_e + a*(nearest - x_e)"
     source: ClassVar[str] = 'Zhang et al., "SPES", 2026, arXiv:2602.11543'
     preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="int8(block=4096)", exchange="reduce")
+    divides: ClassVar[bool] = True
     lr: float = 1.0
     merge_rate: float = key(0.05, "of the warm-up: share of the way to the nearest experts; 0 is none")
     merge_every: int = key(5, "rounds from one merging of experts to the next")
@@ -80,8 +81,7 @@ class SPES(OuterMethod):
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no place."""
-        told = zip(contributors, given, strict=True)
-        return [weight if _named_by(one) is not None else 0.0 for one, weight in told]
+        return [weight if _named_by(one) else 0.0 for one, weight in zip(contributors, given, strict=True)]
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
