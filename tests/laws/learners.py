@@ -50,7 +50,7 @@ class Inner(Descent):
         self.moments = {name: torch.rand(NUMEL, generator=random) for name in ("exp_avg", "exp_avg_sq")}
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
-        return self.moments[name].clone()
+        return self.moments[name].clone() if name in self.moments else None
 
     def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
         self.moments[name] = moment_N.clone()
