@@ -207,7 +207,8 @@ def test_a_result_that_is_read_for_the_outer_step_has_states_by_their_own_compre
     replica = Replica(small(), [torch.zeros(4096)], make_outer("mt_dao", {}), codec, codec_with("none"))
     frame, taken = sent_by(signer, codec, FrameKind.RESULT, ((4096,),)), record(START, {signer.peer: 1})
     named = (replace(taken.frames[0], frame=frame.hash),)
-    reduced = replace(taken, plan=1, partition=((signer.peer, 0, 4096),), contributors=taken.frames, frames=named)
+    having = tuple(replace(ref, summary=b"\x03") for ref in taken.frames)  # both moments
+    reduced = replace(taken, plan=1, partition=((signer.peer, 0, 4096),), contributors=having, frames=named)
     step = replica.outer_step(reduced, {frame.hash: frame})
     assert 0 < int((step.after_N != 0).sum()) <= 64
     torch.testing.assert_close(step.state["exp_avg"], randn(1, 4096), rtol=2**-8, atol=0)
