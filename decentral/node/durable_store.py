@@ -22,8 +22,8 @@ from decentral.consensus.chain import Head, check_succession, contributions, mov
 from decentral.consensus.history import Past, retraced
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
+from decentral.replica.received.senders import is_of_sender
 from decentral.replica.replica import Replica
-from decentral.replica.senders import is_of_sender
 from decentral.replica.tensor_names import is_feedback
 from decentral.rounds.updates import Ledger
 from decentral.state.checkpoint import load_metas, load_newest, save

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from decentral.replica.estimates import NOTHING_TOLD, Told
+from decentral.replica.received.estimates import NOTHING_KEPT, KeptOfSenders
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
 
@@ -21,6 +21,6 @@ class OuterStep:
     state: dict[str, Tensor]
     digest: bytes  # of after_N
     buffers_B: Tensor | None = None  # after it; None: as before
-    told: Told = NOTHING_TOLD  # what every receiver keeps of the contributors
+    told: KeptOfSenders = NOTHING_KEPT  # what every receiver keeps of the contributors
     channels: frozenset[str] = frozenset()  # of which something came
     unmoved: str = ""  # why nothing moved, alike on every peer; "": it did

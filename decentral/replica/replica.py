@@ -20,15 +20,15 @@ from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
-from decentral.replica.estimates import NOTHING_TOLD, Told
-from decentral.replica.frame_contents import FrameContents
-from decentral.replica.gathering import Gathering
 from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
+from decentral.replica.received.estimates import NOTHING_KEPT, KeptOfSenders
+from decentral.replica.received.frame_contents import FrameContents
+from decentral.replica.received.gathering import GatherReader
+from decentral.replica.received.senders import Senders
 from decentral.replica.reduction import results_of
 from decentral.replica.rule_output import Unusable
-from decentral.replica.senders import Senders
 from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
 from decentral.replica.weighing import state_weights_of, told_of, weights_of
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
@@ -67,7 +67,7 @@ class Replica:
         self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as sender and owner
         self.senders = Senders(codec.feedback.receiver, [anchor.numel() for anchor in self.anchors])
         self.contents = FrameContents(schema, codec, merge_codec, tail)
-        self.gathering = Gathering(self.contents, self.senders, self.rule)
+        self.gathering = GatherReader(self.contents, self.senders, self.rule)
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
         self.tail = tail
         self.buffers_B = torch.zeros(0) if buffers_B is None else buffers_B
@@ -170,7 +170,7 @@ class Replica:
             return self._merge(record, frames)
         bodies, buffers_B = self.tail.opened(record, frames)
         named = [frames[ref.frame] for ref in record.frames]
-        kept = NOTHING_TOLD if record.contributors else self.gathering.told(named)
+        kept = NOTHING_KEPT if record.contributors else self.gathering.told(named)
         told = self._told(contributions(record), record.outer_step, self._norms(record, named, kept))
         found = weights_of(self.method, self.weighting, told, self.states[f])
         beside = self._beside(told, record.outer_step, found.weights)
@@ -194,12 +194,12 @@ class Replica:
         return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, kept, channels)
 
     def _unmoved(
-        self, f: int, why: str, kept: Told = NOTHING_TOLD, state: dict[str, Tensor] | None = None
+        self, f: int, why: str, kept: KeptOfSenders = NOTHING_KEPT, state: dict[str, Tensor] | None = None
     ) -> OuterStep:
         anchor_N, state = self.anchors[f], self.states[f] if state is None else state
         return OuterStep(f, anchor_N, anchor_N, state, self.digests[f], told=kept, unmoved=why)
 
-    def _norms(self, record: Record, named: Sequence[Frame], kept: Told) -> list[float] | None:
+    def _norms(self, record: Record, named: Sequence[Frame], kept: KeptOfSenders) -> list[float] | None:
         """Of the changes in a gather, for a method that goes by them: nobody need be believed who states his own."""
         if record.contributors or not self.method.measures:
             return None
@@ -277,7 +277,7 @@ class Replica:
         decoded: Mapping[bytes, Tensor],
         weights: Sequence[Sequence[float]],
         named: Sequence[Frame],
-        told: Told,
+        told: KeptOfSenders,
     ) -> dict[str, Tensor]:
         """What came of each channel that is due, and in which somebody counts. ``weights``: of each channel.
 

@@ -20,7 +20,7 @@ from decentral.consensus.history import Past
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution
-from decentral.replica.measures import Measure
+from decentral.replica.received.measures import Measure
 from decentral.rounds.bookkeeping import Bookkeeping
 from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
 from decentral.rounds.local_state import Listeners, LocalState, OwnParts, SwarmAccess

@@ -18,8 +18,8 @@ from decentral.flow.offload import Offload, in_thread
 from decentral.parameters import Schema
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, FixedShapes, Shapes, numel, range_shapes
-from decentral.replica.measures import Measure
-from decentral.replica.unpacked import GATHERED, Unpacked
+from decentral.replica.received.measures import Measure
+from decentral.replica.received.unpacked import GATHERED, Unpacked
 from decentral.wire.frames import Frame, FrameKind, Header, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record, ReducePlan

@@ -16,11 +16,11 @@ from decentral.dissemination.broadcast import LinesOf, all_equal
 from decentral.dissemination.store import FrameStore
 from decentral.flow.offload import Offload, in_thread
 from decentral.replica.contribution import Contribution
-from decentral.replica.measures import Measure
 from decentral.replica.outbox import Outbox
+from decentral.replica.received.measures import Measure
+from decentral.replica.received.scrutiny import Scrutiny
 from decentral.replica.reduction import Results
 from decentral.replica.replica import Replica
-from decentral.replica.scrutiny import Scrutiny
 from decentral.rounds.catchup.requests import CatchUpRequests
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.partners import Partners

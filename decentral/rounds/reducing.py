@@ -14,7 +14,7 @@ from decentral.dissemination.arrivals import PAUSE
 from decentral.dissemination.reduce import in_order, owned_parts
 from decentral.optimizers.aggregation.sent import Sent
 from decentral.replica.contribution import Contribution, header_after, range_of
-from decentral.replica.measures import Measure
+from decentral.replica.received.measures import Measure
 from decentral.replica.reduction import Reduction
 from decentral.replica.rule_output import Unusable, scales_of
 from decentral.rounds.frame_io import FrameIO

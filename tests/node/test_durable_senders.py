@@ -14,8 +14,8 @@ from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import header_after
+from decentral.replica.received.senders import sender_name
 from decentral.replica.replica import Replica
-from decentral.replica.senders import sender_name
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Certificate, Commit, FrameRef
 from tests.faults.history import ME, RUN, SIGNERS, make_record

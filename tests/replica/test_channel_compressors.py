@@ -19,11 +19,11 @@ from decentral.parameters import Schema, schema_of
 from decentral.replica.buffers import NO_TAIL
 from decentral.replica.codec import Codec, Shapes
 from decentral.replica.contribution import Contribution
-from decentral.replica.frame_contents import FrameContents
 from decentral.replica.outbox import Outbox
+from decentral.replica.received.frame_contents import FrameContents
+from decentral.replica.received.unpacked import Unpacked
 from decentral.replica.replica import Replica
 from decentral.replica.run_codec import codec_of
-from decentral.replica.unpacked import Unpacked
 from decentral.rounds.inbox import Inbox
 from decentral.wire import body
 from decentral.wire.frames import Frame, FrameKind, seal

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from decentral.replica.measures import Measure
-from decentral.replica.scrutiny import TOLD_AGAIN, TWIN_ROUNDS, Scrutiny
+from decentral.replica.received.measures import Measure
+from decentral.replica.received.scrutiny import TOLD_AGAIN, TWIN_ROUNDS, Scrutiny
 from decentral.wire.keys import peer_name
 from decentral.wire.messages import FrameRef, Record
 

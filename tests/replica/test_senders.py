@@ -10,8 +10,8 @@ from decentral.errors import PayloadError
 from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
+from decentral.replica.received.senders import Senders, is_of_sender, sender_name
 from decentral.replica.replica import Replica
-from decentral.replica.senders import Senders, is_of_sender, sender_name
 
 A, B = bytes([1] * 32), bytes([2] * 32)
 

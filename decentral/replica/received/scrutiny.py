@@ -16,7 +16,7 @@ from torch import Tensor
 from decentral.consensus.chain import contributions
 from decentral.optimizers.aggregation.norm_clip import typical_norm
 from decentral.optimizers.aggregation.sketches import cosines
-from decentral.replica.measures import Measure
+from decentral.replica.received.measures import Measure
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Record
 

@@ -14,8 +14,8 @@ from decentral.compressors import Payload
 from decentral.parameters import Schema
 from decentral.replica.buffers import Tail
 from decentral.replica.codec import Codec, FixedShapes, numel
-from decentral.replica.measures import Measure
-from decentral.replica.unpacked import Payloads, Unpacked
+from decentral.replica.received.measures import Measure
+from decentral.replica.received.unpacked import Payloads, Unpacked
 from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame, FrameKind
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from decentral.compressors import Payload
-from decentral.replica.measures import Measures
+from decentral.replica.received.measures import Measures
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 

@@ -11,26 +11,26 @@ from torch import Tensor
 from decentral.optimizers import Aggregation, Channel
 from decentral.optimizers.aggregation.mean import Adder
 from decentral.optimizers.aggregation.sent import Sent
-from decentral.replica.combining import combined
-from decentral.replica.estimates import NOTHING_TOLD, Estimates, Told
-from decentral.replica.frame_contents import FrameContents
-from decentral.replica.inner_products import gram_of
+from decentral.replica.received.combining import combined
+from decentral.replica.received.estimates import NOTHING_KEPT, Estimates, KeptOfSenders
+from decentral.replica.received.frame_contents import FrameContents
+from decentral.replica.received.inner_products import gram_of
+from decentral.replica.received.senders import Senders
 from decentral.replica.rule_output import scales_of
-from decentral.replica.senders import Senders
 from decentral.wire.frames import Frame
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
+class GatherReader:
     """Of one run. Pure: what is kept of senders is not changed."""
 
     contents: FrameContents
     senders: Senders
     rule: Aggregation
 
-    def told(self, frames: Sequence[Frame]) -> Told:
+    def told(self, frames: Sequence[Frame]) -> KeptOfSenders:
         """What every receiver keeps of these frames' senders, in their order."""
-        return self._estimates.told(frames) if self.senders.names else NOTHING_TOLD
+        return self._estimates.told(frames) if self.senders.names else NOTHING_KEPT
 
     def received(
         self,
@@ -39,7 +39,7 @@ class Gathering:
         weights: Sequence[Sequence[float]],
         numel: int,
         seed: bytes,
-        told: Told,
+        told: KeptOfSenders,
     ) -> dict[str, Tensor]:
         """By channel what came of it. ``weights``: what each frame counts in each channel; ``seed``: of the round."""
         whole = [1.0] * len(frames)
@@ -50,7 +50,7 @@ class Gathering:
         return combined(channels, numel, self.rule if self.rule.needs == "rows" else None)
 
     def scales(
-        self, frames: Sequence[Frame], weights: Sequence[float], seed: bytes, told: Told = NOTHING_TOLD
+        self, frames: Sequence[Frame], weights: Sequence[float], seed: bytes, told: KeptOfSenders = NOTHING_KEPT
     ) -> list[float]:
         """What changes are multiplied by; ``seed``: of the round. Unusable when the rule gives nothing that fits."""
         needs, counted = self.rule.needs, sum(weight > 0 for weight in weights)

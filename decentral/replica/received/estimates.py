@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from decentral.compressors.feedback import Receiving, State
-from decentral.replica.frame_contents import FrameContents
-from decentral.replica.measures import Measure
-from decentral.replica.senders import Senders
+from decentral.replica.received.frame_contents import FrameContents
+from decentral.replica.received.measures import Measure
+from decentral.replica.received.senders import Senders
 from decentral.tensors.finite import is_finite
 from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame
@@ -29,14 +29,14 @@ from decentral.wire.keys import PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class KeptOfSenders:
     """What a record's contributions leave with every receiver."""
 
     states: dict[PeerId, State] = field(default_factory=dict)  # to keep of each sender
     measures: dict[PeerId, Measure] = field(default_factory=dict)  # of the estimates
 
 
-NOTHING_TOLD = Told()
+NOTHING_KEPT = KeptOfSenders()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Estimates:
     contents: FrameContents
     senders: Senders
 
-    def told(self, frames: Iterable[Frame]) -> Told:
+    def told(self, frames: Iterable[Frame]) -> KeptOfSenders:
         """What there is to keep of their senders."""
         states: dict[PeerId, State] = {}
         measures: dict[PeerId, Measure] = {}
@@ -54,7 +54,7 @@ class Estimates:
             peer, receiving = frame.header.sender, self._receiving(frame)
             states[peer] = receiving.state
             measures[peer] = Measure.of([receiving.estimate_N], receiving.estimate_N.numel())
-        return Told(states, measures)
+        return KeptOfSenders(states, measures)
 
     def add(self, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
         """``total += weight * scale * change``."""

@@ -1,0 +1,1 @@
+"""What gathered frames hold, and what a record makes of it."""
