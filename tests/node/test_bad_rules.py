@@ -13,7 +13,7 @@ from decentral.optimizers import Aggregation
 from decentral.optimizers.aggregation.rule import Needs
 from decentral.optimizers.aggregation.sent import Sent
 from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.replica.received.gathering import Gathering
+from decentral.replica.received.gathering import GatherReader
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model
 from tests.rounds.test_healing import settle
@@ -46,7 +46,7 @@ class Bad(Aggregation):
 
 def with_rule(member: Learner, rule: Aggregation) -> None:
     replica = member.node.replica
-    replica.rule, replica.gathering = rule, Gathering(replica.contents, replica.senders, rule)
+    replica.rule, replica.gathering = rule, GatherReader(replica.contents, replica.senders, rule)
 
 
 @pytest.mark.parametrize("exchange", ["gather", "reduce"])
