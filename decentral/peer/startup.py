@@ -248,8 +248,6 @@ class Startup:
 
 async def _standing(swarm: SwarmThread[Node]) -> tuple[Head, list[Tensor], Tensor, list[CommittedUpdate]]:
     """Where the chain stands, its anchors and buffers, and the updates on their way that those include."""
-    included = []
-    while not swarm.updates.empty():
-        included.append(swarm.updates.get())
+    included = swarm.updates.drain()
     replica = swarm.node.replica
     return swarm.node.driver.head, list(replica.anchors), replica.buffers_B, included

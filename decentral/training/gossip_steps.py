@@ -87,8 +87,9 @@ class GossipSteps:
         """The end of a gossip run: one full average, agreed on like any other round."""
         while not _is_over(node.driver.head) and not self._parts.control.leaving:
             await self._swarm.call(self._offer_merge, node)
-            await self._merger.take_updates(MERGE_EVERY)
-            while (update := self._schedule.mergeable()) is not None:
+            within = MERGE_EVERY
+            while (update := await self._merger.next_update(within)) is not None:
+                within = 0.0
                 if update.record is not None:
                     self._parts.events.round_ended(update)
         return self._merger.end_at_replica()

@@ -27,7 +27,7 @@ class Merger:
     @property
     def is_up_to_date(self) -> bool:
         """Whether every commit so far is in the live model."""
-        return not self._swarm.has_updates and not self._schedule.waiting
+        return not self._swarm.has_updates
 
     async def merge_all(self, until: float | None = None) -> set[int]:
         """Merge every commit whose time has come; wait for our own contribution's fate ``until`` then.
@@ -36,22 +36,17 @@ class Merger:
         """
         changed: set[int] = set()
         while True:
-            await self.take_updates(LOOK_EVERY if until is not None else 0.0)
-            changed |= self._merge_waiting()
+            changed |= await self.merge_waiting(LOOK_EVERY if until is not None else 0.0)
             in_flight = self._schedule.sent_at is not None and not self.done and self._swarm.alive
             late = until is None or self._parts.clock() >= until
             if late or not in_flight or self._parts.control.leaving:
                 return changed
 
-    async def take_updates(self, within: float) -> None:
-        """Queue the commits that came; where none has, wait for one, at most so many seconds."""
-        while (update := await self._swarm.next_update(within)) is not None:
-            self._schedule.waiting.append(update)
-            within = 0.0
-
-    def _merge_waiting(self) -> set[int]:
+    async def merge_waiting(self, within: float) -> set[int]:
+        """Merge every commit whose time has come; where there is none, wait for one, at most so many seconds."""
         changed = set()
-        while (update := self._schedule.mergeable()) is not None:
+        while (update := await self.next_update(within)) is not None:
+            within = 0.0
             if self._schedule.merge(update, self._model):
                 changed.add(update.fragment)
                 self._parts.take_buffers(update.buffers_B)
@@ -59,6 +54,10 @@ class Merger:
             self.note(update)
         self._adopt()
         return changed
+
+    async def next_update(self, within: float) -> CommittedUpdate | None:
+        """Take the oldest commit off the queue; None when there is none whose time comes within so many seconds."""
+        return await self._swarm.next_update(within, self._schedule.may_merge)
 
     def adopt_all(self, fragments: Iterable[int]) -> None:
         """The inner optimizer has no moments there, or those of another time: it takes the shared state's."""

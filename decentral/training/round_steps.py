@@ -52,8 +52,7 @@ class RoundSteps:
 
         A peer that went on instead made one more inner step, alone, when it met a membership change at its boundary.
         """
-        await self._merger.take_updates(LOOK_EVERY)
-        return await self._merger.merge_all()
+        return await self._merger.merge_waiting(LOOK_EVERY)
 
     def _patience(self) -> float:
         """How long a round may hold the training: ceiling and frames, and as long again for the vote."""

@@ -10,7 +10,6 @@ rounds what is written, and a rounding that is counted as progress moved a run i
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +33,7 @@ from decentral.training.pace import lengthening
 
 @dataclass(slots=True)
 class SyncSchedule:
-    """Step counters of one peer and the updates it has not merged yet."""
+    """Step counters of one peer, and how a commit comes into its live model."""
 
     interval: int  # inner steps between two contributions: H / number of fragments
     overlap: int  # tau: inner steps between sending a contribution and merging the commit that names it
@@ -50,7 +49,6 @@ class SyncSchedule:
     seconds_sent: float = 0.0  # value of ``seconds`` then
     live: LiveSide = field(default_factory=LiveSide)  # this peer's training, as the method may see it
     num_merged: int = 0
-    waiting: deque[CommittedUpdate] = field(default_factory=deque)
     progress: list[Progress] = field(default_factory=list)
     unadopted: dict[int, list[str]] = field(
         default_factory=dict
@@ -70,7 +68,7 @@ class SyncSchedule:
     @property
     def due(self) -> bool:
         """Whether the method wants a contribution of what was learnt, and none is in flight."""
-        return self.sent_at is None and self._is_over and not self.waiting
+        return self.sent_at is None and self._is_over
 
     @property
     def _is_over(self) -> bool:
@@ -83,7 +81,7 @@ class SyncSchedule:
         ``pressed``: the head after which others wait, and the seconds left. At least one inner step is needed, and a
         round whose beginning is not merged yet presses nobody.
         """
-        ready = self.since > 0 and self.sent_at is None and not self.waiting
+        ready = self.since > 0 and self.sent_at is None
         return ready and pressed is not None and pressed[0] == self.seen and pressed[1] <= step_seconds
 
     def stepping(self) -> None:
@@ -176,13 +174,11 @@ class SyncSchedule:
 
     # ---- merging ----
 
-    def mergeable(self) -> CommittedUpdate | None:
-        """The oldest update if its time has come, taken off the queue."""
-        if not self.waiting:
-            return None
-        named = self.waiting[0].contribution is not None
-        early = named and self.sent_at is not None and self.since - self.sent_at < self.overlap
-        return None if early else self.waiting.popleft()
+    def may_merge(self, update: CommittedUpdate) -> bool:
+        """Whether the time of the oldest commit that is not merged yet has come."""
+        if update.contribution is None or self.sent_at is None:
+            return True
+        return self.since - self.sent_at >= self.overlap
 
     def merge(self, update: CommittedUpdate, model: Parameters) -> bool:
         """Bring one commit into the live model; returns whether parameters changed."""

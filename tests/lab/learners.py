@@ -62,8 +62,7 @@ class Learner(Member):
             self.given[update.head] = self.sent(update)
 
     async def _train(self) -> None:
-        while not self.updates.empty():  # those are in the anchors already
-            self.updates.get()
+        self.updates.drain()  # those are in the anchors already
         self.schedule.seen = self.node.driver.head.hash
         for fragment, anchor in enumerate(self.node.replica.anchors):
             self.model.write(fragment, anchor)

@@ -5,8 +5,13 @@ import queue
 import pytest
 import torch
 
+from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.swarm.backlog import LIMIT, Backlog
+
+
+def at_once(update: CommittedUpdate) -> bool:
+    return True
 
 
 def update(number: int, *, fragment: int = 0, at: int = 0, moves: bool = True) -> CommittedUpdate:
@@ -18,9 +23,40 @@ def test_advances_come_out_in_the_order_of_the_commits():
     backlog = Backlog()
     for number in range(5):
         backlog.put(update(number))
-    assert [backlog.get().head[0] for _ in range(5)] == list(range(5))
+    assert [backlog.get(at_once).head[0] for _ in range(5)] == list(range(5))
     with pytest.raises(queue.Empty):
-        backlog.get()
+        backlog.get(at_once)
+
+
+def test_a_commit_whose_time_has_not_come_stays_the_first_and_those_behind_it_do_not_overtake():
+    backlog = Backlog()
+    for number in range(3):
+        backlog.put(update(number))
+
+    def is_not_the_first(update: CommittedUpdate) -> bool:
+        return update.head[0] != 0
+
+    with pytest.raises(queue.Empty):
+        backlog.get(is_not_the_first, timeout=0.01)
+    assert len(backlog) == 3
+    assert [backlog.get(at_once).head[0] for _ in range(3)] == [0, 1, 2]
+
+
+def test_commits_behind_one_that_must_wait_are_folded_too():
+    """They lay in a queue of their own, without a bound, while our contribution waited for its overlap."""
+    backlog = Backlog()
+    zero, ours = torch.zeros(1), bytes([255]) * 32
+    mine = Contribution(0, bytes(32), zero, zero, 4, 4)
+    backlog.put(CommittedUpdate(None, ours, 0, zero, zero, mine))
+    for number in range(300):
+        backlog.put(update(number, at=number))
+        with pytest.raises(queue.Empty):
+            backlog.get(lambda update: update.contribution is None)
+    assert len(backlog) <= LIMIT
+    first, *others = backlog.drain()
+    assert first.head == ours
+    assert sum(float(other.after_N - other.before_N) for other in others) == 300.0
+    assert backlog.empty()
 
 
 def test_a_training_loop_that_stands_still_keeps_a_bounded_backlog_that_adds_up_to_the_same_move():
@@ -30,8 +66,7 @@ def test_a_training_loop_that_stands_still_keeps_a_bounded_backlog_that_adds_up_
     assert len(backlog) <= LIMIT
     moved = {0: 0.0, 1: 0.0}
     last = b""
-    while not backlog.empty():
-        taken = backlog.get()
+    for taken in backlog.drain():
         moved[taken.fragment] += float(taken.after_N - taken.before_N)
         last = taken.head
     assert moved == {0: 150.0, 1: 150.0}
@@ -55,8 +90,7 @@ def test_folding_over_a_branch_that_was_given_up_keeps_what_is_owed_since():
     backlog.put(owed)
     live = torch.tensor([100.0])
     steps = 0
-    while not backlog.empty():
-        taken = backlog.get()
+    for taken in backlog.drain():
         live += taken.after_N - taken.before_N
         steps += taken.owed_steps
     assert live == 100.0 - 7.0 - 40.0

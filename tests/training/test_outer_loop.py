@@ -12,6 +12,7 @@ import torch
 
 from decentral.optimizers.synchronous.a_edit import AEDiT
 from decentral.replica.contribution import Contribution
+from decentral.rounds.updates import CommittedUpdate
 from decentral.training.absence import Away
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.swarm.same_loop import SameLoop, Updates
@@ -57,6 +58,29 @@ def test_a_contribution_that_is_refused_while_training_goes_on_is_withdrawn(run_
         driver.contribute = refuse  # type: ignore[method-assign]
         await lab.rounds(2)
         assert len(refused) == 1
+
+    run_lab(exact_terms(terms, DENSE), script, make_model=tiny_model)
+
+
+class Patient(Learner):
+    """Merges its own contribution three inner steps after it was sent, and tells what was learnt by then."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        self.schedule = SyncSchedule(self.interval, 3, self.node.replica.method, bytes(32))
+        self.carried: list[int] = []
+
+    def round_ended(self, update: CommittedUpdate) -> None:
+        if update.contribution is not None:
+            self.carried.append(self.schedule.since)
+
+
+def test_a_commit_of_ours_stays_in_the_queue_for_the_overlap(run_lab: Any, terms: Any) -> None:
+    async def script(lab: Lab) -> None:
+        member = lab.add(kind=Patient)
+        await lab.rounds(6)
+        assert len(member.carried) >= 4
+        assert set(member.carried) == {3}
 
     run_lab(exact_terms(terms, DENSE), script, make_model=tiny_model)
 

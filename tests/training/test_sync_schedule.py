@@ -89,15 +89,12 @@ def test_our_own_commit_waits_for_the_overlap_and_others_do_not(model):
     pace = schedule(overlap=3)
     step(pace, 4)
     send(pace, model)
-    pace.waiting.append(
-        CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(model.read(0)))
-    )
+    ours = CommittedUpdate(record(), b"1" * 32, 0, torch.zeros(8), torch.ones(8), contribution(model.read(0)))
     step(pace, 2)
-    assert pace.mergeable() is None
+    assert not pace.may_merge(ours)
+    assert pace.may_merge(CommittedUpdate(record(), b"2" * 32, 0, torch.zeros(8), torch.ones(8), None))
     step(pace, 1)
-    assert pace.mergeable() is not None
-    pace.waiting.append(CommittedUpdate(record(), b"2" * 32, 0, torch.zeros(8), torch.ones(8), None))
-    assert pace.mergeable() is not None
+    assert pace.may_merge(ours)
 
 
 def test_a_commit_that_passes_us_by_keeps_our_progress_and_leaves_it_due(model):

@@ -194,8 +194,7 @@ class SimulatedProcess:
 
     async def _trainer(self, side: SameLoop) -> Trainer:
         if self.node.start.head is None:
-            while await side.next_update(0.0) is not None:  # those are in the anchors already
-                pass
+            self._updates.drain()  # those are in the anchors already
             self.schedule.seen = self.node.driver.head.hash
             self._stand_at_anchors()
         machine = self.machine

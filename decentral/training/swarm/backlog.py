@@ -1,6 +1,7 @@
-"""Commits on their way from the swarm's thread to the training thread, in order and bounded.
+"""The one queue of commits that are not in the live model yet, from the swarm to the training loop: in order, bounded.
 
-A training loop that stands still (paused, suspended, debugged) must not pile up one pair of tensors per commit: two
+A commit waits here until the loop takes it, and the loop may leave the oldest where it is until its time has come. A
+training loop that stands still (paused, suspended, debugged) must not pile up one pair of tensors per commit: two
 commits that passed this peer by on the same fragment are one move of the anchor, from before the first to after the
 second.
 """
@@ -10,11 +11,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 from decentral.rounds.updates import CommittedUpdate
 
 LIMIT = 32  # updates kept apart
+
+IsTime = Callable[[CommittedUpdate], bool]  # whether a commit may be merged by now
 
 
 class Backlog:
@@ -32,12 +36,25 @@ class Backlog:
             self._waiting.append(update)
             self._came.notify()
 
-    def get(self, timeout: float | None = None) -> CommittedUpdate:
-        """Take the oldest; raises queue.Empty after ``timeout`` seconds, at once when it is None."""
+    def get(self, is_time: IsTime, timeout: float | None = None) -> CommittedUpdate:
+        """Take the oldest if ``is_time`` says so of it; raises queue.Empty where there is none, or it is too early,
+        for ``timeout`` seconds; at once when that is None.
+        """
         with self._came:
-            if not self._came.wait_for(lambda: bool(self._waiting), timeout or 0):
+            if not self._came.wait_for(lambda: self.has_one(is_time), timeout or 0):
                 raise queue.Empty
             return self._waiting.popleft()
+
+    def drain(self) -> list[CommittedUpdate]:
+        """Take all, oldest first."""
+        with self._came:
+            taken = list(self._waiting)
+            self._waiting.clear()
+            return taken
+
+    def has_one(self, is_time: IsTime) -> bool:
+        """Whether ``get`` need not wait."""
+        return bool(self._waiting) and is_time(self._waiting[0])
 
     def empty(self) -> bool:
         """Whether nothing waits."""

@@ -13,7 +13,7 @@ import anyio.abc
 from decentral.errors import DecentralError
 from decentral.node.node import Node
 from decentral.rounds.updates import CommittedUpdate
-from decentral.training.swarm.backlog import Backlog
+from decentral.training.swarm.backlog import Backlog, IsTime
 from decentral.training.swarm.side import PendingResult
 
 T = TypeVar("T")
@@ -32,13 +32,13 @@ class Updates(Backlog):
         self._news.set()
         self._news = anyio.Event()
 
-    async def next(self, within: float) -> CommittedUpdate | None:
-        """Take the oldest; None when none comes within so many seconds."""
-        if self.empty() and within:
+    async def next(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
+        """Take the oldest if ``is_time`` says so of it; None when there is no such one within so many seconds."""
+        if within and not self.has_one(is_time):
             with anyio.move_on_after(within):
                 await self._news.wait()
         try:
-            return self.get()
+            return self.get(is_time)
         except queue.Empty:
             return None
 
@@ -56,9 +56,9 @@ class SameLoop:
         """See SwarmSide."""
         return not self._updates.empty()
 
-    async def next_update(self, within: float) -> CommittedUpdate | None:
+    async def next_update(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
         """See SwarmSide."""
-        return await self._updates.next(within)
+        return await self._updates.next(within, is_time)
 
     def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> PendingResult[T]:
         """See SwarmSide."""

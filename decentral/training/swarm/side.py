@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from decentral.node.node import Node
 from decentral.rounds.updates import CommittedUpdate
+from decentral.training.swarm.backlog import IsTime
 from decentral.training.swarm.thread import SwarmThread
 
 T = TypeVar("T")
@@ -46,11 +47,11 @@ class SwarmSide(Protocol):
 
     @property
     def has_updates(self) -> bool:
-        """Whether ``next_update`` need not wait."""
+        """Whether commits wait, be it their time or not."""
         ...
 
-    async def next_update(self, within: float) -> CommittedUpdate | None:
-        """The next commit, in order; None when none comes within so many seconds."""
+    async def next_update(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
+        """The next commit, in order, if ``is_time`` says so of it; None when it is not there by then, or too early."""
         ...
 
     def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> PendingResult[T]:
@@ -83,10 +84,10 @@ class AcrossThreads:
         """See SwarmSide."""
         return not self._thread.updates.empty()
 
-    async def next_update(self, within: float) -> CommittedUpdate | None:
+    async def next_update(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
         """See SwarmSide."""
         try:
-            return self._thread.updates.get(within if self.alive else None)
+            return self._thread.updates.get(is_time, within if self.alive else None)
         except queue.Empty:
             return None
 
