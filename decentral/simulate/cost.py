@@ -193,7 +193,7 @@ def reduce(n: int, numel: int, body: Body) -> Cost:
 
 
 def pair(n: int, numel: int, body: Body, vectors: int = 2) -> Cost:
-    """Frames and messages of one gossip step: the method's vectors to the partner, NoLoCo's two say; and one commit."""
+    """Frames and messages of one gossip step: the method's vectors to the partner; and one commit."""
     swap = message(HEADER_NBYTES + body(vectors * numel))
     commit = (message(COMMIT_NBYTES) + message(1)).times(0.5)
     return (swap + commit).times(2 * (n // 2) / n)

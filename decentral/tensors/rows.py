@@ -10,9 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["WIDTH", "rows_of"]
+__all__ = ["WIDTH", "rows_of", "sum_of_lanes"]
 
 WIDTH = 1024  # a row of float64 is 8 KiB: in the first-level cache, and many vectors long
+
+
+def sum_of_lanes(lane_L: NDArray[np.float64]) -> float:
+    """The sum of WIDTH numbers, in halves: one order of additions on every machine."""
+    while lane_L.size > 1:
+        half = lane_L.size // 2
+        lane_L = lane_L[:half] + lane_L[half:]
+    return float(lane_L[0])
 
 
 def rows_of(pieces: Iterable[Tensor]) -> Iterator[NDArray[np.float32]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from decentral.optimizers.aggregation.sent import Floats
 from decentral.tensors.compiled import compiled
-from decentral.tensors.rows import WIDTH
+from decentral.tensors.rows import WIDTH, sum_of_lanes
 
 __all__ = ["Dense", "Sparse", "Values", "gram", "inner"]
 
@@ -53,10 +53,7 @@ def inner(one: Values, other: Values) -> float:
         _add_dense_at(one.place_S, one.value_S, other.value_N, lane_L)
     else:
         return inner(other, one)
-    while lane_L.size > 1:
-        half = lane_L.size // 2
-        lane_L = lane_L[:half] + lane_L[half:]
-    return float(lane_L[0])
+    return sum_of_lanes(lane_L)
 
 
 def gram(tensors: Iterable[Sequence[Values]], count: int) -> Floats:

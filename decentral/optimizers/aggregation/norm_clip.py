@@ -24,7 +24,7 @@ from torch import Tensor
 
 from decentral.tensors.compiled import compiled
 from decentral.tensors.rounding import float32
-from decentral.tensors.rows import WIDTH, rows_of
+from decentral.tensors.rows import WIDTH, rows_of, sum_of_lanes
 
 __all__ = ["ENOUGH", "SquareSum", "clip_scales", "norm", "typical_norm"]
 
@@ -43,11 +43,7 @@ class SquareSum:
 
     def root(self) -> float:
         """The Euclidean norm: finite if, and only if, every value is, for float64 holds all sums of their squares."""
-        lane_L = self._lane_L
-        while lane_L.size > 1:
-            half = lane_L.size // 2
-            lane_L = lane_L[:half] + lane_L[half:]
-        return math.sqrt(float(lane_L[0]))
+        return math.sqrt(sum_of_lanes(self._lane_L))
 
 
 def norm(value_N: Tensor) -> float:

@@ -6,15 +6,13 @@ All is elementwise float32 with lengths of `norm`: the same bits on every peer.
 from collections.abc import Iterator, Sequence
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from decentral.optimizers.aggregation.gram import Dense, inner
 from decentral.optimizers.aggregation.norm_clip import norm
 from decentral.optimizers.round_info import RoundInfo
-from decentral.tensors.compiled import compiled
 from decentral.tensors.rounding import float32
-from decentral.tensors.rows import WIDTH, rows_of
 
 __all__ = ["cosine", "direction", "factor", "ranges", "weighted_sum"]
 
@@ -47,15 +45,10 @@ def factor(value: float) -> float:
 def cosine(one_N: Tensor, other_N: Tensor) -> float:
     """Of two vectors that are not zero; exactly 0 where one is zero wherever the other is not.
 
-    Products of float32 are exact in float64. They are added lane by lane as squares are in `norm`, and for its reason.
+    The same bits on every peer, see `inner`.
     """
-    lane_L = np.zeros(WIDTH, dtype=np.float64)
-    for one_RL, other_RL in zip(rows_of((one_N,)), rows_of((other_N,)), strict=True):
-        _add_products(one_RL, other_RL, lane_L)
-    while lane_L.size > 1:
-        half = lane_L.size // 2
-        lane_L = lane_L[:half] + lane_L[half:]
-    return float(lane_L[0]) / (norm(one_N) * norm(other_N))
+    product = inner(Dense(one_N.detach().numpy()), Dense(other_N.detach().numpy()))
+    return product / (norm(one_N) * norm(other_N))
 
 
 def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -64,10 +57,3 @@ def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     for value_N, weight in zip(values, weights, strict=True):
         total_N += value_N * float32(weight)
     return total_N
-
-
-@compiled
-def _add_products(one_RL, other_RL, lane_L):  # type: ignore[no-untyped-def]
-    for row in range(one_RL.shape[0]):
-        for lane in range(WIDTH):
-            lane_L[lane] += np.float64(one_RL[row, lane]) * np.float64(other_RL[row, lane])

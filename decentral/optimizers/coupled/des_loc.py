@@ -17,27 +17,22 @@ Source: Iacob et al., "DES-LOC: Desynced Low Communication Adaptive Optimizers f
 arXiv:2505.22549.
 """
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from decentral.compressors import parse_compressor
 from decentral.errors import ConfigError
-from decentral.optimizers.base import Live, OuterMethod, Preset, State, key
+from decentral.optimizers.base import OuterMethod, Preset, key
 from decentral.optimizers.channels import CHANGE, Channel
 from decentral.optimizers.coupled.inner_moments import (
     MOMENTS,
     adopted,
-    last_means,
+    averaged,
+    moments_sent,
     no_means,
-    read_all,
     which_it_has,
     who_has_it,
 )
-from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_rate
 
 __all__ = ["DESLoc"]
@@ -70,31 +65,9 @@ class DESLoc(OuterMethod):
         periods = {"exp_avg": self.first_moment, "exp_avg_sq": self.second_moment}
         return CHANGE, *(Channel(name, every, compressor=self.moments) for name, every in periods.items())
 
-    def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
-        """The moments of this peer's inner optimizer."""
-        return read_all(self.channels()[1:], live, fragment)
-
-    def summary(self, sent: Sequence[Tensor]) -> bytes:
-        """Which of the moments that are due it has."""
-        return which_it_has(sent)
-
-    def state_weights(
-        self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
-    ) -> Sequence[float]:
-        """Who has no moment yet counts nothing in its mean."""
-        return who_has_it(place, contributors, weights)
-
-    def init(self, anchor: Tensor) -> dict[str, Tensor]:
-        """No means yet."""
-        return no_means(self.channels()[1:], anchor)
-
-    def outer_step(
-        self, anchor: Tensor, received: State, state: State, info: RoundInfo
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean of the parameters, and of the moments that are due."""
-        with torch.no_grad():
-            return anchor - received["change"] * self.lr, last_means(received, state)
-
-    def adopt(self, state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
-        """Put the means that are new into the inner optimizer."""
-        return adopted(state, live, fragment, fresh)
+    states_sent = moments_sent
+    summary = which_it_has
+    state_weights = who_has_it
+    init = no_means
+    outer_step = averaged
+    adopt = adopted

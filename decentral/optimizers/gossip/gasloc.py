@@ -2,17 +2,17 @@
 
 p_t = x_t - lr*D_t ;  x_t+1 = p_t - a*Lap(p_t) + mu*(p_t - p_t-1)      p_-1 = x_0 ;  D = anchor - local
 
-One vector crosses, p; NoLoCo sends two. Lap is the Laplacian of this round's matching with the 1/2 that the paper
-writes before it: for a pair it is p - mean(p), so that a = 1 makes partners meet. Momentum is of p and not of x: a
-peer without a partner has it, too. The mean of all replicas moves as DiLoCo's anchor along the mean of D, whoever met
-whom; a group of all whose changes are alike is DiLoCo on every replica.
+One vector crosses, p, where arXiv:2506.10911 sends two. Lap is the Laplacian of this round's matching with the 1/2
+that the paper writes before it: for a pair it is p - mean(p), so that a = 1 makes partners meet. Momentum is of p and
+not of x: a peer without a partner has it, too. The mean of all replicas moves as DiLoCo's anchor along the mean of D,
+whoever met whom; a group of all whose changes are alike is DiLoCo on every replica.
 
-Without training this is the recursion of NoLoCo, so that replicas stay together for 0 < a < 2*(1 - mu**2), see
-pairs.py.
+Without training this is the recursion of arXiv:2506.10911, so that replicas stay together for
+0 < a < 2*(1 - mu**2), see pairs.py.
 
 What differs from the paper. Its graph may be any, ours is one partner a round, fresh each time. Its constants were not
 to be had: mu 0.5 and a 1.0 are near the best of a sweep over quadratics, for 4 peers and for 16, and lr 0.7, as
-NoLoCo's, is the faster early on (experiments/gossip_constants); that is all they stand on. Each keeps its own p exact;
+there, is the faster early on (experiments/gossip_constants); that is all they stand on. Each keeps its own p exact;
 what its partner sees of it is compressed.
 
 Source: Cagnasso, Belilovsky, Oyallon, "Unifying Local Communications and Local Updates for LLM Pretraining", 2026,

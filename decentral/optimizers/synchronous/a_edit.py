@@ -20,33 +20,54 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import Preset, key
-from decentral.optimizers.synchronous.edit import EDiT
+from decentral.optimizers.base import OuterMethod, Preset, key
+from decentral.optimizers.synchronous.guarded_mean import (
+    check_guard,
+    clipped_step,
+    nothing_usual,
+    own_norm,
+    relearnt,
+    softmax_of_norms,
+)
 
 __all__ = ["AEDiT"]
 
 
 @dataclass(frozen=True, slots=True)
-class AEDiT(EDiT):
-    """EDiT's step, due by time; EDiT's state."""
+class AEDiT(OuterMethod):
+    """EDiT's step and state, due by time."""
 
     name: ClassVar[str] = "a_edit"
     equation: ClassVar[str] = "edit, due after so many seconds of training, or inner.steps if those are sooner"
+    source: ClassVar[str] = 'Cheng et al., "EDiT", 2024, arXiv:2412.07210'
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 0.7, "momentum": 0.8, "seconds": 600.0},
         compressor="int8(block=4096)",
         exchange="reduce",
         demo={"outer": {"seconds": 5.0}},
     )
+    measures: ClassVar[bool] = True
+    lr: float = 0.7
+    momentum: float = key(0.8, "of the outer step; 0 is none")
+    temperature: float = key(1.0, "T of the softmax over norms: large counts all alike")
+    clip: float = key(10.0, "largest norm of the mean of a fragment's changes")
+    warmup: int = key(100, "norms that are learnt from before any is called an outlier")
+    relearn_after: int = key(5, "rounds in a row of outliers alone, after which norms are learnt anew")
     seconds: float = key(600.0, "of training after which a contribution is due; inner.steps at the latest")
     least: int = key(1, "inner steps that a contribution has at least, whatever the time; 100 is the authors'")
 
     def __post_init__(self) -> None:
-        EDiT.__post_init__(self)  # no super(): slots make a new class
+        check_guard(self)
         if not 0 < self.seconds <= 86400:
             raise ConfigError(f"{self}: seconds of training must be above 0, and a day at most; 600 is usual")
         if self.least < 1:
             raise ConfigError(f"{self}: least, of the inner steps of a contribution, must be at least 1")
+
+    init = nothing_usual
+    summary = own_norm
+    weights = softmax_of_norms
+    outer_step = clipped_step
+    nobody_counts = relearnt
 
     def is_due(self, steps: int, seconds: float, most: int) -> bool:
         """After the time, or the steps; never with fewer than ``least``."""

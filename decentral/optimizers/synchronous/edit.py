@@ -16,26 +16,20 @@ Source: Cheng et al., "EDiT: A Local-SGD-Based Efficient Distributed Training Me
 arXiv:2412.07210; constants as in intelligent-machine-learning/atorch (outer mu 0.8, a 0.02, threshold 3, clip 10).
 """
 
-import math
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.exponential import exp
-from decentral.optimizers.aggregation.norm_clip import norm
-from decentral.optimizers.aggregation.usual_norm import LARGEST, UNKNOWN, is_outlier, learnt
-from decentral.optimizers.base import OuterMethod, Preset, State, key
-from decentral.optimizers.round_info import Contributor, RoundInfo
-from decentral.optimizers.steps import check_momentum, check_rate, nesterov
+from decentral.optimizers.base import OuterMethod, Preset, key
+from decentral.optimizers.synchronous.guarded_mean import (
+    check_guard,
+    clipped_step,
+    nothing_usual,
+    own_norm,
+    relearnt,
+    softmax_of_norms,
+)
 
 __all__ = ["EDiT"]
-
-_NORM = struct.Struct("<d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,58 +53,10 @@ class EDiT(OuterMethod):
     relearn_after: int = key(5, "rounds in a row of outliers alone, after which norms are learnt anew")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        if not (self.temperature > 0 and self.clip > 0 and self.warmup >= 2):
-            raise ConfigError(f"{self}: temperature and clip must be above 0, warmup at least 2")
-        if self.relearn_after < 1:
-            raise ConfigError(f"{self}: relearn_after is a number of rounds, 1 or more; 5 is usual")
+        check_guard(self)
 
-    def init(self, anchor: Tensor) -> dict[str, Tensor]:
-        """No momentum, and no norm seen."""
-        return {"momentum": torch.zeros_like(anchor), "usual": torch.tensor(UNKNOWN), "frozen": torch.zeros(1)}
-
-    def summary(self, sent: Sequence[Tensor]) -> bytes:
-        """The change's norm."""
-        return _NORM.pack(norm(sent[0]))
-
-    def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
-        """A softmax over the norms of those that are no outliers, times what is given."""
-        norms = [_norm_of(one) for one in contributors]
-        fit = [value for value in norms if not is_outlier(value, state["usual"], self.warmup)]
-        if not fit:
-            return [0.0] * len(norms)
-        least = min(fit)
-        return [
-            0.0 if is_outlier(value, state["usual"], self.warmup) else weight * exp((least - value) / self.temperature)
-            for value, weight in zip(norms, given, strict=True)
-        ]
-
-    def outer_step(
-        self, anchor: Tensor, received: State, state: State, info: RoundInfo
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One Nesterov step along the clipped mean."""
-        change = received["change"]
-        shrunk = min(1.0, self.clip / (norm(change) + 1e-6))
-        after, momentum = nesterov(anchor, change * shrunk, state["momentum"], self.lr, self.momentum)
-        usual = state["usual"]
-        for one, weight in zip(info.contributors, info.weights, strict=True):
-            usual = learnt(usual, _norm_of(one), self.warmup) if weight > 0 else usual
-        return after, {"momentum": momentum, "usual": usual.clone(), "frozen": torch.zeros(1)}
-
-    def nobody_counts(self, state: State, info: RoundInfo) -> State:
-        """One more round of outliers alone; after some of them what was usual is forgotten."""
-        frozen = state["frozen"] + 1
-        if float(frozen) < self.relearn_after:
-            return {**state, "frozen": frozen}
-        return {**state, "usual": torch.tensor(UNKNOWN), "frozen": torch.zeros(1)}
-
-
-def _norm_of(contributor: Contributor) -> float:
-    """As measured, or as it said; one that said nothing, or what cannot be, is taken for infinitely large."""
-    if contributor.norm is not None:
-        return contributor.norm if contributor.norm <= LARGEST else math.inf
-    if len(contributor.summary) != _NORM.size:
-        return math.inf
-    (value,) = _NORM.unpack(contributor.summary)
-    return float(value) if 0 <= value <= LARGEST else math.inf
+    init = nothing_usual
+    summary = own_norm
+    weights = softmax_of_norms
+    outer_step = clipped_step
+    nobody_counts = relearnt
