@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from decentral.errors import DecentralError, DiskError
+from decentral.tensors.memory import is_out_of_memory
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 TERMINATED = 143  # 128 + SIGTERM
@@ -19,7 +20,6 @@ OUT_OF_MEMORY = 40
 UNEXPECTED = 1
 TRACEBACK_FILE = "error.txt"
 
-_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "out of memory")
 _DISK = {
     errno.ENOSPC: "the disk is full; free some space",
     errno.EDQUOT: "the disk quota is used up; free some space",
@@ -58,21 +58,11 @@ def describe(error: BaseException) -> tuple[str, int]:
         return "interrupted", INTERRUPTED
     if isinstance(error, DecentralError):
         return one_line(str(error)), error.exit_code
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return "out of memory; use a smaller batch or context, or another device", OUT_OF_MEMORY
     if isinstance(error, OSError) and error.errno in _DISK:
         return f"{error.filename or 'writing'}: {_DISK[error.errno]}", DiskError.exit_code
     return f"unexpected {type(error).__name__}: {one_line(str(error))}", UNEXPECTED
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Of the device or of the machine. Torch has a class for CUDA's, known by its name so that it need not be imported;
-    its allocator on the processor raises a plain RuntimeError, and so do other devices'.
-    """
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM  # a process that cannot be forked, a file that cannot be mapped
-    by_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return by_class or (isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY))
 
 
 def one_line(text: str) -> str:

@@ -53,4 +53,9 @@ def _unmoved(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
     return ("",), f"round {round_} moved nothing: {method}: {why}; what was contributed to it is gone"
 
 
-_SENTENCES = {"outlier": _outlier, "twins": _twins, "unmoved": _unmoved}
+def _unsaid(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
+    method, why, round_ = fields["method"], fields["why"], fields["round"]
+    return ("unsaid",), f"your contribution to round {round_} went without a summary: {method}: {why}; ask its author"
+
+
+_SENTENCES = {"outlier": _outlier, "twins": _twins, "unmoved": _unmoved, "unsaid": _unsaid}

@@ -40,6 +40,7 @@ class Contribution:
     offered: bytes = b""  # what the newest offer of it named: a frame, or the commitment of a reduce
     begun_from: int | None = None  # outer step of the anchor that it began from; None: of the round it is offered in
     summary: bytes = b""  # what the method says of it to every peer, at most MAX_SUMMARY_NBYTES
+    unsaid: str = ""  # why that is nothing, where what the method made cannot go beside an offer
     hands_on_nothing: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see owing
 
     def __post_init__(self) -> None:

@@ -7,7 +7,6 @@ which would meet it again when it is restarted: nothing moves, on every peer ali
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,20 +14,22 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from decentral.optimizers.base import MAX_SUMMARY_NBYTES
 from decentral.tensors.finite import is_finite
+from decentral.tensors.memory import is_out_of_memory
 from decentral.tensors.rounding import float32
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
-__all__ = ["ALIKE", "NOBODY", "OVERFLOW", "Stepped", "Weighed", "called", "stepped", "weighed"]
+__all__ = ["NOBODY", "OVERFLOW", "Stepped", "Weighed", "attempted", "called", "said", "stepped", "weighed"]
 
 T = TypeVar("T")
 
 NOBODY = "every contributor counts nothing"
 OVERFLOW = "the mean of the contributions is beyond float32"
 
-# What comes of numbers alone, so that it comes on every peer. Out of memory is one machine's, and ends its process.
-ALIKE = (ArithmeticError, LookupError, TypeError, ValueError, struct.error)
+_OF_ONE_MACHINE = (OSError, ImportError)  # a file or a package that is not there; out of memory, and of threads
+_NO_THREAD = "can't start new thread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,8 @@ def weighed(make: Callable[[], Sequence[float]], count: int) -> Weighed:
     given, why = called("weights", make)
     if why:
         return Weighed([0.0] * count, why)
-    try:
-        found = [float32(float(weight)) for weight in given]  # type: ignore[union-attr]  # TypeError is what None gives
-        float32(math.fsum(found))
-    except ALIKE as error:
+    found, error = attempted(lambda: _numbers(given))
+    if found is None:
         return Weighed([0.0] * count, f"weights gave no float32 numbers ({error})")
     if len(found) != count:
         return Weighed([0.0] * count, f"weights gave {len(found)} numbers for {count} contributors")
@@ -76,12 +75,48 @@ def stepped(
     return Stepped(made[0], dict(made[1]))
 
 
+def said(make: Callable[[], bytes]) -> tuple[bytes, str]:
+    """What goes beside an offer of this peer's, and why that is nothing where what was made cannot go there."""
+    made, why = called("summary", make)
+    if why:
+        return b"", why
+    if not isinstance(made, bytes):
+        return b"", f"summary gave {type(made).__name__}, want bytes"
+    if len(made) > MAX_SUMMARY_NBYTES:
+        return b"", f"summary gave {len(made)} bytes, {MAX_SUMMARY_NBYTES} at most go beside an offer"
+    return made, ""
+
+
 def called(name: str, make: Callable[[], T]) -> tuple[T | None, str]:
     """What was made, or why it was not."""
+    made, error = attempted(make)
+    return made, "" if error is None else f"{name} raised {type(error).__name__}: {error}"
+
+
+def attempted(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """What was made, or the error that came of it on every peer alike. One that is of this machine is raised.
+
+    A method is a function of numbers that all peers have, so that its errors are, too, whatever their class: torch has
+    RuntimeError for shapes that do not fit. A peer that ended here would meet the same again when it is restarted; one
+    that went on although only its own memory was full would be the only one whose anchor has not moved.
+    """
     try:
-        return make(), ""
-    except ALIKE as error:
-        return None, f"{name} raised {type(error).__name__}: {error}"
+        return make(), None
+    except Exception as error:
+        if _is_of_one_machine(error):
+            raise
+        return None, error
+
+
+def _is_of_one_machine(error: Exception) -> bool:
+    return isinstance(error, _OF_ONE_MACHINE) or is_out_of_memory(error) or _NO_THREAD in str(error)
+
+
+def _numbers(given: Sequence[float] | None) -> list[float]:
+    """As float32, and with a sum that is one. TypeError where there are none."""
+    found = [float32(float(weight)) for weight in given]  # type: ignore[union-attr]  # TypeError is what None gives
+    float32(math.fsum(found))
+    return found
 
 
 def _wrong_with(made: object, before_N: Tensor, state: Mapping[str, Tensor]) -> str:

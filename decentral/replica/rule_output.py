@@ -6,13 +6,14 @@ A rule is asked after the commit is durable, with numbers that peers chose. One 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from decentral.optimizers import Aggregation
 from decentral.optimizers.aggregation.sent import Sent
-from decentral.replica.method_output import ALIKE, called
+from decentral.replica.method_output import attempted, called
 from decentral.tensors.finite import is_finite
 from decentral.tensors.rounding import float32
 
@@ -33,14 +34,19 @@ def scales_of(rule: Aggregation, sent: Sent) -> list[float]:
     given, why = called(f"{rule.name}: weigh", lambda: rule.weigh(sent))
     if why:
         raise Unusable(why)
-    try:
-        found = [float(scale) for scale in given]  # type: ignore[union-attr]  # TypeError is what None gives
-        counted = [float32(weight * scale) for weight, scale in zip(sent.weight_K.tolist(), found, strict=True)]
-    except ALIKE as error:
+    scales, error = attempted(lambda: _numbers(given, sent))
+    if scales is None:
         raise Unusable(f"{rule.name}: weigh gave no float32 for each of {len(sent)} contributors ({error})") from error
+    found, counted = scales
     if not all(math.isfinite(number) for number in (*found, *counted)):
         raise Unusable(f"{rule.name}: weigh gave NaN or Inf")
     return found
+
+
+def _numbers(given: Sequence[float] | None, sent: Sent) -> tuple[list[float], list[float]]:
+    """The scales, and their products with the weights as float32."""
+    found = [float(scale) for scale in given]  # type: ignore[union-attr]  # TypeError is what None gives
+    return found, [float32(weight * scale) for weight, scale in zip(sent.weight_K.tolist(), found, strict=True)]
 
 
 def row_of(rule: Aggregation, row_KN: Tensor) -> Tensor:

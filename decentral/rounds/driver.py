@@ -134,8 +134,14 @@ class Driver:
             if not self._takes(contribution, state.head) or state.head.anchor != head.anchor:
                 return False
             state.pending = contribution
+            self._tell_unsaid(contribution)
             await self._offer()
         return True
+
+    def _tell_unsaid(self, made: Contribution) -> None:
+        if made.unsaid:
+            fields = {"round": self.head.round + 1, "method": self.state.replica.method.name, "why": made.unsaid}
+            self.state.on_event("unsaid", fields)
 
     async def _encoded(self, made: Contribution) -> Encoded:
         state = self.state

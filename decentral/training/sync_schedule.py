@@ -22,6 +22,7 @@ from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, carry, make_outer
 from decentral.optimizers.base import State
 from decentral.replica.contribution import Contribution
+from decentral.replica.method_output import said
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.training.absence import Away, Progress, share_of
@@ -163,7 +164,7 @@ class SyncSchedule:
             made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)
         self.live.taken(fragment)
         made.states = self._states(fragment, anchor_N, outer_step // self.num_fragments)
-        made.summary = self.method.says(self.live, fragment, [made.gradient_N, *made.states])
+        made.summary, made.unsaid = said(lambda: self.method.says(self.live, fragment, [made.gradient_N, *made.states]))
         return made
 
     def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from decentral.observe.notices import Notices
 from decentral.optimizers.gossip.ad_psgd import ADPSGD
 from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.rounds.gossip import Swapped
@@ -37,6 +38,8 @@ FAULTS = {
     "an anchor that is NaN": bad("outer_step", lambda self, x, received, state, info: (x * math.nan, dict(state))),
     "an anchor too long": bad("outer_step", lambda self, x, received, state, info: (torch.cat([x, x]), dict(state))),
     "no state": bad("outer_step", lambda self, x, received, state, info: (x - received["change"], {})),
+    "tensors that do not fit": bad("outer_step", lambda self, x, received, state, info: (x + x[:-1], dict(state))),
+    "what is not there": bad("weights", lambda self, told, given, state: [one.loss for one in told]),
     "an error": bad("outer_step", lambda self, x, received, state, info: (x, {"momentum": state["velocity"]})),
 }
 
@@ -65,6 +68,32 @@ def test_what_a_method_returns_and_nobody_can_use_moves_nothing_and_ends_no_proc
         await lab.rounds(2)
         lab.check_equal()
         assert not torch.equal(lab.members[0].node.replica.anchors[0], before)
+
+    run_lab(terms("diloco").changed(exchange={"kind": exchange}), script, make_model=tiny_model)
+
+
+class Wordy(Learner):
+    """Under a method whose summary no offer can carry."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        self.node.replica.method = bad("summary", lambda self, sent: bytes(65))
+        self.schedule = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32))
+
+
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+def test_a_summary_that_is_too_long_stays_at_home_and_ends_no_process(run_lab: Any, terms: Any, exchange: str) -> None:
+    async def script(lab: Lab) -> None:
+        for _ in range(2):
+            lab.add(kind=Wordy)
+        await lab.rounds(3)
+        lab.check_equal()
+        for member in lab.members:
+            told = [fields for event, fields in member.events if event == "unsaid"]
+            assert len(told) >= 2
+            assert told[-1]["round"] >= told[0]["round"] + 1
+            assert told[0]["why"].startswith("summary gave 65 bytes")
+            assert "went without a summary: diloco: summary gave 65 bytes" in str(Notices().hear("unsaid", told[0], ""))
 
     run_lab(terms("diloco").changed(exchange={"kind": exchange}), script, make_model=tiny_model)
 

@@ -20,6 +20,8 @@ from tests.rounds.test_healing import settle
 
 GIVES = {  # by fault: each scale, and what is told
     "raises": (1.0, "bad: weigh raised ZeroDivisionError"),
+    "shapes": (1.0, "bad: weigh raised RuntimeError: The size of tensor"),
+    "attributes": (1.0, "bad: weigh raised AttributeError"),
     "overflows": (1e300, "bad: weigh gave no float32"),
     "NaN": (math.nan, "bad: weigh gave NaN or Inf"),
     "too few": (1.0, "bad: weigh gave no float32 for each of 3"),
@@ -41,6 +43,10 @@ class Bad(Aggregation):
     def weigh(self, sent: Sent) -> list[float]:
         if self.fault == "raises":
             return [1 / (norm - norm) for norm in sent.norm_K.tolist()]
+        if self.fault == "shapes":
+            torch.ones(2) + torch.ones(3)
+        if self.fault == "attributes":
+            return list(sent.lengths)  # type: ignore[attr-defined]  # the fault
         return [GIVES[self.fault][0]] * (1 if self.fault == "too few" else len(sent))
 
 

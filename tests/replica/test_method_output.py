@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from decentral.replica.method_output import NOBODY, stepped, weighed
+from decentral.replica.method_output import NOBODY, said, stepped, weighed
 
 ANCHOR, STATE = torch.ones(3), {"momentum": torch.zeros(3)}
 
@@ -40,12 +40,63 @@ def test_weights_that_raise_count_nobody_and_say_why():
     assert (found.weights, found.why) == ([0.0], "weights raised ZeroDivisionError: division by zero")
 
 
-def test_an_error_of_one_machine_alone_is_no_answer():
-    def full() -> list[float]:
-        raise MemoryError
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        OSError(28, "No space left on device"),
+        ImportError("no such package here"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_an_error_of_one_machine_alone_is_no_answer(error):
+    def fails() -> list[float]:
+        raise error
 
-    with pytest.raises(MemoryError):
-        weighed(full, 1)
+    with pytest.raises(type(error)):
+        weighed(fails, 1)
+    with pytest.raises(type(error)):
+        weighed(lambda: (fails()[0] for _ in range(1)), 1)  # a generator, which fails when it is read
+
+
+def test_more_than_the_machine_has_is_no_answer_where_torch_has_no_class_for_it():
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        stepped(lambda: (torch.empty(10**15), {}), ANCHOR, STATE)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ANCHOR + torch.ones(4), "outer_step raised RuntimeError: The size of tensor a"),
+        (lambda: ANCHOR.velocity, "outer_step raised AttributeError: 'Tensor' object has no attribute 'velocity'"),
+        (lambda: int("x", 99), "outer_step raised ValueError"),
+        (lambda: next(iter(())), "outer_step raised StopIteration"),
+    ],
+)
+def test_whatever_a_step_raises_of_its_numbers_comes_on_every_peer_and_moves_nothing(make, words):
+    found = stepped(make, ANCHOR, STATE)
+    assert found.after_N is ANCHOR
+    assert words in found.why
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (bytes(65), "summary gave 65 bytes, 64 at most"),
+        ("text", "summary gave str, want bytes"),
+        (None, "summary gave NoneType, want bytes"),
+    ],
+)
+def test_a_summary_that_no_offer_can_carry_is_none_and_says_why(made, words):
+    found, why = said(lambda: made)
+    assert found == b""
+    assert words in why
+
+
+def test_a_summary_is_passed_on_as_it_is_and_one_that_raises_is_none():
+    assert said(lambda: bytes(64)) == (bytes(64), "")
+    assert said(lambda: bytes([256])) == (b"", "summary raised ValueError: bytes must be in range(0, 256)")
 
 
 def test_weights_are_float32_and_nobody_counts_when_all_are_zero():
