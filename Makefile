@@ -16,13 +16,16 @@ WORKERS ?= 2
 SEEDS ?= 1-2400
 ROUNDS ?= 50
 
-.PHONY: demo test simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss interop js-libp2p lint format constraints clean
+.PHONY: demo test test-long simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss interop js-libp2p lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
 
-test: $(STAMP)  ## every test: make test ARGS="tests/cli -x"
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+test: $(STAMP)  ## every test but the long ones: make test ARGS="tests/cli -x"
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-long: $(STAMP)  ## those that make test leaves out: more seeds, sizes and phases of what it tries a part of
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -m long -n $(WORKERS) --dist worksteal $(ARGS)
 
 fuzz: $(STAMP)  ## hostile bytes for every decoder, on two cores: make fuzz MINUTES=30 ARGS="--only stream"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
@@ -52,11 +55,12 @@ powerloss: $(STAMP)  ## SIGKILLs while checkpoints are written: make powerloss K
 interop: $(STAMP) $(NODE_STAMP)  ## js-libp2p against all transports, with node and npm: make interop ARGS="-k relay"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/interop $(ARGS)
 
-lint: $(STAMP)
+lint: $(STAMP)  ## the last line: whether every test can be imported
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	collected=$$($(BIN)/python -m pytest --collect-only -qq 2>&1) || { tail -n 60 <<< "$$collected"; exit 1; }
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -66,6 +66,7 @@ def committed(peer: DemoProcess) -> dict[int, str]:
     return {row["outer_step"]: row["anchor"] for row in read_events(peer.directory, event="commit")}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_follower_writes_anchors_while_its_first_donor_is_killed_and_goes_on_in_its_folder(
     family: Family, tmp_path: Path

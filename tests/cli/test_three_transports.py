@@ -28,6 +28,7 @@ def anchors(peer: DemoProcess) -> dict[str, str]:
     return {str(row["record"]): str(row["anchor"]) for row in rows if row.get("anchor")}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_one_peer_on_each_transport_trains_through_a_kill_and_a_join(family: Family, tmp_path: Path) -> None:
     manifest = preset_manifest(

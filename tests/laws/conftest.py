@@ -33,9 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
-    for kind, (option, ours) in TABLES.items():
+    given = {kind: _given(metafunc.config, option) for kind, (option, _) in TABLES.items()}
+    for kind, (_, ours) in TABLES.items():
         if kind in metafunc.fixturenames and kind not in own:
-            table = _given(metafunc.config, option) or ours
+            table = given[kind] if any(given.values()) else ours
             marker = "rules" if kind == "rule" else "methods"
             meant = [mark.args[0] for mark in metafunc.definition.iter_markers(marker)]
             chosen = [spelling for spelling in table if all(is_meant(spelling) for is_meant in meant)]

@@ -61,7 +61,7 @@ def course(run: Descent, rounds: int = ROUNDS) -> Course:
     return found
 
 
-@pytest.mark.parametrize("peers", [2, 8, 64])
+@pytest.mark.parametrize("peers", [2, 8, pytest.param(64, marks=pytest.mark.long)])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_method_with_its_presets_terms_does_not_diverge(preset: str, peers: int):
     found = course(Descent(with_defaults(preset), peers))
@@ -74,7 +74,7 @@ def through_its_compressor(preset: str, peers: int, rate: float) -> Course:
     return course(Descent(with_defaults(preset), peers, Lossy.of(preset), clips, rate), LOSSY_ROUNDS)
 
 
-@pytest.mark.parametrize("peers", [2, 8])
+@pytest.mark.parametrize("peers", [2, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_nor_does_it_through_the_compressor_and_the_feedback_that_its_preset_names(preset: str, peers: int):
     found = through_its_compressor(preset, peers, OWING_RATE if Lossy.of(preset).feedback.sender else 1.0)
