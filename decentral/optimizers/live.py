@@ -21,11 +21,13 @@ class InnerOptimizer(Protocol):
     """Moments and gradients, fragment by fragment."""
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
-        """``optimizer.state[...][name]`` over one fragment (N,), a copy; None while there is none."""
+        """``optimizer.state[...][name]`` over one fragment (N,), a copy: zeros where a parameter has none; None while
+        none has, or the first step is still to make it.
+        """
         ...
 
     def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
-        """Overwrite it; False when there is none to overwrite yet."""
+        """Overwrite it where it is; False when there is none to overwrite yet."""
         ...
 
     def read_gradient(self, fragment: int) -> Tensor | None:
@@ -34,11 +36,6 @@ class InnerOptimizer(Protocol):
 
     def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
         """Let the next inner step go by so much more; for ``before_inner_step``, as there the gradients are made."""
-        ...
-
-    @property
-    def learning_rate(self) -> float:
-        """Of the next inner step; the mean over groups of parameters that have several. 0 where none is shown."""
         ...
 
 
@@ -73,8 +70,6 @@ class Live(InnerOptimizer, Protocol):
 
 class NoMoments:
     """An inner optimizer that has none, or shows none."""
-
-    learning_rate = 0.0
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
         """None."""

@@ -94,8 +94,8 @@ class Bookkeeping:
         buffers_B = self.replica.shared_buffers(f)
         method = self.replica.method
         return CommittedUpdate(
-            None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, taken_N=taken_N,
-            state=self.replica.states[f] if method.inner else {},
+            None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, took=mine is not None,
+            taken_N=taken_N, state=self.replica.states[f] if method.inner else {},
             channels=frozenset(channel.name for channel in method.channels()),
         )  # fmt: skip
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_feedback
+from decentral.consensus.chain import contributions
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 from decentral.replica.codec import FixedShapes, range_shapes
 from decentral.replica.run_codec import codec_of
-from decentral.simulate.equations import EQUATIONS, WEIGH, Averaged
+from decentral.simulate.equations import EQUATIONS, SHARE, WEIGH, Averaged
 from decentral.simulate.learning.lessons import LessonName, first_anchors, toy_schema
 from decentral.simulate.trace import Trace
 from decentral.simulate.verdict import Verdict
@@ -53,7 +54,8 @@ def _can_be_judged(manifest: Manifest) -> bool:
     outer, reduces = manifest.outer, manifest.exchange.kind == "reduce"
     plain = outer.norm_clip in (None, "none") and outer.aggregation is None
     alike = plain and manifest.weighting == "equal" and outer.method not in WEIGH
-    return outer.method in EQUATIONS and (reduces or alike)
+    known = manifest.weighting == "equal" or outer.method not in SHARE if reduces else alike
+    return outer.method in EQUATIONS and known
 
 
 class _Averaging:
@@ -78,10 +80,13 @@ class _Averaging:
         frames = [(ref.part, parsed(self._frames[ref.frame])) for ref in record.frames]
         if record.contributors:
             parts = [self._change(frame, range_shapes(*record.partition[part][1:])) for part, frame in sorted(frames)]
-            return Averaged(torch.cat(parts), record.contributors)
+            mean_N, count = torch.cat(parts), len(record.contributors)
+            return Averaged(mean_N, record.contributors, mean_N.expand(count, -1), self._ages(record))
         rows_KN = torch.stack([self._contribution(frame, record.fragment, shapes) for _, frame in frames])
-        ages = [(record.outer_step - ref.based) // self._fragments for ref in record.frames]
-        return Averaged(rows_KN.mean(0), record.frames, rows_KN, ages)
+        return Averaged(rows_KN.mean(0), record.frames, rows_KN, self._ages(record))
+
+    def _ages(self, record: Record) -> list[int]:
+        return [(record.outer_step - ref.based) // self._fragments for ref in contributions(record)]
 
     def _contribution(self, frame: Frame, fragment: int, shapes: FixedShapes) -> Tensor:
         change_N, key = self._change(frame, shapes), (frame.header.sender, fragment)

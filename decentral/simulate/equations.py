@@ -1,8 +1,7 @@
 """The outer methods' equations once more, in float64 and from the papers: where an anchor must be after its records.
 
-Written apart from decentral.optimizers, so that an error of a method, or of what it is told of its round, shows. Those
-of ``EQUATIONS`` take what the records of one fragment averaged, in order, and return the sum of the anchor's moves;
-those of ``PULLS`` take where one of a pair stood, and return its move but for the pull, which over both cancels.
+Written apart from decentral.optimizers, so that an error of a method, or of what it is told of its round, shows. They
+take what the records of one fragment averaged, in order, and return the sum of the anchor's moves. Pairs: pulls.py.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from decentral.wire.messages import FrameRef
 
-__all__ = ["EQUATIONS", "NOT_LINEAR", "PULLS", "WEIGH", "Averaged", "Stood", "state_name"]
+__all__ = ["EQUATIONS", "SHARE", "WEIGH", "Averaged"]
 
 # Shape suffixes: N = elements of one fragment, which is one tensor, flat float64; K = contributors.
 
@@ -32,7 +31,7 @@ class Averaged:
 
     mean_N: Tensor  # of the contributions, as frames or owners' results have it
     contributors: Sequence[FrameRef]
-    rows_KN: Tensor = field(default_factory=lambda: torch.zeros(0))  # what each sent, where frames are its own
+    rows_KN: Tensor = field(default_factory=lambda: torch.zeros(0))  # what each sent; of a reduce the mean, K times
     ages: Sequence[int] = ()  # outer steps of the fragment by which each is late
 
 
@@ -177,6 +176,26 @@ def _learnt(norm: float, usual: Sequence[float], warmup: int) -> list[float]:
     return [count + 1, after, 0.98 * (squares + 0.02 * off * (norm - after)), wild]
 
 
+def _signs(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    """The last line of arXiv:2411.19870: a step of one size by the sign of what was averaged, or by that itself."""
+    means = [one.mean_N.sign() if keys["step"] == "sign" else one.mean_N for one in run]
+    return -float(keys["lr"]) * torch.stack(means).sum(0)
+
+
+def _partial_updates(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    """Nesterov of each slice by itself, over the mean of its owners: arXiv:2509.22418."""
+    slices, numel = keys["slices"], len(run[0].mean_N)
+    moved_N, momentum_N = torch.zeros_like(run[0].mean_N), torch.zeros_like(run[0].mean_N)
+    for one in run:
+        said = [struct.unpack("<H", ref.summary)[0] for ref in one.contributors]
+        for number in set(said):
+            place = slice(numel * number // slices, numel * (number + 1) // slices)
+            change = one.mean_N[place] * (len(said) / said.count(number))
+            momentum_N[place] = keys["momentum"] * momentum_N[place] + change
+            moved_N[place] -= keys["lr"] * (change + keys["momentum"] * momentum_N[place])
+    return moved_N
+
+
 def _fedbuff(run: Sequence[Averaged], keys: Keys) -> Tensor:
     """Arrivals scaled by (1 + age)^(-discount/2), divided by their number: arXiv:2106.06639."""
     return -float(keys["lr"]) * torch.stack([_aged(one.rows_KN, one.ages, keys["discount"]) for one in run]).sum(0)
@@ -190,7 +209,8 @@ def _aged(rows_KN: Tensor, ages: Sequence[int], discount: int) -> Tensor:
 def _cgad(run: Sequence[Averaged], keys: Keys) -> Tensor:
     """Adam on what gate and decay leave of each: arXiv:2605.09126."""
     parameter_N = torch.zeros_like(run[0].mean_N, requires_grad=True)
-    adam = torch.optim.Adam([parameter_N], keys["lr"], (keys["beta1"], keys["beta2"]), keys["eps"])
+    betas = float(keys["beta1"]), float(keys["beta2"])
+    adam = torch.optim.Adam([parameter_N], float(keys["lr"]), betas, float(keys["eps"]))
     for one in run:
         angles = [math.pi * min(age / keys["cutoff"], 1.0) for age in one.ages]
         shares = [
@@ -244,7 +264,7 @@ def _decoupled(run: Sequence[Averaged], keys: Keys) -> Tensor:
         length_K = one.rows_KN.norm(dim=1)
         toward_N = (weight_K[:, None] * one.rows_KN / length_K.clamp(min=1e-300)[:, None]).sum(0) / weight_K.sum()
         change_N = (weight_K[:, None] * one.rows_KN).sum(0) / weight_K.sum()
-        if float(toward_N.norm()) > 1e-6:
+        if keys["mean"] == "radial" and float(toward_N.norm()) > 1e-6:
             change_N = float((weight_K * length_K).sum() / weight_K.sum()) * toward_N / toward_N.norm()
         momentum_N = keys["momentum"] * momentum_N + change_N
         moved_N = moved_N - keys["lr"] * (change_N + keys["momentum"] * momentum_N)
@@ -259,10 +279,14 @@ EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "co2": _co2,
     "fedopt": _fedopt,
     "pier": _pier,
+    "demo_sgd": _signs,
     "des_loc": _plain,
     "diloco": _nesterov,
     "mt_dao": _plain,
     "muloco": _muloco,
+    "partial_updates": _partial_updates,
+    "scaffold": _plain,
+    "spes": _plain,  # of a model without experts, which belongs to all
     "streaming": _nesterov,
     "delayed_nesterov": _delayed_nesterov,
     "edit": _edit,
@@ -272,63 +296,7 @@ EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "heloco": _heloco,
     "decoupled": _decoupled,
 }
-WEIGH = {"edit", "a_edit"}  # methods whose frames do not count alike: their mean is known where owners sent it
-
-
-# ---- in pairs ----
-
-_STATE = "state/"
-
-
-def state_name(name: str) -> str:
-    """What a tensor of a method's state is called in a trace."""
-    return _STATE + name
-
-
-@dataclass(frozen=True, slots=True)
-class Stood:
-    """Where one peer of a pair stood, and what it contributed."""
-
-    before_N: Tensor
-    change_N: Tensor  # as the method has it: anchor - local, or by its paper local - anchor
-    state: Mapping[str, Tensor]
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Stood:
-        """From the trace's entry of a step."""
-        state = {name.removeprefix(_STATE): one_N.double() for name, one_N in tensors.items() if _STATE in name}
-        return cls(tensors["before"].double(), tensors["change"].double(), state)
-
-
-def _pushed(one: Stood, keys: Keys) -> Tensor:
-    """Equation 2 of arXiv:2506.10911, the sign as in the authors' code."""
-    return float(keys["alpha"]) * one.state["momentum"] + float(keys["beta"]) * one.change_N
-
-
-def _alone(one: Stood, keys: Keys) -> Tensor:
-    return -float(keys["lr"]) * one.change_N
-
-
-def _onward(one: Stood, keys: Keys) -> Tensor:
-    """arXiv:2606.11081 without its Laplacian."""
-    p_N = one.before_N - float(keys["lr"]) * one.change_N
-    return p_N - one.before_N + float(keys["momentum"]) * (p_N - one.state["before"])
-
-
-def _mixed(one: Stood, keys: Keys) -> Tensor:
-    """The matrix exponential of arXiv:2306.08289 over one round."""
-    rate = 1 / (2 * math.sqrt(keys["chi1"] * keys["chi2"]))
-    flow = torch.linalg.matrix_exp(torch.tensor([[-rate, rate], [rate, -rate]], dtype=torch.float64))
-    both_2N = torch.stack([one.before_N, one.state["twin"]]) - float(keys["lr"]) * one.change_N
-    return torch.mv(both_2N.T, flow[0]) - one.before_N
-
-
-PULLS: Mapping[str, Callable[[Stood, Keys], Tensor]] = {
-    "noloco": _pushed,
-    "gasloc": _onward,
-    "a2cid2": _mixed,
-    "ad_psgd": _alone,
-    "late_merge": _alone,
-    "variance_corrected": _alone,
-}
-NOT_LINEAR = {"variance_corrected"}  # it keeps the mean of a matrix's values, and no single one
+SHARE = {"cgad", "fedbuff", "partial_updates"}  # methods whose divisor is known of a reduce where all weigh the same
+# Methods whose frames do not count alike, or whose step is another where a mean is zero up to rounding: their mean is
+# known where owners sent it.
+WEIGH = {"edit", "a_edit", "demo_sgd"}

@@ -13,7 +13,7 @@ from decentral.simulate.learning.lessons import LessonName
 from decentral.simulate.learning.stand_in import StandIn
 from decentral.simulate.profiles import PROFILES, Profile
 
-__all__ = ["KINDS", "LIMITS", "Scenario", "drawn", "toy_manifest"]
+__all__ = ["KINDS", "LIMITS", "SHORTER", "Scenario", "drawn", "toy_manifest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ _KINDS: dict[str, tuple[str, Tables]] = {  # preset, and what is changed of it
 }
 KINDS = tuple(_KINDS)
 OTHERS_EVERY = 4  # seeds of which one has a method of ``others``
-_SHORTER: dict[str, dict[str, float]] = {  # so that what takes a run a day comes to pass in 20 rounds
+SHORTER: dict[str, dict[str, float]] = {  # so that what takes a run a day comes to pass in 20 rounds
     **{name: {"grace": 0.5} for name in ("cgad", "decoupled", "delayed_nesterov", "fedbuff")},
     "edit": {"warmup": 12},
     "late_merge": {"first": 0.3, "growth": 12},
@@ -95,12 +95,12 @@ def toy_manifest(kind: str, seed: int, limits: Mapping[str, float] = LIMITS) -> 
     preset, tables = _KINDS.get(kind) or (kind, _of_other(kind))
     if kind == "pair":
         preset = _GOSSIPS[seed // 11 % len(_GOSSIPS)]  # so that few seeds have all
-        tables = {"outer": _SHORTER.get(preset, {})}
+        tables = {"outer": SHORTER.get(preset, {})}
     return preset_manifest(preset, run=run, swarm=limits, **{"inner": {"steps": 4}, **tables})
 
 
 def _of_other(kind: str) -> Tables:
-    outer = _SHORTER.get(kind, {})
+    outer = SHORTER.get(kind, {})
     return {"outer": {**outer, **_UNCLIPPED}, "compressor": _EXACT} if _leaves_marks(kind) else {"outer": outer}
 
 

@@ -98,11 +98,6 @@ class LiveSide:
         """See Live."""
         return self._own[fragment]
 
-    @property
-    def learning_rate(self) -> float:
-        """See Live."""
-        return self._inner.learning_rate
-
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
         """See Live."""
         return self._inner.read_moment(name, fragment)

@@ -1,4 +1,9 @@
-"""The inner optimizer's moments and gradients, fragment by fragment, for the methods that share or correct them."""
+"""The inner optimizer's moments and gradients, fragment by fragment, for the methods that share or correct them.
+
+A parameter without a moment has zeros: one that got no gradient yet, where Adam's moments are zeros of themselves, and
+one whose optimizer keeps no such moment, as Muon of matrices, where nobody reads them. Only where a step is still to
+make the moment is there nothing to share yet.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +25,23 @@ class Moments:
         self._model, self._optimizers = model, optimizers
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
-        """A copy (N,); None while one of the parameters has none of that name and shape."""
+        """A copy (N,); None while no parameter has one of that name and shape, or a step is still to make one."""
         held = self._held(name, fragment)
-        return None if held is None else torch.cat([one.detach().float().cpu().flatten() for one in held])
+        if held is None:
+            return None
+        found = [torch.zeros_like(like) if one is None else one for like, one in held]
+        return torch.cat([one.detach().float().cpu().flatten() for one in found])
 
     def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
-        """Overwrite it in place, each in its own dtype; False when there is none to overwrite."""
+        """Overwrite it in place where it is, each in its own dtype; False where ``read_moment`` has None."""
         held = self._held(name, fragment)
         if held is None:
             return False
         with torch.no_grad():
-            for one, given in zip(held, split(moment_N, [tuple(one.shape) for one in held]), strict=True):
-                one.copy_(given)
+            pieces = split(moment_N, [tuple(like.shape) for like, _ in held])
+            for (_, one), given in zip(held, pieces, strict=True):
+                if one is not None:
+                    one.copy_(given)
         return True
 
     def read_gradient(self, fragment: int) -> Tensor | None:
@@ -49,20 +59,20 @@ class Moments:
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad += piece.to(parameter.grad)
 
-    @property
-    def learning_rate(self) -> float:
-        """Of all groups alike, however large."""
-        rates = [float(group["lr"]) for optimizer in self._optimizers for group in optimizer.param_groups]
-        return sum(rates) / len(rates)
-
     def _of(self, fragment: int) -> list[Tensor]:
         trained = self._model.trained
         return [trained[spec.name] for spec in self._model.schema.fragments[fragment].parameters]
 
-    def _held(self, name: str, fragment: int) -> list[Tensor] | None:
-        found = [self._moment_of(parameter, name) for parameter in self._of(fragment)]
-        held = [one for one in found if one is not None]
-        return held if len(held) == len(found) else None
+    def _held(self, name: str, fragment: int) -> list[tuple[Tensor, Tensor | None]] | None:
+        """Each parameter with its moment."""
+        held = [(parameter, self._moment_of(parameter, name)) for parameter in self._of(fragment)]
+        nobody = all(one is None for _, one in held)
+        return None if nobody or any(self._awaits(parameter) for parameter, _ in held) else held
+
+    def _awaits(self, parameter: Tensor) -> bool:
+        """Whether its optimizer has not made the step yet that its gradient is for: that makes what it keeps."""
+        stepped = any(optimizer.state.get(parameter) for optimizer in self._optimizers)
+        return parameter.grad is not None and not stepped
 
     def _moment_of(self, parameter: Tensor, name: str) -> Tensor | None:
         for optimizer in self._optimizers:

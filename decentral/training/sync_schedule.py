@@ -250,6 +250,10 @@ class SyncSchedule:
         """The contribution in flight was taken, with the ``trained`` inner steps behind it."""
         self.held, self.sent_at = 0, None
         progress.steps, progress.missed = max(0, progress.steps - trained), 0
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """What an absence left uncounted of the contribution that was taken."""
         if self._away is not None:
             self.given_up.append(self._away)
             self._away = None
@@ -257,6 +261,8 @@ class SyncSchedule:
     def _passed_by(self, update: CommittedUpdate) -> None:
         progress = self.progress[update.fragment]
         self.sent_at = None
+        if update.took:
+            self._give_up()
         self.since = max(0, self.since + update.owed_steps // self.num_fragments)
         progress.steps = max(0, progress.steps + update.owed_steps)
         progress.missed += update.rounds if progress.steps else 0

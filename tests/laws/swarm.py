@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from decentral.optimizers import RoundInfo
 from decentral.parameters import schema_of
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after
+from decentral.replica.outer_step import OuterStep
 from decentral.replica.pair_step import GossipStep
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import Replica
@@ -25,22 +27,32 @@ from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 
 Books = tuple[dict[str, Tensor], ...]
+Cut = Sequence[tuple[int, int, int]]  # the plan of a reduce: owner, start, stop
 
 SIGNERS = sorted((Signer(bytes([n] * 32)) for n in range(3)), key=lambda signer: signer.peer)
 PARAMETERS = {"matrix": torch.zeros(40, 24, requires_grad=True), "vector": torch.zeros(37, requires_grad=True)}
 NUMEL = sum(parameter.numel() for parameter in PARAMETERS.values())
-METHODS = ("diloco", "streaming", "sparseloco")
 
 
 def peer_of(manifest: Manifest, start_N: Tensor) -> Replica:
     return make_replica(manifest, schema_of(PARAMETERS), [start_N])
 
 
+@dataclass(frozen=True)
+class Met:
+    """One round that is over."""
+
+    record: Record
+    steps: Sequence[OuterStep]  # by peer
+    mean_N: Tensor  # what the outer method was handed as the change: of some methods (K, N)
+    info: RoundInfo  # and what it was told
+
+
 class Heard:
-    """An outer optimizer that remembers the mean it was given."""
+    """An outer optimizer that remembers what it was handed."""
 
     def __init__(self, replica: Replica) -> None:
-        self.inner, self.mean_N = replica.method, torch.zeros(NUMEL)
+        self.inner, self.received, self.info = replica.method, {"change": torch.zeros(NUMEL)}, RoundInfo()
         replica.method = self  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the method has
@@ -49,42 +61,48 @@ class Heard:
     def outer_step(
         self, anchor: Tensor, received: Mapping[str, Tensor], state: Mapping[str, Tensor], info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        self.mean_N = received["change"].clone()
+        self.received, self.info = {name: one.clone() for name, one in received.items()}, info
         return self.inner.outer_step(anchor, received, state, info)
 
 
 class Swarm:
-    """Three peers; each has another outer method, for what is sent does not depend on it."""
+    """Three peers; each may have another outer method, where what is sent does not depend on it."""
 
-    def __init__(self, manifests: Sequence[Manifest]) -> None:
-        self.peers = [peer_of(manifests[n], torch.zeros(NUMEL)) for n in range(len(SIGNERS))]
-        self.heard = [Heard(peer) for peer in self.peers]
-        digest = bytes(32)
-        self.head = Head.genesis(digest, digest, digest, SIGNERS[0].peer)
+    def __init__(self, peers: Sequence[Replica]) -> None:
+        self.peers, self.heard = list(peers), [Heard(peer) for peer in peers]
+        genesis = Head.genesis(bytes(32), bytes(32), peers[0].digest, SIGNERS[0].peer)
+        self.head = replace(genesis, members=tuple(signer.peer for signer in SIGNERS))
 
     def gather(self, given: Mapping[int, Tensor]) -> Tensor:
         """One round: the contributions of ``given``, by peer, in one commit. Returns the mean that all applied."""
-        offered = {n: self._contribution(gradient_N) for n, gradient_N in given.items()}
-        frames = []
-        for n, made in offered.items():
-            made.encoded = self.peers[n].encode(0, made.gradient_N, me=SIGNERS[n].peer)
-            frames.append(made.frame(self.head, SIGNERS[n]))
-        record = self._record(tuple(_ref(frame) for frame in frames))
-        self._book(record, offered, {})
-        return self._apply(record, frames)
+        return self.gathered({n: self._contribution(gradient_N) for n, gradient_N in given.items()}).mean_N
 
-    def reduce(self, given: Mapping[int, Tensor], *cuts: Sequence[tuple[int, int, int]]) -> Tensor:
-        """One round: a plan for each of ``cuts`` (owner, start, stop), the last of which is committed."""
-        offered = {n: self._contribution(gradient_N) for n, gradient_N in given.items()}
+    def reduce(self, given: Mapping[int, Tensor], *cuts: Cut) -> Tensor:
+        """One round: a plan for each of ``cuts``, the last of which is committed. Returns the mean that all applied."""
+        return self.reduced({n: self._contribution(gradient_N) for n, gradient_N in given.items()}, *cuts).mean_N
+
+    def gathered(self, offered: Mapping[int, Contribution]) -> Met:
+        """The same of contributions as peers made them."""
+        frames = {}
+        for n, made in offered.items():
+            made.encoded = self.peers[n].encode(0, made.gradient_N, made.states, SIGNERS[n].peer)
+            frames[n] = made.frame(self.head, SIGNERS[n])
+        record = self._record(tuple(self._ref(n, offered[n], frame.hash) for n, frame in frames.items()))
+        self._book(record, offered, {})
+        return self._apply(record, list(frames.values()))
+
+    def reduced(self, offered: Mapping[int, Contribution], *cuts: Cut) -> Met:
+        """The same of contributions as peers made them."""
         left: dict[bytes, Tensor] = {}
         for number, cut in enumerate(cuts):
             partition = tuple((SIGNERS[n].peer, start, stop) for n, start, stop in cut)
-            contributors = tuple(
-                FrameRef(SIGNERS[n].peer, made.commitment(self.head), 0, 1, 1) for n, made in offered.items()
-            )
+            contributors = tuple(self._ref(n, made, made.commitment(self.head)) for n, made in offered.items())
             plan = ReducePlan(0, self.head.round + 1, 0, number, contributors, partition)
-            results = self._results(plan, self._slices(plan, offered), left)
-        record = self._record(tuple(_ref(frame) for frame in results), plan)
+            slices = self._slices(plan, offered)
+            results = self._results(plan, slices, left)
+        record = self._record(
+            tuple(FrameRef(frame.header.sender, frame.hash, frame.header.part, 1, 1) for frame in results), plan
+        )
         self._book(record, offered, left)
         return self._apply(record, results)
 
@@ -105,12 +123,14 @@ class Swarm:
     def _slices(self, plan: ReducePlan, offered: Mapping[int, Contribution]) -> dict[tuple[int, int], Tensor]:
         """By part and peer, what the part's owner decodes."""
         return {
-            (part, n): self.peers[n].codec.decode(
-                made.slice_frame(part, plan, self.head, self.peers[n], SIGNERS[n]).body, range_shapes(start, stop)
-            )
+            (part, n): self._decoded(made.slice_frame(part, plan, self.head, self.peers[n], SIGNERS[n]), start, stop)
             for part, (_, start, stop) in enumerate(plan.partition)
             for n, made in offered.items()
         }
+
+    def _decoded(self, frame: Frame, start: int, stop: int) -> Tensor:
+        channels = frame.header.channels
+        return self.peers[0].codec.decode(frame.body, range_shapes(start, stop) * channels, channels)
 
     def _results(
         self, plan: ReducePlan, slices: Mapping[tuple[int, int], Tensor], left: dict[bytes, Tensor]
@@ -129,21 +149,24 @@ class Swarm:
     def _result(self, n: int, reduction: Reduction) -> tuple[Frame, dict[str, Tensor]]:
         peer, (start, stop), plan = self.peers[n], reduction.range, reduction.plan
         owed_N = peer.owed(0)
-        weights = peer.weights(plan.contributors, 0)
-        made = reduction.result(peer.codec, weights, None if owed_N is None else owed_N[start:stop])
+        weights = peer.weights(plan.contributors, self.head.outer_step)
+        beside = peer.state_weights(plan.contributors, self.head.outer_step, weights)
+        made = reduction.result(peer.codec, weights, None if owed_N is None else owed_N[start:stop], beside=beside)
         parts, me = len(plan.partition), SIGNERS[n]
         header = header_after(self.head, FrameKind.RESULT, 0, me.peer, reduction.part, parts, plan.number)
-        return seal(header, made.body, me), made.feedback
+        return seal(replace(header, states=len(beside)), made.body, me), made.feedback
+
+    def _ref(self, n: int, made: Contribution, name: bytes) -> FrameRef:
+        """``name``: what the offer names."""
+        return FrameRef(SIGNERS[n].peer, name, 0, made.steps, made.tokens, made.based_in(self.head), made.summary)
 
     def _record(self, refs: tuple[FrameRef, ...], plan: ReducePlan | None = None) -> Record:
-        head, members = self.head, tuple(signer.peer for signer in SIGNERS)
+        head, nothing = self.head, ReducePlan(0, 0, 0, 0, (), ())
         assert head.anchor is not None
-        number, contributors, partition = (
-            (0, (), ()) if plan is None else (plan.number, plan.contributors, plan.partition)
-        )
+        made = plan or nothing
         return Record(
-            head.run, 0, head.round + 1, head.outer_step, 0, number, head.hash, head.anchor, members, refs,
-            contributors, partition, members, False,
+            head.run, head.epoch, head.round + 1, head.outer_step, 0, made.number, head.hash, head.anchor, head.members,
+            refs, made.contributors, made.partition, head.members, False,
         )  # fmt: skip
 
     def _book(self, record: Record, offered: Mapping[int, Contribution], left: Mapping[bytes, Tensor]) -> None:
@@ -154,26 +177,24 @@ class Swarm:
                 peer.feedback[0] = offered[n].feedback_after(record)
             peer.owe_after(record, SIGNERS[n].peer, left, owed_N)
 
-    def _apply(self, record: Record, frames: Sequence[Frame]) -> Tensor:
+    def _apply(self, record: Record, frames: Sequence[Frame]) -> Met:
         """A reduce decodes results when they come, as `Results` remembers."""
-        decoded, codec = {}, self.peers[0].codec
+        decoded = {}
         for frame in frames if record.partition else ():
             _, start, stop = record.partition[frame.header.part]
-            decoded[frame.hash] = codec.decode(frame.body, range_shapes(start, stop))
-        for peer in self.peers:
-            peer.install(peer.outer_step(record, {frame.hash: frame for frame in frames}, decoded))
-        first, *others = (heard.mean_N for heard in self.heard)
+            decoded[frame.hash] = self._decoded(frame, start, stop)
+        steps = [peer.outer_step(record, {frame.hash: frame for frame in frames}, decoded) for peer in self.peers]
+        for peer, step in zip(self.peers, steps, strict=True):
+            peer.install(step)
+        first, *others = (heard.received["change"] for heard in self.heard)
         assert all(torch.equal(first, other) for other in others), "the same bits on every peer"
-        return first
+        self.head = replace(self.head.extended(record), anchor=self.peers[0].digest)
+        return Met(record, steps, first, self.heard[0].info)
 
 
 def install(replica: Replica, step: GossipStep) -> None:
     """As `Gossip._book` does."""
     replica.anchors[0], replica.states[0], replica.feedback[0] = step.after_N, step.state, step.feedback
-
-
-def _ref(frame: Frame) -> FrameRef:
-    return FrameRef(frame.header.sender, frame.hash, frame.header.part, 1, 1)
 
 
 def changed_books(

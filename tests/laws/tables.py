@@ -92,8 +92,7 @@ METHODS = tuple(
 
 def method_of(spelling: str) -> OuterMethod:
     """The outer method of ``name key=value ...``."""
-    name, *hyper = spelling.split()
-    return make_outer(name, {key: _value(text) for key, _, text in (word.partition("=") for word in hyper)})
+    return make_outer(*words_of(spelling))
 
 
 AGGREGATIONS = tuple(
@@ -128,8 +127,13 @@ BY_PLACE = ("mda", "bucketing")  # subsets that share their widest pair: the fir
 
 def rule_of(spelling: str) -> Aggregation:
     """The aggregation rule of ``name key=value ...``."""
+    return make_aggregation(*words_of(spelling))
+
+
+def words_of(spelling: str) -> tuple[str, dict[str, Any]]:  # Any: as _value
+    """The name and the keys of ``name key=value ...``."""
     name, *keys = spelling.split()
-    return make_aggregation(name, {key: _value(text) for key, _, text in (word.partition("=") for word in keys)})
+    return name, {key: _value(text) for key, _, text in (word.partition("=") for word in keys)}
 
 
 def topology_of(spelling: str) -> str:
@@ -147,13 +151,6 @@ def follows(spelling: str) -> bool:
 
 def is_lopsided(spelling: str) -> bool:
     return last_of(spelling) in LOPSIDED
-
-
-def _value(text: str) -> Any:  # Any: as fields of a method
-    """A whole number where the method wants one, a word where it is none."""
-    if text.isdigit():
-        return int(text)
-    return text if text[0].isalpha() and text not in ("inf", "nan") else float(text)
 
 
 def _value(text: str) -> Any:  # Any: a word, or a whole number, where the method wants one

@@ -40,7 +40,7 @@ def spelled(name: str, f: int, count: int) -> dict[str, Any]:
 @pytest.mark.parametrize("case", range(len(GOLDEN["cases"])))
 def test_rules_give_what_byzfl_gives(case: int):
     """No distance is below its floor of the geometric median here. Its Krum sums n - f' - 1 squared distances, where
-    the paper has n - f - 2: the same with f' = f + 1.
+    the paper has n - f - 2: the same with f' = f + 1. ``tests/golden/made_by/aggregation.py`` makes the vectors again.
     """
     given = GOLDEN["cases"][case]
     sent_KN = np.array(given["vectors"])

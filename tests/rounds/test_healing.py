@@ -132,6 +132,7 @@ def test_a_branch_that_took_the_contribution_in_flight_is_booked_as_its_commit_w
         await driver.bookkeeping.adopt(head, {}, Branch(driver.head, (head,), (record,)))
         assert torch.equal(driver.state.replica.feedback[0]["debt"], pending.encoded.feedback["debt"])
         assert torch.equal(member.all_updates[seen].before_N, before_N - pending.gradient_N)
+        assert member.all_updates[seen].took
 
     run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
 

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decentral.simulate.scenario import drawn
 from decentral.simulate.simulation import Outcome, simulate
+from tests.simulate.draws import scenario
 
 LONGEST = 900  # s of real time for one seed: most take 3, and a slow machine ten times as long
 
@@ -55,7 +55,7 @@ def one(task: tuple[int, int]) -> tuple[int, dict[str, Any]]:
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(LONGEST)
     try:
-        return seed, simulate(drawn(seed, rounds)).to_dict()
+        return seed, simulate(scenario(seed, rounds)).to_dict()
     except Exception as error:  # noqa: BLE001 - whatever it is, the other seeds go on and this one is replayed
         nothing = dict.fromkeys(("rounds", "commits", "divergence", "lost_updates", "duplicated_updates", "hangs"), 0)
         return seed, {**nothing, "seconds": 0.0, "problems": [_innermost(error)]}
@@ -116,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     first, _, last = options.seeds.partition("-")
     if options.trace:
-        outcome = simulate(drawn(int(first), options.rounds))
+        outcome = simulate(scenario(int(first), options.rounds))
         show(outcome)
         return 0 if outcome.sound else 1
     total = run(

@@ -14,8 +14,12 @@ from decentral.wire.messages import FrameRef
 from tests.optimizers.stepping import step
 
 REFS = tuple(FrameRef(bytes([n]) * 32, bytes(32), 0, 1, 1) for n in range(3))
+SAY = {"partial_updates"}  # methods whose contributors say what they trained: tests/laws/test_mass.py
 SPELLED: list[tuple[str, dict[str, float | str]]] = [
-    *((name, {}) for name in sorted(set(EQUATIONS) - WEIGH)),
+    *((name, {}) for name in sorted(set(EQUATIONS) - WEIGH - SAY)),
+    ("demo_sgd", {}),
+    ("demo_sgd", {"step": "mean", "lr": 0.5}),
+    ("decoupled", {"mean": "plain"}),
     ("fedopt", {"variant": "yogi"}),
     ("fedopt", {"variant": "adagrad"}),
     ("co2", {"penalty": 2.0, "bound": 0.05}),

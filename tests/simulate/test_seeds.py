@@ -20,6 +20,7 @@ from decentral.simulate.profiles import PROFILES
 from decentral.simulate.scenario import drawn
 from decentral.simulate.simulation import simulate
 from tests.simulate import await_points, run
+from tests.simulate.draws import scenario
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 30  # the planted bugs of tests/faults are caught within 20; more seeds show more than more rounds of each
@@ -33,7 +34,7 @@ def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(seed):
 
     A swarm that is away most of the time makes fewer, one that gossips more.
     """
-    assert simulate(drawn(seed, ROUNDS)).to_dict()["problems"] == [], run.replay(seed, ROUNDS)
+    assert simulate(scenario(seed, ROUNDS)).to_dict()["problems"] == [], run.replay(seed, ROUNDS)
 
 
 @pytest.mark.parametrize("seed", [2, 7, 23, 24, 31, 36])

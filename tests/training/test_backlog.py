@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import queue
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,3 +96,13 @@ def test_folding_over_a_branch_that_was_given_up_keeps_what_is_owed_since():
         steps += taken.owed_steps
     assert live == 100.0 - 7.0 - 40.0
     assert steps == 12
+
+
+def test_a_branch_that_took_what_was_in_flight_is_merged_by_itself():
+    backlog = Backlog()
+    for number in range(LIMIT):
+        backlog.put(update(number, at=number))
+    backlog.put(replace(update(LIMIT, at=LIMIT), took=True))
+    backlog.put(update(LIMIT + 1, at=LIMIT + 1))
+    updates = [backlog.get() for _ in range(len(backlog))]
+    assert [one.before_N.item() for one in updates if one.took] == [LIMIT]

@@ -248,4 +248,3 @@ def test_a_gradient_that_is_missing_reads_as_zero_and_is_made_where_something_is
     inner.add_to_gradient(0, torch.tensor([1.0, 0.0, 0.0]))
     assert inner.read_gradient(0).tolist() == [2.0, 2.0, 3.0]
     assert model.weight.grad.tolist() == [[2.0, 2.0]]
-    assert inner.learning_rate == pytest.approx(0.2)

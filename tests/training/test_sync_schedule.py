@@ -243,6 +243,22 @@ def test_a_peer_that_was_held_back_for_a_round_sends_no_more_than_one_although_n
     assert torch.equal(model.read(0), zeros), "what is not sent is given up, not carried"
 
 
+@pytest.mark.parametrize("took", [True, False])
+def test_what_an_adopted_branch_took_without_counting_is_told_like_that_of_a_commit(model, took):
+    """Another branch left it where it was, and nothing is told."""
+    pace, zeros = schedule(), torch.zeros(8)
+    step(pace, 12)
+    moved = pace.gradient(0, zeros, model.read(0))
+    made = send(pace, model)
+    before, steps = (zeros - moved, -12) if took else (zeros, 0)
+    adopted = CommittedUpdate(None, b"1" * 32, 0, before, zeros, None, owed_steps=steps, took=took)
+    pace.merge(adopted, model)
+    assert [(away.steps, away.counted) for away in pace.given_up] == ([(12, 4)] if took else [])
+    for away in pace.given_up:
+        torch.testing.assert_close(away.dropped_N, moved - made.gradient_N)
+    torch.testing.assert_close(model.read(0), zeros if took else -moved)
+
+
 def test_steps_of_a_fast_peer_while_its_contribution_is_in_flight_count_in_full(model):
     pace, zeros = schedule(overlap=1), torch.zeros(8)
     for _ in range(3):

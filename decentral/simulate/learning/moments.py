@@ -19,8 +19,6 @@ class Descent:
     The moments are means of steps and of their squares, as Adam keeps them of gradients.
     """
 
-    learning_rate = 1.0
-
     def __init__(self) -> None:
         self._held: dict[str, list[Tensor]] = {}
         self._gradients: list[Tensor] = []

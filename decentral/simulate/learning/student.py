@@ -79,8 +79,6 @@ def _terms(inner: Inner) -> Inner:
 class _InnerMoments:
     """See decentral.optimizers.InnerOptimizer."""
 
-    learning_rate = LEARNING_RATE
-
     def __init__(self, weights: Sequence[Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._weights, self._optimizers = weights, optimizers
 

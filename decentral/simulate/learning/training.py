@@ -14,8 +14,8 @@ from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
-from decentral.simulate.equations import state_name
 from decentral.simulate.learning.lessons import Lesson
+from decentral.simulate.pulls import state_name
 from decentral.training.absence import Away
 from decentral.training.loop_parts import LoopControl, LoopParts
 from decentral.training.outer_loop import OuterLoop
@@ -191,6 +191,11 @@ class Trainer:
     def carried(self) -> dict[str, Tensor]:
         """What no commit has taken yet, per fragment: local progress and the debt of what was sent by halves."""
         return {str(f): self._carried(f, anchor_N) for f, anchor_N in enumerate(self.node.replica.anchors)}
+
+    def without_debts(self) -> dict[str, Tensor]:
+        """The local progress alone: all that is left when a partner may hold what was owed."""
+        anchors = enumerate(self.node.replica.anchors)
+        return {f"learnt/{f}": anchor_N - self.model.fragments[f] for f, anchor_N in anchors}
 
     def _carried(self, fragment: int, anchor_N: Tensor) -> Tensor:
         debt_N = self.node.replica.feedback[fragment].get("debt")

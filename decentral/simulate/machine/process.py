@@ -231,6 +231,7 @@ class SimulatedProcess:
         if self.dead:
             raise _Dead("this process has crashed")
         self.store.swap_begins()
+        self.note("swap_begins")
 
     def _on_event(self, event: str, fields: dict[str, object]) -> None:
         self.note(f"node_{event}", None, **fields)
@@ -259,7 +260,7 @@ class SimulatedProcess:
         step = node.gossip.step if node.gossip is not None else 0
         meta = {"age": node.age, "gossip_step": step, "progress": schedule.memory()}
         self.store.save(head, {**node.replica.shared_tensors(), **node.replica.own_tensors(), **live}, meta)
-        self.note("saved", self.trainer.carried(), round=head.round)
+        self.note("saved", {**self.trainer.carried(), **self.trainer.without_debts()}, round=head.round)
         return True
 
 

@@ -79,7 +79,7 @@ class Backlog:
 
 def _is_of_this_peer(update: CommittedUpdate) -> bool:
     """Whether it took progress of this peer's: it is merged by itself."""
-    return update.contribution is not None or update.taken_N is not None
+    return update.contribution is not None or update.took or update.taken_N is not None
 
 
 def _joined(older: CommittedUpdate, newest: CommittedUpdate) -> CommittedUpdate:
