@@ -62,7 +62,7 @@ def status_of(shown: Shown) -> Status:
         bytes_sent=sent,
         bytes_received=received,
         bytes_measuring=measuring.sent,
-        bytes_per_round=sent / max(1, len(outcomes)),
+        bytes_per_round=counted.sent_per_round(sent),
         sent_per_second=up,
         received_per_second=down,
         max_upload=shown.caps.up,

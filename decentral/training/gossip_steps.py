@@ -90,7 +90,7 @@ class GossipSteps:
             await self._merger.take_updates(MERGE_EVERY)
             while (update := self._schedule.mergeable()) is not None:
                 if update.record is not None:
-                    self._parts.events.round_ended(update)
+                    self._parts.events.round_ended(update, of_pairs=True)
         return self._merger.end_at_replica()
 
     async def _offer_merge(self, node: Node) -> None:
