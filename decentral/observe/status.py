@@ -146,6 +146,13 @@ def _read(path: Path) -> tuple[object, Status]:
         raise UsageError(f"{path}: not readable ({error}); the peer replaces it while it runs, ask again") from error
 
 
+def presence(member: Mapping[str, Any]) -> str:
+    """How one of a status' members is, in a word: ``live``, ``left`` with a goodbye, or ``gone`` without."""
+    if member.get("live", True):
+        return "live"
+    return "left" if member.get("left") else "gone"
+
+
 def is_running(status: Status) -> bool:
     """Tell whether the process that wrote this status still lives."""
     return ProcessInfo(status.pid, status.process_created).is_alive()

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from decentral.observe.health import health_sentence, health_word, in_time, in_units, round_line, short_name
-from decentral.observe.status import Status
+from decentral.observe.status import Status, presence
 
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
 _MAX_MEMBERS_SHOWN = 12
@@ -174,7 +174,7 @@ def _members(status: Status, num_shown: int) -> Table:
     for member in status.members[:num_shown]:
         name = str(member.get("peer", "?"))
         you = " (you)" if name == status.peer else ""
-        state = status.state if you else "live" if member.get("live", True) else "gone"
+        state = status.state if you else presence(member)
         round_, path = ("-" if member.get(key) is None else str(member[key]) for key in ("round", "path"))
         table.add_row(short_name(name) + you, state, round_, path)
     hidden = len(status.members) - num_shown
