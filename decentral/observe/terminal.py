@@ -86,7 +86,7 @@ class PlainDisplay:
 
     def result(self, text: str) -> None:
         """Print on stdout."""
-        _write_out(text)
+        write_out(text)
 
     def close(self) -> None:
         """Nothing to restore."""
@@ -119,7 +119,7 @@ class LiveDisplay:
         """Print above the table, and on stdout when that is not this terminal."""
         self.say(text)
         if not _is_terminal_out():
-            _write_out(text)
+            write_out(text)
 
     def close(self) -> None:
         """Leave the last picture, in which there is nothing to stop any more, and give the cursor back."""
@@ -132,7 +132,8 @@ def _is_terminal_out() -> bool:
     return sys.stdout.isatty()
 
 
-def _write_out(text: str) -> None:
+def write_out(text: str) -> None:
+    """One line on stdout, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
