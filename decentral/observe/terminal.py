@@ -20,7 +20,7 @@ from decentral.observe.status import Status, presence
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
 _MAX_MEMBERS_SHOWN = 12
 _OTHER_ROWS = 12  # of the live view at 60 columns: sentence 4, numbers 4, head, "and n more", how to stop, the cursor
-_STYLES = {"healthy": "green", "done": "green", "attention": "bold red", "late": "yellow"}
+_STYLES = {"healthy": "green", "done": "green", "attention": "bold red", "late": "yellow", "stalled": "yellow"}
 
 
 class Display(Protocol):

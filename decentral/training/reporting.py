@@ -44,7 +44,7 @@ class Reporter:
         self.wanted_members = 0  # for whom training waits before it begins; 0: it does not
         self.loss: float | None = None
         self.held_out_loss: float | None = None
-        self._round_began = self._clock()
+        self._round_began = self._contributed_at = self._clock()
         self._round_seconds: deque[float] = deque(maxlen=USUAL)
         self.waited = 0.0  # s the training thread stood still for the swarm
         self._wait_began = 0.0
@@ -117,6 +117,7 @@ class Reporter:
         now = self._clock()
         if contributed is not None:
             self._outcomes.append(contributed)
+            self._contributed_at = now if contributed else self._contributed_at
             self._num_outcomes += 1
         self._round_seconds.append(now - self._round_began)
         self._round_began = now
@@ -140,6 +141,16 @@ class Reporter:
     def usual_round(self) -> float | None:
         """Seconds that a round usually takes; None before the first has ended."""
         return statistics.median(self._round_seconds) if self._round_seconds else None
+
+    @property
+    def since_round(self) -> float:
+        """Seconds since a round ended here, or since this peer began."""
+        return self._clock() - self._round_began
+
+    @property
+    def since_contributed(self) -> float:
+        """Seconds since one ended to which this peer contributed, or since it began."""
+        return self._clock() - self._contributed_at
 
     @property
     def next_round_in(self) -> float | None:
