@@ -65,6 +65,15 @@ class Reporter:
             self.waited += now - self._wait_began
         self._waiting = waiting
 
+    def waits_for(self, members: int) -> None:
+        """Training waits for so many members before it begins; 0: it does not, or not any more.
+
+        The first round begins when the wait is over: who waited for a friend for hours has "4.2 h left" else.
+        """
+        if self.wanted_members and not members:
+            self._round_began = self._contributed_at = self._clock()
+        self.wanted_members = members
+
     def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
         """A commit was merged, or changed the membership; ``of_pairs``: in a gossip run, where it is no round."""
         record = update.record

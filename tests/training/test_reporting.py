@@ -69,6 +69,18 @@ def test_bytes_per_round_are_those_of_the_rounds_that_are_told_of() -> None:
     assert reporter.sent_per_round(sent + 700) == 1_000, "what the round in progress sends counts with it"
 
 
+def test_the_wait_for_company_is_no_part_of_the_first_round() -> None:
+    """Who had waited for a quarter of an hour had hours left after the first round of seconds."""
+    now = [0.0]
+    reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
+    for seconds, wanted in ((0.0, 2), (900.0, 2), (0.2, 0), (5.0, 0)):
+        now[0] += seconds
+        reporter.waits_for(wanted)
+    reporter.round_ended(update((b"me", b"other"), True))
+    assert reporter.usual_round == pytest.approx(5.0)
+    assert reporter.wanted_members == 0
+
+
 def update(members: tuple[bytes, ...], contributed: bool) -> Any:
     frames = (SimpleNamespace(peer=bytes(32)),)
     where = {"round": 1, "epoch": 0, "outer_step": 0, "fragment": 0, "final": False, "hash": b""}
