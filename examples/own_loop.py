@@ -23,13 +23,15 @@ from decentral.manifest import Manifest, preset_manifest
 def terms(rounds: int) -> Manifest:
     """What all peers agree on; in a file of its own once it is: decentral init run.toml."""
     run = {"name": "own-loop", "rounds": rounds}
-    return preset_manifest("diloco", run=run, model={"task": "custom"}, inner={"steps": 10})
+    inner = {"steps": 10, "learning_rate": 1e-3, "weight_decay": 0.01}  # as the optimizer below: they are compared
+    return preset_manifest("diloco", run=run, model={"task": "custom"}, inner=inner)
 
 
 def batches(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """This peer's own data: an epoch of points on a curve that all peers have pieces of."""
+    """This peer's own data: an epoch of points on a piece of a curve, which others have the rest of."""
     generator = torch.Generator().manual_seed(seed)
-    points = [4 * torch.rand(32, 1, generator=generator) - 2 for _ in range(50)]
+    left = seed % 4 - 2.0
+    points = [left + torch.rand(32, 1, generator=generator) for _ in range(50)]
     return [(x, torch.sin(3 * x)) for x in points]
 
 
@@ -43,7 +45,7 @@ def main() -> None:
 
     torch.manual_seed(0)  # the first peer's model is the run's; the others only need its shapes
     model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     data = batches(chosen.seed)
     print(f"training on the points of seed {chosen.seed}")
     with decentral.join(terms(chosen.rounds), model, optimizer, out=chosen.out) as peer:

@@ -75,7 +75,7 @@ async def _run(plan: RelayPlan, where: tuple[str, int] | None, stop: Stop) -> No
             for line in introduction(transport.addresses()):
                 click.echo(line)
             click.echo(_terms(plan.limits), err=True)
-            for sentence in advice(transport.addresses()):
+            for sentence in advice(transport.addresses(), keeps=bool(plan.keeping.invites)):
                 click.echo(sentence, err=True)
             group.start_soon(_report, relay)
             group.start_soon(keep, plan.keeping, plan.listen, transport.addresses()[0])
@@ -89,12 +89,17 @@ def introduction(addresses: tuple[str, ...]) -> Iterator[str]:
         yield f"--relay {address}"
 
 
-def advice(addresses: tuple[str, ...]) -> Iterator[str]:
-    """What to do when nobody outside can dial any of them."""
+def advice(addresses: tuple[str, ...], *, keeps: bool) -> Iterator[str]:
+    """What to do when nobody outside can dial any of them, or a run's peers may all have gone when somebody comes."""
     if not any(_is_public(address) for address in addresses):
         yield (
             "none of these addresses is public, so only peers of this network reach the relay; if another address "
             "leads here, give it as --announce /ip4/HOST/tcp/PORT"
+        )
+    if not keeps:
+        yield (
+            "a relay knows no run: should peers come when all others have gone, start it with --keep INVITE, and it "
+            "follows that run and gives them its last state (this takes torch)"
         )
 
 

@@ -78,6 +78,11 @@ def check_methods(manifest: Manifest) -> None:
             f'compressor.feedback = "{feedback}" does not fit outer.method {manifest.outer.method}: it sends '
             'parameters, whole each time, and keeps its change to itself, so that nothing is owed; use "none"'
         )
+    if method.divides and feedback.sender:
+        raise ConfigError(
+            f'compressor.feedback = "{feedback}" does not fit outer.method {manifest.outer.method}: its peers train '
+            'different parts, and what is owed of a part that another peer has by then would not count; use "none"'
+        )
     if len(channels) > 1 or channels[0].is_replica:
         _check_states(manifest, channels)
     if method.inner and manifest.model.task != "custom":

@@ -274,4 +274,4 @@ class Node:
     async def _on_hello(self, peer: PeerId, data: bytes) -> bytes:
         if self.admission is not None and not self.admission.take(peer, data):
             return refusal()
-        return greeting(self.manifest, self.start.schema, self.age)
+        return greeting(self.manifest, self.start.schema, self.age, over=self.driver.head.final)

@@ -20,6 +20,8 @@ def health_sentence(status: Status) -> str:
         return f"attention: {status.problem}"
     if status.given_up and status.state in ("training", "looking"):
         return _shrunk(status)
+    if status.stalled_seconds and status.state in ("training", "waiting") and not status.wanted_members:
+        return _stalled(status)
     if status.state in _SENTENCES:
         return _SENTENCES[status.state](status)
     if status.state == "leaving":
@@ -73,7 +75,7 @@ def _starting(status: Status) -> str:
 
 def alone_sentence(names: Sequence[str], *, left: bool) -> str:
     """What a peer says when the last of the others has gone."""
-    whom = _listed(names)
+    whom = listed(names)
     if left:
         return f"alone: {whom} left; the invite still lets others in"
     return f"alone: {whom} fell silent; whoever is heard of again is let in"
@@ -107,7 +109,7 @@ def _following(status: Status) -> str:
 def _waiting(status: Status) -> str:
     if status.wanted_members:
         return _waiting_for_members(status)
-    whom = _listed(status.waiting_for) or "the other peers"
+    whom = listed(status.waiting_for) or "the other peers"
     return f"waiting: round {status.round + 1} needs {whom}; training goes on after it"
 
 
@@ -118,8 +120,15 @@ def _waiting_for_members(status: Status) -> str:
     return f"waiting: {len(status.members)} of {status.wanted_members} peers are here; training begins with the last"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Names for people, three at most."""
     return ", ".join(map(short_name, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _stalled(status: Status) -> str:
+    usual = status.usual_round_seconds
+    than = "" if usual is None else f", where one takes {in_time(usual)}"
+    return f"stalled: no round has ended for {in_time(status.stalled_seconds)}{than}; {status.stalled_by}"
 
 
 def _paused(status: Status) -> str:

@@ -4,6 +4,7 @@ Each is packed after it was put aside. Until then, and where packing failed, it 
 leave both; the plain one counts, since nothing was ever done to it.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import IO
 
 from decentral.errors import DiskError
-from decentral.observe.packed_lines import MAX_NBYTES, SUFFIX, lines_of, pack_lines
+from decentral.observe.packed_lines import MAX_NBYTES, SUFFIX, Damage, lines_of, pack_lines
 from decentral.state.durable import DISK, TEMPORARY, Disk
+
+logger = logging.getLogger("decentral.observe")
 
 KEPT = 3  # full files beside the one that grows
 
@@ -62,7 +65,10 @@ class Opened:
     def lines(self) -> Iterator[bytes]:
         """Every line, from the first on."""
         self.file.seek(0)
-        return lines_of(self.file, packed=self.path.suffix == SUFFIX)
+        return lines_of(self.file, packed=self.path.suffix == SUFFIX, on_damage=self._tell)
+
+    def _tell(self, damage: Damage) -> None:
+        logger.warning("%s is damaged: %s", self.path, damage)
 
     def first_line(self) -> bytes:
         """Tells one file from another, whatever its name and form; empty if there is none."""

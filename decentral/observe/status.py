@@ -43,6 +43,9 @@ class Status:
     members: tuple[Mapping[str, Any], ...] = ()  # peer, state, round, path... of everyone in the epoch
     given_up: tuple[str, ...] = ()  # names of peers without whom the run went on although they were half of it or more
     waiting_for: tuple[str, ...] = ()  # names of the peers a blocked training loop waits for
+    stalled_seconds: float = 0.0  # without a round, where that is many times as long as one takes; 0: as usual
+    stalled_by: str = ""  # what the round in progress waits for then
+    usual_round_seconds: float | None = None  # None: no round has ended here
     wanted_members: int = 0  # members, this one included, for whom training waits before it begins; 0: it does not
     gone: tuple[str, ...] = ()  # names of the other members that were here last, while nobody is
     gone_left: bool = False  # whether those said goodbye, rather than fell silent
@@ -144,6 +147,13 @@ def _read(path: Path) -> tuple[object, Status]:
         ) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not readable ({error}); the peer replaces it while it runs, ask again") from error
+
+
+def presence(member: Mapping[str, Any]) -> str:
+    """How one of a status' members is, in a word: ``live``, ``left`` with a goodbye, or ``gone`` without."""
+    if member.get("live", True):
+        return "live"
+    return "left" if member.get("left") else "gone"
 
 
 def is_running(status: Status) -> bool:

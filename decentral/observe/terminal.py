@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from decentral.observe.health import health_sentence, health_word, in_time, in_units, round_line, short_name
-from decentral.observe.status import Status
+from decentral.observe.status import Status, presence
 
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
 _MAX_MEMBERS_SHOWN = 12
 _OTHER_ROWS = 12  # of the live view at 60 columns: sentence 4, numbers 4, head, "and n more", how to stop, the cursor
-_STYLES = {"healthy": "green", "done": "green", "attention": "bold red", "late": "yellow"}
+_STYLES = {"healthy": "green", "done": "green", "attention": "bold red", "late": "yellow", "stalled": "yellow"}
 
 
 class Display(Protocol):
@@ -86,7 +86,7 @@ class PlainDisplay:
 
     def result(self, text: str) -> None:
         """Print on stdout."""
-        _write_out(text)
+        write_out(text)
 
     def close(self) -> None:
         """Nothing to restore."""
@@ -119,7 +119,7 @@ class LiveDisplay:
         """Print above the table, and on stdout when that is not this terminal."""
         self.say(text)
         if not _is_terminal_out():
-            _write_out(text)
+            write_out(text)
 
     def close(self) -> None:
         """Leave the last picture, in which there is nothing to stop any more, and give the cursor back."""
@@ -132,7 +132,8 @@ def _is_terminal_out() -> bool:
     return sys.stdout.isatty()
 
 
-def _write_out(text: str) -> None:
+def write_out(text: str) -> None:
+    """One line on stdout, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -174,7 +175,7 @@ def _members(status: Status, num_shown: int) -> Table:
     for member in status.members[:num_shown]:
         name = str(member.get("peer", "?"))
         you = " (you)" if name == status.peer else ""
-        state = status.state if you else "live" if member.get("live", True) else "gone"
+        state = status.state if you else presence(member)
         round_, path = ("-" if member.get(key) is None else str(member[key]) for key in ("round", "path"))
         table.add_row(short_name(name) + you, state, round_, path)
     hidden = len(status.members) - num_shown

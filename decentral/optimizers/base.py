@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from decentral.optimizers.channels import CHANGE, Channel
-from decentral.optimizers.live import Live
+from decentral.optimizers.live import Layout, Live
 from decentral.optimizers.merge import carry
+from decentral.optimizers.owners import Span
 from decentral.optimizers.round_info import Contributor, RoundInfo
 
 __all__ = [
@@ -200,6 +201,13 @@ class OuterMethod:
         no number from 0 on: nothing moves.
         """
         return given
+
+    def outside(self, contributor: Contributor, layout: Layout) -> Sequence[Span]:
+        """Where in a fragment, as (start, stop), the first channel of this contributor counts nothing.
+
+        Of a method that ``divides``: the parts that it does not say to have trained.
+        """
+        return ()
 
     def meets(self, step: int) -> bool:
         """Of a gossip method: whether pairs swap in outer step ``step`` of a fragment; else every peer steps alone."""

@@ -2,21 +2,21 @@
 
 mean over the owners of a part = mean over all who came * (sum of all weights) / (sum of the owners' weights)
 
-for whoever does not train a part sends zeros there. So no row of each peer is needed: a reduce will do, and a swarm of
-any size costs one fragment of memory.
+for whoever does not train a part sends zeros there, and anything else that it sends is taken for zeros. So no row of
+each peer is needed: a reduce will do, and a swarm of any size costs one fragment of memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from decentral.optimizers.live import Layout, Live
 
-__all__ = ["hold", "numel_of", "put_back", "scaled_to_owners"]
+__all__ = ["Part", "Span", "hold", "is_still", "numel_of", "put_back", "scaled_to_owners", "within"]
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -56,6 +56,19 @@ def _hold_back(live: Live, fragment: int, others: Part) -> None:
         for start, stop in others:
             ahead_N[start:stop] = 0.0
         live.write_moment(_AHEAD, fragment, ahead_N)
+
+
+def is_still(sent_N: Tensor, part: Part) -> bool:
+    """Whether nothing moves in a part."""
+    return not any(bool(sent_N[start:stop].any()) for start, stop in part)
+
+
+def within(add: Callable[..., None], outside: Part, total_N: Tensor, weight: float) -> None:
+    """``add(total_N, weight=weight)`` that changes nothing ``outside``: who does not own a part has no say in it."""
+    before = [total_N[start:stop].clone() for start, stop in outside]
+    add(total_N, weight=weight)
+    for (start, stop), part in zip(outside, before, strict=True):
+        total_N[start:stop] = part
 
 
 def scaled_to_owners(

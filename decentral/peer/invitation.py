@@ -70,10 +70,24 @@ def fetch(
     lan: bool = True,
 ) -> Manifest:
     """The manifest, from ``out`` when a peer of the run was there before, else from any peer the invite leads to."""
+    return asked(invite, out, listen, join_timeout, transport, lan=lan)[0]
+
+
+def asked(
+    invite: Invite,
+    out: Path,
+    listen: Sequence[str] | None,
+    join_timeout: float | None,
+    transport: str | None = None,
+    *,
+    lan: bool = True,
+) -> tuple[Manifest, bool]:
+    """The same, and whether the run is over by the word of who answered; False where nobody was asked."""
     kept = kept_terms(out, invite.run, "those of the invite")
     if kept is not None:
-        return kept
-    return greeted(invite, listen, join_timeout, transport, lan=lan).manifest
+        return kept, False
+    hello = greeted(invite, listen, join_timeout, transport, lan=lan)
+    return hello.manifest, hello.over
 
 
 def greeted(

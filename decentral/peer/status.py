@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import anyio
+
 from decentral.flow.uplink import lease_bits
 from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.observe.status import Status
 from decentral.peer.network_setup import NetworkSetup
+from decentral.peer.stall import stall_of
 from decentral.training.reporting import Reporter
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
@@ -40,6 +43,7 @@ def status_of(shown: Shown) -> Status:
     sent, received = traffic.total.sent - measuring.sent, traffic.total.received - measuring.received
     up, down = counted.rates(sent, received)
     outcomes = counted.outcomes
+    stalled_seconds, stalled_by = stall_of(node, counted, anyio.current_time(), (up, down))
     head = node.driver.head
     return Status(
         state=state_of(shown),
@@ -54,6 +58,9 @@ def status_of(shown: Shown) -> Status:
         members=tuple(_member(shown, member) for member in head.members),
         given_up=tuple(peer_name(member) for member in sorted(node.driver.given_up)),
         waiting_for=_awaited(node) if counted.stands_still else (),
+        stalled_seconds=stalled_seconds,
+        stalled_by=stalled_by,
+        usual_round_seconds=counted.usual_round,
         wanted_members=counted.wanted_members,
         gone=tuple(peer_name(member) for member in sorted(node.company.gone)),
         gone_left=node.company.left,
@@ -62,7 +69,7 @@ def status_of(shown: Shown) -> Status:
         bytes_sent=sent,
         bytes_received=received,
         bytes_measuring=measuring.sent,
-        bytes_per_round=sent / max(1, len(outcomes)),
+        bytes_per_round=counted.sent_per_round(sent),
         sent_per_second=up,
         received_per_second=down,
         max_upload=shown.caps.up,
@@ -115,6 +122,7 @@ def _member(shown: Shown, member: bytes) -> dict[str, object]:
         "peer": peer_name(member),
         "self": here,
         "live": here or lease is not None,
+        "left": not here and lease is None and (shown.done or node.directory.said_goodbye(member)),
         "round": node.outer_steps if here else _round_of(node, lease),
         "bytes_sent": count.sent,
         "bytes_received": count.received,

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import NonFiniteError, PayloadError
-from decentral.optimizers.aggregation.mean import Adder, mean_of
+from decentral.optimizers.aggregation.mean import Adder, masked, mean_of
+from decentral.optimizers.owners import Part
 from decentral.replica.codec import Codec, Encoded, range_shapes
 from decentral.replica.method_output import OVERFLOW
 from decentral.tensors.alloc import fresh_zeros
@@ -56,17 +57,19 @@ class Reduction:
         owed_N: Tensor | None = None,
         scales: Sequence[float] | None = None,
         beside: Sequence[Sequence[float]] = (),
+        outside: Sequence[Part] = (),
     ) -> Encoded:
         """The mean over exactly the plan's contributors, each by its weight and scale, and what this owner owes of
         these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
 
-        ``beside``: the weights in each further channel. Where nobody counts nothing moves, whatever a result says: it
+        ``beside``: the weights in each further channel; ``outside``: where in the fragment each one's change counts
+        nothing. Where nobody counts nothing moves, whatever a result says: it
         is zeros, and what is owed stays owed.
         """
         if not any(weights):
             return self._of_nobody(codec, owed_N)
         whole, (start, stop) = [1.0] * len(weights), self.range
-        mean_N = self._change(weights, whole if scales is None else scales)
+        mean_N = self._change(weights, whole if scales is None else scales, self._here(outside))
         states = [self._mean(1 + place, counted, whole) for place, counted in enumerate(beside)]
         owed = {} if owed_N is None else {"debt": owed_N}
         try:
@@ -74,16 +77,24 @@ class Reduction:
         except NonFiniteError:  # both are finite, and their sum is not: what is owed waits
             return self._of_nobody(codec, owed_N)
 
-    def _change(self, weights: Sequence[float], scales: Sequence[float]) -> Tensor:
+    def _here(self, outside: Sequence[Part]) -> list[Part]:
+        """The same ranges, counted from where this part begins, as far as they are in it."""
+        start, stop = self.range
+        cut = [[(max(a, start) - start, min(b, stop) - start) for a, b in part] for part in outside]
+        return [[(a, b) for a, b in part if a < b] for part in cut]
+
+    def _change(self, weights: Sequence[float], scales: Sequence[float], outside: Sequence[Part]) -> Tensor:
         """Of the changes; zeros where a rule's scales make more than float32 holds of what each sent."""
         try:
-            return self._mean(0, weights, scales)
+            return self._mean(0, weights, scales, outside)
         except NonFiniteError:
             self.unmoved = OVERFLOW
             start, stop = self.range
             return torch.zeros(stop - start)
 
-    def _mean(self, channel: int, weights: Sequence[float], scales: Sequence[float]) -> Tensor:
+    def _mean(
+        self, channel: int, weights: Sequence[float], scales: Sequence[float], outside: Sequence[Part] = ()
+    ) -> Tensor:
         """Of one channel; zeros where nobody counts in it."""
         start, stop = self.range
         total_N = torch.zeros(stop - start)
@@ -95,7 +106,7 @@ class Reduction:
             (peer, partial(_add, row_N, scale), weight)
             for peer, row_N, weight, scale in zip(peers, rows, weights, scales, strict=True)
         ]
-        return mean_of(total_N, adders)
+        return mean_of(total_N, masked(adders, outside))
 
     def _of_nobody(self, codec: Codec, owed_N: Tensor | None) -> Encoded:
         start, stop = self.range

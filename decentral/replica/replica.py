@@ -17,6 +17,7 @@ from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError, NonFiniteError
 from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
 from decentral.optimizers.aggregation.mean import Adder, mean_of
+from decentral.optimizers.owners import Part
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
@@ -30,7 +31,7 @@ from decentral.replica.received.senders import Senders
 from decentral.replica.reduction import results_of
 from decentral.replica.rule_output import Unusable
 from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
-from decentral.replica.weighing import state_weights_of, told_of, weights_of
+from decentral.replica.weighing import outside_of, state_weights_of, told_of, weights_of
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
@@ -217,6 +218,12 @@ class Replica:
         beside = self._beside(self._told(contributors, outer_step), outer_step, weights)
         return [one.weights for one in beside]
 
+    def outside(self, contributors: Sequence[FrameRef], outer_step: int) -> list[Part]:
+        """Where in the fragment the change of each counts nothing: see the method. Raises Unusable."""
+        fragment = self.schema.fragments[outer_step % len(self.anchors)]
+        layout = {spec.name: spec.shape for spec in fragment.parameters}
+        return outside_of(self.method, self._told(contributors, outer_step), layout)
+
     def _beside(self, told: Sequence[Contributor], outer_step: int, weights: Sequence[float]) -> list[Weighed]:
         state, channels = self.states[outer_step % len(self.anchors)], len(self.due(outer_step)) - 1
         return state_weights_of(self.method, told, weights, state, channels)
@@ -285,7 +292,8 @@ class Replica:
         """
         due = self.due(record.outer_step)
         if not record.contributors:
-            return self.gathering.received(named, due, weights, self.numel(record.fragment), record.hash, told)
+            outside = self.outside(record.frames, record.outer_step)
+            return self.gathering.received(named, due, weights, self.numel(record.fragment), record.hash, told, outside)
         mean_CN = results_of(record, bodies, decoded, self.codec, self.numel(record.fragment), len(due))
         rows = zip(due, mean_CN, weights, strict=True)
         return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}

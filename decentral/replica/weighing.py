@@ -8,7 +8,10 @@ from functools import partial
 from decentral.optimizers import Contributor, OuterMethod
 from decentral.optimizers.aggregation.mean import contribution_weights
 from decentral.optimizers.base import State
-from decentral.replica.method_output import Weighed, weighed
+from decentral.optimizers.live import Layout
+from decentral.optimizers.owners import Part, numel_of
+from decentral.replica.method_output import Weighed, called, weighed
+from decentral.replica.rule_output import Unusable
 from decentral.wire.messages import FrameRef
 
 
@@ -36,3 +39,12 @@ def state_weights_of(
     """What each counts in the mean of each of so many further channels."""
     asked = [partial(method.state_weights, place, told, weights, state) for place in range(channels)]
     return [weighed(ask, len(told)) for ask in asked]
+
+
+def outside_of(method: OuterMethod, told: Sequence[Contributor], layout: Layout) -> list[Part]:
+    """Where the change of each counts nothing. Raises Unusable where the method says nothing that fits."""
+    numel = numel_of(layout)
+    found, why = called("outside", lambda: [[(int(a), int(b)) for a, b in method.outside(one, layout)] for one in told])
+    if found is None or any(not 0 <= start <= stop <= numel for part in found for start, stop in part):
+        raise Unusable(why or "outside gave ranges that are not in the fragment")
+    return list(found)

@@ -13,6 +13,7 @@ from decentral.consensus.chain import Head
 from decentral.dissemination.arrivals import PAUSE
 from decentral.dissemination.reduce import in_order, owned_parts
 from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.owners import Part
 from decentral.replica.contribution import Contribution, header_after, range_of
 from decentral.replica.received.measures import Measure
 from decentral.replica.reduction import Reduction
@@ -91,9 +92,13 @@ class Reducer:
         }
         state.measured[(plan.round, plan.number)] = measured
         weights = replica.weights(plan.contributors, head.outer_step)
-        scales = self._slice_scales(reduction, measured, weights)
+        scales, outside = self._slice_scales(reduction, measured, weights), self._outside(reduction, head)
+        if reduction.unmoved:
+            scales = [0.0] * len(scales)
         beside = replica.state_weights(plan.contributors, head.outer_step, weights)
-        made = reduction.result(replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales, beside)
+        made = reduction.result(
+            replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales, beside, outside
+        )
         parts, tail = len(plan.partition), replica.tail.packed_merge(reduction.told_buffers())
         header = header_after(head, FrameKind.RESULT, fragment, state.me, reduction.part, parts, plan.number)
         header = replace(header, states=len(replica.due(head.outer_step)) - 1)
@@ -114,6 +119,13 @@ class Reducer:
         except Unusable as error:
             reduction.unmoved = str(error)
             return [0.0] * len(norms)
+
+    def _outside(self, reduction: Reduction, head: Head) -> list[Part]:
+        try:
+            return self.replica.outside(reduction.plan.contributors, head.outer_step)
+        except Unusable as error:
+            reduction.unmoved = str(error)
+            return []
 
     def _tell_unmoved(self, reduction: Reduction) -> None:
         if reduction.unmoved:

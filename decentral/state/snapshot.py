@@ -27,7 +27,9 @@ from decentral.state.tensor_file import tensor_bytes
 
 CHUNK_NBYTES = 256 * 2**10
 HASH_NBYTES = 32
-MAX_META_NBYTES = 64 * 2**10
+# Of the document at most. A head of 1,024 members, all of them newcomers, takes 137 kB, and where receivers remember, a
+# bit for each in each of 1,024 fragments 265 kB.
+MAX_META_NBYTES = 512 * 2**10
 _HEAD = struct.Struct("<4sHH32sII")
 _MAGIC, _VERSION = b"DCSN", 1
 

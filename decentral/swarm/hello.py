@@ -26,14 +26,15 @@ def refusal() -> bytes:
     return json.dumps({"wire": WIRE_VERSION, "version": version("decentral"), "refused": True}).encode()
 
 
-def greeting(manifest: Manifest, schema: Schema, age: float) -> bytes:
-    """What this peer answers; ``age``: seconds since the run began."""
+def greeting(manifest: Manifest, schema: Schema, age: float, *, over: bool = False) -> bytes:
+    """What this peer answers; ``age``: seconds since the run began; ``over``: whether it has its last commit."""
     answer = {
         "wire": WIRE_VERSION,
         "version": version("decentral"),
         "manifest": manifest.to_toml(),
         "schema": schema.to_json(),
         "age": round(age, 1),
+        "over": over,
     }
     return json.dumps(answer).encode()
 
@@ -46,6 +47,7 @@ class Hello:
     manifest: Manifest
     schema: Schema
     age: float  # s
+    over: bool = False  # the peer has the run's last commit, as it says; peers of version 0.1 never say so
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Hello:
@@ -55,6 +57,7 @@ class Hello:
             _check_wire(int(found["wire"]), theirs := _visible(str(found["version"])[:32]))
             if found.get("refused") is True:
                 raise NotAdmitted(_NOT_ADMITTED)
+            over = found.get("over") is True
             text, schema, age = str(found["manifest"]), str(found["schema"]), float(found["age"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             reason = type(error).__name__
@@ -63,7 +66,7 @@ class Hello:
             manifest = parse_manifest(text)
         except ConfigError as error:
             raise PayloadError(f"the peer's manifest is none: {error}") from error
-        return cls(theirs, manifest, Schema.from_json(schema), age if 0 <= age < 1e9 else 0.0)
+        return cls(theirs, manifest, Schema.from_json(schema), age if 0 <= age < 1e9 else 0.0, over)
 
 
 async def ask_hello(transport: Transport, peer: PeerId, admission: Admission | None) -> Hello:

@@ -17,6 +17,7 @@ from decentral.tasks.corpus import check_size, chunks
 # Shares measured: source code and UTF-8 prose 1.00, French with every tenth letter accented in Latin-1 0.81; random
 # bytes, PNG and gzip 0.48, an executable 0.11.
 LEAST_TEXT = 0.75
+_NAMED = 3  # files that are passed over
 _CONTROL = bytes({*range(32), 127} - set(b"\t\n\v\f\r\x1b"))
 _DOMAIN = b"decentral corpus 1\n"
 _NOT_UTF8 = "\N{REPLACEMENT CHARACTER}"
@@ -48,7 +49,7 @@ def survey(path: Path) -> Survey:
         digest.update(chunk)
         nbytes += len(chunk)
         foreign += len(chunk) - len(chunk.translate(None, _CONTROL)) + decoder.decode(chunk).count(_NOT_UTF8)
-    left_out = _left_out(passed_over)
+    left_out = _left_out(path, passed_over)
     check_size(nbytes, f"--data {path}", f" in {_files(len(files))}{left_out}" if path.is_dir() else "")
     found = Survey(path, len(files), nbytes, 1 - foreign / nbytes, digest.hexdigest(), left_out)
     if found.text_share < LEAST_TEXT:
@@ -63,12 +64,14 @@ def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count:,} files"
 
 
-def _left_out(files: Sequence[Path]) -> str:
+def _left_out(folder: Path, files: Sequence[Path]) -> str:
     """What was not read of a folder, and why; empty where that is nothing."""
     if not files:
         return ""
     nbytes = sum(file.stat().st_size for file in files)
-    return f" ({_files(len(files))} of {nbytes:,} bytes passed over: zero bytes near the beginning, so no text)"
+    names = ", ".join(str(file.relative_to(folder)) for file in files[:_NAMED]) + ", ..." * (len(files) > _NAMED)
+    named = f"{_files(len(files))} of {nbytes:,} bytes passed over, {names}"
+    return f" ({named}: zero bytes near the beginning, so no text)"
 
 
 def check_agreed(terms: Data, found: Survey | None) -> str:

@@ -91,7 +91,7 @@ class GossipSteps:
             while (update := await self._merger.next_update(within)) is not None:
                 within = 0.0
                 if update.record is not None:
-                    self._parts.events.round_ended(update)
+                    self._parts.events.round_ended(update, of_pairs=True)
         return self._merger.end_at_replica()
 
     async def _offer_merge(self, node: Node) -> None:

@@ -46,8 +46,8 @@ class LoopEvents(Protocol):
         """The loop begins or ends to stand still for a commit."""
         ...
 
-    def round_ended(self, update: CommittedUpdate) -> None:
-        """A commit was merged, or changed the membership."""
+    def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
+        """A commit was merged, or changed the membership; ``of_pairs``: in a gossip run, where it is no round."""
         ...
 
     def swap_begins(self, mine: Contribution) -> None:

@@ -89,7 +89,7 @@ class Merger:
         if record is None:
             self.must_save = True  # the last checkpoint is of a branch, or a time, that this peer has left
             return
-        self._parts.events.round_ended(update)
+        self._parts.events.round_ended(update, of_pairs=self._swarm.node.gossip is not None)
         if update.contribution is not None:
             self.restarts = 0
         if record.final and self._swarm.node.gossip is None:

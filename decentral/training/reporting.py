@@ -37,12 +37,14 @@ class Reporter:
         self._emit, self._me = emit, me
         self._clock = clock
         self._outcomes: deque[bool] = deque(maxlen=SEEN)
+        self._num_outcomes = 0  # ever
+        self._sent_after: deque[tuple[int, int]] = deque([(0, 0)])  # so many outcomes: bytes sent until then
         self._traffic: deque[tuple[float, int, int]] = deque(maxlen=256)
         self._waiting = False
         self.wanted_members = 0  # for whom training waits before it begins; 0: it does not
         self.loss: float | None = None
         self.held_out_loss: float | None = None
-        self._round_began = self._clock()
+        self._round_began = self._contributed_at = self._clock()
         self._round_seconds: deque[float] = deque(maxlen=USUAL)
         self.waited = 0.0  # s the training thread stood still for the swarm
         self._wait_began = 0.0
@@ -63,8 +65,17 @@ class Reporter:
             self.waited += now - self._wait_began
         self._waiting = waiting
 
-    def round_ended(self, update: CommittedUpdate) -> None:
-        """A commit was merged, or changed the membership."""
+    def waits_for(self, members: int) -> None:
+        """Training waits for so many members before it begins; 0: it does not, or not any more.
+
+        The first round begins when the wait is over: who waited for a friend for hours has "4.2 h left" else.
+        """
+        if self.wanted_members and not members:
+            self._round_began = self._contributed_at = self._clock()
+        self.wanted_members = members
+
+    def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
+        """A commit was merged, or changed the membership; ``of_pairs``: in a gossip run, where it is no round."""
         record = update.record
         assert record is not None
         fields: dict[str, object] = {
@@ -80,7 +91,8 @@ class Reporter:
             "anchor": update.anchor.hex(),
         }
         self._emit("commit" if moves_anchor(record) else "membership", fields)
-        if moves_anchor(record) and (self._me in record.members or update.contribution is not None):
+        was_there = self._me in record.members or update.contribution is not None
+        if moves_anchor(record) and was_there and not of_pairs:
             self._ended(update.contribution is not None)  # what ended while it was away is no round that it missed
 
     def away(self, away: Away) -> None:
@@ -114,6 +126,8 @@ class Reporter:
         now = self._clock()
         if contributed is not None:
             self._outcomes.append(contributed)
+            self._contributed_at = now if contributed else self._contributed_at
+            self._num_outcomes += 1
         self._round_seconds.append(now - self._round_began)
         self._round_began = now
 
@@ -138,11 +152,31 @@ class Reporter:
         return statistics.median(self._round_seconds) if self._round_seconds else None
 
     @property
+    def since_round(self) -> float:
+        """Seconds since a round ended here, or since this peer began."""
+        return self._clock() - self._round_began
+
+    @property
+    def since_contributed(self) -> float:
+        """Seconds since one ended to which this peer contributed, or since it began."""
+        return self._clock() - self._contributed_at
+
+    @property
     def next_round_in(self) -> float | None:
         """Seconds until the next round ends, should it take as long as the last one."""
         if not self._round_seconds:
             return None
         return max(0.0, self._round_began + self._round_seconds[-1] - self._clock())
+
+    def sent_per_round(self, sent: int) -> float:
+        """Mean bytes of the rounds that ``outcomes`` tells of; ``sent``: until now; to be asked every few rounds."""
+        marks, now = self._sent_after, self._num_outcomes
+        if marks[-1][0] != now:
+            marks.append((now, sent))
+        while len(marks) > 2 and now - marks[1][0] >= SEEN:
+            marks.popleft()
+        (first, sent_then), (last, sent_last) = marks[0], marks[-1]
+        return (sent_last - sent_then) / max(1, last - first)
 
     def rates(self, sent: int, received: int) -> tuple[float, float]:
         """Bytes per second lately, of what was ``sent`` and ``received`` until now."""

@@ -205,9 +205,18 @@ def test_a_line_is_said_each_minute_in_which_something_changed() -> None:
 def test_public_addresses_need_no_advice_and_others_one_sentence() -> None:
     private, public, name = (f"/{where}/tcp/4001/p2p/X" for where in ("ip4/10.0.0.1", "ip4/8.8.8.8", "dns4/a.example"))
     assert list(introduction((public, private))) == [f"--relay {public}", f"--relay {private}"]
-    assert list(advice((public, private))) == list(advice((name,))) == []
-    (sentence,) = advice((private,))
+    assert list(advice((public, private), keeps=True)) == list(advice((name,), keeps=True)) == []
+    (sentence,) = advice((private,), keeps=True)
     assert "--announce /ip4/HOST/tcp/PORT" in sentence
+
+
+def test_a_relay_that_keeps_no_run_says_what_keeping_one_is_good_for(tmp_path: Path) -> None:
+    """Its operator learnt of --keep when the run's last peer had gone, and with it what late comers would have had."""
+    with relay(tmp_path, "--announce", "/dns4/relay.example.org/tcp/4001"):
+        while "\n" not in said(tmp_path).partition("a relay knows no run")[2]:
+            anyio.run(anyio.sleep, 0.05)
+    assert "when all others have gone, start it with --keep INVITE, and it follows that run" in said(tmp_path)
+    assert list(advice(("/dns4/a.example/tcp/4001/p2p/X",), keeps=True)) == []
 
 
 def test_what_is_announced_is_what_is_printed(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ def test_the_last_word_has_the_last_round_although_nobody_asked_meanwhile() -> N
 
 def test_the_invite_is_told_once_and_not_before_there_is_one() -> None:
     told: list[str] = []
-    answers = iter([Status(), *(Status(members=(SELF,), invite=f"decentral1:{word}") for word in "ab")])
+    answers = iter(
+        [Status(), *(Status(state="waiting", members=(SELF,), invite=f"decentral1:{word}") for word in "ab")]
+    )
     peer: Any = SimpleNamespace(status=lambda: next(answers))
     teller = StatusPublisher(peer, told.append, trains_while_paused=False)
     for _ in range(3):
@@ -42,6 +44,17 @@ def test_who_comes_after_the_end_and_goes_at_once_invites_nobody(
     peer: Any = SimpleNamespace(status=lambda: late)
     StatusPublisher(peer, told.append, trains_while_paused=False, keeps_serving=keeps_serving).end("done")
     assert told == invites
+
+
+@pytest.mark.parametrize("state", ["starting", "syncing"])
+@pytest.mark.parametrize("keeps_serving", [False, True])
+def test_nobody_is_invited_by_who_does_not_know_yet_whether_the_run_goes_on(state: str, keeps_serving: bool) -> None:
+    """Its chain is its own until it has the others', so it took itself for a member, also after the run's end."""
+    told: list[str] = []
+    begins = Status(state=state, members=(SELF,), invite="decentral1:a")
+    peer: Any = SimpleNamespace(status=lambda: begins)
+    StatusPublisher(peer, told.append, trains_while_paused=False, keeps_serving=keeps_serving)()
+    assert told == []
 
 
 def test_a_loop_of_one_process_stops_while_paused_and_its_status_says_so() -> None:

@@ -42,8 +42,8 @@ def _snapshots() -> Iterator[Entry]:
     yield target, "no chunks", index_bytes(document, 0), "0 chunks, the model needs 1"
     yield target, "chunks 2**32-1", put(good, 40, b"\xff" * 4), "4294967295 chunks, the model needs 1"
     yield target, "document of 2**32-1", index_bytes(document, meta_nbytes=2**32 - 1), "is too long"
-    yield target, "document of 65537", index_bytes(b" " * 65537), "is too long"
-    yield target, "document of 65536", index_bytes(b" " * 65536), "no JSON object"
+    yield target, "document of 524289", index_bytes(document, meta_nbytes=524289), "is too long"
+    yield target, "document of 524288", index_bytes(document, meta_nbytes=524288), "bytes long"
     yield target, "document longer than all", index_bytes(document, meta_nbytes=60000), "bytes long"
     for name, meta, words in [
         ("no document", b"", "no JSON object"),

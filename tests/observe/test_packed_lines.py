@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import resource
 
 import pytest
@@ -8,7 +9,7 @@ import zstandard
 from decentral.errors import DiskError
 from decentral.observe.jsonlines import JsonLines, read_json_lines
 from decentral.observe.line import MAX_LINE_NBYTES
-from decentral.observe.packed_lines import lines_of, pack_lines
+from decentral.observe.packed_lines import Damage, lines_of, pack_lines
 from decentral.state.durable import Disk
 
 
@@ -51,9 +52,44 @@ def test_any_zstd_reads_them_and_what_was_joined_by_hand_is_read_as_one(tmp_path
 def test_of_a_file_that_is_cut_short_the_lines_before_are_read(tmp_path):
     rows = written(tmp_path / "a.jsonl", 20_000)
     data = pack_lines(tmp_path / "a.jsonl").read_bytes()
-    found = list(lines_of(io.BytesIO(data[: len(data) // 2]), packed=True))
+    damages = list[Damage]()
+    found = list(lines_of(io.BytesIO(data[: len(data) // 2]), packed=True, on_damage=damages.append))
     assert 1000 < len(found) < len(rows)
+    assert [(damage.num_lines, damage.share, damage.why) for damage in damages] == [
+        (len(found) - 1, 1.0, "it ends inside a line")
+    ]
     assert [json.loads(line) for line in found[:-1]] == rows[: len(found) - 1]
+
+
+def test_a_damaged_file_is_named_with_the_reason_and_the_share_that_was_read(tmp_path, caplog):
+    """Its lines were missing without a word."""
+    path = tmp_path / "events.jsonl"
+    rows = written(path, 20_000)
+    packed = pack_lines(path.rename(tmp_path / "events.1.jsonl"))
+    assert list(read_json_lines(path)) == rows
+    assert caplog.messages == []
+    data = bytearray(packed.read_bytes())
+    data[2 * len(data) // 3 : 2 * len(data) // 3 + 2000] = bytes(2000)
+    packed.write_bytes(data)
+    num_read = len(list(read_json_lines(path)))
+    assert 1000 < num_read < len(rows)
+    (message,) = caplog.messages
+    found = re.fullmatch(rf"{packed} is damaged: (.+); ([\d,]+) lines were read, of at most (\d+)% .+", message)
+    assert found is not None, message
+    assert "zstd" in found[1]
+    assert int(found[2].replace(",", "")) >= num_read
+    assert 60 <= int(found[3]) <= 85
+
+
+def test_a_bit_that_flipped_inside_a_word_is_damage_too(tmp_path, caplog):
+    path = tmp_path / "events.jsonl"
+    path.with_name("events.1.jsonl").write_bytes(b'{"event": "commit", "round": 7}\n')  # too short to be packed smaller
+    packed = pack_lines(path.with_name("events.1.jsonl"))
+    data = packed.read_bytes()
+    packed.write_bytes(data.replace(b"7", b"3"))
+    assert packed.read_bytes() != data
+    list(read_json_lines(path))
+    assert "checksum" in caplog.text
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 40, b"(\xb5/\xfd", b"x" * 100, bytes.fromhex("28b52ffd00f8")])

@@ -81,7 +81,10 @@ def test_a_file_gets_plain_lines_and_no_escape_codes() -> None:
 
 def live_text(console: Console) -> str:
     display = LiveDisplay(console, stop=STOP)
-    members = tuple({"peer": f"12D3KooW{i:06}", "live": i != 2, "round": None if i == 2 else 3} for i in range(20))
+    members = tuple(
+        {"peer": f"12D3KooW{i:06}", "live": i not in (2, 3), "left": i == 3, "round": None if i in (2, 3) else 3}
+        for i in range(20)
+    )
     known = {"loss": 2.5, "held_out_loss": 2.75, "seconds_left": 600.0}
     display.show(Status(state="training", round=3, members=members, peer="12D3KooW000001", **known))
     display.close()
@@ -99,10 +102,11 @@ def test_a_terminal_gets_the_sentence_the_numbers_the_members_and_how_to_stop() 
 def test_the_state_of_every_member_is_told() -> None:
     text = live_text(Console(file=io.StringIO(), force_terminal=True, width=120, height=50))
     rows = [line.split() for line in text.splitlines() if "…0000" in line]
-    assert rows[:3] == [
+    assert rows[:4] == [
         ["…000000", "live", "3", "-"],
         ["…000001", "(you)", "training", "3", "-"],
         ["…000002", "gone", "-", "-"],
+        ["…000003", "left", "-", "-"],
     ]
 
 

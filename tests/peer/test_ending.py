@@ -21,6 +21,8 @@ from decentral.observe.status import read_status
 from decentral.peer import Peer, join
 from decentral.state.checkpoint import load_newest
 from decentral.state.export import export
+from decentral.swarm.identity import Identity
+from decentral.transport.memory.transport import MemoryNetwork
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
 
 PATIENCE = 60.0  # s
@@ -85,6 +87,15 @@ def finished(manifest: Manifest, out: Path, **settings: Any) -> tuple[str, int, 
     with join(manifest, problem.model, problem.optimizer, out=out, **NET, **settings) as peer:
         train(peer, problem)
         return peer.anchor_digest, peer.round, peer.inner_steps
+
+
+def test_the_merge_at_the_end_of_a_gossip_run_is_no_seventh_of_six_rounds(tmp_path: Path) -> None:
+    problem = Problem(0)
+    transport = MemoryNetwork().transport(Identity.load_or_create(tmp_path / "identity.key").signer)
+    manifest = run_terms("noloco", inner={"steps": 2})
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport) as peer:
+        train(peer, problem)
+    assert (peer.status().round, peer.status().rounds_seen) == (6, 6)
 
 
 @pytest.mark.parametrize("preset", ["sparseloco", "streaming", "noloco"])

@@ -16,9 +16,10 @@ from decentral.replica.replica import Replica
 A, B = bytes([1] * 32), bytes([2] * 32)
 
 
-def replica_of(feedback: str = "ef21") -> Replica:
+def replica_of(feedback: str = "ef21", fragments: int = 1) -> Replica:
     codec = Codec(parse_compressor("none"), parse_feedback(feedback))
-    return Replica(schema_of(torch.nn.Linear(4, 4, bias=False), 1), [torch.zeros(16)], DiLoCo(), codec, codec)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(fragments)))
+    return Replica(schema_of(model, fragments), [torch.zeros(16)] * fragments, DiLoCo(), codec, codec)
 
 
 def shared(**beside: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -9,9 +9,12 @@ import psutil
 import pytest
 import torch
 
+from decentral.consensus.chain import Head
 from decentral.errors import PayloadError
+from decentral.parameters.schema import MAX_FRAGMENTS
 from decentral.rounds.catchup.layouts import Layouts
 from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex
+from decentral.wire.records import MAX_PEERS
 from tests.consensus.test_history import START
 from tests.replica.test_senders import replica_of
 
@@ -71,6 +74,26 @@ def test_a_snapshot_of_more_members_than_fit_into_memory_is_refused_before_room_
     assert layouts.of({"senders": ["3f"]}, many).nbytes == 4 * 16 * 8
     with pytest.raises(PayloadError, match="this machine cannot hold 2 copies"):
         layouts.of({"senders": ["7f"]}, many)
+
+
+@pytest.mark.parametrize("feedback", ["ef21", "none"])
+def test_the_largest_run_there_may_be_can_be_joined(feedback):
+    """Its donors raised ConfigError: the document had room for 480 members and 240 fragments of ef21."""
+    members = tuple(n.to_bytes(32, "big") for n in range(MAX_PEERS))
+    most = 2**63 - 1
+    counts = {"epoch": most, "round": most, "outer_step": most, "tokens": most, "contributions": most}
+    head = replace(START, members=members, newcomers=frozenset(members), **counts)
+    replica = replica_of(feedback, fragments=MAX_FRAGMENTS)
+    kept = {peer: {"sent": torch.zeros(16)} for peer in members}
+    for fragment in range(MAX_FRAGMENTS if feedback == "ef21" else 0):
+        replica.senders.book(fragment, kept)
+    layouts = Layouts(replica)
+    made = Snapshot({"anchor/0": torch.zeros(1)}, {"head": head.to_dict(), **layouts.document(members)}).index
+    found = SnapshotIndex.document(made.to_bytes())
+    assert Head.from_dict(found["head"]) == head
+    assert len(made.to_bytes()) <= layouts.longest_index
+    if feedback == "ef21":
+        assert set(found["senders"]) == {"f" * (MAX_PEERS // 4)}
 
 
 def test_where_receivers_keep_nothing_a_snapshot_is_what_it_was():

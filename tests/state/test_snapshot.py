@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from decentral.errors import ConfigError, DiskError, PayloadError
 from decentral.parameters import gather, schema_of
 from decentral.state.assembler import Assembler
-from decentral.state.snapshot import CHUNK_NBYTES, Layout, Snapshot, SnapshotIndex, anchor_name, outer_name
+from decentral.state.snapshot import (
+    CHUNK_NBYTES,
+    MAX_META_NBYTES,
+    Layout,
+    Snapshot,
+    SnapshotIndex,
+    anchor_name,
+    outer_name,
+)
 
 PER_CHUNK = CHUNK_NBYTES // 4
 
@@ -200,12 +208,12 @@ def test_a_huge_claim_is_refused_before_anything_is_allocated(snapshot):
 
 
 def test_the_bound_on_an_index_holds(snapshot):
-    largest = {"x": "y" * (64 * 1024 - 8)}
-    assert len(json.dumps(largest, separators=(",", ":"))) == 64 * 1024
+    largest = {"x": "y" * (MAX_META_NBYTES - 8)}
+    assert len(json.dumps(largest, separators=(",", ":"))) == MAX_META_NBYTES
     tight = Snapshot(make_tensors(), largest).index
     assert len(tight.to_bytes()) == SnapshotIndex.max_nbytes(tight.layout)
-    with pytest.raises(ConfigError, match="at most 65536"):
-        Snapshot(make_tensors(), {"x": "y" * 70_000})
+    with pytest.raises(ConfigError, match=f"at most {MAX_META_NBYTES}"):
+        Snapshot(make_tensors(), {"x": "y" * MAX_META_NBYTES})
 
 
 def test_golden_bytes_of_an_index():

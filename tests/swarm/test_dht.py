@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import subprocess
 import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from decentral.swarm.dht.hivemind import dht_key
+from decentral.swarm.dht.hivemind import _no_word_of_hivemind, dht_key
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
 from decentral.swarm.leases import LeaseTable
@@ -161,6 +164,25 @@ def test_the_dht_keeps_records_of_so_many_peers_and_no_more(hivemind, monkeypatc
     kept = validator.LeaseValidator(dht_key(RUN), RUN)
     assert [kept.validate(record(signed(seed))) for seed in range(1, 6)] == [True, True, True, False, False]
     assert kept.validate(record(signed(1))), "who is kept may renew"
+
+
+def test_a_look_up_of_hivemind_that_fails_is_no_traceback_on_the_screen_and_any_other_task_is(caplog):
+    """Who joined saw "Task exception was never retrieved" and ten lines of hivemind when a peer went meanwhile."""
+    theirs: dict[str, Any] = {}
+    exec(compile("async def look():\n    raise AssertionError", "/lib/hivemind/dht/traverse.py", "exec"), theirs)
+
+    async def ours() -> None:
+        raise ValueError("of our own")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(_no_word_of_hivemind)
+        for look in (theirs["look"], ours):
+            await asyncio.wait([asyncio.create_task(look())])
+            gc.collect()
+
+    asyncio.run(main())
+    (shown,) = [record for record in caplog.records if record.name == "asyncio"]
+    assert "of our own" in shown.getMessage()
 
 
 def test_a_hint_of_another_run_or_of_oneself_is_not_followed(tmp_path):

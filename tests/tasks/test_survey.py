@@ -30,7 +30,7 @@ def test_files_bytes_and_the_share_that_is_text_are_counted(folder: Path) -> Non
     found = survey(folder)
     assert (found.num_files, found.text_share) == (2, 1.0)
     assert found.nbytes == load_corpus(folder).nbytes
-    files = "2 files (1 file of 4 bytes passed over: zero bytes near the beginning, so no text)"
+    files = "2 files (1 file of 4 bytes passed over, c.png: zero bytes near the beginning, so no text)"
     assert f"{folder}: {files}, {found.nbytes:,} bytes, 100.0 % of it text, digest {found.digest[:8]}" == str(found)
 
 
@@ -38,7 +38,7 @@ def test_a_folder_without_text_is_refused_with_what_was_passed_over_and_why(tmp_
     for name in "ab":
         (tmp_path / name).write_bytes(random.Random(name).randbytes(50_000))
     (tmp_path / "c").write_text("a word")
-    passed = r"2 files of 100,000 bytes passed over: zero bytes near the beginning, so no text"
+    passed = r"2 files of 100,000 bytes passed over, a, b: zero bytes near the beginning, so no text"
     with pytest.raises(DataError, match=rf"holds 6 bytes of text in 1 file \({passed}\), at least 65536 are needed"):
         survey(tmp_path)
 

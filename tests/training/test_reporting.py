@@ -44,6 +44,43 @@ def test_gossip_steps_in_which_nobody_meets_are_none_that_a_peer_missed() -> Non
     assert reporter.usual_round == 3.0, "the time of each step is known all the same"
 
 
+def test_the_merge_that_ends_a_gossip_run_is_no_round_beside_its_steps() -> None:
+    """A run of 6 rounds ended with "you contributed to 7 of the last 7"."""
+    other, x_N, told = b"o" * 32, torch.zeros(2), []
+    reporter = Reporter(lambda kind, fields: told.append(kind), b"me", lambda: 0.0)
+    for step in range(6):
+        reporter.swapped(Swapped(step, x_N, x_N, other, None))
+    reporter.round_ended(update((b"me", other), True), of_pairs=True)
+    assert reporter.outcomes == [True] * 6
+    assert told == ["pair"] * 6 + ["commit"]
+
+
+def test_bytes_per_round_are_those_of_the_rounds_that_are_told_of() -> None:
+    """All bytes ever sent were shared out among the last hundred rounds: they seemed to grow from there on."""
+    reporter, sent = Reporter(lambda kind, fields: None, b"me", lambda: 0.0), 0
+    for number in range(400):
+        sent += 5_000 if number < 100 else 1_000
+        reporter.round_ended(update((b"me", b"other"), True))
+        if number % 3 == 0 or number == 99:  # rounds may be faster than anybody looks
+            per_round = reporter.sent_per_round(sent)
+        if number == 99:
+            assert per_round == 5_000
+    assert per_round == 1_000
+    assert reporter.sent_per_round(sent + 700) == 1_000, "what the round in progress sends counts with it"
+
+
+def test_the_wait_for_company_is_no_part_of_the_first_round() -> None:
+    """Who had waited for a quarter of an hour had hours left after the first round of seconds."""
+    now = [0.0]
+    reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
+    for seconds, wanted in ((0.0, 2), (900.0, 2), (0.2, 0), (5.0, 0)):
+        now[0] += seconds
+        reporter.waits_for(wanted)
+    reporter.round_ended(update((b"me", b"other"), True))
+    assert reporter.usual_round == pytest.approx(5.0)
+    assert reporter.wanted_members == 0
+
+
 def update(members: tuple[bytes, ...], contributed: bool) -> Any:
     frames = (SimpleNamespace(peer=bytes(32)),)
     where = {"round": 1, "epoch": 0, "outer_step": 0, "fragment": 0, "final": False, "hash": b""}

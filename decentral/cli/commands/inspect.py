@@ -102,14 +102,14 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
         click.echo(json.dumps({"epoch": status.epoch, "members": list(status.members)}))
         return
     from decentral.observe.health import in_units
+    from decentral.observe.status import presence
 
     if not alive:
         click.echo("the peer has ended; this is what it saw last:", err=True)
     for member in status.members:
         you = "  (you)" if member.get("peer") == status.peer else ""
-        live = "live" if member.get("live", True) else "gone"
         traffic = f"{in_units(member.get('bytes_sent', 0))} to, {in_units(member.get('bytes_received', 0))} from"
-        click.echo(f"{member.get('peer', '?')}  {live}  {_after(member)}  {traffic}{_way(member)}{you}")
+        click.echo(f"{member.get('peer', '?')}  {presence(member)}  {_after(member)}  {traffic}{_way(member)}{you}")
     if not status.members:
         click.echo("nobody yet: no member of the run is known here", err=True)
 

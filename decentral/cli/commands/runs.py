@@ -147,7 +147,7 @@ def join_command(
     from decentral.cli.preflight import check_trained_here
     from decentral.swarm.invite import Invite
 
-    Invite.parse(invite)  # before anything is made or started
+    parsed = Invite.parse(invite)  # before anything is made or started
     options = JobOptions(out=directory, invite=invite, **given)
     if script is not None:
         from decentral.cli.job.scripts import run_script
@@ -156,22 +156,22 @@ def join_command(
         return
     if arguments:
         raise UsageError(f"{arguments[0]!r}: arguments after the invite are a script's; name it with --script")
-    from decentral.peer import fetch_manifest
+    from decentral.peer.invitation import asked
 
     remember(context, directory)
     text = _looked_over(options)
     click.echo("looking for the run's peers ...", err=True)
     with hint_after(PATIENCE, NOBODY):
-        manifest = fetch_manifest(
-            invite,
+        manifest, over = asked(
+            parsed,
             directory,
-            listen=options.listen or None,
-            join_timeout=time_left(options.give_up_at),
-            transport=options.transport,
+            options.listen or None,
+            time_left(options.give_up_at),
+            options.transport,
             lan=options.lan,
         )
     check_trained_here(manifest)
-    _train(context, manifest, text, options)
+    _train(context, manifest, text, options, late=over)
 
 
 def _looked_over(options: JobOptions) -> "Survey | None":
@@ -180,12 +180,16 @@ def _looked_over(options: JobOptions) -> "Survey | None":
     return look_over(options.out, options.listen, options.relays, options.data)
 
 
-def _train(context: click.Context, manifest: "Manifest", text: "Survey | None", options: JobOptions) -> None:
+def _train(
+    context: click.Context, manifest: "Manifest", text: "Survey | None", options: JobOptions, *, late: bool = False
+) -> None:
+    """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
     from decentral.cli.job.train_job import train_alone, train_with_swarm
     from decentral.cli.preflight import taken_back
     from decentral.cli.stopping import stop_signals
     from decentral.manifest import summary as describe
     from decentral.node.folder import kept_terms
+    from decentral.observe.late_display import LateDisplay
     from decentral.observe.log_lines import log_shown_on
     from decentral.observe.terminal import open_display
     from decentral.tasks.survey import check_agreed
@@ -193,9 +197,10 @@ def _train(context: click.Context, manifest: "Manifest", text: "Survey | None", 
     directory = remember(context, options.out)
     kept_terms(directory, manifest.digest)
     this_text = check_agreed(manifest.data, text)
-    click.echo(describe(manifest), err=True)
-    click.echo(this_text, err=True)
-    display = open_display(sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
+    shows = partial(open_display, sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
+    if not late:
+        click.echo(f"{describe(manifest)}\n{this_text}", err=True)
+    display = LateDisplay(sys.stderr, shows) if late else shows()
     show_invite = partial(_show_invite, display.say if options.as_json else display.result, manifest.data.corpus)
     with stop_signals() as stop, log_shown_on(display), taken_back(directory):
         try:

@@ -71,8 +71,12 @@ class StatusPublisher:
         return status
 
     def _lets_in(self, status: Status) -> bool:
-        """Not who is no member: it may have come after the run's end, and goes at once then."""
-        return self._keeps_serving or any(member.get("self") for member in status.members)
+        """Not who is no member: it may have come after the run's end, and goes at once then.
+
+        Before it has the others' chain, a peer knows itself alone.
+        """
+        member = any(member.get("self") for member in status.members)
+        return status.state not in ("starting", "syncing") and (member or self._keeps_serving)
 
     def end(self, state: str) -> None:
         """From now on this is its state, whatever else is new."""

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
+from decentral.optimizers.owners import Part, within
 from decentral.tensors.finite import is_finite
 from decentral.tensors.rounding import float32
 
-__all__ = ["OUTLIER", "contribution_weights", "mean_of", "mean_pseudo_gradient", "scaled"]
+__all__ = ["OUTLIER", "contribution_weights", "masked", "mean_of", "mean_pseudo_gradient", "scaled"]
 
 _LARGEST = torch.finfo(torch.float32).max
 OUTLIER = 16.0  # times, up or down, that a weight may differ from the typical: one GPU beside a machine of eight
@@ -101,6 +102,16 @@ def scaled(adders: Sequence[Adder], scales: Sequence[float] | None) -> list[Adde
     return [
         (peer, add if scale == 1.0 else partial(_add_scaled, add, scale), weight)
         for (peer, add, weight), scale in zip(adders, scales, strict=True)
+    ]
+
+
+def masked(adders: Sequence[Adder], outside: Sequence[Part]) -> list[Adder]:
+    """The same contributors, each adding nothing where it is ``outside`` of what it has a say in; (): all have it."""
+    if not any(outside):
+        return list(adders)
+    return [
+        (peer, partial(within, add, part) if part else add, weight)
+        for (peer, add, weight), part in zip(adders, outside, strict=True)
     ]
 
 

@@ -5,7 +5,8 @@ g = sum over a slice's owners w_i (anchor - local_i) / sum of their w_i ;  m <- 
 
 Every peer runs the whole model, so no activations cross. It sends zeros outside its slice, which int8's entropy coder
 makes small: of Gaussian changes .63 of the bytes are left with 2 slices, .36 with 4; of bf16 .97. A coordinate's
-divisor is the number of its owners. Where a round had none of a slice, x and m stay.
+divisor is the number of its owners; what others send there is not looked at. Where a round had none of a slice, x and m
+stay.
 
 Who owns what: a peer's place among the contributors of the last round that took its contribution, modulo S, so that
 slices have equally many owners, give or take one. With fewer contributors than slices the places move on every round.
@@ -14,7 +15,7 @@ Before its first round a peer's slice follows from its id. It says beside its of
 What differs from the paper. There subsets are fixed, and the backward pass knows them, which saves memory and
 arithmetic; here a slice is 1/S of each fragment in the model's order, stays while who contributes stays, and all is
 computed: only bytes are saved. Inner moments are kept of all. The outer step is DiLoCo's. With ``overlap``, steps on a
-slice before its owner's place changed are in its next contribution.
+slice before its owner's place changed are in its next contribution, which names that slice, too.
 
 Source: Filippova, Katharopoulos, Grangier, Collobert, "Partial Parameter Updates for Efficient Distributed Training",
 2025, arXiv:2509.22418.
@@ -31,13 +32,14 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, State, key
-from decentral.optimizers.live import Live
-from decentral.optimizers.owners import Span, hold, numel_of, put_back, scaled_to_owners
+from decentral.optimizers.live import Layout, Live
+from decentral.optimizers.owners import Span, hold, is_still, numel_of, put_back, scaled_to_owners
 from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
 __all__ = ["PartialUpdates"]
 
+_NAMED = 32  # slices that a summary has room for
 _SLICE, _MOST = struct.Struct("<H"), 1024  # slices at most: fewer peers than that train one model
 
 
@@ -75,8 +77,10 @@ class PartialUpdates(OuterMethod):
         put_back(live, fragment, self._others(live, fragment))
 
     def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
-        """The slice that was trained."""
-        return _SLICE.pack(self._slice_of(live, fragment))
+        """The slice that is trained, and others in which something is left of before, the first 31 of them."""
+        mine, numel = self._slice_of(live, fragment), numel_of(live.layout(fragment))
+        others = [s for s in range(self.slices) if s != mine and sent and not is_still(sent[0], [self._span(s, numel)])]
+        return b"".join(map(_SLICE.pack, [mine, *others][:_NAMED]))
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
         """The slice of the place that this peer had among the contributors."""
@@ -86,14 +90,19 @@ class PartialUpdates(OuterMethod):
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no slice."""
-        return [0.0 if self._named_by(one) is None else weight for one, weight in zip(contributors, given, strict=True)]
+        return [weight if self._named_by(one) else 0.0 for one, weight in zip(contributors, given, strict=True)]
+
+    def outside(self, contributor: Contributor, layout: Layout) -> list[Span]:
+        """The slices that it does not name."""
+        named, numel = self._named_by(contributor), numel_of(layout)
+        return [self._span(number, numel) for number in range(self.slices) if number not in named]
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One Nesterov step of the slices that had an owner."""
         parts = [[self._span(number, anchor.numel())] for number in range(self.slices)]
-        owned, came = [[self._named_by(one)] for one in info.contributors], len(info.contributors)
+        owned, came = [self._named_by(one) for one in info.contributors], len(info.contributors)
         with torch.no_grad():
             change, has_owner = scaled_to_owners(received["change"], parts, owned, info.weights)
             after, momentum = nesterov(anchor, change, state["momentum"], self.lr, self.momentum)
@@ -113,8 +122,9 @@ class PartialUpdates(OuterMethod):
             return int(live.own(fragment)["slice"]) % self.slices
         return int.from_bytes(hashlib.blake2b(live.peer, digest_size=8).digest(), "little") % self.slices
 
-    def _named_by(self, contributor: Contributor) -> int | None:
-        if len(contributor.summary) != _SLICE.size:
-            return None
-        (named,) = _SLICE.unpack(contributor.summary)
-        return int(named) if named < self.slices else None
+    def _named_by(self, contributor: Contributor) -> tuple[int, ...]:
+        """None where it names one that there is not, or one twice."""
+        if len(contributor.summary) % _SLICE.size:
+            return ()
+        named = tuple(int(number) for (number,) in _SLICE.iter_unpack(contributor.summary))
+        return named if len(set(named)) == len(named) and all(number < self.slices for number in named) else ()

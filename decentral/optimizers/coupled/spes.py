@@ -11,7 +11,8 @@ first tensor, layer by layer. A model without experts is averaged plainly.
 
 Who owns what: the experts whose number, modulo the contributors of the last round that took this peer's contribution,
 is its place among them; one owner each then. Before its first round a peer trains all. Each says beside its offer its
-place and of how many; who says what cannot be counts nothing. Experts without an owner in a round stay.
+place and of how many; who says what cannot be counts nothing, and what it sends of experts that are not its own by that
+is not looked at. Experts without an owner in a round stay.
 
 What differs from the paper. Its nodes are numbered once, n experts each in a row, and a server takes an expert from its
 owner; here places follow who is there, and an expert's divisor is the number of its owners, should there be several.
@@ -33,14 +34,16 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, State, key
 from decentral.optimizers.experts import Layers, experts_of, merged
-from decentral.optimizers.live import Live
-from decentral.optimizers.owners import Part, Span, hold, put_back, scaled_to_owners
+from decentral.optimizers.live import Layout, Live
+from decentral.optimizers.owners import Part, Span, hold, is_still, put_back, scaled_to_owners
 from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_rate
 
 __all__ = ["SPES"]
 
 _PLACE = struct.Struct("<HH")  # place, and of how many contributors
+_NAMED = 3  # places in a summary: now, before, and all
+_ALL = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +74,29 @@ class SPES(OuterMethod):
         put_back(live, fragment, self._others(live, fragment))
 
     def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
-        """Place, and of how many."""
-        return _PLACE.pack(*self._place_of(live, fragment))
+        """Place, and of how many; the place before, or all, where something is left of then."""
+        parts, named = _by_expert(experts_of(live.layout(fragment))), [self._place_of(live, fragment)]
+        for place in (self._place_of(live, fragment, "before"), _ALL) if sent else ():
+            if not all(_owns(named, expert) or is_still(sent[0], part) for expert, part in parts.items()):
+                named = list(dict.fromkeys([*named, place]))
+        return b"".join(_PLACE.pack(*place) for place in named)
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
         """The place that this peer had among the contributors."""
         if sent is not None and live.peer in peers:
-            live.own(fragment)["place"] = torch.tensor([float(peers.index(live.peer)), float(len(peers))])
+            own = live.own(fragment)
+            own["before"] = torch.tensor(self._place_of(live, fragment), dtype=torch.float32)
+            own["place"] = torch.tensor([float(peers.index(live.peer)), float(len(peers))])
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no place."""
         return [weight if _named_by(one) else 0.0 for one, weight in zip(contributors, given, strict=True)]
+
+    def outside(self, contributor: Contributor, layout: Layout) -> list[Span]:
+        """The experts of others."""
+        named = _named_by(contributor)
+        parts = _by_expert(experts_of(layout))
+        return [span for expert, part in parts.items() if not _owns(named, expert) for span in part]
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
@@ -89,7 +104,7 @@ class SPES(OuterMethod):
         """A mean among owners, and in the warm-up the merging."""
         layers = experts_of(dict(zip(info.names, info.shapes, strict=False)))
         parts, said = _by_expert(layers), [_named_by(one) for one in info.contributors]
-        owned = [[n for n, e in enumerate(parts) if place and e % place[1] == place[0]] for place in said]
+        owned = [[n for n, e in enumerate(parts) if _owns(named, e)] for named in said]
         with torch.no_grad():
             change, _ = scaled_to_owners(received["change"], list(parts.values()), owned, info.weights)
             after = anchor - change * self.lr
@@ -102,8 +117,8 @@ class SPES(OuterMethod):
         parts = _by_expert(experts_of(live.layout(fragment)))
         return [span for expert, part in parts.items() if expert % count != place for span in part]
 
-    def _place_of(self, live: Live, fragment: int) -> tuple[int, int]:
-        place, count = live.own(fragment).get("place", torch.tensor([0.0, 1.0])).tolist()
+    def _place_of(self, live: Live, fragment: int, when: str = "place") -> tuple[int, int]:
+        place, count = live.own(fragment).get(when, torch.tensor(_ALL)).tolist()
         return int(place), int(count)
 
 
@@ -113,8 +128,13 @@ def _by_expert(layers: Layers) -> dict[int, Part]:
     return {e: [span for experts in layers.values() for span in experts.get(e, [])] for e in numbers}
 
 
-def _named_by(contributor: Contributor) -> tuple[int, int] | None:
-    if len(contributor.summary) != _PLACE.size:
-        return None
-    place, count = _PLACE.unpack(contributor.summary)
-    return (place, count) if place < count else None
+def _owns(named: Sequence[tuple[int, int]], expert: int) -> bool:
+    return any(expert % count == place for place, count in named)
+
+
+def _named_by(contributor: Contributor) -> list[tuple[int, int]]:
+    """Its places; none where there is one that cannot be, or too many."""
+    if len(contributor.summary) % _PLACE.size or len(contributor.summary) > _NAMED * _PLACE.size:
+        return []
+    named = [(int(place), int(count)) for place, count in _PLACE.iter_unpack(contributor.summary)]
+    return named if all(place < count for place, count in named) else []

@@ -9,8 +9,9 @@ from functools import partial
 from torch import Tensor
 
 from decentral.optimizers import Aggregation, Channel
-from decentral.optimizers.aggregation.mean import Adder
+from decentral.optimizers.aggregation.mean import Adder, masked
 from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.owners import Part
 from decentral.replica.received.combining import combined
 from decentral.replica.received.estimates import NOTHING_KEPT, Estimates, KeptOfSenders
 from decentral.replica.received.frame_contents import FrameContents
@@ -40,13 +41,17 @@ class GatherReader:
         numel: int,
         seed: bytes,
         told: KeptOfSenders,
+        outside: Sequence[Part] = (),
     ) -> dict[str, Tensor]:
-        """By channel what came of it. ``weights``: what each frame counts in each channel; ``seed``: of the round."""
+        """By channel what came of it. ``weights``: what each frame counts in each channel; ``seed``: of the round;
+        ``outside``: where the change of each frame counts nothing.
+        """
         whole = [1.0] * len(frames)
         scales = [self.scales(frames, weights[0], seed, told), *[whole] * (len(due) - 1)]  # only of the change
         channels = [
             (channel, self._adders(frames, place, scales[place], weights[place])) for place, channel in enumerate(due)
         ]
+        channels[0] = (due[0], masked(channels[0][1], outside))
         return combined(channels, numel, self.rule if self.rule.needs == "rows" else None)
 
     def scales(

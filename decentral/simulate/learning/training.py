@@ -87,7 +87,7 @@ class TraceEvents:
     def waits(self, waiting: bool) -> None:
         """Its clock shows that."""
 
-    def round_ended(self, update: CommittedUpdate) -> None:
+    def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
         """It was noted as it was applied."""
 
     def swap_begins(self, mine: Contribution) -> None:

@@ -12,9 +12,11 @@ Source: Maymounkov and Mazieres, "Kademlia: A peer-to-peer information system ba
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
@@ -113,11 +115,22 @@ async def _node(host: DhtHost, run: Digest) -> AsyncIterator[Any]:  # Any: hivem
                 cache_refresh_before_expiry=0,  # a refresh of its own would ask while nobody wants to know
                 record_validator=LeaseValidator(dht_key(run), run),
             )
+        asyncio.get_running_loop().set_exception_handler(_no_word_of_hivemind)
         try:
             yield node
         finally:
             with anyio.move_on_after(1.0, shield=True):  # it asks a daemon that may be dead
                 await node.shutdown()
+
+
+def _no_word_of_hivemind(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: asyncio's
+    """Its look-ups are tasks of their own, which fail when a peer goes; asyncio showed that to whoever joined."""
+    coro = context["future"].get_coro() if isinstance(context.get("future"), asyncio.Task) else None
+    code = getattr(coro, "cr_code", None)
+    if code is not None and "hivemind" in Path(code.co_filename).parts:
+        logger.debug("the DHT failed: %r", context.get("exception"))
+    else:
+        loop.default_exception_handler(context)
 
 
 async def _exchange_forever(node: Any, directory: DirectoryView) -> None:
