@@ -50,7 +50,13 @@ class SPES(OuterMethod):
     name: ClassVar[str] = "spes"
     equation: ClassVar[str] = "x_e <- x_e - lr*mean over owners ; x <- x - lr*mean ; x_e <- x_e + a*(nearest - x_e)"
     source: ClassVar[str] = 'Zhang et al., "SPES", 2026, arXiv:2602.11543'
-    preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="int8(block=4096)", exchange="reduce")
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 1.0},
+        compressor="int8(block=4096)",
+        exchange="reduce",
+        model={"experts": 8},
+        demo={"model": {"hidden": 96, "layers": 2}},  # 690,528 parameters, as many as other methods' demos have
+    )
     divides: ClassVar[bool] = True
     lr: float = 1.0
     merge_rate: float = key(0.05, "of the warm-up: share of the way to the nearest experts; 0 is none")
