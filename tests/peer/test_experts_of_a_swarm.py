@@ -14,7 +14,7 @@ from decentral.tasks.language_model import LanguageModelConfig, build_language_m
 from tests.peer.test_methods_of_a_swarm import FULL, churn, records_of
 
 EXPERTS, INTERVAL = 6, 6
-TERMS = {"hidden": 16, "layers": 2, "heads": 2, "context": 32, "experts": EXPERTS}
+TERMS = {"hidden": 16, "layers": 1, "heads": 2, "context": 16, "experts": EXPERTS}
 TEXT = torch.frombuffer(bytearray(b"sphinx of black quartz, judge my vow. " * 60), dtype=torch.uint8)
 
 
@@ -29,7 +29,7 @@ class Reader:
 
     def step(self) -> float:
         before, self.steps = self.experts(), self.steps + 1
-        batch = batch_at(TEXT, seed=0, peer=self.data, step=self.steps, batch_size=4, context=32)
+        batch = batch_at(TEXT, seed=0, peer=self.data, step=self.steps, batch_size=4, context=16)
         loss = self.model(**batch).loss
         loss.backward()
         self.optimizer.step()
