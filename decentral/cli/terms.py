@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # option of init -> table and key of the manifest
 KEYS = {
     "task": ("model", "task"),
+    "experts": ("model", "experts"),
     "name": ("run", "name"),
     "seed": ("run", "seed"),
     "rounds": ("run", "rounds"),

@@ -38,6 +38,7 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
         raise UsageError(f"preset {preset[:60]!r} does not exist; {nearest(preset, list(presets()))}")
     given: dict[str, dict[str, Any]] = {  # Any: as above
         "run": {"name": preset, "salt": fresh_salt()},
+        "model": dict(chosen.model),
         "inner": {"clip": 1.0, **chosen.inner},
         "outer": {
             "method": preset,

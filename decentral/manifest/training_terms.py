@@ -21,6 +21,8 @@ from decentral.manifest.values import (
     TextDigest,
 )
 
+EXPERTS_PER_TOKEN = 2  # of a mixture: as SPES and Mixtral have it
+
 
 class Model(Table):
     """The model that every peer builds."""
@@ -32,6 +34,12 @@ class Model(Table):
     layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=3, description="transformer blocks")
     heads: Annotated[int, Field(ge=1, le=4096)] = Field(default=4, description="attention heads per block")
     context: Size = Field(default=128, description="tokens that the model sees at once")
+    experts: Annotated[int, Field(ge=2, le=1024)] | None = Field(
+        default=None, description="per block, of a mixture as OLMoE is one; unset: one MLP, as Llama's", examples=[8]
+    )
+    experts_per_token: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description=f"experts that a token goes to; unset: {EXPERTS_PER_TOKEN}", examples=[1]
+    )
     buffers: Literal["average", "first", "own"] | None = Field(
         default=None,
         description="BatchNorm's means and the like: average of contributors, first's, or own; unset: average",
@@ -42,7 +50,16 @@ class Model(Table):
     def _fits(self) -> Model:
         if self.task == "causal-lm" and self.hidden % (2 * self.heads):
             raise ValueError(f"hidden = {self.hidden} must be a multiple of 2 * heads = {2 * self.heads}")
+        if self.experts_per_token is not None and self.experts_per_token > (self.experts or 0):
+            raise ValueError(
+                f"experts_per_token = {self.experts_per_token} needs as many experts; set model.experts, too"
+            )
         return self
+
+    @property
+    def routed(self) -> int:
+        """Experts that a token goes to, of a mixture."""
+        return self.experts_per_token or EXPERTS_PER_TOKEN
 
 
 class Data(Table):

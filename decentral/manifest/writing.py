@@ -7,6 +7,7 @@ from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.manifest.outer_terms import Combining
 from decentral.manifest.table import Table, inside, keys, plain
 from decentral.manifest.terms import Manifest
+from decentral.manifest.training_terms import Model
 
 
 def summary(manifest: Manifest) -> str:
@@ -19,9 +20,7 @@ def summary(manifest: Manifest) -> str:
     feedback = manifest.compressor.feedback
     rows = {
         "run": f"{run.name} ({manifest.run_id}), {run.rounds} outer steps{limit}",
-        "model": f"{model.task}, {model.layers} layers of {model.hidden}, {model.heads} heads, context {model.context}"
-        if model.task == "causal-lm"
-        else "your own script's",
+        "model": _model(model) if model.task == "causal-lm" else "your own script's",
         "data": f"{data.corpus}{digest}, batch {data.batch_size} per peer, {data.held_out:.0%} held out",
         "inner": f"{inner.steps} steps of {INNER_OPTIMIZERS[inner.named].title} at {inner.learning_rate:g}, "
         f"weight decay {inner.weight_decay:g}",
@@ -39,6 +38,12 @@ def summary(manifest: Manifest) -> str:
         "swarm": f"at least {manifest.swarm.min_peers}, waits {manifest.swarm.deadline_ceiling:g} s at most",
     }
     return "\n".join(f"{name:<8}{text}" for name, text in rows.items())
+
+
+def _model(model: Model) -> str:
+    experts = "" if model.experts is None else f"{model.routed} of {model.experts} experts, "
+    size = f"{model.layers} layers of {model.hidden}, {model.heads} heads"
+    return f"{model.task}, {size}, {experts}context {model.context}"
 
 
 def _aggregated(chosen: Combining) -> str:

@@ -54,13 +54,6 @@ def forecast(
 def _num_parameters(manifest: Manifest) -> int:
     if manifest.model.task != "causal-lm":
         raise ConfigError("simulate: the manifest does not say how large the model is; give --parameters")
-    import torch
-    from transformers import LlamaForCausalLM
+    from decentral.tasks.language_model import LanguageModelConfig, num_parameters  # torch and transformers
 
-    from decentral.tasks.language_model import LanguageModelConfig, llama_config
-
-    model = manifest.model
-    config = LanguageModelConfig(hidden=model.hidden, layers=model.layers, heads=model.heads, context=model.context)
-    with torch.device("meta"):
-        built = LlamaForCausalLM(llama_config(config))
-    return sum(parameter.numel() for parameter in built.parameters())
+    return num_parameters(LanguageModelConfig.of(manifest.model))

@@ -1,6 +1,7 @@
-"""A small Llama over bytes: 256 tokens, no tokenizer to download or to agree on.
+"""A small Llama over bytes, or a mixture of experts: 256 tokens, no tokenizer to download or to agree on.
 
-Built from a ``transformers`` config, so what comes out of a run opens with ``AutoModelForCausalLM``.
+Built from a ``transformers`` config, so what comes out of a run opens with ``AutoModelForCausalLM``. ``mixture`` says
+what experts are.
 
 Source: Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023, arXiv:2302.13971.
 """
@@ -12,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
 from decentral.errors import ConfigError
+from decentral.manifest.training_terms import EXPERTS_PER_TOKEN, Model
+from decentral.tasks.mixture import olmoe_config
 
 VOCAB = 256  # every byte is a token; already a multiple of 64
 INIT_STD = 0.05  # held-out after 500 steps, hidden 128: 2.69 bits/byte; 2.84 with 0.02, 2.75 with 0.09
@@ -29,16 +32,32 @@ class LanguageModelConfig:
     heads: int = 4
     context: int = 128  # bytes the model sees at once
     tie_embeddings: bool = True
+    experts: int | None = None  # per block; None: one MLP
+    experts_per_token: int = EXPERTS_PER_TOKEN  # that a byte goes to
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "heads", "context"):
+        for name in ("hidden", "layers", "heads", "context", "experts_per_token"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} = {getattr(self, name)}: must be at least 1")
+        if self.experts is not None and self.experts < self.experts_per_token:
+            raise ConfigError(f"model.experts = {self.experts}: each byte goes to {self.experts_per_token} of them")
         if self.hidden % (2 * self.heads):
             raise ConfigError(
                 f"model.hidden = {self.hidden} with heads = {self.heads}: hidden must be a multiple of "
                 f"2 * heads = {2 * self.heads}, because rotary positions turn pairs of channels"
             )
+
+    @classmethod
+    def of(cls, terms: Model) -> "LanguageModelConfig":
+        """Size of the model that a manifest describes."""
+        return cls(
+            hidden=terms.hidden,
+            layers=terms.layers,
+            heads=terms.heads,
+            context=terms.context,
+            experts=terms.experts,
+            experts_per_token=terms.routed,
+        )
 
     @property
     def intermediate(self) -> int:
@@ -46,32 +65,42 @@ class LanguageModelConfig:
         return math.ceil(self.hidden * 8 / 3 / 32) * 32
 
 
-def llama_config(config: LanguageModelConfig) -> LlamaConfig:
+def transformers_config(config: LanguageModelConfig) -> LlamaConfig | OlmoeConfig:
     """The ``transformers`` config; its folder is what ``export`` writes."""
-    return LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=config.hidden,
-        intermediate_size=config.intermediate,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.heads,
-        max_position_embeddings=config.context,
-        tie_word_embeddings=config.tie_embeddings,
-        use_cache=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        attn_implementation="sdpa",
-    )
+    shared = {
+        "vocab_size": VOCAB,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.heads,
+        "max_position_embeddings": config.context,
+        "tie_word_embeddings": config.tie_embeddings,
+        "use_cache": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "attn_implementation": "sdpa",
+    }
+    if config.experts is None:
+        return LlamaConfig(**shared)
+    return olmoe_config(shared, config.experts, config.experts_per_token)
 
 
 def config_document(config: LanguageModelConfig) -> dict[str, Any]:
     """JSON of the config for a checkpoint's meta: ``export`` writes it as ``config.json``."""
-    document = json.loads(llama_config(config).to_json_string())
-    return {**document, "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
+    document = json.loads(transformers_config(config).to_json_string())
+    return {**document, "architectures": [_architecture(config).__name__], "dtype": "float32"}
 
 
-def build_language_model(config: LanguageModelConfig, *, seed: int) -> LlamaForCausalLM:
+def num_parameters(config: LanguageModelConfig) -> int:
+    """Parameters of such a model, tied ones once; no memory is taken for them."""
+    with torch.device("meta"):
+        built = _architecture(config)(transformers_config(config))
+    return sum(parameter.numel() for parameter in built.parameters())
+
+
+def build_language_model(config: LanguageModelConfig, *, seed: int) -> LlamaForCausalLM | OlmoeForCausalLM:
     """A freshly initialised model in float32 on the CPU; the same seed gives the same bits.
 
     Weights are drawn here, from one generator in the order of the names, so that a change of
@@ -79,7 +108,7 @@ def build_language_model(config: LanguageModelConfig, *, seed: int) -> LlamaForC
     before the call.
     """
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws from it before we overwrite
-        model: Any = LlamaForCausalLM(llama_config(config))  # Any: transformers ships no types
+        model: Any = _architecture(config)(transformers_config(config))  # Any: transformers ships no types
     initialise(model, torch.Generator().manual_seed(seed), num_layers=config.layers)
     return model
 
@@ -94,6 +123,10 @@ def initialise(model: nn.Module, generator: torch.Generator, *, num_layers: int)
         if parameter.ndim < 2:
             parameter.fill_(1.0)
             continue
-        into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        into_residual = name.removesuffix(".weight").endswith(("o_proj", "down_proj"))
         std = INIT_STD / math.sqrt(2 * num_layers) if into_residual else INIT_STD
         parameter.normal_(0.0, std, generator=generator)
+
+
+def _architecture(config: LanguageModelConfig) -> Any:  # Any: as above
+    return LlamaForCausalLM if config.experts is None else OlmoeForCausalLM

@@ -39,9 +39,7 @@ def prepare() -> None:
 
 
 def build(manifest: Manifest) -> torch.nn.Module:
-    size = manifest.model
-    config = LanguageModelConfig(hidden=size.hidden, layers=size.layers, heads=size.heads, context=size.context)
-    return build_language_model(config, seed=manifest.run.seed)
+    return build_language_model(LanguageModelConfig.of(manifest.model), seed=manifest.run.seed)
 
 
 def main(order: dict[str, Any]) -> int:

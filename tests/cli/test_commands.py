@@ -132,11 +132,12 @@ def test_a_manifest_of_every_preset_is_written_with_comments_and_loads(run: Run,
 
 def test_overrides_end_up_in_the_manifest(run: Run, tmp_path: Path) -> None:
     options = "--name mine --seed 7 --rounds 9 --minutes 5 --inner-steps 11 --min-peers 2 --corpus novels --overlap 3"
-    assert run("init", "run.toml", *options.split(), "--compressor", "int8(block=64)").exit_code == 0
+    assert run("init", "run.toml", *options.split(), "--experts", "4", "--compressor", "int8(block=64)").exit_code == 0
     manifest = load_manifest(tmp_path / "run.toml")
     assert (manifest.run.name, manifest.run.seed, manifest.run.rounds, manifest.run.minutes) == ("mine", 7, 9, 5)
     assert (manifest.inner.steps, manifest.swarm.min_peers, manifest.data.corpus) == (11, 2, "novels")
     assert (manifest.outer.overlap, manifest.compressor.chain) == (3, "int8(block=64)")
+    assert manifest.model.experts == 4
 
 
 def test_the_status_shows_the_limits_and_the_measured_uplink_of_a_peer_that_has_them(

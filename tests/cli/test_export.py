@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import safetensors.torch
 import torch
 from click.testing import Result
@@ -28,14 +29,15 @@ def kept(folder: Path, model: nn.Module, task: str) -> None:
     save(folder / "checkpoints", "round-1", tensors, meta)
 
 
-def small_model() -> nn.Module:
-    config = LanguageModelConfig(hidden=16, layers=1, heads=2, context=32)
+def small_model(experts: int | None = None) -> nn.Module:
+    config = LanguageModelConfig(hidden=16, layers=1, heads=2, context=32, experts=experts)
     model: nn.Module = build_language_model(config, seed=0)
     return model
 
 
-def test_our_language_model_comes_with_a_tokenizer_and_generates(run: Run, tmp_path: Path) -> None:
-    kept(tmp_path / "run", small_model(), "causal-lm")
+@pytest.mark.parametrize("experts", [None, 4])
+def test_our_language_model_comes_with_a_tokenizer_and_generates(run: Run, tmp_path: Path, experts: int | None) -> None:
+    kept(tmp_path / "run", small_model(experts), "causal-lm")
     result = run("export", "run", "--to", "model")
     assert result.exit_code == 0, result.stderr
     for name in ("AutoModelForCausalLM", "AutoTokenizer"):

@@ -52,7 +52,7 @@ def test_a_change_is_corrected_by_the_papers_three_cases(c: float, hyper: dict[s
 
 
 def test_a_turned_change_keeps_its_length_and_a_shrunk_one_loses_only_what_points_against():
-    method, momentum_N = HeLoCo(lr=1.0, momentum=0.0), gaussian(0)
+    method, momentum_N = HeLoCo(lr=1.0, momentum=0.0, turn=1.0), gaussian(0)
     turned, _ = step_of(method, torch.zeros(200), [at_cosine(0.2, momentum_N)], {"momentum": momentum_N})
     torch.testing.assert_close(float(turned.norm()), 2.0, rtol=1e-5, atol=0)
     assert cosine(direction(-turned)[0], direction(momentum_N)[0]) > 0.3

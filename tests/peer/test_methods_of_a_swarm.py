@@ -36,8 +36,8 @@ def enter(manifest_or_invite: Manifest | str, problem: Problem, out: Path, **mor
     return join(manifest_or_invite, problem.model, problem.optimizer, **settings)
 
 
-def train_until_killed(invite: str, out: Path) -> None:
-    problem = adam(2)
+def train_until_killed(invite: str, out: Path, make: Callable[[int], Any]) -> None:
+    problem = make(2)
     with enter(invite, problem, out) as peer:
         while not peer.done:
             problem.step()
@@ -51,8 +51,8 @@ def moments(problem: Problem) -> dict[str, torch.Tensor]:
 class Churn:
     """Two peers on threads and one in a process, which is killed; the two hold until a fourth is there."""
 
-    def __init__(self, manifest: Manifest, folder: Path, late: Problem) -> None:
-        self.manifest, self.folder, self.late = manifest, folder, late
+    def __init__(self, manifest: Manifest, folder: Path, late: Problem, make: Callable[[int], Any] = adam) -> None:
+        self.manifest, self.folder, self.late, self.make = manifest, folder, late, make
         self.invited, self.killed, self.complete = threading.Event(), threading.Event(), threading.Event()
         self.invite = ""
         self.digests: dict[int, str] = {}
@@ -67,7 +67,7 @@ class Churn:
 
     def stay(self, number: int) -> None:
         assert not number or self.invited.wait(60)
-        problem = adam(number)
+        problem = self.make(number)
         with enter(self.invite if number else self.manifest, problem, self.folder / f"peer{number}") as peer:
             if not number:
                 self.invite = peer.invite
@@ -92,7 +92,8 @@ class Churn:
     def kill_one(self) -> None:
         assert self.invited.wait(60)
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=train_until_killed, args=(self.invite, self.folder / "peer2"), daemon=True)
+        given = (self.invite, self.folder / "peer2", self.make)
+        process = context.Process(target=train_until_killed, args=given, daemon=True)
         process.start()
         wait_until(lambda: any(rounds and max(rounds) >= KILL_AT for rounds in self.after.values()))
         process.kill()
@@ -146,11 +147,16 @@ def wait_until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it did not come to that in 90 s")
 
 
-def churn(preset: str, folder: Path, late: Problem | None = None, **tables: dict[str, Any]) -> Churn:
+def churn(
+    preset: str,
+    folder: Path,
+    late: Any | None = None,
+    make: Callable[[int], Any] = adam,
+    **tables: dict[str, Any],
+) -> Churn:
     limits = {"lease": 3.0, "shrink_after": 6.0}
-    made = Churn(
-        run_terms(preset, run={"rounds": ROUNDS}, swarm=limits, **tables), folder, adam(3) if late is None else late
-    )
+    terms = run_terms(preset, run={"rounds": ROUNDS}, swarm=limits, **tables)
+    made = Churn(terms, folder, make(3) if late is None else late, make)
     made.run()
     return made
 

@@ -8,7 +8,7 @@ from decentral.manifest import preset_manifest
 from decentral.manifest.presets import check_methods
 from decentral.optimizers import presets
 from decentral.parameters import schema_of
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import LanguageModelConfig, build_language_model, num_parameters
 from decentral.tasks.presets import DEMO_INNER, DEMO_MODEL, demo_tables
 
 PEERS = 4
@@ -18,7 +18,8 @@ PEERS = 4
 def test_the_demo_of_every_method_is_a_valid_manifest(method):
     manifest = preset_manifest(method, **demo_tables(method))
     check_methods(manifest)
-    assert manifest.model.hidden == DEMO_MODEL["hidden"]
+    assert manifest.model.hidden == (96 if method == "spes" else DEMO_MODEL["hidden"])
+    assert 500_000 <= num_parameters(LanguageModelConfig.of(manifest.model)) <= 800_000, "all take about as long"
     assert manifest.inner.clip == DEMO_INNER["clip"]
 
 

@@ -37,6 +37,7 @@ NOBODY = (
     type=click.Choice(["causal-lm", "custom"]),
     help="Whose model: a small language model, which start and join train, or custom, your own script's.",
 )
+@click.option("--experts", type=click.IntRange(min=2), metavar="E", help="Experts per block: a mixture, for causal-lm.")
 @click.option("--name", help="Name of the run, for people.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the first model and of the data's order.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Outer steps after which the run is over.")

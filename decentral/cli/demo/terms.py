@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from decentral.cli.job.measuring import WINDOWS
-from decentral.cli.job.training_context import model_config
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
 from decentral.replica.run_codec import codec_of
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
-from decentral.tasks.language_model import build_language_model
+from decentral.tasks.language_model import LanguageModelConfig, build_language_model
 from decentral.tasks.presets import demo_tables
 from decentral.training.inner import build_inner
 
@@ -96,7 +95,7 @@ def _measure(manifest: Manifest, corpus: Corpus) -> tuple[float, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the peers will run
     try:
-        config = model_config(manifest)
+        config = LanguageModelConfig.of(manifest.model)
         model: Any = build_language_model(config, seed=manifest.run.seed)
         bits = bits_per_byte(model, corpus.held_out, context=config.context, num_windows=WINDOWS)
         optimizers = build_inner(manifest.inner, model)

@@ -53,7 +53,7 @@ class TrainingContext:
 
 def set_up(manifest: Manifest, out: Path, data: Path | None) -> TrainingContext:
     """Build everything. Raises DataError, ConfigError, DeviceError, DiskError; nothing is trained then."""
-    config, inner, seed = model_config(manifest), manifest.inner, manifest.run.seed
+    config, inner, seed = LanguageModelConfig.of(manifest.model), manifest.inner, manifest.run.seed
     corpus = load_corpus(data, held_out=manifest.data.held_out)
     accelerator = Accelerator()
     bare = build_language_model(config, seed=seed)
@@ -79,9 +79,3 @@ def set_up(manifest: Manifest, out: Path, data: Path | None) -> TrainingContext:
     )
     context.running.set()
     return context
-
-
-def model_config(manifest: Manifest) -> LanguageModelConfig:
-    """Size of the model that the manifest describes."""
-    model = manifest.model
-    return LanguageModelConfig(hidden=model.hidden, layers=model.layers, heads=model.heads, context=model.context)

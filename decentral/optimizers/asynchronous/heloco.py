@@ -12,7 +12,8 @@ like. While it is empty every change passes through. ``turn=0, shrink=0`` is the
 What differs from the paper. It corrects and applies each arrival by itself; here all that a round names, against the
 momentum before it. A late peer's progress is carried to the present anchor, so what remains of its staleness is its
 direction. Its five constants, its rate and its weight for delay were not to be had: these are ours (keep 0.5: within 60
-degrees; trust, turn, shrink and most 1: at equal lengths half of what would be full), and s_i is FedBuff's.
+degrees; trust, shrink and most 1: at equal lengths half of what would be full), and s_i is FedBuff's. Turn and rate are
+of a small sweep (experiments/LOG.md): honest changes agree too little with a young momentum to be turned in full.
 
 Source: Asif et al., "HeLoCo: Efficient asynchronous low-communication training under data and device heterogeneity",
 2026, arXiv:2606.00271.
@@ -46,12 +47,12 @@ class HeLoCo(OuterMethod):
     equation: ClassVar[str] = "g_i turned to m ; G = mean(s_i*g_i) ; m <- mu*m + (1-mu)*G ; x <- x - lr*(G + mu*m)"
     source: ClassVar[str] = 'Asif et al., "HeLoCo", 2026, arXiv:2606.00271'
     preset: ClassVar[Preset] = Preset(
-        hyper={"learning_rate": 0.7, "momentum": 0.9}, compressor="int8(block=4096)", exchange="gather"
+        hyper={"learning_rate": 1.0, "momentum": 0.9}, compressor="int8(block=4096)", exchange="gather"
     )
-    lr: float = 0.7
+    lr: float = 1.0
     momentum: float = key(0.9, "of the moving average; 0 is none")
     keep: float = key(0.5, "cosine with the momentum from which a change stays as it is")
-    turn: float = key(1.0, "strength with which one that agrees little is turned to the momentum; 0: not at all")
+    turn: float = key(0.25, "strength with which one that agrees little is turned to the momentum; 0: not at all")
     shrink: float = key(1.0, "strength with which what points against the momentum is taken out; 0: not at all")
     most: float = key(1.0, "largest share of it that is taken out")
     trust: float = key(1.0, "how much the momentum's length counts against that of a change")
