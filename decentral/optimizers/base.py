@@ -142,6 +142,13 @@ class OuterMethod:
         """
         return steps >= most
 
+    def drawn(self, step: int, numel: int) -> Tensor | None:
+        """The parameters that contributions to outer step ``step`` of a fragment speak of, bool (N,); None: all.
+
+        The first channel has nothing of the others, and what a peer learnt of them stays in its live model.
+        """
+        return None
+
     def contribute(self, anchor_N: Tensor, local_N: Tensor) -> Tensor:
         """The first channel, from the anchor and the live parameters."""
         return anchor_N - local_N

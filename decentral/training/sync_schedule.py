@@ -131,9 +131,10 @@ class SyncSchedule:
         After an absence only a share of the progress counts, and the rest is given up when a commit names the
         contribution; or nothing counts: None, and ``restart`` is due. The live model is not changed here.
         """
-        progress, local_N = self.progress[fragment], model.read(fragment)
-        gradient_N = self.gradient(fragment, anchor_N, local_N)
-        norm = float(gradient_N.norm())
+        progress, base_N = self.progress[fragment], self._base(fragment, anchor_N)
+        local_N, norm_of_all = self._drawn(outer_step // self.num_fragments, base_N, model.read(fragment))
+        gradient_N = base_N - local_N
+        norm = norm_of_all * float(gradient_N.norm())
         share = 1.0  # of NaN and Inf, too: the check of what is sent names the parameter
         if math.isfinite(norm):
             share = share_of(
@@ -154,7 +155,7 @@ class SyncSchedule:
         in_time = self.lengthens and not progress.missed
         longer = lengthening(self.interval, self.paced, progress.steps / self.num_fragments) if in_time else 1.0
         scale = share * longer
-        change_N = self.method.contribute(self._base(fragment, anchor_N), local_N)
+        change_N = self.method.contribute(base_N, local_N)
         made = Contribution(
             fragment, based_on, local_N, change_N if scale == 1.0 else change_N * scale, self.since, counted * per_step
         )
@@ -167,6 +168,15 @@ class SyncSchedule:
         made.states = self._states(fragment, anchor_N, outer_step // self.num_fragments)
         made.summary = self.method.says(self.live, fragment, [made.gradient_N, *made.states])
         return made
+
+    def _drawn(self, step: int, base_N: Tensor, local_N: Tensor) -> tuple[Tensor, float]:
+        """The live parameters as a contribution speaks of them: what is not drawn is as it was written, so that it
+        stays progress; and how much longer a change of all would be.
+        """
+        drawn_N = self.method.drawn(step, len(local_N))
+        if drawn_N is None:
+            return local_N, 1.0
+        return torch.where(drawn_N, local_N, base_N), math.sqrt(len(local_N) / max(1, int(drawn_N.sum())))
 
     def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:
         """The channels beside the change that are due in outer step ``step`` of the fragment; zeros where none is."""

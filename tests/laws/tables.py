@@ -54,6 +54,7 @@ NEUTRAL = {
     "partial_updates": "partial_updates lr=1 momentum=0 slices=1",
     "scaffold": "scaffold",
     "sparseloco": "sparseloco",
+    "sparta": "sparta parts=1 whole=0",
     "spes": "spes merge_rate=0",
     "streaming": "streaming lr=1 momentum=0",
     "variance_corrected": "variance_corrected strength=0",
@@ -84,6 +85,8 @@ METHODS = tuple(
             "pier rise=0 decay_from=1 decay_over=2",
             "partial_updates lr=1 momentum=0 slices=5",
             "sparseloco lr=0.3",
+            "sparta parts=3 whole=0",
+            "sparta parts=3 whole=2",
             "streaming alpha=0",
         ]
     )
