@@ -161,6 +161,14 @@ class OuterMethod:
         """The live parameters after a commit that names this peer's contribution; ``sent_N``: as they were then."""
         return carry(live_N, sent_N, anchor_N)
 
+    def meanwhile(self, live: Live, fragment: int, anchor_N: Tensor, local_N: Tensor) -> Tensor | None:
+        """Where training goes on while the contribution just taken is in flight; None: where it is.
+
+        Not asked where a round is waited for. Once the round is decided what is learnt there is carried on as ever, and
+        the way there taken out. What it notes in ``live.own`` is in the ``sent`` of `after_commit`.
+        """
+        return None
+
     def adopt(self, state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
         """Bring the shared state into the inner optimizer, after a commit or when a peer begins.
 

@@ -274,6 +274,7 @@ EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "pier": _pier,
     "des_loc": _plain,
     "diloco": _nesterov,
+    "eager": _nesterov,
     "mt_dao": _plain,
     "muloco": _muloco,
     "streaming": _nesterov,

@@ -26,6 +26,7 @@ from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.training.absence import Away, Progress, share_of
+from decentral.training.detours import Detours
 from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.pace import lengthening
 
@@ -56,6 +57,7 @@ class SyncSchedule:
         default_factory=dict
     )  # by fragment, channels that the inner optimizer lacks
     given_up: list[Away] = field(default_factory=list)  # what absences cost, for the caller to tell and to clear
+    detours: Detours = field(default_factory=Detours)  # where training goes on while a contribution is in flight
     _away: Away | None = None  # what is given up when the contribution in flight is named
 
     def __post_init__(self) -> None:
@@ -129,10 +131,12 @@ class SyncSchedule:
         ``outer_step``: of the run, the one that it is for, counted from 0.
 
         After an absence only a share of the progress counts, and the rest is given up when a commit names the
-        contribution; or nothing counts: None, and ``restart`` is due. The live model is not changed here.
+        contribution; or nothing counts: None, and ``restart`` is due. The live model is not changed here, unless the
+        method has training go on elsewhere while the contribution is in flight.
         """
         progress, base_N = self.progress[fragment], self._base(fragment, anchor_N)
-        local_N, norm_of_all = self._drawn(outer_step // self.num_fragments, base_N, model.read(fragment))
+        live_N = self.detours.live(model, fragment)
+        local_N, norm_of_all = self._drawn(outer_step // self.num_fragments, base_N, live_N)
         gradient_N = base_N - local_N
         norm = norm_of_all * float(gradient_N.norm())
         share = 1.0  # of NaN and Inf, too: the check of what is sent names the parameter
@@ -164,9 +168,11 @@ class SyncSchedule:
             made.progress_N = gradient_N
         if progress.missed:
             made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)
+        wanted_N = self.method.meanwhile(self.live, fragment, base_N, live_N) if self.overlap else None
         self.live.taken(fragment)
         made.states = self._states(fragment, anchor_N, outer_step // self.num_fragments)
         made.summary = self.method.says(self.live, fragment, [made.gradient_N, *made.states])
+        self.detours.go(model, fragment, live_N, wanted_N)
         return made
 
     def _drawn(self, step: int, base_N: Tensor, local_N: Tensor) -> tuple[Tensor, float]:
@@ -199,7 +205,7 @@ class SyncSchedule:
         self.seen = update.head
         if update.before_N is None or update.after_N is None:
             return False
-        live_N = model.read(update.fragment)
+        live_N = self.detours.live(model, update.fragment)
         self.put(model, update.fragment, self._merged(update, live_N, update.before_N, update.after_N))
         self.live.merged(update)
         self.num_merged += 1
@@ -207,6 +213,7 @@ class SyncSchedule:
 
     def put(self, model: Parameters, fragment: int, wanted_N: Tensor) -> None:
         """Write a fragment into the live model, and remember by how much the model rounds it."""
+        self.detours.end(fragment)
         model.write(fragment, wanted_N)
         rounds = not model.keeps(fragment)
         self.progress[fragment].rounding_N = model.read(fragment) - wanted_N if rounds else None
@@ -220,7 +227,7 @@ class SyncSchedule:
     ) -> None:
         """Put fragments to the anchor, their progress given up with the ``debts`` of some. Nothing may be in flight."""
         for f in fragments:
-            progress, lost_N = self.progress[f], self.gradient(f, anchors[f], model.read(f))
+            progress, lost_N = self.progress[f], self.gradient(f, anchors[f], self.detours.live(model, f))
             if debts is not None and f in debts:
                 lost_N = lost_N + debts[f]
             self.given_up.append(Away(f, progress.missed, progress.steps, 0, lost_N))
@@ -290,7 +297,7 @@ class SyncSchedule:
         """The tensors that a checkpoint keeps."""
         given = ((f, progress.rounding_N) for f, progress in enumerate(self.progress))
         roundings = {_rounding_name(f): rounding_N for f, rounding_N in given if rounding_N is not None}
-        return {**roundings, **self.live.tensors()}
+        return {**roundings, **self.detours.tensors(), **self.live.tensors()}
 
     def resume(
         self,
@@ -313,6 +320,7 @@ class SyncSchedule:
             self.progress = [Progress.recalled(one, tensors.get(_rounding_name(f))) for f, one in told]
             self.recall_unadopted(memory)
         self.live.recall(tensors)
+        self.detours.resume(model, tensors, self.num_fragments)
         for f, anchor_N in enumerate(anchors):
             before_N, progress = tensors[anchor_name(f)], self.progress[f]
             if torch.equal(before_N, anchor_N):

@@ -39,6 +39,7 @@ NEUTRAL = {
     "demo_sgd": "demo_sgd lr=1 step=mean",
     "des_loc": "des_loc",
     "diloco": "diloco lr=1 momentum=0",
+    "eager": "eager lr=1 momentum=0",
     "edit": "edit lr=1 momentum=0 temperature=inf clip=inf",
     "mt_dao": "mt_dao",
     "muloco": "muloco lr=1 momentum=0",
