@@ -144,6 +144,13 @@ class OuterMethod:
         """
         return steps >= most
 
+    def drawn(self, step: int, numel: int) -> Tensor | None:
+        """The parameters that contributions to outer step ``step`` of a fragment speak of, bool (N,); None: all.
+
+        The first channel has nothing of the others, and what a peer learnt of them stays in its live model.
+        """
+        return None
+
     def contribute(self, anchor_N: Tensor, local_N: Tensor) -> Tensor:
         """The first channel, from the anchor and the live parameters."""
         return anchor_N - local_N
@@ -155,6 +162,14 @@ class OuterMethod:
     def merge(self, live_N: Tensor, sent_N: Tensor, anchor_N: Tensor) -> Tensor:
         """The live parameters after a commit that names this peer's contribution; ``sent_N``: as they were then."""
         return carry(live_N, sent_N, anchor_N)
+
+    def meanwhile(self, live: Live, fragment: int, anchor_N: Tensor, local_N: Tensor) -> Tensor | None:
+        """Where training goes on while the contribution just taken is in flight; None: where it is.
+
+        Not asked where a round is waited for. Once the round is decided what is learnt there is carried on as ever, and
+        the way there taken out. What it notes in ``live.own`` is in the ``sent`` of `after_commit`.
+        """
+        return None
 
     def adopt(self, state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
         """Bring the shared state into the inner optimizer, after a commit or when a peer begins.

@@ -49,6 +49,18 @@ def _nesterov(run: Sequence[Averaged], keys: Keys) -> Tensor:
     return moved_N
 
 
+def _sparta(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    """The mean, and in whole rounds Nesterov from where the last of them ended: gym's two steps in turns."""
+    start_N = momentum_N = moved_N = torch.zeros_like(run[0].mean_N)
+    for t, one in enumerate(run, start=1):
+        moved_N = moved_N - one.mean_N
+        if keys["whole"] and t % keys["whole"] == 0:
+            change_N = start_N - moved_N
+            momentum_N = keys["momentum"] * momentum_N + change_N
+            start_N = moved_N = start_N - keys["lr"] * (change_N + keys["momentum"] * momentum_N)
+    return moved_N
+
+
 def _rate(given: float | None, peers: int) -> float:
     """One that is unset follows the number of contributors: read from a heat-map of arXiv:2503.09799."""
     if given is not None:
@@ -273,6 +285,7 @@ def _decoupled(run: Sequence[Averaged], keys: Keys) -> Tensor:
 
 EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "sparseloco": _plain,
+    "sparta": _sparta,
     "local_sgd": _plain,
     "slowmo": _heavy_ball,
     "delayed": _delayed,
@@ -282,6 +295,7 @@ EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "demo_sgd": _signs,
     "des_loc": _plain,
     "diloco": _nesterov,
+    "eager": _nesterov,
     "mt_dao": _plain,
     "muloco": _muloco,
     "partial_updates": _partial_updates,

@@ -57,7 +57,7 @@ class OuterLoop:
             changed = await self._steps.boundary(step_seconds)
             self._merger.tell_given_up()
             self._save_if_due(changed)
-            return changed | await self.end_if_over()
+            return changed | self._parts.schedule.detours.told() | await self.end_if_over()
         except NonFiniteError as error:
             self._parts.schedule.withdrawn()
             if self._parts.on_nan == "stop" or self._merger.restarts == RESTARTS:

@@ -26,6 +26,7 @@ from decentral.replica.method_output import said
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.training.absence import Away, Progress, share_of
+from decentral.training.detours import Detours
 from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.pace import lengthening
 
@@ -55,6 +56,7 @@ class SyncSchedule:
         default_factory=dict
     )  # by fragment, channels that the inner optimizer lacks
     given_up: list[Away] = field(default_factory=list)  # what absences cost, for the caller to tell and to clear
+    detours: Detours = field(default_factory=Detours)  # where training goes on while a contribution is in flight
     _away: Away | None = None  # what is given up when the contribution in flight is named
 
     def __post_init__(self) -> None:
@@ -128,11 +130,14 @@ class SyncSchedule:
         ``outer_step``: of the run, the one that it is for, counted from 0.
 
         After an absence only a share of the progress counts, and the rest is given up when a commit names the
-        contribution; or nothing counts: None, and ``restart`` is due. The live model is not changed here.
+        contribution; or nothing counts: None, and ``restart`` is due. The live model is not changed here, unless the
+        method has training go on elsewhere while the contribution is in flight.
         """
-        progress, local_N = self.progress[fragment], model.read(fragment)
-        gradient_N = self.gradient(fragment, anchor_N, local_N)
-        norm = float(gradient_N.norm())
+        progress, base_N = self.progress[fragment], self._base(fragment, anchor_N)
+        live_N = self.detours.live(model, fragment)
+        local_N, norm_of_all = self._drawn(outer_step // self.num_fragments, base_N, live_N)
+        gradient_N = base_N - local_N
+        norm = norm_of_all * float(gradient_N.norm())
         share = 1.0  # of NaN and Inf, too: the check of what is sent names the parameter
         if math.isfinite(norm):
             share = share_of(
@@ -153,7 +158,7 @@ class SyncSchedule:
         in_time = self.lengthens and not progress.missed
         longer = lengthening(self.interval, self.paced, progress.steps / self.num_fragments) if in_time else 1.0
         scale = share * longer
-        change_N = self.method.contribute(self._base(fragment, anchor_N), local_N)
+        change_N = self.method.contribute(base_N, local_N)
         made = Contribution(
             fragment, based_on, local_N, change_N if scale == 1.0 else change_N * scale, self.since, counted * per_step
         )
@@ -162,10 +167,21 @@ class SyncSchedule:
             made.progress_N = gradient_N
         if progress.missed:
             made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)
+        wanted_N = self.method.meanwhile(self.live, fragment, base_N, live_N) if self.overlap else None
         self.live.taken(fragment)
         made.states = self._states(fragment, anchor_N, outer_step // self.num_fragments)
         made.summary, made.unsaid = said(lambda: self.method.says(self.live, fragment, [made.gradient_N, *made.states]))
+        self.detours.go(model, fragment, live_N, wanted_N)
         return made
+
+    def _drawn(self, step: int, base_N: Tensor, local_N: Tensor) -> tuple[Tensor, float]:
+        """The live parameters as a contribution speaks of them: what is not drawn is as it was written, so that it
+        stays progress; and how much longer a change of all would be.
+        """
+        drawn_N = self.method.drawn(step, len(local_N))
+        if drawn_N is None:
+            return local_N, 1.0
+        return torch.where(drawn_N, local_N, base_N), math.sqrt(len(local_N) / max(1, int(drawn_N.sum())))
 
     def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:
         """The channels beside the change that are due in outer step ``step`` of the fragment; zeros where none is."""
@@ -186,7 +202,7 @@ class SyncSchedule:
         self.seen = update.head
         if update.before_N is None or update.after_N is None:
             return False
-        live_N = model.read(update.fragment)
+        live_N = self.detours.live(model, update.fragment)
         self.put(model, update.fragment, self._merged(update, live_N, update.before_N, update.after_N))
         self.live.merged(update)
         self.num_merged += 1
@@ -194,6 +210,7 @@ class SyncSchedule:
 
     def put(self, model: Parameters, fragment: int, wanted_N: Tensor) -> None:
         """Write a fragment into the live model, and remember by how much the model rounds it."""
+        self.detours.end(fragment)
         model.write(fragment, wanted_N)
         rounds = not model.keeps(fragment)
         self.progress[fragment].rounding_N = model.read(fragment) - wanted_N if rounds else None
@@ -207,7 +224,7 @@ class SyncSchedule:
     ) -> None:
         """Put fragments to the anchor, their progress given up with the ``debts`` of some. Nothing may be in flight."""
         for f in fragments:
-            progress, lost_N = self.progress[f], self.gradient(f, anchors[f], model.read(f))
+            progress, lost_N = self.progress[f], self.gradient(f, anchors[f], self.detours.live(model, f))
             if debts is not None and f in debts:
                 lost_N = lost_N + debts[f]
             self.given_up.append(Away(f, progress.missed, progress.steps, 0, lost_N))
@@ -283,7 +300,7 @@ class SyncSchedule:
         """The tensors that a checkpoint keeps."""
         given = ((f, progress.rounding_N) for f, progress in enumerate(self.progress))
         roundings = {_rounding_name(f): rounding_N for f, rounding_N in given if rounding_N is not None}
-        return {**roundings, **self.live.tensors()}
+        return {**roundings, **self.detours.tensors(), **self.live.tensors()}
 
     def resume(
         self,
@@ -306,6 +323,7 @@ class SyncSchedule:
             self.progress = [Progress.recalled(one, tensors.get(_rounding_name(f))) for f, one in told]
             self.recall_unadopted(memory)
         self.live.recall(tensors)
+        self.detours.resume(model, tensors, self.num_fragments)
         for f, anchor_N in enumerate(anchors):
             before_N, progress = tensors[anchor_name(f)], self.progress[f]
             if torch.equal(before_N, anchor_N):

@@ -107,6 +107,7 @@ class Descent:
         self.states = [self.method.init(anchor_N) for anchor_N in self.anchors]
         self.books: list[dict[str, Tensor]] = [{} for _ in range(self.peers)]
         self.sides = [Side(self.method, self.anchors[0], n) for n in range(self.peers)]
+        self.ahead_KN = torch.zeros(self.peers, NUMEL)  # what each learnt of parameters that were not drawn yet
 
     def loss(self) -> float:
         """Of the mean of all replicas, against the mean optimum, which is 0."""
@@ -136,7 +137,7 @@ class Descent:
 
     def _trained(self) -> Tensor:
         """Where every peer is after its inner steps, (K, N)."""
-        anchor_KN = torch.stack(self.anchors)
+        anchor_KN = torch.stack(self.anchors) + self.ahead_KN
         noise_KN = torch.randn(self.peers, NUMEL, generator=self.random) * (self.rate * self.curvature_N).sqrt()
         return self.best_KN + self.left_N * (anchor_KN - self.best_KN) + 0.01 * noise_KN
 
@@ -146,6 +147,12 @@ class Descent:
         anchor_N, (flow, *beside) = self.anchors[place], self._due
         if self.method.inner:
             local_N = side.learnt(anchor_N, local_N)
+        drawn_N = self.method.drawn(self.step, NUMEL)
+        if drawn_N is not None:
+            self.ahead_KN[peer] = torch.where(drawn_N, 0.0, local_N - anchor_N)
+            local_N = torch.where(drawn_N, local_N, anchor_N)
+        else:
+            self.ahead_KN[peer] = 0.0
         states = self.method.states_sent(anchor_N, side.live, 0)
         told = {channel.name: states.get(channel.name, torch.zeros(NUMEL)) for channel in beside}
         change_N = self.method.contribute(anchor_N, local_N)

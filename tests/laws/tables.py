@@ -39,6 +39,7 @@ NEUTRAL = {
     "demo_sgd": "demo_sgd lr=1 step=mean",
     "des_loc": "des_loc",
     "diloco": "diloco lr=1 momentum=0",
+    "eager": "eager lr=1 momentum=0",
     "edit": "edit lr=1 momentum=0 temperature=inf clip=inf",
     "mt_dao": "mt_dao",
     "muloco": "muloco lr=1 momentum=0",
@@ -54,6 +55,7 @@ NEUTRAL = {
     "partial_updates": "partial_updates lr=1 momentum=0 slices=1",
     "scaffold": "scaffold",
     "sparseloco": "sparseloco",
+    "sparta": "sparta parts=1 whole=0",
     "spes": "spes merge_rate=0",
     "streaming": "streaming lr=1 momentum=0",
     "variance_corrected": "variance_corrected strength=0",
@@ -84,6 +86,8 @@ METHODS = tuple(
             "pier rise=0 decay_from=1 decay_over=2",
             "partial_updates lr=1 momentum=0 slices=5",
             "sparseloco lr=0.3",
+            "sparta parts=3 whole=0",
+            "sparta parts=3 whole=2",
             "streaming alpha=0",
         ]
     )

@@ -158,7 +158,7 @@ def terms(method: str) -> Manifest:
 SETTINGS = {"muloco": {"learning_rate": 0.9, "momentum": 0.8}}
 
 
-SWINGS = ("decoupled", "muloco", "slowmo", "streaming")
+SWINGS = ("decoupled", "eager", "muloco", "slowmo", "streaming")
 SPARSE = "topk(k=1024, chunk=4096) >> signmag2"
 
 

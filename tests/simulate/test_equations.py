@@ -25,6 +25,8 @@ SPELLED: list[tuple[str, dict[str, float | str]]] = [
     ("co2", {"penalty": 2.0, "bound": 0.05}),
     ("delayed", {"late": 0}),
     ("diloco", {"restart": 3}),
+    ("sparta", {"whole": 3}),
+    ("sparta", {"whole": 0}),
     ("pier", {"rise": 2, "decay_from": 4, "decay_over": 3}),
     ("pier", {"rise": 0, "decay_from": 0, "decay_over": 0}),
 ]

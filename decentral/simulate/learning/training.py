@@ -199,5 +199,5 @@ class Trainer:
 
     def _carried(self, fragment: int, anchor_N: Tensor) -> Tensor:
         debt_N = self.node.replica.feedback[fragment].get("debt")
-        progress_N = anchor_N - self.model.fragments[fragment]
+        progress_N = anchor_N - self.schedule.detours.live(self.model, fragment)
         return progress_N if debt_N is None else progress_N + debt_N
