@@ -20,6 +20,7 @@ class Descent:
     """
 
     learning_rate = 1.0
+    derivatives = None
 
     def __init__(self) -> None:
         self._held: dict[str, list[Tensor]] = {}
