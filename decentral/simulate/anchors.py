@@ -11,6 +11,7 @@ from torch import Tensor
 from decentral.compressors import parse_feedback
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
+from decentral.parameters import Fragment
 from decentral.replica.codec import FixedShapes, range_shapes
 from decentral.replica.run_codec import codec_of
 from decentral.simulate.equations import EQUATIONS, WEIGH, Averaged
@@ -37,7 +38,7 @@ def check_anchors(trace: Trace, manifest: Manifest, lesson: LessonName, verdict:
     keys = dataclasses.asdict(make_outer(outer.method, outer.hyper))  # type: ignore[call-overload]  # a dataclass
     firsts_N, schema = first_anchors(lesson, outer.fragments), toy_schema(lesson, outer.fragments)
     averaging, chain = _Averaging(trace, manifest), list(reversed(list(chain_at_rest(trace))))
-    averaged = [averaging.of(record, schema.fragments[record.fragment].shapes) for record in chain]
+    averaged = [averaging.of(record, schema.fragments[record.fragment]) for record in chain]
     for f, first_N in enumerate(firsts_N):
         run = [one for record, one in zip(chain, averaged, strict=True) if one and record.fragment == f]
         moved_N = EQUATIONS[outer.method](run, keys) if run else torch.zeros(())
@@ -68,20 +69,20 @@ class _Averaging:
         self._remembers = bool(parse_feedback(manifest.compressor.feedback).receiver)
         self._sent: dict[tuple[PeerId, int], Tensor] = {}
 
-    def of(self, record: Record, shapes: FixedShapes) -> Averaged | None:
+    def of(self, record: Record, fragment: Fragment) -> Averaged | None:
         """One record; None where it names no frames."""
-        averaged = self._averaged(record, shapes) if record.frames else None
+        averaged = self._averaged(record, fragment) if record.frames else None
         self._sent = {key: sent_N for key, sent_N in self._sent.items() if key[0] in record.next_members}
         return averaged
 
-    def _averaged(self, record: Record, shapes: FixedShapes) -> Averaged:
+    def _averaged(self, record: Record, fragment: Fragment) -> Averaged:
         frames = [(ref.part, parsed(self._frames[ref.frame])) for ref in record.frames]
         if record.contributors:
             parts = [self._change(frame, range_shapes(*record.partition[part][1:])) for part, frame in sorted(frames)]
             return Averaged(torch.cat(parts), record.contributors)
-        rows_KN = torch.stack([self._contribution(frame, record.fragment, shapes) for _, frame in frames])
+        rows_KN = torch.stack([self._contribution(frame, record.fragment, fragment.shapes) for _, frame in frames])
         ages = [(record.outer_step - ref.based) // self._fragments for ref in record.frames]
-        return Averaged(rows_KN.mean(0), record.frames, rows_KN, ages)
+        return Averaged(rows_KN.mean(0), record.frames, rows_KN, ages, fragment.parameters[0].name)
 
     def _contribution(self, frame: Frame, fragment: int, shapes: FixedShapes) -> Tensor:
         change_N, key = self._change(frame, shapes), (frame.header.sender, fragment)

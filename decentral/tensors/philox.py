@@ -17,22 +17,20 @@ __all__ = ["philox_4x32"]
 # Shape suffix: B = blocks.
 
 Words = NDArray[np.uint32]
-_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL = 0x9E3779B9, 0xBB67AE85  # what the two halves of the key grow by from round to round
 _ROUNDS = 10
-_HIGH, _MASK = np.uint64(32), 0xFFFFFFFF
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)  # what the key's halves grow by from round to round
+_GROWN = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * _WEYL
+_HIGH, _MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 def philox_4x32(counter_4B: Words, key: tuple[int, int]) -> Words:
     """The blocks of these counters, (4, B). ``key``: its two halves, of 32 bits each."""
-    c0, c1, c2, c3 = (row.astype(np.uint64) for row in counter_4B)
-    for number in range(_ROUNDS):
-        k0, k1 = (np.uint64((half + number * step) & _MASK) for half, step in zip(key, _WEYL, strict=True))
-        product_0, product_1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # 32 by 32 bits: exact in 64
-        c0, c1, c2, c3 = (
-            (product_1 >> _HIGH) ^ c1 ^ k0,
-            product_1 & np.uint64(_MASK),
-            (product_0 >> _HIGH) ^ c3 ^ k1,
-            product_0 & np.uint64(_MASK),
-        )
-    return np.stack([c0, c1, c2, c3]).astype(np.uint32)
+    even_2B, odd_2B = (counter_4B[start::2].astype(np.uint64) for start in (0, 1))
+    for key_21 in (np.array(key, dtype=np.uint64)[:, None] + _GROWN) & _MASK:
+        product_2B = even_2B * _MULTIPLIERS  # 32 by 32 bits: exact in 64
+        even_2B = (product_2B >> _HIGH)[::-1] ^ odd_2B ^ key_21
+        odd_2B = (product_2B & _MASK)[::-1]
+    made_4B = np.empty(counter_4B.shape, dtype=np.uint32)
+    made_4B[0::2], made_4B[1::2] = even_2B, odd_2B
+    return made_4B

@@ -68,7 +68,7 @@ class JustOneByte(OuterMethod):
         demo={
             "model": {"hidden": 32, "layers": 1, "context": 64},  # 21,600 parameters: few, so that steps can be long
             "inner": {"learning_rate": 3e-3, "steps": 16, **_NO_GRADIENTS},
-            "outer": {"learning_rate": 0.02},
+            "outer": {"learning_rate": 0.012},
         },
     )
     lr: float = 0.002
