@@ -7,6 +7,7 @@ from decentral.compressors.base import Accumulator, Compressor, PartSpec, Payloa
 from decentral.compressors.chain import Chain
 from decentral.compressors.feedback import Feedback, compress_with_debt, describe_feedback, parse_feedback
 from decentral.compressors.none import Uncompressed
+from decentral.compressors.nothing import Nothing
 from decentral.compressors.quantizers.codebook8 import Codebook8
 from decentral.compressors.quantizers.e3m0 import E3M0
 from decentral.compressors.quantizers.fp8 import FP8
@@ -44,6 +45,7 @@ __all__ = [
     "Int8",
     "LowRank",
     "Natural",
+    "Nothing",
     "PartSpec",
     "Payload",
     "RandK",

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 __all__ = ["INNER_OPTIMIZERS", "OWN_KEYS", "InnerName", "KnownOptimizer", "inner_optimizers_with"]
 
-InnerName = Literal["adamw", "muon", "adopt", "sgd", "schedule_free", "gpa", "qh_adopt"]
+InnerName = Literal["adamw", "muon", "adopt", "sgd", "schedule_free", "gpa", "qh_adopt", "spsa"]
 
 _BOTH = ("exp_avg", "exp_avg_sq")
 _ADAM = {"beta1": 0.9, "beta2": 0.95}  # 0.95: some hundred steps are too few for 0.999
@@ -25,6 +25,7 @@ class KnownOptimizer:
     title: str  # as people write it; in small letters and without "-" and "_" a part of its class's name
     keys: Mapping[str, float]  # its keys of [inner] beside those that all have, and their values when unset
     moments: tuple[str, ...] = ()  # which it has of every parameter, by torch's names
+    forward_only: bool = False  # it steps by losses, and neither clip nor weight decay is anything to it
 
 
 INNER_OPTIMIZERS: Final[Mapping[InnerName, KnownOptimizer]] = {
@@ -34,6 +35,7 @@ INNER_OPTIMIZERS: Final[Mapping[InnerName, KnownOptimizer]] = {
     "sgd": KnownOptimizer("SGD", {"momentum": 0.9}),
     "schedule_free": KnownOptimizer("Schedule-Free", {"beta2": 0.95, "mixing": 0.9}, ("exp_avg_sq",)),
     "gpa": KnownOptimizer("GPA", {**_ADAM, "mixing": 0.7, "averaging": 0.9967}, _BOTH),
+    "spsa": KnownOptimizer("SPSA", {}, forward_only=True),
     "qh_adopt": KnownOptimizer("QH-ADOPT", {"beta1": 0.99, "beta2": 0.9999, "mixing": 0.7}, _BOTH),
 }
 

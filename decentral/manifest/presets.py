@@ -74,6 +74,13 @@ def check_methods(manifest: Manifest) -> None:
     if feedback.receiver and kind != "gather":
         _refuse_receivers(str(feedback), kind)
     channels = method.channels()
+    if method.rebuilds:
+        _check_sends_nothing(manifest)
+    if method.most_steps is not None and manifest.inner.steps > method.most_steps:
+        raise ConfigError(
+            f"inner.steps = {manifest.inner.steps} does not fit outer.method {manifest.outer.method}: a contribution "
+            f"can tell of {method.most_steps} inner steps; use {method.most_steps} or fewer"
+        )
     if channels[0].is_replica and feedback.sender:
         raise ConfigError(
             f'compressor.feedback = "{feedback}" does not fit outer.method {manifest.outer.method}: it sends '
@@ -131,6 +138,22 @@ def _check_keys(outer: Outer) -> None:
             own = f"{outer.method} has {', '.join(known)}" if known else f"{outer.method} has none of its own"
             raise ConfigError(f"unknown key outer.{key}; it is one of {', '.join(others)}, and {own}")
         raise ConfigError(f"unknown key outer.{key}; {nearest(key, [*type(outer).model_fields, *known])}")
+
+
+def _check_sends_nothing(manifest: Manifest) -> None:
+    """ConfigError for what would act on vectors, of a method whose frames are empty."""
+    terms, rule = manifest.compressor, rule_of(manifest)
+    for told, found, only in (
+        ("exchange.kind", manifest.exchange.kind, "gather"),
+        ("compressor.chain", terms.chain, "none"),
+        ("compressor.feedback", terms.feedback, "none"),
+        ("outer.aggregation.rule", rule.name, "mean"),
+    ):
+        if found != only:
+            raise ConfigError(
+                f'{told} = "{found}" does not fit outer.method {manifest.outer.method}: its contributions are numbers '
+                f'in the offers, and its frames are empty; use "{only}"'
+            )
 
 
 def _check_pair(manifest: Manifest) -> None:

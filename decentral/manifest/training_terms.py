@@ -132,7 +132,17 @@ class Inner(Table):
         for key in OWN_KEYS:
             if getattr(self, key) is not None and key not in own:
                 others = ", ".join(inner_optimizers_with(key))
-                raise ValueError(f"{key} is a key of {others}, and {self.named} has {', '.join(own)}; leave it out")
+                has = ", ".join(own) or "none of its own"
+                raise ValueError(f"{key} is a key of {others}, and {self.named} has {has}; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _has_gradients(self) -> Inner:
+        if INNER_OPTIMIZERS[self.named].forward_only and (self.weight_decay or self.clip is not None):
+            raise ValueError(
+                f"weight_decay = {self.weight_decay:g} and clip = {self.clip or 'unset'}: {self.named} goes forward "
+                "only, so that there is no gradient to clip or to add to; set weight_decay = 0, and leave clip out"
+            )
         return self
 
     @model_validator(mode="after")

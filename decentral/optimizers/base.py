@@ -116,6 +116,16 @@ class OuterMethod:
     # ---- how a round goes ----
 
     @property
+    def rebuilds(self) -> bool:
+        """Whether contributions are made of summaries, and frames are empty: see ``rebuilt``."""
+        return self.overrides("rebuilt")
+
+    @property
+    def most_steps(self) -> int | None:
+        """Inner steps that a contribution can tell of; None: any number."""
+        return None
+
+    @property
     def family(self) -> str:
         """What people who choose a method sort by."""
         if self.topology == "pair":
@@ -224,6 +234,12 @@ class OuterMethod:
         Of a method that ``divides``: the parts that it does not say to have trained.
         """
         return ()
+
+    def rebuilt(self, told: Contributor, layout: Layout) -> Tensor:
+        """The change (N,) of a contributor, of a method that sends none: made of its summary alone, whatever that
+        holds. ``layout``: the tensors of the fragment. Frames of such a method are empty.
+        """
+        raise NotImplementedError
 
     def meets(self, step: int) -> bool:
         """Of a gossip method: whether pairs swap in outer step ``step`` of a fragment; else every peer steps alone."""

@@ -5,16 +5,27 @@ All of it is this peer's alone. What all peers hold alike is the shared state of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-__all__ = ["NO_MOMENTS", "InnerOptimizer", "Layout", "Live", "NoMoments", "Own"]
+__all__ = ["NO_MOMENTS", "Derivative", "InnerOptimizer", "Layout", "Live", "NoMoments", "Own"]
 
 # Shape suffix: N = elements of one fragment, flat float32, on the processor.
 
 Layout = dict[str, tuple[int, ...]]
 Own = dict[str, Tensor]  # tensors are replaced, never written to: a contribution in flight remembers the ones it had
+
+
+@dataclass(frozen=True, slots=True)
+class Derivative:
+    """Of the loss along one random direction, over all fragments: see `decentral.optimizers.zeroth_order`."""
+
+    seed: int
+    number: int
+    byte: int  # which says how large it is
 
 
 class InnerOptimizer(Protocol):
@@ -36,6 +47,11 @@ class InnerOptimizer(Protocol):
 
     def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
         """Let the next inner step go by so much more; for ``before_inner_step``, as there the gradients are made."""
+        ...
+
+    @property
+    def derivatives(self) -> Sequence[Derivative] | None:
+        """Those that the last inner step went by; None where inner steps go by gradients."""
         ...
 
 
@@ -70,6 +86,8 @@ class Live(InnerOptimizer, Protocol):
 
 class NoMoments:
     """An inner optimizer that has none, or shows none."""
+
+    derivatives = None
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
         """None."""

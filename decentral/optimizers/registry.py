@@ -103,6 +103,8 @@ def _state_of(method: OuterMethod) -> float:
 
 def _bits_of(method: OuterMethod, preset: Preset) -> float:
     """At most, before entropy coding, in the mean over rounds; a reduce sends the results of a peer's own part, too."""
+    if method.rebuilds:
+        return 0.0
     each = [
         bits_per_value(parse_compressor(channel.compressor or preset.compressor)) / channel.every
         for channel in method.channels()

@@ -24,6 +24,7 @@ from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
 from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
+from decentral.replica.received.combining import combined
 from decentral.replica.received.estimates import NOTHING_KEPT, KeptOfSenders
 from decentral.replica.received.frame_contents import FrameContents
 from decentral.replica.received.gathering import GatherReader
@@ -35,6 +36,7 @@ from decentral.replica.weighing import outside_of, state_weights_of, told_of, we
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
+from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
@@ -291,12 +293,24 @@ class Replica:
         NonFiniteError when a contribution is not finite, or what the rule gave cannot be used.
         """
         due = self.due(record.outer_step)
+        if self.method.rebuilds:
+            return combined([(due[0], self._rebuilders(record, weights[0]))], self.numel(record.fragment))
         if not record.contributors:
             outside = self.outside(record.frames, record.outer_step)
             return self.gathering.received(named, due, weights, self.numel(record.fragment), record.hash, told, outside)
         mean_CN = results_of(record, bodies, decoded, self.codec, self.numel(record.fragment), len(due))
         rows = zip(due, mean_CN, weights, strict=True)
         return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}
+
+    def _rebuilders(self, record: Record, weights: Sequence[float]) -> list[Adder]:
+        """Of contributions that summaries tell, and no frame."""
+        layout = {spec.name: spec.shape for spec in self.schema.fragments[record.fragment].parameters}
+
+        def add(told: Contributor, total_N: Tensor, weight: float) -> None:
+            total_N += self.method.rebuilt(told, layout).mul_(float32(weight))
+
+        told = self._told(contributions(record), record.outer_step)
+        return [(one.peer, partial(add, one), weight) for one, weight in zip(told, weights, strict=True)]
 
     def refresh(self, fragment: int) -> None:
         """Recompute a fragment's digest after a gossip step replaced its anchor."""

@@ -12,6 +12,7 @@ from decentral.compressors import parse_feedback
 from decentral.consensus.chain import contributions
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
+from decentral.parameters import Fragment
 from decentral.replica.codec import FixedShapes, range_shapes
 from decentral.replica.run_codec import codec_of
 from decentral.simulate.equations import EQUATIONS, SHARE, WEIGH, Averaged
@@ -38,7 +39,7 @@ def check_anchors(trace: Trace, manifest: Manifest, lesson: LessonName, verdict:
     keys = dataclasses.asdict(make_outer(outer.method, outer.hyper))  # type: ignore[call-overload]  # a dataclass
     firsts_N, schema = first_anchors(lesson, outer.fragments), toy_schema(lesson, outer.fragments)
     averaging, chain = _Averaging(trace, manifest), list(reversed(list(chain_at_rest(trace))))
-    averaged = [averaging.of(record, schema.fragments[record.fragment].shapes) for record in chain]
+    averaged = [averaging.of(record, schema.fragments[record.fragment]) for record in chain]
     for f, first_N in enumerate(firsts_N):
         run = [one for record, one in zip(chain, averaged, strict=True) if one and record.fragment == f]
         moved_N = EQUATIONS[outer.method](run, keys) if run else torch.zeros(())
@@ -70,20 +71,22 @@ class _Averaging:
         self._remembers = bool(parse_feedback(manifest.compressor.feedback).receiver)
         self._sent: dict[tuple[PeerId, int], Tensor] = {}
 
-    def of(self, record: Record, shapes: FixedShapes) -> Averaged | None:
+    def of(self, record: Record, fragment: Fragment) -> Averaged | None:
         """One record; None where it names no frames."""
-        averaged = self._averaged(record, shapes) if record.frames else None
+        averaged = self._averaged(record, fragment) if record.frames else None
         self._sent = {key: sent_N for key, sent_N in self._sent.items() if key[0] in record.next_members}
         return averaged
 
-    def _averaged(self, record: Record, shapes: FixedShapes) -> Averaged:
+    def _averaged(self, record: Record, fragment: Fragment) -> Averaged:
+        name = fragment.parameters[0].name
         frames = [(ref.part, parsed(self._frames[ref.frame])) for ref in record.frames]
         if record.contributors:
             parts = [self._change(frame, range_shapes(*record.partition[part][1:])) for part, frame in sorted(frames)]
             mean_N, count = torch.cat(parts), len(record.contributors)
-            return Averaged(mean_N, record.contributors, mean_N.expand(count, -1), self._ages(record))
-        rows_KN = torch.stack([self._contribution(frame, record.fragment, shapes) for _, frame in frames])
-        return Averaged(rows_KN.mean(0), record.frames, rows_KN, self._ages(record))
+            rows_KN = mean_N.expand(count, -1)
+            return Averaged(mean_N, record.contributors, rows_KN, self._ages(record), name)
+        rows_KN = torch.stack([self._contribution(frame, record.fragment, fragment.shapes) for _, frame in frames])
+        return Averaged(rows_KN.mean(0), record.frames, rows_KN, self._ages(record), name)
 
     def _ages(self, record: Record) -> list[int]:
         return [(record.outer_step - ref.based) // self._fragments for ref in contributions(record)]

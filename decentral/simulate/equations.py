@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decentral.simulate.signs import signs
 from decentral.wire.messages import FrameRef
 
 __all__ = ["EQUATIONS", "SHARE", "WEIGH", "Averaged"]
@@ -33,6 +34,7 @@ class Averaged:
     contributors: Sequence[FrameRef]
     rows_KN: Tensor = field(default_factory=lambda: torch.zeros(0))  # what each sent; of a reduce the mean, K times
     ages: Sequence[int] = ()  # outer steps of the fragment by which each is late
+    name: str = ""  # of the fragment's tensor
 
 
 def _plain(run: Sequence[Averaged], keys: Keys) -> Tensor:
@@ -283,6 +285,20 @@ def _decoupled(run: Sequence[Averaged], keys: Keys) -> Tensor:
     return moved_N
 
 
+def _just_one_byte(run: Sequence[Averaged], keys: Keys) -> Tensor:
+    """arXiv:2306.10015 with signs for directions; of each summary seed, number, and a byte for each derivative."""
+    moved_N = torch.zeros_like(run[0].mean_N)
+    for one in run:
+        told = [ref.summary for ref in one.contributors if len(ref.summary) > 12]
+        for summary in told:
+            seed, first = struct.unpack_from("<QI", summary)
+            for place, byte in enumerate(summary[12:]):
+                size = 2 ** (((byte & 127) - 64) / 8) if byte & 127 else 0.0
+                rate = (-size if byte & 128 else size) / math.sqrt(sum(len(each) - 12 for each in told))
+                moved_N = moved_N - keys["lr"] * rate * signs(seed, first + place, one.name, len(moved_N))
+    return moved_N
+
+
 EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "sparseloco": _plain,
     "sparta": _sparta,
@@ -309,6 +325,7 @@ EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "cgad": _cgad,
     "heloco": _heloco,
     "decoupled": _decoupled,
+    "just_one_byte": _just_one_byte,
 }
 SHARE = {"cgad", "fedbuff", "partial_updates"}  # methods whose divisor is known of a reduce where all weigh the same
 # Methods whose frames do not count alike, or whose step is another where a mean is zero up to rounding: their mean is

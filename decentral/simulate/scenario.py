@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decentral.manifest import Manifest, preset_manifest
-from decentral.optimizers import presets
+from decentral.optimizers import make_outer, presets
 from decentral.simulate.learning.lessons import LessonName
 from decentral.simulate.learning.stand_in import StandIn
 from decentral.simulate.profiles import PROFILES, Profile
@@ -112,4 +112,6 @@ def others() -> tuple[str, ...]:
 
 def _leaves_marks(kind: str) -> bool:
     """Whether what is given is counted to the last bit."""
-    return kind in ("gather", "reduce") or (kind in others() and presets()[kind].exchange == "gather")
+    if kind not in others():
+        return kind in ("gather", "reduce")
+    return presets()[kind].exchange == "gather" and not make_outer(kind, {}).rebuilds

@@ -129,7 +129,8 @@ class InnerSteps:
     def _begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.on_begin is None or self._since:
             return
-        if any(given is not None for given in (*args[1:], *kwargs.values())):
+        by_losses = getattr(optimizer, "derivatives", None) is not None
+        if not by_losses and any(given is not None for given in (*args[1:], *kwargs.values())):
             raise ConfigError(
                 f"{type(optimizer).__name__}.step was given a closure, which makes the gradients inside the step; the "
                 "run's outer method changes them before: call backward() in the loop, and step() without a closure"

@@ -44,7 +44,7 @@ def _another(inner: Inner, names: Sequence[str]) -> Difference | None:
 
 def _kind_of(name: str) -> InnerName | None:
     """An AdamWScheduleFree is no AdamW, and a QHADOPT no ADOPT."""
-    order: Sequence[InnerName] = ("qh_adopt", "schedule_free", "gpa", "muon", "adopt", "adamw", "sgd")
+    order: Sequence[InnerName] = ("qh_adopt", "schedule_free", "gpa", "muon", "adopt", "adamw", "spsa", "sgd")
     found = (known for known in order if _letters(INNER_OPTIMIZERS[known].title) in _letters(name))
     return next(found, None)
 

@@ -6,7 +6,7 @@ method's own tensors are in the peer's checkpoints; what a contribution changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from decentral.consensus.chain import contributions
 from decentral.optimizers import NO_MOMENTS, InnerOptimizer, OuterMethod
 from decentral.optimizers.base import State
-from decentral.optimizers.live import Layout, Own
+from decentral.optimizers.live import Derivative, Layout, Own
 from decentral.parameters import Schema
 from decentral.rounds.updates import CommittedUpdate
 
@@ -97,6 +97,11 @@ class LiveSide:
     def own(self, fragment: int) -> Own:
         """See Live."""
         return self._own[fragment]
+
+    @property
+    def derivatives(self) -> Sequence[Derivative] | None:
+        """See Live."""
+        return self._inner.derivatives
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
         """See Live."""

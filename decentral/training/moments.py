@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from decentral.errors import ConfigError
+from decentral.optimizers.live import Derivative
 from decentral.parameters import split
 from decentral.training.live_model import LiveModel
 
@@ -45,7 +47,15 @@ class Moments:
         return True
 
     def read_gradient(self, fragment: int) -> Tensor | None:
-        """A copy (N,): as backward, and the loop's clipping, left it; zero for a parameter that has none."""
+        """A copy (N,): as backward, and the loop's clipping, left it; zero for a parameter that has none.
+
+        ConfigError beside an optimizer that goes by losses alone.
+        """
+        if self.derivatives is not None:
+            raise ConfigError(
+                f"{type(self._optimizers[0]).__name__} makes no gradients, and the run's outer method goes by them; "
+                "step another inner optimizer, or choose another outer method"
+            )
         found = [torch.zeros_like(one) if one.grad is None else one.grad for one in self._of(fragment)]
         return torch.cat([one.detach().float().cpu().flatten() for one in found])
 
@@ -58,6 +68,21 @@ class Moments:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad += piece.to(parameter.grad)
+
+    @property
+    def derivatives(self) -> Sequence[Derivative] | None:
+        """Those of the last step; ConfigError where others could not make its directions again."""
+        known = [getattr(optimizer, "derivatives", None) for optimizer in self._optimizers]
+        if all(one is None for one in known):
+            return None
+        (optimizer, *others), made = self._optimizers, known[0]
+        names = {name for group in optimizer.param_groups for name in group.get("param_names", ())}
+        if others or made is None or names != set(self._model.trained):
+            raise ConfigError(
+                f"{type(optimizer).__name__}: others make its directions again by the names that the model has, "
+                f"{next(iter(self._model.trained))} first; give it alone, made of the bare model's named_parameters()"
+            )
+        return list(made)
 
     def _of(self, fragment: int) -> list[Tensor]:
         trained = self._model.trained

@@ -60,6 +60,9 @@ NEUTRAL = {
     "streaming": "streaming lr=1 momentum=0",
     "variance_corrected": "variance_corrected strength=0",
 }
+# Changes are sums of random directions: no rate makes them the mean of what contributors trained to, and a walk along
+# them of a peer that is away, at a rate that is meant for gradients, grows until its absence counts for nothing.
+ALONG_DIRECTIONS = ("just_one_byte",)
 METHODS = tuple(
     dict.fromkeys(
         [
@@ -78,6 +81,7 @@ METHODS = tuple(
             "fedbuff lr=0.5 discount=2",
             "heloco keep=1 most=0.5 trust=0",
             "gasloc momentum=0.9 pull=0.3",
+            "just_one_byte lr=0.3",
             "late_merge first=0 growth=3",
             "fedopt variant=adagrad",
             "fedopt variant=yogi",

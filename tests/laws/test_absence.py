@@ -25,7 +25,7 @@ from decentral.simulate.learning.moments import Descent
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.live_side import LiveSide
 from decentral.training.sync_schedule import SyncSchedule, make_schedule
-from tests.laws.tables import PRESETS, SYNCHRONOUS, method_of
+from tests.laws.tables import ALONG_DIRECTIONS, PRESETS, SYNCHRONOUS, method_of
 from tests.optimizers.stepping import step_of, swap
 
 SHAPE = (64, 64)
@@ -218,7 +218,7 @@ def test_a_peer_that_was_never_away_is_not_bounded(method: str):
     assert not any(pupil.schedule.given_up for pupil in run.pupils)
 
 
-@pytest.mark.parametrize("method", SYNCHRONOUS)
+@pytest.mark.parametrize("method", [name for name in SYNCHRONOUS if name not in ALONG_DIRECTIONS])
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_within_the_bound_progress_counts_as_one_contribution_and_beyond_it_as_none(method: str, beyond: int):
     run, absence = Run(terms(method)), method_of(method).max_staleness + beyond

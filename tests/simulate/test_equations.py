@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from decentral.manifest import preset_manifest
-from decentral.optimizers import OuterMethod, make_outer
+from decentral.optimizers import Contributor, OuterMethod, RoundInfo, make_outer
 from decentral.simulate.equations import EQUATIONS, WEIGH, Averaged
 from decentral.wire.messages import FrameRef
+from tests.laws.tables import ALONG_DIRECTIONS
 from tests.optimizers.stepping import step
 
 REFS = tuple(FrameRef(bytes([n]) * 32, bytes(32), 0, 1, 1) for n in range(3))
 SAY = {"partial_updates"}  # methods whose contributors say what they trained: tests/laws/test_mass.py
 SPELLED: list[tuple[str, dict[str, float | str]]] = [
-    *((name, {}) for name in sorted(set(EQUATIONS) - WEIGH - SAY)),
+    *((name, {}) for name in sorted(set(EQUATIONS) - WEIGH - SAY - set(ALONG_DIRECTIONS))),
     ("demo_sgd", {}),
     ("demo_sgd", {"step": "mean", "lr": 0.5}),
     ("decoupled", {"mean": "plain"}),
@@ -46,3 +47,20 @@ def test_an_anchor_moves_as_its_equation_says(name: str, keys: dict[str, float |
     moved = EQUATIONS[name](run, dataclasses.asdict(outer))  # type: ignore[call-overload]
     torch.testing.assert_close(x.double() - first.double(), moved, rtol=1e-4, atol=1e-6)
     assert moved.abs().max() > 1e-3
+
+
+def test_an_anchor_moves_as_derivatives_say():
+    outer = make_outer("just_one_byte", {"lr": 0.3})
+    random = torch.Generator().manual_seed(0)
+    x = torch.zeros(300)
+    run = []
+    for number in range(5):
+        said = [bytes(torch.randint(256, (12 + n,), generator=random).tolist()) for n in (4, 0, 40)]
+        refs = [FrameRef(bytes([n]) * 32, bytes(32), 0, 1, 1, 0, one) for n, one in enumerate(said)]
+        told = tuple(Contributor(ref.peer, summary=ref.summary) for ref in refs)
+        mean = torch.stack([outer.rebuilt(one, {"weight": (30, 10)}) for one in told]).mean(0)
+        x, _ = outer.outer_step(x, {"change": mean}, {}, RoundInfo(number, told))
+        run.append(Averaged(torch.zeros(300, dtype=torch.float64), refs, name="weight"))
+    moved = EQUATIONS["just_one_byte"](run, dataclasses.asdict(outer))  # type: ignore[call-overload]
+    torch.testing.assert_close(x.double(), moved, rtol=1e-4, atol=1e-3)
+    assert moved.abs().max() > 1

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from decentral.cli.job.measuring import WINDOWS
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
+from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.replica.run_codec import codec_of
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
 from decentral.tasks.presets import demo_tables
-from decentral.training.inner import build_inner
+from decentral.training.inner import build_inner, step_forward
 
 SLACK = 1.25  # of the asked time, for a machine that others keep busy: then the run ends with fewer rounds
 MIN_ROUNDS = 6  # a third, a half and an end need to be different rounds
@@ -110,14 +112,21 @@ def _measure(manifest: Manifest, corpus: Corpus) -> tuple[float, float]:
                 context=config.context,
             )
             began = time.perf_counter()
-            model(**batch).loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-            model.zero_grad()
+            _step(manifest, model, optimizers, batch)
             seconds.append(time.perf_counter() - began)
     finally:
         torch.set_num_threads(threads)
     return bits, sorted(seconds)[_TIMED_STEPS // 2]
+
+
+def _step(manifest: Manifest, model: Any, optimizers: list[torch.optim.Optimizer], batch: dict[str, Tensor]) -> None:
+    if INNER_OPTIMIZERS[manifest.inner.named].forward_only:
+        step_forward(optimizers[0], lambda: model(**batch).loss)
+        return
+    model(**batch).loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    model.zero_grad()
 
 
 def num_cores() -> int:

@@ -18,7 +18,7 @@ from decentral.manifest.training_terms import Inner
 from decentral.optimizers import InnerOptimizer
 from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.simulate.learning.moments import Descent
-from decentral.simulate.learning.student import WIDTH, Student, beginning
+from decentral.simulate.learning.student import WIDTH, Student, beginning, weight_name
 
 __all__ = ["UNIT", "VALUES", "Lesson", "LessonName", "first_anchors", "lesson_named", "toy_schema"]
 
@@ -100,5 +100,5 @@ def toy_schema(name: LessonName, num_fragments: int) -> Schema:
     """A model of one small matrix per fragment."""
     shape = (WIDTH, WIDTH) if name == "learn" else (8, VALUES // 8)
     return Schema(
-        tuple(Fragment(f, (ParameterSpec(f"layers.{f}.weight", shape),)) for f in range(num_fragments)),
+        tuple(Fragment(f, (ParameterSpec(weight_name(f), shape),)) for f in range(num_fragments)),
     )

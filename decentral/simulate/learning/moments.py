@@ -19,6 +19,8 @@ class Descent:
     The moments are means of steps and of their squares, as Adam keeps them of gradients.
     """
 
+    derivatives = None
+
     def __init__(self) -> None:
         self._held: dict[str, list[Tensor]] = {}
         self._gradients: list[Tensor] = []

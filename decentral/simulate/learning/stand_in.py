@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from decentral.compressors import parse_compressor, parse_feedback
 from decentral.dissemination import gather
 from decentral.dissemination.partition import Grain
 from decentral.dissemination.passing import PIECE
 from decentral.manifest import Manifest
 from decentral.replica.codec import Codec
+from decentral.replica.run_codec import codec_of
 from decentral.rounds.catchup.donor import ANY_FORM, PACKED
 from decentral.simulate.learning.lessons import LessonName, toy_schema
 from decentral.transport.memory.pipe import Weight
@@ -40,11 +40,12 @@ class StandIn:
 
 def stand_in_for(manifest: Manifest, num_parameters: int, lesson: LessonName = "noise") -> StandIn:
     """What the small model of a forecast stands for. Lengths and headers are as they are."""
-    codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
+    codec = codec_of(manifest)
     toy = toy_schema(lesson, manifest.outer.fragments).fragments
     real = _body_nbytes(codec, max(1, num_parameters // manifest.outer.fragments))
     small_N = torch.randn(toy[0].numel, generator=torch.Generator().manual_seed(0))
-    body = real / len(codec.encode(small_N, {}, toy[0].shapes).body)
+    small = len(codec.encode(small_N, {}, toy[0].shapes).body)
+    body = real / small if small else 1.0  # frames without a body stand for themselves
     state = Weight(num_parameters / sum(fragment.numel for fragment in toy), PREFIX_NBYTES + ANY_FORM.size)
     frame = Weight(body, PREFIX_NBYTES + HEADER_NBYTES)
     piece = Weight(body, PREFIX_NBYTES + PIECE_HEAD_NBYTES)

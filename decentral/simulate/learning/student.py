@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.manifest.training_terms import Inner
 from decentral.optimizers import InnerOptimizer
-from decentral.training.inner import Averages, built
+from decentral.optimizers.live import Derivative
+from decentral.training.inner import Averages, built, forward_only, step_forward
 
-__all__ = ["USUAL", "WIDTH", "Student", "alone", "beginning"]
+__all__ = ["USUAL", "WIDTH", "Student", "alone", "beginning", "weight_name"]
 
 WIDTH = 64
 BATCH = 32
@@ -36,7 +38,8 @@ class Student:
     def __init__(self, num_fragments: int, seed: int, inner: Inner = USUAL) -> None:
         self._generator = torch.Generator().manual_seed(seed)
         self._weights = [torch.zeros(WIDTH, WIDTH, requires_grad=True) for _ in range(num_fragments)]
-        self._optimizers = built(_terms(inner), self._weights, [])
+        self._forward_only = INNER_OPTIMIZERS[inner.named].forward_only
+        self._optimizers = _optimizers(_terms(inner), self._weights, seed)
         self._averages = Averages(self._optimizers)
         self.inner: InnerOptimizer = _InnerMoments(self._weights, self._optimizers)
 
@@ -44,15 +47,22 @@ class Student:
         """One step from the live parameters; what it subtracts from each fragment."""
         inputs_BD = torch.randn(BATCH, WIDTH, generator=self._generator)
         self._put(live)
+        noise_BD = NOISE * torch.randn(BATCH, WIDTH, generator=self._generator)
+        self._learn(lambda: _loss(self._weights, inputs_BD, noise_BD), begins)
+        self._averages.show()
+        return [live_N - weight.detach().flatten() for weight, live_N in zip(self._weights, live, strict=True)]
+
+    def _learn(self, loss: Callable[[], Tensor], begins: Callable[[], None]) -> None:
+        if self._forward_only:
+            begins()
+            step_forward(self._optimizers[0], loss)
+            return
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-        noise_BD = NOISE * torch.randn(BATCH, WIDTH, generator=self._generator)
-        _loss(self._weights, inputs_BD, noise_BD).backward()  # type: ignore[no-untyped-call]  # torch's
+        loss().backward()  # type: ignore[no-untyped-call]  # torch's
         begins()
         for optimizer in self._optimizers:
             optimizer.step()
-        self._averages.show()
-        return [live_N - weight.detach().flatten() for weight, live_N in zip(self._weights, live, strict=True)]
 
     def _put(self, live: Sequence[Tensor]) -> None:
         """The live parameters are what is learnt, where that is an average, too."""
@@ -76,6 +86,17 @@ def _terms(inner: Inner) -> Inner:
     return inner.model_copy(update=own | ({"beta2": 0.999} if unset else {}))
 
 
+def weight_name(fragment: int) -> str:
+    """The name of a fragment's one tensor."""
+    return f"layers.{fragment}.weight"
+
+
+def _optimizers(inner: Inner, weights: Sequence[Tensor], seed: int) -> list[torch.optim.Optimizer]:
+    if INNER_OPTIMIZERS[inner.named].forward_only:
+        return [forward_only(inner, [(weight_name(f), weight) for f, weight in enumerate(weights)], seed)]
+    return built(inner, weights, [])
+
+
 class _InnerMoments:
     """See decentral.optimizers.InnerOptimizer."""
 
@@ -95,6 +116,10 @@ class _InnerMoments:
     def _held(self, name: str, fragment: int) -> Tensor | None:
         states = (optimizer.state.get(self._weights[fragment], {}) for optimizer in self._optimizers)
         return next((state[name] for state in states if name in state), None)
+
+    @property
+    def derivatives(self) -> Sequence[Derivative] | None:
+        return getattr(self._optimizers[0], "derivatives", None)
 
     def read_gradient(self, fragment: int) -> Tensor | None:
         found = self._weights[fragment].grad

@@ -1,6 +1,7 @@
 """Inner optimizers that a manifest can name, one file each where torch has none, and what a round sees of them."""
 
 from decentral.training.inner.averages import Averages
-from decentral.training.inner.building import build_inner, built
+from decentral.training.inner.building import build_inner, built, forward_only
+from decentral.training.inner.spsa import step_forward
 
-__all__ = ["Averages", "build_inner", "built"]
+__all__ = ["Averages", "build_inner", "built", "forward_only", "step_forward"]

@@ -16,14 +16,15 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from decentral.manifest.inner_optimizers import InnerName
+from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS, InnerName
 from decentral.manifest.training_terms import Inner
 from decentral.training.inner.adopt import ADOPT
 from decentral.training.inner.gpa import GPA
 from decentral.training.inner.qh_adopt import QHADOPT
 from decentral.training.inner.schedule_free import ScheduleFree
+from decentral.training.inner.spsa import SPSA
 
-__all__ = ["build_inner", "built"]
+__all__ = ["build_inner", "built", "forward_only"]
 
 Optimizers = list[torch.optim.Optimizer]
 Own = Mapping[str, float]
@@ -32,6 +33,8 @@ Own = Mapping[str, float]
 def build_inner(inner: Inner, model: nn.Module) -> Optimizers:
     """One optimizer, or two of which each has some of the parameters; a step of every one is an inner step."""
     held = list(model.parameters())
+    if INNER_OPTIMIZERS[inner.named].forward_only:
+        return [forward_only(inner, [(name, p) for name, p in model.named_parameters() if p.requires_grad])]
     hidden = {id(parameter) for parameter in _hidden_matrices(model)} if inner.named == "muon" else set()
     return built(inner, [p for p in held if id(p) in hidden], [p for p in held if id(p) not in hidden])
 
@@ -43,6 +46,11 @@ def built(inner: Inner, matrices: Sequence[Tensor], others: Sequence[Tensor]) ->
         return [_MAKERS[inner.named](inner, own, [*matrices, *others])]
     parts = (_muon, matrices), (_adamw, others)
     return [make(inner, own, held) for make, held in parts if held]
+
+
+def forward_only(inner: Inner, named: Sequence[tuple[str, Tensor]], seed: int | None = None) -> torch.optim.Optimizer:
+    """The one that steps by losses alone, for parameters with their names in the model; ``seed``: see SPSA."""
+    return SPSA(named, lr=inner.learning_rate, seed=seed)
 
 
 def _hidden_matrices(model: nn.Module) -> list[Tensor]:
