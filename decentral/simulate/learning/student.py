@@ -35,10 +35,10 @@ class Student:
 
     def __init__(self, num_fragments: int, seed: int, inner: Inner = USUAL) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._weights = [torch.zeros(WIDTH, WIDTH, requires_grad=True) for _ in range(num_fragments)]
-        self._optimizers = built(_terms(inner), self._weights, [])
+        self.weights = [torch.zeros(WIDTH, WIDTH, requires_grad=True) for _ in range(num_fragments)]
+        self._optimizers = built(_terms(inner), self.weights, [])
         self._averages = Averages(self._optimizers)
-        self.inner: InnerOptimizer = _InnerMoments(self._weights, self._optimizers)
+        self.inner: InnerOptimizer = _InnerMoments(self.weights, self._optimizers)
 
     def step(self, live: Sequence[Tensor], number: int, begins: Callable[[], None] = lambda: None) -> list[Tensor]:
         """One step from the live parameters; what it subtracts from each fragment."""
@@ -47,18 +47,18 @@ class Student:
         for optimizer in self._optimizers:
             optimizer.zero_grad()
         noise_BD = NOISE * torch.randn(BATCH, WIDTH, generator=self._generator)
-        _loss(self._weights, inputs_BD, noise_BD).backward()  # type: ignore[no-untyped-call]  # torch's
+        _loss(self.weights, inputs_BD, noise_BD).backward()  # type: ignore[no-untyped-call]  # torch's
         begins()
         for optimizer in self._optimizers:
             optimizer.step()
         self._averages.show()
-        return [live_N - weight.detach().flatten() for weight, live_N in zip(self._weights, live, strict=True)]
+        return [live_N - weight.detach().flatten() for weight, live_N in zip(self.weights, live, strict=True)]
 
     def _put(self, live: Sequence[Tensor]) -> None:
         """The live parameters are what is learnt, where that is an average, too."""
         self._averages.show()
         with torch.no_grad():
-            for weight, live_N in zip(self._weights, live, strict=True):
+            for weight, live_N in zip(self.weights, live, strict=True):
                 weight.copy_(live_N.view_as(weight))
         self._averages.resume()
 
