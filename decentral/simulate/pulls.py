@@ -31,7 +31,7 @@ class Stood:
     """Where one peer of a pair stood, and what it contributed."""
 
     before_N: Tensor
-    change_N: Tensor  # as the method has it: of noloco local - anchor, of the others anchor - local
+    change_N: Tensor  # as it was sent, or stayed at home: of noloco local - anchor, of the others anchor - local
     state: Mapping[str, Tensor]
 
     @classmethod
