@@ -54,6 +54,11 @@ class Schedule:
         return piece_of(self.rate)
 
     @property
+    def num_remembered(self) -> int:
+        """Peers of which it is known where their next piece stands."""
+        return len(self._tags)
+
+    @property
     def head(self) -> Turn | None:
         """Whose turn is next."""
         while self._order and self._order[0][2].dropped:

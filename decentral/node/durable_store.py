@@ -125,6 +125,7 @@ class DurableStore:
         if self.swapped.exists():
             with contextlib.suppress(OSError):
                 self._disk.remove(self.swapped)
+                self._disk.sync_folder(self._out)  # or it is back after a power cut, and this checkpoint's debt is gone
         self._saved = [*self._saved, (head.round, self._commits_before(head))][-KEPT_CHECKPOINTS:]
         if len(self._saved) == KEPT_CHECKPOINTS:
             self._forgotten += self.journal.forget(self._saved[0][1] - self._forgotten)

@@ -31,7 +31,7 @@ class Stood:
     """Where one peer of a pair stood, and what it contributed."""
 
     before_N: Tensor
-    change_N: Tensor  # as the method has it: anchor - local, or by its paper local - anchor
+    change_N: Tensor  # as it was sent, or stayed at home: anchor - local, or by its paper local - anchor
     state: Mapping[str, Tensor]
 
     @classmethod

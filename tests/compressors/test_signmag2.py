@@ -114,7 +114,7 @@ def test_the_outermost_levels_are_finite_and_normal(peak):
 @pytest.mark.parametrize("steps", [1e6, 2], ids=["distinct", "many-equal-and-zero"])
 def test_the_processors_way_is_that_of_any_device(shape, steps):
     value = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * steps).round() / steps
-    means = two_levels._best_means_anywhere(value)
+    means = two_levels.best_means_anywhere(value)
     assert torch.allclose(two_levels.best_means(value), means, rtol=1e-12)
     halfway, sizes = means.float().mean(1), means.float()
     codes = two_levels.code_rows(value, halfway)

@@ -49,20 +49,20 @@ def test_the_largest_of_the_whole_tensor_are_kept_whatever_the_sample(name: str,
 
 def test_a_guess_that_too_few_reach_is_noticed(monkeypatch: pytest.MonkeyPatch):
     tensor = gaussian(60_000)
-    monkeypatch.setattr(Threshold, "_guess", lambda self, size_N, kept: np.uint32(0x7F7FFFFF))
+    monkeypatch.setattr(Threshold, "guess", lambda self, size_N, kept: np.uint32(0x7F7FFFFF))
     assert Threshold().compress(tensor).parts[0].flatten().tolist() == expected(tensor, round(60_000 / 64))
 
 
 def test_the_guess_is_seldom_short_and_never_far():
     for seed in range(20):
         size = np.abs(np.random.default_rng(seed).normal(size=200_000).astype(np.float32)).view(np.uint32)
-        reached = int((size >= Threshold()._guess(size, 3125)).sum())
+        reached = int((size >= Threshold().guess(size, 3125)).sum())
         assert 3125 <= reached <= 2 * 3125
 
 
 def test_the_device_way_keeps_the_same_when_no_magnitudes_are_equal():
     tensor = gaussian(60_000)
-    found = module._largest_on_device(tensor, 900)
+    found = module.largest_on_device(tensor, 900)
     assert found.tolist() == expected(tensor, 900)
 
 

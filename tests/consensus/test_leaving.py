@@ -119,7 +119,7 @@ def test_who_voted_in_a_later_round_than_that_of_its_farewell_is_back_though_it_
             swarm.offer(stays)
             swarm.offer(leaver)
             swarm.run(lambda: False, 1.0)
-        swarm._catch_up(away, stays)
+        swarm.catch_up(away, stays)
         assert swarm.rounds_done(away) == rounds
         assert leaver in {voter for voter, _ in swarm.hosts[away].disk.log[-1].certificate.votes}
         assert (leaver in presence.leaving) == (rounds == 1), "a vote in the same round may be older than the farewell"

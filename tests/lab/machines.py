@@ -232,7 +232,7 @@ class Swarm:
             elif isinstance(effect, SendSlices):
                 self._slice(peer, effect.plan)
             elif isinstance(effect, CatchUpWith):
-                self._catch_up(peer, effect.peer)
+                self.catch_up(peer, effect.peer)
 
     def fetch(self, peer: PeerId, effect: Fetch) -> None:
         for holder in effect.holders:
@@ -241,7 +241,7 @@ class Swarm:
                 self.queue.append((holder, peer, (effect.frame, host.frames[effect.frame])))
                 return
 
-    def _catch_up(self, peer: PeerId, ahead: PeerId) -> None:
+    def catch_up(self, peer: PeerId, ahead: PeerId) -> None:
         """Replay what the other has logged, as the driver does through the chain service."""
         host, other = self.hosts[peer], self.hosts[ahead]
         host.caught_up_with.append(ahead)

@@ -24,7 +24,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that a shell b
 with Lab() as lab:
     home = lab.household("home", PORT_PRESERVING, Line(up=10, delay=0.01))
     process = home.host("alice").start("sleep", "1000")
-    print(json.dumps([process.pid, home.wire._process.pid]), flush=True)
+    print(json.dumps([process.pid, home.wire.process.pid]), flush=True)
     if sys.argv[1] == "fail":
         raise RuntimeError("in the middle")
     sys.stdin.read()

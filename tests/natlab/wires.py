@@ -37,9 +37,9 @@ class Wire:
     def __init__(self, core: Namespace, home: Namespace, number: int, line: Line) -> None:
         self.core, self.home, self.number, self.line = core, home, number, line
         self.far = f"to{number}"
-        self._process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | None = None  # that delays it, if any
         if line.delay:
-            self._process = _delayed(core, self.far, home, "wan", line.delay)
+            self.process = _delayed(core, self.far, home, "wan", line.delay)
         else:
             core.ip(f"link add {self.far} type veth peer name wan netns {home.path}")
         core.ip(f"link set {self.far} up")
@@ -74,12 +74,12 @@ class Wire:
 
     def end(self) -> None:
         """End the forwarder, if there is one; its devices go with it."""
-        if self._process is not None:
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.close()
-            self._process.wait()
-            self._process.stdout.close()
+        if self.process is not None:
+            assert self.process.stdin is not None
+            assert self.process.stdout is not None
+            self.process.stdin.close()
+            self.process.wait()
+            self.process.stdout.close()
 
 
 def _delayed(core: Namespace, far: str, home: Namespace, near: str, delay: float) -> subprocess.Popen[str]:

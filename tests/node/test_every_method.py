@@ -162,8 +162,8 @@ def test_catching_up_by_frames_counts_the_moments_in_them(run_lab: Any, terms: A
         commit = next(commit for commit in reversed(member.log) if len(commit.record.frames) == 3)
         unknown = tuple(replace(ref, frame=ref.peer) for ref in commit.record.frames)
         missed = replace(commit, record=replace(commit.record, frames=unknown))
-        assert not member.node.catch_up._is_cheap([missed])
-        assert member.node.catch_up._is_cheap([commit])  # whose frames are here
+        assert not member.node.catch_up.is_cheap([missed])
+        assert member.node.catch_up.is_cheap([commit])  # whose frames are here
 
     manifest = terms("mt_dao").changed(
         exchange={"kind": "gather"},

@@ -345,7 +345,7 @@ def test_a_peer_that_switched_branches_serves_the_new_one_only(run_lab, terms):
         other = lab.add(founder=True)
         lab.cut([other], lab.members[:1])
         await lab.until(lambda: lab.members[0].rounds >= 8 and other.rounds >= 4)
-        old = [(head.round, head.hash) for head in other.node.driver.machine.state.history._heads.values()][1:]
+        old = [(commit.record.round, commit.record.hash) for commit in other.log]
         other.idle = True
         lab.heal([other], lab.members[:1])
         await lab.until(lambda: any(event == "resynced" for event, _ in other.events))

@@ -28,13 +28,13 @@ class Directory:
             Told(peer, int(mbit * 1e6), PRIVATE * (n in private))
             for n, (peer, mbit) in enumerate(zip(PEERS, mbits, strict=True))
         ]
-        self._own, self._others = leases[0], {lease.peer: lease for lease in leases[1:]}
+        self._own, self.others = leases[0], {lease.peer: lease for lease in leases[1:]}
 
     def draft(self):
         return self._own
 
     def live(self):
-        return self._others
+        return self.others
 
 
 def uplinks(directory, *, reduces, clock=lambda: 0.0):
@@ -75,6 +75,6 @@ def test_a_time_is_remembered_for_a_moment_and_no_longer():
     found = uplinks(told, reduces=True, clock=lambda: next(times))
     takes = []
     for mbit in (8, 4, 2, 1):
-        told._others[PEERS[1]].uplink = int(mbit * 1e6)
+        told.others[PEERS[1]].uplink = int(mbit * 1e6)
         takes.append(found.takes(NBYTES, PEERS[1], PEERS))
     assert takes == [2.0, 2.0, 8.0, 16.0]  # a clock that goes back counts as another time

@@ -233,7 +233,7 @@ def test_a_relay_that_ends_every_connection_with_all_that_is_under_way_stops_no_
         came.add(piece.start, piece.start + len(piece.data))
 
     async def script(spreading, others):
-        spreading.transport.inner._network.set_uplink(spreading.me, None)
+        spreading.transport.inner.network.set_uplink(spreading.me, None)
         spreading.lines_of = lambda peers: [Line(10 * RATE, passes_on=False)] * len(peers)
         await spreading.give(frame(), others[:1], fail)
         assert came.nbytes == WHOLE

@@ -75,9 +75,7 @@ def body_of(manifest, schema, doubled):
 def quiet(lab, kind):
     """Nobody is in the middle of a round."""
     if kind == "pair":
-        return len({len(m.swaps) for m in lab.members}) == 1 and all(
-            m.node.gossip._current is None for m in lab.members
-        )
+        return len({len(m.swaps) for m in lab.members}) == 1 and all(not m.node.gossip.is_swapping for m in lab.members)
     drivers = [m.node.driver for m in lab.members]
     return len({d.head.round for d in drivers}) == 1 and not any(d.machine.state.round.offers for d in drivers)
 

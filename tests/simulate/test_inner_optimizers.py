@@ -39,7 +39,7 @@ def test_a_student_that_nobody_moves_gives_the_steps_of_its_average(name: str):
     inner = Inner(optimizer=name)  # type: ignore[arg-type]  # a name
     student, live, given = Student(1, seed=0, inner=inner), beginning(1), []
     gradients: list[torch.Tensor] = []
-    student._weights[0].register_post_accumulate_grad_hook(lambda weight: gradients.append(weight.grad.clone()))
+    student.weights[0].register_post_accumulate_grad_hook(lambda weight: gradients.append(weight.grad.clone()))
     for number in range(1, 6):
         (step_N,) = student.step(live, number)
         live = [live[0] - step_N]

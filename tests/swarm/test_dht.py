@@ -17,7 +17,6 @@ import pytest
 from decentral.swarm.dht.hivemind import _no_word_of_hivemind, dht_key
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
-from decentral.swarm.leases import LeaseTable
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.daemon.unary import quiet_hivemind
 from decentral.wire.keys import Signer, peer_name
@@ -190,4 +189,3 @@ def test_a_hint_of_another_run_or_of_oneself_is_not_followed(tmp_path):
     directory._contacts.spawn = pytest.fail  # type: ignore[method-assign]
     directory.hint(signed(1, run=b"x" * 32))
     directory.hint(directory.own())
-    assert isinstance(directory._table, LeaseTable)

@@ -23,16 +23,16 @@ class Member:
     def __init__(self, length: int, rank: int, count: int, steps: int = 0, batch_size: int = 4) -> None:
         self.place = ShardPlace(rank, count, steps)
         self.sampler = ShardSampler(length, batch_size, RUN, lambda: self.place)
-        self._drawing: Iterator[int] = iter(())
+        self.drawing: Iterator[int] = iter(())
 
     def draw(self, count: int) -> list[int]:
         """The next indices, over as many passes as it takes."""
         drawn: list[int] = []
         while len(drawn) < count:
-            found = list(islice(self._drawing, count - len(drawn)))
+            found = list(islice(self.drawing, count - len(drawn)))
             drawn += found
             if not found:
-                self._drawing = iter(self.sampler)
+                self.drawing = iter(self.sampler)
         return drawn
 
 
@@ -113,7 +113,7 @@ def test_the_length_is_what_is_left_of_the_pass():
     assert len(member.sampler) == 26
     member.draw(20)
     assert len(member.sampler) == 6
-    assert len(list(islice(member._drawing, 100))) == 6
+    assert len(list(islice(member.drawing, 100))) == 6
 
 
 def test_a_loader_draws_batches_of_this_peers_part_only():

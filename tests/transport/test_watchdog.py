@@ -185,7 +185,7 @@ def test_an_uplink_that_slows_down_forty_times_is_not_taken_for_a_dead_one():
 
             async def slow_down():
                 await anyio.sleep(1.0)
-                network._uplinks[a.peer].bandwidth = 200_000  # also of the streams that are open
+                network.set_uplink(a.peer, 200_000)  # also of the streams that are open
 
             group.start_soon(slow_down)
             began = anyio.current_time()

@@ -19,7 +19,7 @@ _SHORT = 256  # columns
 def best_means(value_RC: Tensor) -> Tensor:
     """float64 (R, 2): the means on both sides of the split of a row's magnitudes with the least squared error."""
     if value_RC.device.type != "cpu":
-        return _best_means_anywhere(value_RC)
+        return best_means_anywhere(value_RC)
     mean_R2 = np.empty((len(value_RC), 2), dtype=np.float64)
     values = value_RC.contiguous().numpy()
     _best_means(values, values.view(np.uint32), mean_R2)
@@ -45,7 +45,7 @@ def decode_rows(code_RC: Tensor, size_R2: Tensor) -> Tensor:
     return torch.from_numpy(value_RC)
 
 
-def _best_means_anywhere(value_RC: Tensor) -> Tensor:
+def best_means_anywhere(value_RC: Tensor) -> Tensor:
     rows, columns = value_RC.shape
     size_RC = value_RC.abs()
     if rows == 0 or columns == 1:

@@ -79,7 +79,7 @@ class Threshold(SparsifierBase):
         if not flat_N.numel():
             return (), ()
         kept = self._kept(flat_N.numel())
-        find = self._largest if tensor.device.type == "cpu" else _largest_on_device
+        find = self._largest if tensor.device.type == "cpu" else largest_on_device
         index_K = find(flat_N, kept)
         rows = self.value_shapes(tuple(tensor.shape))
         values = torch.split_with_sizes(flat_N[index_K], [math.prod(row) for row in rows])
@@ -107,11 +107,11 @@ class Threshold(SparsifierBase):
         """Rising places (K,) of the largest magnitudes."""
         index_K = np.empty(kept, dtype=np.int32)
         size_N = flat_N.contiguous().numpy().view(np.uint32)
-        if not _reaching(size_N, self._guess(size_N, kept), index_K):
+        if not _reaching(size_N, self.guess(size_N, kept), index_K):
             _reaching(size_N, np.uint32(0), index_K)
         return torch.from_numpy(index_K)
 
-    def _guess(self, size_N: NDArray[np.uint32], kept: int) -> np.uint32:
+    def guess(self, size_N: NDArray[np.uint32], kept: int) -> np.uint32:
         """The magnitude that a few more than K entries should reach, from every so many-th entry."""
         step = max(1, min(int(1 / self.sample), size_N.size // _LEAST_SAMPLE))
         seen = np.sort(size_N[::step] & np.uint32(0x7FFFFFFF))
@@ -120,7 +120,7 @@ class Threshold(SparsifierBase):
         return np.uint32(seen[seen.size - rank] if rank < seen.size else 0)
 
 
-def _largest_on_device(flat_N: Tensor, kept: int) -> Tensor:
+def largest_on_device(flat_N: Tensor, kept: int) -> Tensor:
     return flat_N.abs().topk(kept, sorted=False).indices.sort().values
 
 

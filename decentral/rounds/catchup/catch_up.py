@@ -67,7 +67,7 @@ class CatchUp:
         for holder in (peer, *others[:ASKED]):  # one that joined later does not know the records before it
             answer = await self._ask_chain(holder)
             if answer.commits and answer.shared is not None and answer.shared.hash == head.hash:
-                if self._is_cheap(answer.commits) and await self._replayed(holder, answer.commits):
+                if self.is_cheap(answer.commits) and await self.replayed(holder, answer.commits):
                     self.state.catch_up.drop()
                     return
                 break
@@ -87,7 +87,7 @@ class CatchUp:
         shared = self.state.machine.state.history.newest_of(place for place in places if place[0] == round_)
         return Answer(shared, tuple(split_commits(data[SHARED.size :])))
 
-    def _is_cheap(self, commits: Sequence[Commit]) -> bool:
+    def is_cheap(self, commits: Sequence[Commit]) -> bool:
         """Whether the missed frames surely take fewer bytes than a snapshot."""
         replica, nbytes = self.state.replica, 0
         for record in (commit.record for commit in commits):
@@ -99,7 +99,7 @@ class CatchUp:
             nbytes += missing * whole // max(1, len(record.partition)) + tails * replica.tail.nbytes(record.fragment)
         return nbytes <= self.snapshots.layouts.nbytes
 
-    async def _replayed(self, holder: PeerId, commits: Sequence[Commit]) -> bool:
+    async def replayed(self, holder: PeerId, commits: Sequence[Commit]) -> bool:
         """Apply the commits in order; False when a frame of one is nowhere to be had any more."""
         for commit in commits:
             if commit.record.round <= self.state.head.round:

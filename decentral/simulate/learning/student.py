@@ -37,20 +37,20 @@ class Student:
 
     def __init__(self, num_fragments: int, seed: int, inner: Inner = USUAL) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._weights = [torch.zeros(WIDTH, WIDTH, requires_grad=True) for _ in range(num_fragments)]
+        self.weights = [torch.zeros(WIDTH, WIDTH, requires_grad=True) for _ in range(num_fragments)]
         self._forward_only = INNER_OPTIMIZERS[inner.named].forward_only
-        self._optimizers = _optimizers(_terms(inner), self._weights, seed)
+        self._optimizers = _optimizers(_terms(inner), self.weights, seed)
         self._averages = Averages(self._optimizers)
-        self.inner: InnerOptimizer = _InnerMoments(self._weights, self._optimizers)
+        self.inner: InnerOptimizer = _InnerMoments(self.weights, self._optimizers)
 
     def step(self, live: Sequence[Tensor], number: int, begins: Callable[[], None] = lambda: None) -> list[Tensor]:
         """One step from the live parameters; what it subtracts from each fragment."""
         inputs_BD = torch.randn(BATCH, WIDTH, generator=self._generator)
         self._put(live)
         noise_BD = NOISE * torch.randn(BATCH, WIDTH, generator=self._generator)
-        self._learn(lambda: _loss(self._weights, inputs_BD, noise_BD), begins)
+        self._learn(lambda: _loss(self.weights, inputs_BD, noise_BD), begins)
         self._averages.show()
-        return [live_N - weight.detach().flatten() for weight, live_N in zip(self._weights, live, strict=True)]
+        return [live_N - weight.detach().flatten() for weight, live_N in zip(self.weights, live, strict=True)]
 
     def _learn(self, loss: Callable[[], Tensor], begins: Callable[[], None]) -> None:
         if self._forward_only:
@@ -68,7 +68,7 @@ class Student:
         """The live parameters are what is learnt, where that is an average, too."""
         self._averages.show()
         with torch.no_grad():
-            for weight, live_N in zip(self._weights, live, strict=True):
+            for weight, live_N in zip(self.weights, live, strict=True):
                 weight.copy_(live_N.view_as(weight))
         self._averages.resume()
 
@@ -101,7 +101,7 @@ class _InnerMoments:
     """See decentral.optimizers.InnerOptimizer."""
 
     def __init__(self, weights: Sequence[Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._weights, self._optimizers = weights, optimizers
+        self.weights, self._optimizers = weights, optimizers
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
         found = self._held(name, fragment)
@@ -114,7 +114,7 @@ class _InnerMoments:
         return found is not None
 
     def _held(self, name: str, fragment: int) -> Tensor | None:
-        states = (optimizer.state.get(self._weights[fragment], {}) for optimizer in self._optimizers)
+        states = (optimizer.state.get(self.weights[fragment], {}) for optimizer in self._optimizers)
         return next((state[name] for state in states if name in state), None)
 
     @property
@@ -122,11 +122,11 @@ class _InnerMoments:
         return getattr(self._optimizers[0], "derivatives", None)
 
     def read_gradient(self, fragment: int) -> Tensor | None:
-        found = self._weights[fragment].grad
+        found = self.weights[fragment].grad
         return None if found is None else found.flatten().clone()
 
     def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
-        found = self._weights[fragment].grad
+        found = self.weights[fragment].grad
         if found is not None:
             found += added_N.view_as(found)
 

@@ -83,6 +83,7 @@ class TraceEvents:
     def __init__(self, node: Node, model: FlatModel, lesson: Lesson, note: Note) -> None:
         self._node, self._model, self._lesson, self._note = node, model, lesson, note
         self._before: dict[str, Tensor] = {}  # the gossip step in progress
+        self._sent: tuple[Tensor, Tensor] | None = None  # of its change, in a pair and alone
 
     def waits(self, waiting: bool) -> None:
         """Its clock shows that."""
@@ -93,11 +94,23 @@ class TraceEvents:
     def swap_begins(self, mine: Contribution) -> None:
         """What the checker of pairs needs of before."""
         state = self._node.replica.states[mine.fragment]
-        self._before = {"change": mine.gradient_N, **{state_name(name): one_N for name, one_N in state.items()}}
+        self._before = {state_name(name): one_N for name, one_N in state.items()}
+        self._sent = self._as_sent(mine)
+
+    def _as_sent(self, mine: Contribution) -> tuple[Tensor, Tensor]:
+        """What compression leaves of the change with what is owed, and all of both, which who is left alone takes."""
+        replica, change_N = self._node.replica, mine.gradient_N
+        if replica.method.channels()[0].is_replica:
+            return change_N, change_N
+        owed, shapes = replica.feedback[mine.fragment], replica.shapes(mine.fragment)
+        payloads = replica.codec.encode(change_N, owed, shapes).payloads
+        return replica.codec.decompress(payloads), replica.codec.all_of(change_N, owed, shapes)[0]
 
     def swapped(self, outcome: Swapped) -> None:
         """A gossip step."""
-        tensors = {"before": outcome.before_N, "after": outcome.after_N, **self._before}
+        assert self._sent is not None, "it began"
+        change_N = self._sent[0 if outcome.partner else 1]
+        tensors = {"before": outcome.before_N, "after": outcome.after_N, "change": change_N, **self._before}
         loss = self._lesson.loss(self._model.fragments)
         self._note("swapped", tensors, round=outcome.step, partner=outcome.partner, loss=loss)
 

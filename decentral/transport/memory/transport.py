@@ -186,7 +186,7 @@ class MemoryTransport(Uncapped):
         self.peer = peer
         self.traffic = Traffic()
         self.budget = Budget(limits)
-        self._network = network
+        self.network = network
         self.services = Services()
         self._group: anyio.abc.TaskGroup | None = None
         self._scopes: dict[anyio.CancelScope, None] = {}  # in order of arrival: a set would not replay
@@ -196,7 +196,7 @@ class MemoryTransport(Uncapped):
         self.services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
-        self._network.attach(self)
+        self.network.attach(self)
         self.services.fixed = True
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
@@ -206,7 +206,7 @@ class MemoryTransport(Uncapped):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         assert self._group is not None, "entered before it is left"
-        self._network.detach(self)
+        self.network.detach(self)
         self.stop()
         await self._group.__aexit__(None, None, None)  # its handlers only: the body's error leaves as it is
         return None
@@ -231,14 +231,14 @@ class MemoryTransport(Uncapped):
         name = peer_name(peer)
         if f"/memory/{name}/p2p/{name}" not in addresses:
             raise PeerUnreachable(f"{name}: none of its {len(addresses)} addresses is a /memory one; ask for others")
-        self._network.reach(self.peer, peer)
+        self.network.reach(self.peer, peer)
 
     async def open(self, peer: PeerId, protocol: str) -> MemoryStream:
         """See Transport."""
-        await anyio.sleep(2 * self._network.delay(self.peer, peer))  # the other side confirms the protocol
-        other = self._network.reach(self.peer, peer)
-        weight = self._network.weights.get(protocol, AS_THEY_ARE)
-        there, back = self._network.pipes(self.peer, peer, weight)
+        await anyio.sleep(2 * self.network.delay(self.peer, peer))  # the other side confirms the protocol
+        other = self.network.reach(self.peer, peer)
+        weight = self.network.weights.get(protocol, AS_THEY_ARE)
+        there, back = self.network.pipes(self.peer, peer, weight)
         other.accept(MemoryStream(self.peer, back, there, other.traffic, weight), protocol)
         return MemoryStream(peer, there, back, self.traffic, weight)
 
