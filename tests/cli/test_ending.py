@@ -128,6 +128,7 @@ def test_going_alone_and_requiring_others_cannot_both_be_meant(run: Run, terms: 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_script_of_ones_own_is_joined_with_one_line(family: Family, run: Run, tmp_path: Path) -> None:
     folder = ["--out", str(tmp_path / "first"), "--rounds", "12"]
