@@ -70,6 +70,7 @@ def test_a_finished_run_is_told_at_once_when_it_is_started_again_and_keeps_its_s
     assert read_status(tmp_path / "out").inner_steps == summary["inner_steps"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_who_comes_late_gets_the_run_from_a_peer_that_keeps_serving(
     family: Family, run: Run, terms: list[str], tmp_path: Path
@@ -91,6 +92,7 @@ def test_who_comes_late_gets_the_run_from_a_peer_that_keeps_serving(
     assert status_of(first).state == "done"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_first_peer_waits_for_a_second_one_and_hears_who_steers_it(
     family: Family, run: Run, terms: list[str], tmp_path: Path
@@ -128,6 +130,7 @@ def test_going_alone_and_requiring_others_cannot_both_be_meant(run: Run, terms: 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_script_of_ones_own_is_joined_with_one_line(family: Family, run: Run, tmp_path: Path) -> None:
     folder = ["--out", str(tmp_path / "first"), "--rounds", "12"]

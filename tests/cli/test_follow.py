@@ -113,6 +113,7 @@ def test_a_follower_writes_anchors_while_its_first_donor_is_killed_and_goes_on_i
     assert max(len(row["members"]) for row in told) == 2, "the follower is no member"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_who_comes_when_all_peers_have_gone_gets_the_last_anchor_from_the_relay(
     family: Family, run: Run, tmp_path: Path

@@ -45,7 +45,9 @@ def rounds_seen(screen: Screen) -> int:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (60, 20), (200, 50)])
+@pytest.mark.parametrize(
+    ("columns", "rows"), [(60, 20), *(pytest.param(*size, marks=pytest.mark.long) for size in ((80, 24), (200, 50)))]
+)
 def test_the_invite_is_whole_in_the_scrollback_while_the_view_is_live_and_after_it(
     terms: Path, columns: int, rows: int
 ) -> None:

@@ -19,6 +19,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_example_passes_every_law_of_compressors(folder: Path):
     assert outside.laws(folder, "--compressor", "ternary(cut=0.5)", "--compressor", CHAIN) >= 120
 

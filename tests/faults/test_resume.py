@@ -40,7 +40,7 @@ def run_until(forks: Forks) -> RunUntil:
     return run
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+@pytest.mark.parametrize("preset", ["sparseloco", pytest.param("diloco", marks=pytest.mark.long)])
 def test_a_peer_killed_between_checkpoints_resumes_at_the_digest_of_its_last_commit(run_until, tmp_path, preset):
     first = run_until(tmp_path, preset, 7, 1000)
     last = first[-1]

@@ -5,7 +5,10 @@ A method needs no line here, it is found by its name; one line more gets every l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 from decentral.optimizers import Aggregation, OuterMethod, aggregation_names, make_aggregation, make_outer, presets
 
@@ -25,6 +28,32 @@ def on_the_wire(name: str) -> tuple[object, ...]:
 # One method of each kind that real daemons, threads and folders can tell apart: laws are over all of them.
 WIRES = tuple({on_the_wire(name): name for name in reversed(PRESETS)}.values())
 SYNCHRONOUS_WIRES = tuple(name for name in WIRES if name not in GOSSIPS)
+
+
+def traits_of(name: str) -> set[tuple[int, object]]:
+    """What is on the wire one by one: the exchange, a debt, each kind of state that is sent, and so on."""
+    exchange, owes, states, takes_turns, *others = on_the_wire(name)
+    assert isinstance(states, tuple)
+    assert isinstance(takes_turns, tuple)
+    whole = (exchange, owes, *takes_turns, *others)
+    return {*enumerate(whole), *((len(whole), state) for state in states)}
+
+
+def covering(names: Sequence[str]) -> tuple[str, ...]:
+    """Few of ``names`` that have every trait which one of all has; whichever adds most comes next."""
+    chosen, missing = list[str](), set[tuple[int, object]]().union(*map(traits_of, names))
+    while missing:
+        chosen.append(max(names, key=lambda name: len(traits_of(name) & missing)))
+        missing -= traits_of(chosen[-1])
+    return tuple(chosen)
+
+
+def long_but(few: Sequence[str], names: Sequence[str]) -> list[Any]:  # Any: pytest does not name what it takes
+    """For ``parametrize``: ``make test`` tries ``few``, and ``make test-long`` the rest of ``names``."""
+    return [name if name in few else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
+DOSED_WIRES = long_but(covering(SYNCHRONOUS_WIRES), SYNCHRONOUS_WIRES)
 
 # By method the spelling without momentum at rate 1: its anchor is the mean of what contributors trained to.
 NEUTRAL = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -57,8 +58,11 @@ def check_alike(members: list[Member]) -> None:
             assert torch.equal(one, theirs[name]), name
 
 
-@pytest.mark.parametrize("exchange", ["gather", "reduce"])
-@pytest.mark.parametrize("method", SYNCHRONOUS)
+PRODUCT = tuple(itertools.product(SYNCHRONOUS, ("gather", "reduce")))
+TURNS = [pytest.param(*PRODUCT[n], marks=[pytest.mark.long] if n % 4 in (1, 2) else []) for n in range(len(PRODUCT))]
+
+
+@pytest.mark.parametrize(("method", "exchange"), TURNS)  # of every method one, and the other is long
 def test_rounds_are_made_and_all_hold_the_same_bits(run_lab: Any, terms: Any, method: str, exchange: str) -> None:
     async def script(lab: Lab) -> None:
         for _ in range(3):

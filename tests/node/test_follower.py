@@ -16,7 +16,7 @@ from decentral.rounds.catchup.donor import CHAIN, INDEX
 from decentral.swarm.directory import Directory
 from decentral.transport.requests import serve_requests
 from tests.lab.nodes import Lab, signer_of
-from tests.laws.tables import SYNCHRONOUS_WIRES
+from tests.laws.tables import DOSED_WIRES
 
 
 class Watcher:
@@ -85,7 +85,7 @@ def check_never_counted(lab: Lab, watcher: Watcher) -> None:
     assert watcher.node.driver.machine.state.acceptor.promised <= 0
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
+@pytest.mark.parametrize("preset", DOSED_WIRES)
 def test_a_follower_has_the_very_bits_of_every_round_and_is_never_counted(run_lab, terms, preset):
     async def script(lab):
         for _ in range(3):
@@ -147,7 +147,7 @@ def test_peers_wait_for_a_follower_that_fell_silent_no_longer_than_for_one_anoth
     run_lab(terms("diloco", lease=40.0, shrink_after=60.0).changed(run={"rounds": 5}), script)
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
+@pytest.mark.parametrize("preset", DOSED_WIRES)
 def test_it_goes_on_with_other_donors_when_the_one_it_knows_dies(run_lab, terms, preset):
     async def script(lab):
         for _ in range(4):

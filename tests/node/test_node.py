@@ -10,10 +10,10 @@ import trio
 from decentral.consensus.acceptor import Acceptor
 from decentral.errors import DiskError
 from decentral.wire.frames import parse
-from tests.laws.tables import SYNCHRONOUS, SYNCHRONOUS_WIRES
+from tests.laws.tables import DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, long_but
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
+@pytest.mark.parametrize("preset", DOSED_WIRES)
 def test_four_peers_hold_the_same_bits_after_every_round(run_lab, terms, preset):
     async def script(lab):
         for _ in range(4):
@@ -36,7 +36,7 @@ QUICK: dict[str, dict[str, dict[str, float | str]]] = {  # what shows in 12 roun
 }
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS)
+@pytest.mark.parametrize("preset", long_but(SYNCHRONOUS_WIRES, SYNCHRONOUS))
 def test_the_anchor_moves_towards_the_mean_of_the_targets(run_lab, terms, preset):
     async def script(lab):
         for _ in range(3):
@@ -50,7 +50,7 @@ def test_the_anchor_moves_towards_the_mean_of_the_targets(run_lab, terms, preset
     run_lab(terms(preset).changed(**QUICK.get(preset, {})), script)
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
+@pytest.mark.parametrize("preset", DOSED_WIRES)
 def test_survivors_of_a_kill_agree_and_go_on_and_drop_the_dead(run_lab, terms, preset):
     async def script(lab):
         for _ in range(4):
@@ -65,7 +65,7 @@ def test_survivors_of_a_kill_agree_and_go_on_and_drop_the_dead(run_lab, terms, p
     run_lab(terms(preset), script)
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
+@pytest.mark.parametrize("preset", DOSED_WIRES)
 def test_a_late_joiner_is_bit_equal_and_contributes(run_lab, terms, preset):
     async def script(lab):
         for _ in range(3):
@@ -145,7 +145,7 @@ def test_a_run_ends_for_all_with_the_same_last_record(run_lab, terms):
     run_lab(manifest, script)
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
+@pytest.mark.parametrize("preset", DOSED_WIRES)
 def test_who_missed_the_last_commit_gets_it_before_the_others_are_gone(run_lab, terms, preset):
     async def ends(member):
         await member.node.see_others_to_the_end()
@@ -171,7 +171,7 @@ def test_who_missed_the_last_commit_gets_it_before_the_others_are_gone(run_lab, 
     run_lab(terms(preset, lease=20.0, shrink_after=60.0).changed(run={"rounds": 4}), script)
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
+@pytest.mark.parametrize("preset", DOSED_WIRES)
 def test_equal_seeds_give_equal_chains(run_lab, terms, preset):
     digests = []
 

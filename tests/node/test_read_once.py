@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from decentral.optimizers import presets
 from decentral.wire import body
 from tests.lab.nodes import Lab
+from tests.laws.tables import PRESETS, WIRES, long_but
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[bytes]]:
     return found
 
 
-@pytest.mark.parametrize("preset", sorted(presets()))
+@pytest.mark.parametrize("preset", long_but(WIRES, PRESETS))
 def test_no_frame_is_read_oftener_than_once_by_each_of_two_others(run_lab, terms, reads, preset):
     manifest = terms(preset)
 

@@ -23,7 +23,7 @@ from decentral.transport.choice import make_transport
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
-from tests.laws.tables import SYNCHRONOUS_WIRES
+from tests.laws.tables import DOSED_WIRES
 from tests.peer.offering import contribution_of
 
 PEERS, STEPS = 3, 4
@@ -109,7 +109,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await anyio.sleep(0.02)
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
+@pytest.mark.parametrize("preset", DOSED_WIRES)
 def test_memory_and_daemon_give_the_same_anchors(tmp_path: Path, preset: str) -> None:
     manifest, identities = terms(preset), identities_in(tmp_path, PEERS)
     network = MemoryNetwork()
@@ -118,8 +118,15 @@ def test_memory_and_daemon_give_the_same_anchors(tmp_path: Path, preset: str) ->
     assert memory == daemon
 
 
-@pytest.mark.parametrize("founder", ["daemon", "native"])
-@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+@pytest.mark.parametrize(
+    ("preset", "founder"),
+    [
+        ("sparseloco", "daemon"),
+        ("diloco", "native"),
+        pytest.param("sparseloco", "native", marks=pytest.mark.long),
+        pytest.param("diloco", "daemon", marks=pytest.mark.long),
+    ],
+)
 def test_two_daemons_and_two_natives_train_as_one_swarm(tmp_path: Path, preset: str, founder: str) -> None:
     manifest, identities = terms(preset), identities_in(tmp_path, 4)
     daemons = identities[:1] + identities[3:] if founder == "daemon" else identities[1:3]
@@ -132,8 +139,17 @@ def test_two_daemons_and_two_natives_train_as_one_swarm(tmp_path: Path, preset: 
     assert anyio.run(anchors_of_run, manifest, identities, either) == memory
 
 
-@pytest.mark.parametrize("founder", ["daemon", "native", "py-libp2p"])
-@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+@pytest.mark.parametrize(
+    ("preset", "founder"),
+    [
+        ("sparseloco", "daemon"),
+        ("diloco", "native"),
+        ("diloco", "py-libp2p"),
+        pytest.param("diloco", "daemon", marks=pytest.mark.long),
+        pytest.param("sparseloco", "native", marks=pytest.mark.long),
+        pytest.param("sparseloco", "py-libp2p", marks=pytest.mark.long),
+    ],
+)
 def test_a_daemon_a_native_and_a_py_libp2p_peer_train_as_one_swarm(tmp_path: Path, preset: str, founder: str) -> None:
     manifest, identities = terms(preset), identities_in(tmp_path, 3)
     kinds = sorted(("daemon", "native", "py-libp2p"), key=lambda kind: kind != founder)

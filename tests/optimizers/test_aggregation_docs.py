@@ -58,6 +58,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_example_passes_every_law_of_rules(folder: Path):
     assert outside.laws(folder, "--rule", "medoid") >= 10
 

@@ -17,6 +17,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_examples_pass_every_law_of_outer_optimizers(folder: Path):
     spellings = ["qhm", "qhm lr=0.5 nu=0", "qhm nu=1", "shared_moment period=2"]
     chosen = [word for spelling in spellings for word in ("--outer", spelling)]

@@ -151,7 +151,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in caplog.messages if not message.startswith("inner optimizer: ")]
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "noloco"])
+@pytest.mark.parametrize("preset", ["sparseloco", pytest.param("noloco", marks=pytest.mark.long)])
 def test_a_member_that_was_away_at_the_end_comes_back_to_the_last_state(tmp_path, preset, caplog):
     with first_peer(run_terms(preset, run={"rounds": 8}), tmp_path / "a", company=2) as first:
         mine = Problem(1)

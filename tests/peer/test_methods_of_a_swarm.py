@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from decentral.consensus.chain import contributions
@@ -175,11 +176,13 @@ def test_moments_are_averaged_and_a_joiner_begins_with_the_means(tmp_path):
     assert not any(torch.equal(swarm.after[0][r]["exp_avg"], swarm.after[1][r]["exp_avg"]) for r in apart)
 
 
+@pytest.mark.long
 def test_an_asynchronous_run_outlives_a_kill_and_a_joiner(tmp_path):
     swarm = churn("delayed_nesterov", tmp_path, outer={"grace": 0.5})
     swarm.check(0, 1, 3)
 
 
+@pytest.mark.long
 def test_a_peer_with_a_thousandfold_learning_rate_counts_nothing_after_the_warm_up(tmp_path):
     swarm = churn("edit", tmp_path, adam(3, lr=10.0), outer={"warmup": 6})
     swarm.check(0, 1)

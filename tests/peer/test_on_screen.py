@@ -44,7 +44,7 @@ def stderr_of(folder: Path, *arguments: str) -> list[str]:
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stderr.splitlines()
 
 
-@pytest.mark.parametrize("commands", ["commands", "none"])
+@pytest.mark.parametrize("commands", ["commands", pytest.param("none", marks=pytest.mark.long)])
 def test_a_script_says_how_it_is_on_stderr_in_lines_that_say_who_speaks(tmp_path: Path, commands: str) -> None:
     lines = stderr_of(tmp_path, "loud", commands)
     assert lines[0].startswith("decentral: to stop: ")

@@ -37,7 +37,7 @@ def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(seed):
     assert simulate(scenario(seed, ROUNDS)).to_dict()["problems"] == [], run.replay(seed, ROUNDS)
 
 
-@pytest.mark.parametrize("seed", [2, 7, 23, 24, 31, 36])
+@pytest.mark.parametrize("seed", [2, 7, 23, *(pytest.param(seed, marks=pytest.mark.long) for seed in (24, 31, 36))])
 def test_no_guarantee_is_broken_where_receivers_remember_what_each_sender_sent(seed):
     """Peers crash, sleep, are parted and come back; sums of senders are compared, and anchors computed from frames."""
     scenario, feedback = drawn(seed, 20), "ef21" if seed % 2 else "econtrol(eta=0.001)"

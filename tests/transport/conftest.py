@@ -96,6 +96,7 @@ class MixedWorld(World):
         return next(self.turns).transport(limits)
 
 
+LONG = ("memory on trio", "throttled on asyncio", "native to daemon", "daemon to py-libp2p", "py-libp2p to native")
 WORLDS = (
     *("memory on asyncio", "memory on trio", "throttled on asyncio", "throttled on trio", "daemon"),
     *("native on asyncio", "native on trio"),
@@ -110,7 +111,7 @@ if importlib.util.find_spec("libp2p") is None:  # an extra, which is not asked f
 collect_ignore = [] if importlib.util.find_spec("libp2p") else ["pylibp2p"]
 
 
-@pytest.fixture(params=WORLDS)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in WORLDS])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     kind, how, which = (request.param + " on asyncio").split(" ")[:3]
     if how == "to":

@@ -31,7 +31,8 @@ importlib.util.find_spec = lambda name, *more: None if name == "hivemind" else f
 sys.meta_path.insert(0, Absent())
 
 import anyio
-import decentral.cli.job.train_job, decentral.peer
+import decentral.cli.job.train_job, decentral.peer, decentral.transport.choice
+assert not [name for name in sys.modules if name.partition(".")[0] == "libp2p"]
 from decentral.cli.doctor.checks import examine
 from pathlib import Path
 
@@ -79,15 +80,6 @@ def test_a_transport_whose_package_is_missing_says_what_to_install(
     assert not run.exists()
 
 
-def test_libp2p_is_imported_by_nobody_who_did_not_ask_for_it(tmp_path: Path) -> None:
-    code = """
-import sys, decentral.cli.job.train_job, decentral.peer, decentral.transport.choice
-assert not [name for name in sys.modules if name.partition(".")[0] == "libp2p"]
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_everything_a_peer_needs_is_there_without_hivemind(tmp_path: Path) -> None:
+def test_everything_a_peer_needs_is_there_without_hivemind_and_libp2p_comes_only_when_asked_for(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_DAEMON], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

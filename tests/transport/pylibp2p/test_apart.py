@@ -18,7 +18,10 @@ assert theirs.PublicKey.FromString(key.SerializeToString()).data == key.data
 """
 
 
-@pytest.mark.parametrize("first", [OURS, HIVEMIND], ids=["libp2p first", "hivemind first"])
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(OURS, id="libp2p first"), pytest.param(HIVEMIND, id="hivemind first", marks=pytest.mark.long)],
+)
 def test_hivemind_and_libp2p_live_in_one_process(first: str, tmp_path: Path) -> None:
     code = "\n".join([first, *sorted({OURS, HIVEMIND} - {first}), USED])
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
