@@ -15,7 +15,6 @@ from torch import Tensor
 
 from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head
-from decentral.consensus.deadline import Deadline
 from decentral.consensus.run_clock import RunClock
 from decentral.dissemination.partition import USUAL, Grain
 from decentral.errors import NoPeersError, PayloadError, TransportError
@@ -34,6 +33,7 @@ from decentral.rounds.gossip import Gossip
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.local_state import Listeners, OwnParts, SwarmAccess
 from decentral.rounds.partners import Partners
+from decentral.rounds.punctuality import Punctuality
 from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
@@ -106,7 +106,9 @@ class Node:
         uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
         partners = None
         if not replica.agrees:
-            partners = Partners(manifest.outer.fragments, lambda step: len(replica.due(step)), start.gossip_step)
+            limits, step = manifest.swarm, start.gossip_step
+            punctuality = Punctuality(limits.deadline_floor, limits.deadline_ceiling)
+            partners = Partners(manifest.outer.fragments, lambda step: len(replica.due(step)), punctuality, step)
         parts = OwnParts(
             signer=signer,
             head=start.head or Head.genesis(manifest.digest, start.schema.digest, replica.digest, signer.peer),
@@ -128,8 +130,7 @@ class Node:
         self.driver = Driver(parts, swarm, Listeners(on_update=on_update, on_event=on_event))
         self.paths = Paths(transport)
         self.catch_up = CatchUp(self.driver, start.folder)
-        deadline = Deadline(manifest.swarm.deadline_floor, manifest.swarm.deadline_ceiling)
-        self.gossip = None if partners is None else Gossip(self.driver, deadline, partners)
+        self.gossip = None if partners is None else Gossip(self.driver, partners)
         self.state = "looking"
         self.ready = anyio.Event()
         self.uplink, self.daily_upload = uplink, daily_upload

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from decentral.consensus.allowance import allowance
 from decentral.consensus.chain import NOTHING, Head
-from decentral.consensus.deadline import Deadline
 from decentral.dissemination import gather
 from decentral.dissemination.pairing import partner_of
 from decentral.errors import PayloadError, TransportError
 from decentral.replica.pair_step import GossipStep, half_of, step_alone, step_together
 from decentral.rounds.driver import Driver
 from decentral.rounds.partners import AHEAD, Partners
+from decentral.rounds.punctuality import HELD_UP
 from decentral.transport import Stream
 from decentral.transport.requests import handled, request, send, serve_requests
 from decentral.wire.frames import Frame, FrameKind, Header, seal
@@ -79,10 +79,10 @@ class _Question:
 class Gossip:
     """This peer's gossip steps; membership comes from the driver's chain."""
 
-    def __init__(self, driver: Driver, deadline: Deadline, partners: Partners) -> None:
+    def __init__(self, driver: Driver, partners: Partners) -> None:
         """``partners``: those that the driver tells of the frames that come."""
         self.driver, self.state, self.transport = driver, driver.state, driver.swarm.transport
-        self.deadline, self.partners = deadline, partners
+        self.partners, self.punctuality = partners, partners.punctuality
         self._current: _Swap | None = None
         self._outcomes: dict[int, tuple[bytes, bytes]] = {}  # step -> (partner's frame, YES or NO)
         self._settled = partners.step  # no step below it may be taken again: by a pair, or by a previous incarnation
@@ -142,13 +142,12 @@ class Gossip:
         """The partner's decoded frame once both have committed, else None."""
         self._current = swap
         began = anyio.current_time()
+        patience = self.punctuality.patience(began)
+        self.punctuality.began(swap.step, swap.partner, began)
         try:
             sent = await self._push(swap)
-            theirs = self._allowed(swap.partner, swap)
-            with anyio.move_on_after(self.deadline.at(began, began) - began + theirs):
-                outcome = await (self._lead(swap, sent) if self.state.me < swap.partner else self._follow(swap, sent))
-                self.deadline.observe(anyio.current_time() - began)
-                return outcome
+            with anyio.move_on_after(patience + self._allowed(swap.partner, swap)):
+                return await (self._lead(swap, sent) if self.state.me < swap.partner else self._follow(swap, sent))
             return await self._too_late(swap)
         finally:
             self._current = None
@@ -156,7 +155,7 @@ class Gossip:
 
     async def _push(self, swap: _Swap) -> Stream | None:
         """The stream on which the partner says when it has our frame; None when it cannot be sent."""
-        longest = self.deadline.ceiling + self._allowed(self.state.me, swap)
+        longest = self.punctuality.ceiling + self._allowed(self.state.me, swap)
         with anyio.move_on_after(longest):  # the training thread waits for it
             try:
                 return await send(self.transport, swap.partner, gather.PUSH, swap.frame.data, gather.ANSWER)
@@ -191,10 +190,13 @@ class Gossip:
         return self.state.machine.state.presence.present(swap.partner) and not passed
 
     async def _follow(self, swap: _Swap, sent: Stream | None = None) -> Tensor | None:
-        if sent is not None:
-            await sent.aclose()
+        arrived = sent is not None and await handled(sent, gather.PUSH)
+        met_at: float | None = None  # when both had both frames, and the leader could ask
         while swap.step not in self._outcomes:
-            if not await self._changes(swap):
+            if arrived and met_at is None and self.partners.frame(swap.partner, swap.step) is not None:
+                met_at = anyio.current_time()
+            is_over = met_at is not None and anyio.current_time() - met_at > HELD_UP
+            if is_over or not await self._changes(swap):
                 self._outcomes.setdefault(swap.step, (NOTHING, NO))
         frame_hash, answer = self._outcomes[swap.step]
         held = self.partners.frame(swap.partner, swap.step)
@@ -285,6 +287,7 @@ class Gossip:
         replica.feedback[fragment] = taken.feedback
         replica.refresh(fragment)
         self.partners.step += 1
+        self.punctuality.ended(anyio.current_time())
         self._fall_in()  # here, not when the next step begins: the caller reads from ``step`` which fragment that is of
         buffers_B = replica.shared_buffers(fragment)
         moved = (taken.before_N, taken.after_N, partner, taken.disagreement, buffers_B)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import NOTHING, Head
 from decentral.errors import PayloadError
+from decentral.rounds.punctuality import Punctuality
 from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
 
@@ -18,9 +19,12 @@ AHEAD = 8  # gossip steps a partner's frame may be ahead of ours
 class Partners:
     """The others as one peer knows them, and its own step, which theirs are compared with."""
 
-    def __init__(self, num_fragments: int, channels: Callable[[int], int], step: int = 0) -> None:
+    def __init__(
+        self, num_fragments: int, channels: Callable[[int], int], punctuality: Punctuality, step: int = 0
+    ) -> None:
         """``channels``: how many vectors a contribution to a gossip step has."""
         self.num_fragments, self.channels, self.step = num_fragments, channels, step
+        self.punctuality = punctuality
         self._frames: dict[tuple[PeerId, int], tuple[Frame, Tensor]] = {}
         self._seen: dict[PeerId, int] = {}  # the latest step heard of from each member
         self._behind: dict[PeerId, int] = {}  # steps that each was behind this peer when it was last heard
@@ -37,7 +41,9 @@ class Partners:
             raise PayloadError(f"gossip step {header.round} with {header.channels} channels; drop the frame")
         self._seen[header.sender] = max(self.seen(header.sender), header.round)
         self._behind[header.sender] = self.step - header.round
-        if not self.step <= header.round <= self.step + AHEAD or header.base != NOTHING:
+        fits = self.step <= header.round <= self.step + AHEAD and header.base == NOTHING
+        self.punctuality.came(header.round, header.sender, anyio.current_time(), is_over=not fits)
+        if not fits:
             return  # a partner of a step that is over here: its commit is answered NO
         self._frames.setdefault((header.sender, header.round), (frame, decoded))
         self.wake()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from decentral.manifest import preset_manifest
 from decentral.rounds.gossip import UNDECIDED
 from decentral.simulate.pairs import check_pairs
+from decentral.simulate.profiles import PROFILES
+from decentral.simulate.scenario import Scenario
+from decentral.simulate.simulation import simulate
 from decentral.simulate.trace import Trace
 from decentral.simulate.verdict import Verdict
 
@@ -73,3 +78,17 @@ def test_what_came_before_or_after_or_befell_others_is_none(seconds, host, event
 def test_a_leader_that_died_before_it_could_say_that_it_waits_is_an_excuse():
     assert problems((1.0, LEADER, "crashed", {}), told=False) == []
     assert len(problems((1.0, -1, "cut", cut(LEADER, FOLLOWER)), told=False)) == 1, "a living one says that it waits"
+
+
+def test_peers_that_nothing_befalls_meet_in_nearly_every_step():
+    """They drifted apart by more seconds than they waited, and met by chance."""
+    calm = replace(PROFILES["lab"], crashes=0.0)
+    limits = {"deadline_floor": 2.0, "deadline_ceiling": 60.0, "min_peers": 1}
+    manifest = preset_manifest(
+        "noloco", run={"rounds": 1_000_000, "salt": "x", "seed": 1}, inner={"steps": 5}, swarm=limits
+    )
+    terms = {"hosts": 6, "rounds": 14, "step_seconds": 6.0, "calm_start": True, "lesson": "noise", "patience": 600.0}
+    found = simulate(Scenario(manifest, calm, 1, **terms)).to_dict()
+    assert found["problems"] == []
+    assert 2 * found["pairs"] / (2 * found["pairs"] + found["unpaired"]) > 0.8
+    assert found["utilisation"] > 0.8
