@@ -286,6 +286,7 @@ EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "heloco": _heloco,
     "decoupled": _decoupled,
 }
+# masha is not here: which values are the largest is decided by float32's last bits, of which many are equal.
 WEIGH = {"edit", "a_edit"}  # methods whose frames do not count alike: their mean is known where owners sent it
 
 
