@@ -4,12 +4,14 @@ Of each run of ``parts`` consecutive parameters one, and in ``parts`` rounds eac
 another one, by a hash of counters, in each run and for each pass through it.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from decentral.compressors.kernels.counter_rng import below, hash32
 
-__all__ = ["MOST_PARTS", "one_of_each"]
+__all__ = ["MOST_PARTS", "one_of_each", "only_drawn"]
 
 # Shape suffixes: N = elements of one fragment; R = runs.
 
@@ -26,3 +28,10 @@ def one_of_each(parts: int, step: int, numel: int) -> Tensor:
     drawn_N = torch.zeros(numel, dtype=torch.bool)
     drawn_N[one_R[one_R < numel]] = True
     return drawn_N
+
+
+def only_drawn(drawn_N: Tensor, base_N: Tensor, local_N: Tensor) -> tuple[Tensor, float]:
+    """The parameters as a contribution speaks of them: what is not drawn is as it was written, so that what it learnt
+    stays progress; and how much longer a change of all would be.
+    """
+    return torch.where(drawn_N, local_N, base_N), math.sqrt(len(local_N) / max(1, int(drawn_N.sum())))
