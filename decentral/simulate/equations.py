@@ -328,6 +328,7 @@ EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "just_one_byte": _just_one_byte,
 }
 SHARE = {"cgad", "fedbuff", "partial_updates"}  # methods whose divisor is known of a reduce where all weigh the same
+# masha has no equation here: which values are the largest is decided by float32's last bits, of which many are equal.
 # Methods whose frames do not count alike, or whose step is another where a mean is zero up to rounding: their mean is
 # known where owners sent it.
 WEIGH = {"edit", "a_edit", "demo_sgd"}

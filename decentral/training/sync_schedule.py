@@ -21,6 +21,7 @@ from decentral.consensus.chain import Digest
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, carry, make_outer
 from decentral.optimizers.base import State
+from decentral.optimizers.draws import only_drawn
 from decentral.replica.contribution import Contribution
 from decentral.replica.method_output import said
 from decentral.rounds.updates import CommittedUpdate
@@ -31,6 +32,8 @@ from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.pace import lengthening
 
 # Shape suffix: N = elements of one fragment, flat float32.
+
+ROUNDING = "rounding/{}"  # of a fragment, in a checkpoint
 
 
 @dataclass(slots=True)
@@ -135,18 +138,14 @@ class SyncSchedule:
         """
         progress, base_N = self.progress[fragment], self._base(fragment, anchor_N)
         live_N = self.detours.live(model, fragment)
-        local_N, norm_of_all = self._drawn(outer_step // self.num_fragments, base_N, live_N)
+        drawn_N = self.method.drawn(outer_step // self.num_fragments, len(live_N))
+        local_N, norm_of_all = (live_N, 1.0) if drawn_N is None else only_drawn(drawn_N, base_N, live_N)
         gradient_N = base_N - local_N
         norm = norm_of_all * float(gradient_N.norm())
         share = 1.0  # of NaN and Inf, too: the check of what is sent names the parameter
         if math.isfinite(norm):
-            share = share_of(
-                progress,
-                norm,
-                whole=self.interval * self.num_fragments,
-                held=self.held,
-                stale=self.method.max_staleness,
-            )
+            whole, stale = self.interval * self.num_fragments, self.method.max_staleness
+            share = share_of(progress, norm, whole=whole, held=self.held, stale=stale)
         if share == 0.0:
             return None
         steps, counted, self._away = progress.steps, max(1, round(progress.steps * share)), None
@@ -173,15 +172,6 @@ class SyncSchedule:
         made.summary, made.unsaid = said(lambda: self.method.says(self.live, fragment, [made.gradient_N, *made.states]))
         self.detours.go(model, fragment, live_N, wanted_N)
         return made
-
-    def _drawn(self, step: int, base_N: Tensor, local_N: Tensor) -> tuple[Tensor, float]:
-        """The live parameters as a contribution speaks of them: what is not drawn is as it was written, so that it
-        stays progress; and how much longer a change of all would be.
-        """
-        drawn_N = self.method.drawn(step, len(local_N))
-        if drawn_N is None:
-            return local_N, 1.0
-        return torch.where(drawn_N, local_N, base_N), math.sqrt(len(local_N) / max(1, int(drawn_N.sum())))
 
     def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:
         """The channels beside the change that are due in outer step ``step`` of the fragment; zeros where none is."""
@@ -299,7 +289,7 @@ class SyncSchedule:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that a checkpoint keeps."""
         given = ((f, progress.rounding_N) for f, progress in enumerate(self.progress))
-        roundings = {_rounding_name(f): rounding_N for f, rounding_N in given if rounding_N is not None}
+        roundings = {ROUNDING.format(f): rounding_N for f, rounding_N in given if rounding_N is not None}
         return {**roundings, **self.detours.tensors(), **self.live.tensors()}
 
     def resume(
@@ -320,7 +310,7 @@ class SyncSchedule:
             self.since, self.held = int(memory["since"]), int(memory["held"])
             self.seconds = float(memory.get("seconds", 0.0))  # an older checkpoint has none
             told = enumerate(memory["fragments"])
-            self.progress = [Progress.recalled(one, tensors.get(_rounding_name(f))) for f, one in told]
+            self.progress = [Progress.recalled(one, tensors.get(ROUNDING.format(f))) for f, one in told]
             self.recall_unadopted(memory)
         self.live.recall(tensors)
         self.detours.resume(model, tensors, self.num_fragments)
@@ -355,14 +345,8 @@ class SyncSchedule:
 
 def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None) -> SyncSchedule:
     """When a peer contributes and how it merges, from the record ``seen`` on."""
-    outer = manifest.outer
-    method = make_outer(outer.method, outer.hyper)
-    interval = manifest.inner.steps // outer.fragments
-    lengthens = manifest.inner.pace == "speed"
-    return SyncSchedule(
-        interval, outer.overlap, method, seen, outer.fragments, lengthens=lengthens, live=live or LiveSide()
-    )
-
-
-def _rounding_name(fragment: int) -> str:
-    return f"rounding/{fragment}"
+    outer, inner = manifest.outer, manifest.inner
+    method, interval = make_outer(outer.method, outer.hyper), inner.steps // outer.fragments
+    made = SyncSchedule(interval, outer.overlap, method, seen, outer.fragments, live=live or LiveSide())
+    made.lengthens = inner.pace == "speed"
+    return made

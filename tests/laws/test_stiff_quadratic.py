@@ -2,8 +2,8 @@
 
 A debt is repeated until it is sent: while a coordinate waits, each round learns the same again and adds it, so that
 what is sent in the end is up to 1/(1-beta) rounds' worth, 20 for beta 0.95. Where a round solves a coordinate by a
-share h, that overshoots its optimum by up to 20*h, and may diverge from 20*h = 2 on. So methods whose preset owes are
-held to inner steps with h of at most 0.1, and the last test shows what happens beyond.
+share h, that overshoots its optimum by up to 20*h, and may diverge from 20*h = 2 on. So methods whose preset owes, or
+that owe by themselves, are held to inner steps with h of at most 0.1, and the last tests show what happens beyond.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import dataclasses
 import math
 
 import pytest
+import torch
 
 from decentral.manifest import preset_manifest
 from decentral.optimizers.gossip.noloco import NoLoCo
 from decentral.optimizers.synchronous.co2 import CO2
 from decentral.optimizers.synchronous.delayed import Delayed
+from decentral.optimizers.synchronous.masha import Masha
 from tests.laws.quadratic import Descent, Lossy, with_defaults
 from tests.laws.tables import GOSSIPS, PRESETS
 
@@ -64,7 +66,9 @@ def course(run: Descent, rounds: int = ROUNDS) -> Course:
 @pytest.mark.parametrize("peers", [2, 8, pytest.param(64, marks=pytest.mark.long)])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_method_with_its_presets_terms_does_not_diverge(preset: str, peers: int):
-    found = course(Descent(with_defaults(preset), peers))
+    method = with_defaults(preset)
+    owes = "debt" in method.init(torch.zeros(1))
+    found = course(Descent(method, peers, rate=OWING_RATE if owes else 1.0))
     assert found.is_stable, found.losses[::50]
     assert preset not in GOSSIPS or found.stays_together, found.spreads[::50]
 
@@ -96,3 +100,19 @@ def test_replicas_that_drift_apart_are_seen_while_their_mean_converges(monkeypat
 
 def test_what_is_owed_overshoots_where_a_round_solves_a_coordinate():
     assert not through_its_compressor("sparseloco", 2, 1.0).is_stable
+
+
+@pytest.mark.parametrize(
+    ("choose", "parts", "rate", "stable"),
+    [
+        ("largest", 4, 1.0, True),
+        ("largest", 8, 1.0, False),
+        ("largest", 64, OWING_RATE, True),
+        ("random", 2, 1.0, True),
+        ("random", 4, 1.0, False),
+        ("random", 16, OWING_RATE, True),
+        ("random", 32, OWING_RATE, False),
+    ],
+)
+def test_what_masha_owes_overshoots_where_its_text_says_so(choose: str, parts: int, rate: float, stable: bool):
+    assert course(Descent(Masha(choose=choose, parts=parts), 8, rate=rate)).is_stable == stable

@@ -13,6 +13,8 @@ from decentral.optimizers.synchronous.eager import Eager
 from decentral.optimizers.synchronous.streaming import StreamingDiLoCo
 from decentral.simulate.forecast import forecast
 from decentral.state.snapshot import anchor_name
+from decentral.training.live_model import LiveModel
+from decentral.training.sync_schedule import SyncSchedule
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 
@@ -190,6 +192,23 @@ def test_a_peer_that_resumes_on_its_way_has_the_progress_that_it_had():
     run.commit(offered)
     wanted_N = peer.live_N - peer.anchor_N - offered.made[0].gradient_N  # what it sent, and what it learnt since
     torch.testing.assert_close(progress_N, wanted_N, rtol=0, atol=1e-6)
+
+
+def test_rounding_of_a_detour_in_bfloat16_is_no_progress():
+    """What a model of less than float32 holds of the way there is what is taken out again."""
+    model = LiveModel(torch.nn.Linear(8, 8, bias=False).to(torch.bfloat16), 1, None)
+    schedule = SyncSchedule(1, 1, Eager(LR, MU), bytes(32))
+    schedule.live.own(0).update(peers=torch.tensor([3.0]), momentum=randn(1)[:64])
+    anchor_N = randn(2)[:64]
+    schedule.put(model, 0, anchor_N)
+    written_N = model.read(0)
+    for _ in range(3):
+        schedule.stepped()
+        made = schedule.take(model, 0, anchor_N, bytes(32), 1, outer_step=0)
+        assert made is not None
+        assert not made.gradient_N.any()
+        assert not torch.equal(model.read(0), written_N)
+        schedule.withdrawn()
 
 
 def test_a_restart_from_the_anchor_leaves_no_detour():

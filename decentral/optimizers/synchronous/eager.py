@@ -9,9 +9,12 @@ is the sum of two: the anchor after the last commit, which is one on all peers, 
 That one is in the live model alone, and gives way to the step of all when the commit is there: a test has the paper's
 recursion beside it. A sole peer knows all of the step before it is made, and goes as DiLoCo without delay.
 
-Without it (``diloco`` with ``overlap``) a peer trains on from all of its own change until the commit comes: nearer to
-itself than to what the others will move. ``outer.overlap`` = 0 waits for the round, and it is DiLoCo; the preset has 1:
-the commit is merged as soon as it is there, while the paper takes it at the end of the next round.
+Without it (``diloco`` with ``overlap``) a peer trains on from all of its own change until the commit comes. Which is
+better depends on how much a round solves. Three noisy quadratics, commits ten of ten steps late, the anchor's excess
+loss at (0.4, 0.9): with slow inner steps 22.1 against 27.5 after 10 rounds, 5.4 against 7.7 after 20, .38 both after
+60; with four times as fast ones 21 against 9.9, and 1.6 against .8 in the end, as the own momentum goes too far where
+there is little left to go (experiments/eager). ``outer.overlap`` = 0 waits for the round, and it is DiLoCo; the preset
+has 1: a commit is merged as soon as it is there, while the paper takes it at the end of the next round.
 
 What differs from the paper. M is the number of contributors of the last commit that this peer saw; before the first it
 is not known, and the peer trains on from its own change. A round that takes nothing of it counts as a change of zero.

@@ -3,9 +3,8 @@
 each round: x_S <- mean(local_S) ; local_S <- x_S          S: one parameter of each run of ``parts``; the rest goes on
 each whole-th round: g = start - mean(local) ;  m <- mu*m + g ;  x <- start - lr*(g + mu*m) ;  start <- local <- x
 
-All peers know S from the round's number, so no index is sent. It is drawn without a generator, by hashes of counters:
-in each run of ``parts`` consecutive parameters one, and in ``parts`` rounds each of them once, from a place on that is
-another in each run and for each pass. What a peer learnt of parameters that are not in S stays in its live model
+All peers know S from the round's number, so no index is sent: `one_of_each` run of ``parts`` parameters, and each of
+them once in ``parts`` rounds. What a peer learnt of parameters that are not in S stays in its live model
 (``drawn``), and a newcomer's is the anchor's.
 
 The anchor is therefore patched together of means of the last ``parts`` rounds, and one model again after a whole round:
@@ -34,18 +33,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.compressors.kernels.counter_rng import below, hash32
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, State, key
+from decentral.optimizers.draws import MOST_PARTS, one_of_each
 from decentral.optimizers.round_info import RoundInfo
 from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
 __all__ = ["Sparta"]
 
-# Shape suffixes: N = elements of one fragment, flat float32; R = runs of ``parts`` parameters.
-
-_MOST = 1 << 20  # parts at most
-_MASK = (1 << 32) - 1
+# Shape suffix: N = elements of one fragment, flat float32.
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +70,8 @@ class Sparta(OuterMethod):
     def __post_init__(self) -> None:
         check_rate(self, self.lr)
         check_momentum(self, self.momentum)
-        if not 1 <= self.parts <= _MOST:
-            raise ConfigError(f"{self}: parts must be from 1, which averages all, to {_MOST}; 200 is usual")
+        if not 1 <= self.parts <= MOST_PARTS:
+            raise ConfigError(f"{self}: parts must be from 1, which averages all, to {MOST_PARTS}; 200 is usual")
         if self.whole < 0:
             raise ConfigError(f"{self}: whole is rounds from one of all parameters to the next, 1 or more; 0 is never")
 
@@ -87,13 +83,7 @@ class Sparta(OuterMethod):
         """One of each run of ``parts``."""
         if self.parts == 1 or self._is_whole(step):
             return None
-        turn, place = divmod(step, self.parts)
-        run_R = torch.arange(-(-numel // self.parts))
-        at_R = below(hash32(hash32(run_R & _MASK) ^ (turn & _MASK)), self.parts)
-        one_R = run_R * self.parts + (at_R + place) % self.parts
-        drawn_N = torch.zeros(numel, dtype=torch.bool)
-        drawn_N[one_R[one_R < numel]] = True
-        return drawn_N
+        return one_of_each(self.parts, step, numel)
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
