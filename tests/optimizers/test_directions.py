@@ -87,6 +87,14 @@ def test_too_few_bytes_say_nothing(summary: bytes):
     assert not Told.read(summary).gradient(LAYOUT).any()
 
 
+@pytest.mark.parametrize("fill", [0, 1, 127, 128, 255])
+def test_whatever_a_summary_holds_its_gradient_is_finite_and_no_longer_than_its_bytes_allow(fill: int):
+    for length in range(65):
+        gradient_N = Told.read(bytes([fill]) * length).gradient(LAYOUT)
+        assert gradient_N.shape == (215,)
+        assert float(gradient_N.abs().max()) <= max(0, length - 12) * LARGEST * (1 + 1e-6)
+
+
 def test_a_gradient_is_the_sum_of_what_each_byte_says_along_its_direction():
     """The numbers go on from 0 after the last."""
     told = Told(9, (1 << 32) - 1, bytes([byte_of(2.0), 0, byte_of(-0.5)]))

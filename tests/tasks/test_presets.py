@@ -18,8 +18,9 @@ PEERS = 4
 def test_the_demo_of_every_method_is_a_valid_manifest(method):
     manifest = preset_manifest(method, **demo_tables(method))
     check_methods(manifest)
-    assert manifest.model.hidden == DEMO_MODEL["hidden"]
-    assert manifest.inner.clip == DEMO_INNER["clip"]
+    own = presets()[method].demo
+    assert manifest.model.hidden == {**DEMO_MODEL, **own.get("model", {})}["hidden"]
+    assert manifest.inner.clip == {**DEMO_INNER, **own.get("inner", {})}["clip"]
 
 
 def test_the_tables_are_copies_that_a_caller_may_change():
