@@ -142,6 +142,8 @@ def test_who_tells_nothing_moves_nothing():
         ({"compressor": {"chain": "bf16"}}, r'compressor.chain = "bf16" does not fit .* use "none"'),
         ({"compressor": {"feedback": "ef(beta=0.9)"}}, r"compressor.feedback = .* does not fit"),
         ({"outer": {"norm_clip": "median"}}, r'outer.aggregation.rule = "norm_clip" does not fit .* use "mean"'),
+        ({"outer": {"weighting": "tokens"}}, r'outer.weighting = "tokens" does not fit .* use "equal"'),
+        ({"inner": {"pace": "speed"}}, r'outer.weighting = "tokens" does not fit'),
         ({"inner": {"steps": 53}}, r"inner.steps = 53 does not fit outer.method just_one_byte: .* use 52 or fewer"),
     ],
 )

@@ -4,7 +4,7 @@ inner step s: g_s = dL/dz_s, z_s of random signs ;  at a round: x <- x - lr/sqrt
 
 n: all derivatives of the peers who came. A derivative is one float, so it crosses the wire as a byte in the offer's
 summary, beside a seed and a number that say z_s: 12 + H bytes a round, whatever the model's size. The frame is empty;
-what it costs is its header. Every peer makes all n of the z_s again, 5 ms of one core each for a million values.
+what it costs is its header. Every peer makes all n of the z_s again, 1 ms of one core each for a million values.
 
 An inner optimizer that only goes forward (``[inner] optimizer = "spsa"``) measures g_s by two losses. Beside one that
 goes by gradients, g_s is the gradient along z_s, which becomes the gradient: the same to the order of spsa's ``eps``
@@ -12,8 +12,9 @@ squared, in any loop, without what going forward alone saves. Steps between two 
 the commit replaces: g_s is of where that walk was, as in FedKSeed, and at a small inner rate of the anchor, as here.
 
 What differs from the paper. All samples there are at one point. Directions there are Gaussian, from torch's generator,
-which is another one's on another device. Its byte is 8 bits of logarithm without the sign; see `levels`. The peers'
-samples are applied one by one, at a rate that the authors' code divides by n and the paper by sqrt(n); here by sqrt(n).
+which is another one's on another device. Its byte is 8 bits of logarithm without the sign; see `levels`. The authors'
+code divides the rate by n; here it is by sqrt(n), which is how the sum of n directions grows, so that the length of a
+step follows neither H nor the number of peers.
 
 Robustness: a byte is worth 234 at most. Who lies moves all by that, as anyone's gradient would.
 
