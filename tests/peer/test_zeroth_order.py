@@ -10,7 +10,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
-from decentral.optimizers.zeroth_order.told import Told
+from decentral.optimizers.zeroth_order.told import ToldDerivatives
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.training.inner.spsa import SPSA
@@ -53,10 +53,10 @@ def alone(folder: Path, manifest: Manifest, loop: Loop) -> Peer:
     return join(manifest, loop.problem.model, loop.optimizer, **settings)
 
 
-def told(peer: Peer) -> Told:
+def told(peer: Peer) -> ToldDerivatives:
     """What the peer would say now."""
     schedule = peer._part.loop.schedule  # type: ignore[union-attr]
-    return Told.read(schedule.method.says(schedule.live, 0, []))
+    return ToldDerivatives.read(schedule.method.says(schedule.live, 0, []))
 
 
 def distance(loop: Loop) -> float:
