@@ -148,6 +148,7 @@ def _check_sends_nothing(manifest: Manifest) -> None:
         ("compressor.chain", terms.chain, "none"),
         ("compressor.feedback", terms.feedback, "none"),
         ("outer.aggregation.rule", rule.name, "mean"),
+        ("outer.weighting", manifest.weighting, "equal"),  # each number counts: a peer of fewer steps sends fewer
     ):
         if found != only:
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Philox4x32-10: random words that are a pure function of a counter and a key, the same on every machine.
 
 Ten rounds of two 32-bit products; no state, so that word n of a stream costs what the first does, and no float, so that
-no library rounds it otherwise. A block of 4 words takes some 30 ns of one core.
+no library rounds it otherwise. A block of 4 words takes some 45 ns of one core.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (SC11), and its Random123,
 whose known answers the tests have.

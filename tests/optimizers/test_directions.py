@@ -9,7 +9,7 @@ import torch
 
 from decentral.optimizers.zeroth_order.directions import Direction
 from decentral.optimizers.zeroth_order.levels import LARGEST, byte_of, level_of
-from decentral.optimizers.zeroth_order.told import MOST, Told
+from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
 
 LAYOUT = {"a": (3, 5), "b": (200,)}
 
@@ -77,18 +77,26 @@ def test_every_byte_says_a_float32_number(byte: int):
 
 
 def test_what_was_written_is_read():
-    told = Told(seed=(1 << 63) + 5, first=(1 << 32) - 1, levels=bytes(range(MOST)))
-    assert Told.read(told.written()) == told
+    told = ToldDerivatives(seed=(1 << 63) + 5, first=(1 << 32) - 1, levels=bytes(range(MOST)))
+    assert ToldDerivatives.read(told.written()) == told
     assert len(told.written()) == 64
 
 
 @pytest.mark.parametrize("summary", [b"", b"\xff", bytes(11), bytes(12)])
 def test_too_few_bytes_say_nothing(summary: bytes):
-    assert not Told.read(summary).gradient(LAYOUT).any()
+    assert not ToldDerivatives.read(summary).gradient(LAYOUT).any()
+
+
+@pytest.mark.parametrize("fill", [0, 1, 127, 128, 255])
+def test_whatever_a_summary_holds_its_gradient_is_finite_and_no_longer_than_its_bytes_allow(fill: int):
+    for length in range(65):
+        gradient_N = ToldDerivatives.read(bytes([fill]) * length).gradient(LAYOUT)
+        assert gradient_N.shape == (215,)
+        assert float(gradient_N.abs().max()) <= max(0, length - 12) * LARGEST * (1 + 1e-6)
 
 
 def test_a_gradient_is_the_sum_of_what_each_byte_says_along_its_direction():
     """The numbers go on from 0 after the last."""
-    told = Told(9, (1 << 32) - 1, bytes([byte_of(2.0), 0, byte_of(-0.5)]))
+    told = ToldDerivatives(9, (1 << 32) - 1, bytes([byte_of(2.0), 0, byte_of(-0.5)]))
     wanted_N = 2 * Direction(9, (1 << 32) - 1).over(LAYOUT) - Direction(9, 1).over(LAYOUT) / 2
     assert torch.equal(told.gradient(LAYOUT), wanted_N)

@@ -14,7 +14,7 @@ from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.zeroth_order.directions import Direction
 from decentral.optimizers.zeroth_order.just_one_byte import JustOneByte
 from decentral.optimizers.zeroth_order.levels import byte_of, level_of
-from decentral.optimizers.zeroth_order.told import MOST, Told
+from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
 from decentral.replica.run_codec import codec_of
 from tests.laws.learners import SCHEMA, Learners
 from tests.laws.swarm import NUMEL
@@ -27,10 +27,10 @@ def randn(seed: int) -> Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-def told_by(run: Learners, number: int) -> Told:
+def told_by(run: Learners, number: int) -> ToldDerivatives:
     """What a peer would say now."""
     schedule = run.peers[number].schedule
-    return Told.read(schedule.method.says(schedule.live, 0, []))
+    return ToldDerivatives.read(schedule.method.says(schedule.live, 0, []))
 
 
 def test_an_inner_step_follows_the_gradient_along_a_direction_and_no_further():
@@ -72,7 +72,7 @@ def test_steps_made_while_a_contribution_is_under_way_are_told_in_the_next_one()
     run.learn({0: randn(3)})
     both = told_by(run, 0)
     run.commit(offered)
-    assert told_by(run, 0) == Told(both.seed, both.first + 1, both.levels[1:])
+    assert told_by(run, 0) == ToldDerivatives(both.seed, both.first + 1, both.levels[1:])
     assert told_by(run, 1).levels == b""
 
 
@@ -142,6 +142,8 @@ def test_who_tells_nothing_moves_nothing():
         ({"compressor": {"chain": "bf16"}}, r'compressor.chain = "bf16" does not fit .* use "none"'),
         ({"compressor": {"feedback": "ef(beta=0.9)"}}, r"compressor.feedback = .* does not fit"),
         ({"outer": {"norm_clip": "median"}}, r'outer.aggregation.rule = "norm_clip" does not fit .* use "mean"'),
+        ({"outer": {"weighting": "tokens"}}, r'outer.weighting = "tokens" does not fit .* use "equal"'),
+        ({"inner": {"pace": "speed"}}, r'outer.weighting = "tokens" does not fit'),
         ({"inner": {"steps": 53}}, r"inner.steps = 53 does not fit outer.method just_one_byte: .* use 52 or fewer"),
     ],
 )

@@ -15,7 +15,8 @@ OPTIONS = {"peers": 3, "profile": "lab", "seed": 1, "rounds": 3, "step_seconds":
 
 
 @pytest.mark.parametrize(
-    ("preset", "inner"), [("muloco", {}), ("mt_dao", {}), ("diloco", {"optimizer": "gpa", "averaging": 0.9})]
+    ("preset", "inner"),
+    [("muloco", {}), ("mt_dao", {}), ("just_one_byte", {}), ("diloco", {"optimizer": "gpa", "averaging": 0.9})],
 )
 def test_three_peers_learn_by_the_inner_optimizer_of_their_manifest(preset: str, inner: dict[str, object]):
     terms = {"run": {"rounds": 100, "salt": "x", "seed": 1}, "inner": {"steps": 5, **inner}}

@@ -4,16 +4,17 @@ inner step s: g_s = dL/dz_s, z_s of random signs ;  at a round: x <- x - lr/sqrt
 
 n: all derivatives of the peers who came. A derivative is one float, so it crosses the wire as a byte in the offer's
 summary, beside a seed and a number that say z_s: 12 + H bytes a round, whatever the model's size. The frame is empty;
-what it costs is its header. Every peer makes all n of the z_s again, 5 ms of one core each for a million values.
+what it costs is its header. Every peer makes all n of the z_s again, 1 ms of one core each for a million values.
 
 An inner optimizer that only goes forward (``[inner] optimizer = "spsa"``) measures g_s by two losses. Beside one that
 goes by gradients, g_s is the gradient along z_s, which becomes the gradient: the same to the order of spsa's ``eps``
-squared, in any loop, without what going forward alone saves. Steps between two rounds then are a peer's own walk, which
-the commit replaces: g_s is of where that walk was, as in FedKSeed, and at a small inner rate of the anchor, as here.
+squared, in any loop, without what going forward alone saves.
 
-What differs from the paper. All samples there are at one point. Directions there are Gaussian, from torch's generator,
-which is another one's on another device. Its byte is 8 bits of logarithm without the sign; see `levels`. The peers'
-samples are applied one by one, at a rate that the authors' code divides by n and the paper by sqrt(n); here by sqrt(n).
+What differs from the paper. There a peer stands still between two rounds. Here inner steps are a walk of its own, which
+the commit replaces, and g_s is measured where that walk is, as in FedKSeed; at a small inner rate that is the anchor.
+Directions there are Gaussian, from torch's generator, whose bits depend on the device. Its byte is 8 bits of logarithm
+without the sign; see `levels`. The authors' code divides the rate by n; here it is by sqrt(n), as the sum of n
+directions grows, so that the length of a step follows neither H nor the number of peers.
 
 Robustness: a byte is worth 234 at most. Who lies moves all by that, as anyone's gradient would.
 
@@ -40,7 +41,7 @@ from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_rate
 from decentral.optimizers.zeroth_order.directions import MOST_NUMBER, Direction
 from decentral.optimizers.zeroth_order.levels import byte_of, level_of
-from decentral.optimizers.zeroth_order.told import MOST, Told
+from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
 from decentral.tensors.rounding import float32
 
 __all__ = ["JustOneByte"]
@@ -125,13 +126,13 @@ class JustOneByte(OuterMethod):
 
     def rebuilt(self, told: Contributor, layout: Layout) -> Tensor:
         """The sum over its derivatives."""
-        return Told.read(told.summary).gradient(layout)
+        return ToldDerivatives.read(told.summary).gradient(layout)
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The peers' sum, which is their mean as often as they are, over the root of all derivatives."""
-        counts = [len(Told.read(one.summary).levels) for one in info.contributors]
+        counts = [len(ToldDerivatives.read(one.summary).levels) for one in info.contributors]
         scale = self.lr * max(1, len(counts)) / math.sqrt(max(1, sum(counts)))
         with torch.no_grad():
             return anchor - received["change"] * float32(scale), {}
@@ -154,9 +155,9 @@ def _note(own: Own, derivative: Derivative) -> None:
     own["next"] = torch.tensor([derivative.seed, derivative.number + 1 & MOST_NUMBER])
 
 
-def _told(own: Mapping[str, Tensor]) -> Told:
+def _told(own: Mapping[str, Tensor]) -> ToldDerivatives:
     levels = own.get("levels", torch.zeros(0, dtype=torch.uint8))
     if not len(levels):
-        return Told()
+        return ToldDerivatives()
     seed, number = own["next"].tolist()
-    return Told(seed, number - len(levels) & MOST_NUMBER, bytes(levels.tolist()))
+    return ToldDerivatives(seed, number - len(levels) & MOST_NUMBER, bytes(levels.tolist()))

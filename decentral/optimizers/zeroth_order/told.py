@@ -17,7 +17,7 @@ from decentral.optimizers.live import Layout
 from decentral.optimizers.zeroth_order.directions import Direction
 from decentral.optimizers.zeroth_order.levels import level_of
 
-__all__ = ["MOST", "Told"]
+__all__ = ["MOST", "ToldDerivatives"]
 
 # Shape suffix: N = values of a fragment, flat float32.
 
@@ -26,7 +26,7 @@ MOST = MAX_SUMMARY_NBYTES - _HEAD.size
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ToldDerivatives:
     """Derivatives of one peer, one after the other."""
 
     seed: int = 0
@@ -34,7 +34,7 @@ class Told:
     levels: bytes = b""
 
     @classmethod
-    def read(cls, summary: bytes) -> Told:
+    def read(cls, summary: bytes) -> ToldDerivatives:
         """Nothing where the bytes are too few."""
         if len(summary) < _HEAD.size:
             return cls()

@@ -1,0 +1,108 @@
+"""Just one byte in loops of one's own: by losses, by gradients, over a restart, and beside a method it does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.manifest import Manifest
+from decentral.optimizers.zeroth_order.told import ToldDerivatives
+from decentral.peer import Peer, join
+from decentral.swarm.identity import Identity
+from decentral.training.inner.spsa import SPSA
+from decentral.transport.memory.transport import MemoryNetwork
+from tests.peer.test_join import Problem, run_terms
+
+RATE, STEPS = 1e-4, 5
+
+
+class Loop:
+    """A model, and losses of a peer's own data; ``seed``: of its directions. None: it goes by gradients."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.problem, self.forward_only = Problem(0), seed is not None
+        model = self.problem.model
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        if self.forward_only:
+            self.optimizer = SPSA(model.named_parameters(), lr=RATE, seed=seed)
+
+    def step(self) -> None:
+        inputs = torch.randn(32, 64, generator=self.problem.data)
+        if self.forward_only:
+            self.optimizer.step(lambda: float(self.loss(inputs).detach()))
+        else:
+            self.loss(inputs).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def loss(self, inputs: Tensor) -> Tensor:
+        return (self.problem.model(inputs) - inputs @ self.problem.goal.T).square().mean()
+
+
+def terms(rounds: int, preset: str = "just_one_byte", **tables: dict[str, object]) -> Manifest:
+    return run_terms(preset, run={"rounds": rounds}, inner={"steps": STEPS}, **tables)
+
+
+def alone(folder: Path, manifest: Manifest, loop: Loop) -> Peer:
+    transport = MemoryNetwork().transport(Identity.load_or_create(folder / "identity.key").signer)
+    settings = {"out": folder, "transport": transport, "lan": False, "quiet": True, "commands": False}
+    return join(manifest, loop.problem.model, loop.optimizer, **settings)
+
+
+def told(peer: Peer) -> ToldDerivatives:
+    """What the peer would say now."""
+    schedule = peer._part.loop.schedule  # type: ignore[union-attr]
+    return ToldDerivatives.read(schedule.method.says(schedule.live, 0, []))
+
+
+def distance(loop: Loop) -> float:
+    """Of the model, which is a sum of matrices, from what it shall learn."""
+    return float((sum(p.detach() for p in loop.problem.model.parameters()) - loop.problem.goal).norm())
+
+
+@pytest.mark.parametrize("seed", [7, None], ids=["by losses", "by gradients"])
+def test_a_loop_tells_a_byte_a_step_and_its_rounds_learn(seed: int | None, tmp_path: Path):
+    manifest, loop = terms(20, outer={"learning_rate": 2e-3}), Loop(seed)
+    first = distance(loop)
+    with alone(tmp_path, manifest, loop) as peer:
+        for _ in range(STEPS - 1):
+            loop.step()
+        said = told(peer)
+        assert len(said.levels) == STEPS - 1
+        assert (said.seed == 7) == (seed is not None)
+        while not peer.done:
+            loop.step()
+        assert told(peer).levels == b""
+        assert torch.equal(loop.problem.flat(), torch.cat(peer.anchor()))
+    assert distance(loop) < first
+
+
+def test_a_peer_that_is_restarted_between_two_rounds_goes_on_as_if_it_had_not_been(tmp_path: Path):
+    manifest, whole, first, again = terms(3), Loop(7), Loop(7), Loop(8)
+    with alone(tmp_path / "whole", manifest, whole) as peer:
+        for _ in range(12):
+            whole.step()
+        wanted = told(peer)
+    with alone(tmp_path / "cut", manifest, first):
+        for _ in range(8):
+            first.step()
+    again.problem.data.set_state(first.problem.data.get_state())
+    with alone(tmp_path / "cut", manifest, again) as peer:
+        for _ in range(4):
+            again.step()
+        assert told(peer) == wanted
+    assert (wanted.first, len(wanted.levels)) == (10, 2)
+    assert torch.equal(again.problem.flat(), whole.problem.flat())
+
+
+def test_losses_alone_are_refused_beside_a_method_that_goes_by_gradients(tmp_path: Path):
+    loop = Loop(7)
+    with (
+        alone(tmp_path, terms(3, "scaffold"), loop),
+        pytest.raises(ConfigError, match="SPSA makes no gradients, and the run's outer method goes by them"),
+    ):
+        loop.step()
