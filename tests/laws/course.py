@@ -30,7 +30,7 @@ class Account:
     learnt_N: Tensor = field(default_factory=lambda: torch.zeros(NUMEL, dtype=torch.float64))  # a descent direction
     given_N: Tensor = field(default_factory=lambda: torch.zeros(NUMEL, dtype=torch.float64))  # contributed, and taken
     dropped_N: Tensor = field(default_factory=lambda: torch.zeros(NUMEL, dtype=torch.float64))  # by an absence
-    again_N: Tensor = field(default_factory=lambda: torch.zeros(NUMEL, dtype=torch.float64))  # left after it was taken
+    again_N: Tensor = field(default_factory=lambda: torch.zeros(NUMEL, dtype=torch.float64))  # left of what was taken
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,20 @@ class Course:
             before_N = peer.live_N.double()
             peer.learn(step_N)
             account.learnt_N += before_N - peer.live_N.double()
+        kept = {n: self._kept(n) for n in present}
         made = {n: self._taken(n) for n in present}
         books, owed_N = self.swarm.books(), self.swarm.owed()
         met = self.swarm.reduced(made, cut) if self.reduces else self.swarm.gathered(made)
         for n, peer in enumerate(self.peers):
             self._merge(n, peer, made.get(n), met)
+            self.accounts[n].again_N -= kept.get(n, 0.0)
         return Round(made, books, self.swarm.books(), owed_N, self.swarm.owed(), met)
+
+    def _kept(self, n: int) -> Tensor:
+        """What the peer has learnt of parameters that the round to come does not speak of."""
+        peer, drawn_N = self.peers[n], self.method.drawn(self.swarm.head.outer_step, NUMEL)
+        learnt_N = peer.anchor_N.double() - peer.live_N.double()
+        return torch.zeros_like(learnt_N) if drawn_N is None else torch.where(drawn_N, 0.0, learnt_N)
 
     def _taken(self, n: int) -> Contribution:
         peer, head = self.peers[n], self.swarm.head

@@ -2,9 +2,9 @@
 
 inner step s: g_s = dL/dz_s, z_s of random signs ;  at a round: x <- x - lr/sqrt(n) * sum over all peers of g_s * z_s
 
-n: all derivatives of the peers who came. A derivative is one float, so it crosses the wire as a byte in the offer's
-summary, beside a seed and a number that say z_s: 12 + H bytes a round, whatever the model's size. The frame is empty;
-what it costs is its header. Every peer makes all n of the z_s again, 1 ms of one core each for a million values.
+n: all derivatives of the peers who came. Each crosses the wire as a byte in the offer's summary, beside a seed and a
+number that say z_s: 12 + H bytes a round, whatever the model's size, and the header of an empty frame. Every peer makes
+all n of the z_s again, 1 ms of one core each for a million values.
 
 An inner optimizer that only goes forward (``[inner] optimizer = "spsa"``) measures g_s by two losses. Beside one that
 goes by gradients, g_s is the gradient along z_s, which becomes the gradient: the same to the order of spsa's ``eps``
@@ -25,33 +25,27 @@ Billion-Sized Language Models with Communication Cost under 18 Kilobytes" (FedKS
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from decentral.optimizers.base import OuterMethod, Preset, State
-from decentral.optimizers.live import Derivative, Layout, Live, Own
+from decentral.optimizers.live import Derivative, Layout, Live
 from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_rate
-from decentral.optimizers.zeroth_order.directions import MOST_NUMBER, Direction
+from decentral.optimizers.zeroth_order.directions import Direction
 from decentral.optimizers.zeroth_order.levels import byte_of, level_of
+from decentral.optimizers.zeroth_order.noted import keep_newer, next_direction, note, noted
 from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
 from decentral.tensors.rounding import float32
 
 __all__ = ["JustOneByte"]
 
 # Shape suffix: N = values of a fragment, flat float32.
-# ``own``: "levels" a byte for each derivative that no commit took yet (S,) ; "next" seed and number of the one after
-# the last (2,)
-
-
-_NO_GRADIENTS = MappingProxyType({"weight_decay": 0.0, "clip": None})  # to add to, or to clip
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +59,10 @@ class JustOneByte(OuterMethod):
         hyper={"learning_rate": 0.002},
         compressor="none",
         exchange="gather",
-        inner={"optimizer": "spsa", "learning_rate": 2e-4, **_NO_GRADIENTS},
+        inner={"optimizer": "spsa", "learning_rate": 2e-4, "weight_decay": 0.0, "clip": None},
         demo={
             "model": {"hidden": 32, "layers": 1, "context": 64},  # 21,600 parameters: few, so that steps can be long
-            "inner": {"learning_rate": 3e-3, "steps": 16, **_NO_GRADIENTS},
+            "inner": {"learning_rate": 3e-3, "steps": 16, "weight_decay": 0.0, "clip": None},
             "outer": {"learning_rate": 0.012},
         },
     )
@@ -86,37 +80,30 @@ class JustOneByte(OuterMethod):
 
     def before_inner_step(self, live: Live, fragment: int) -> None:
         """Where the step goes by a gradient: note it along a direction, and let the step go by no more than that."""
-        if live.derivatives is not None:
-            return
-        gradient_N = live.read_gradient(fragment)
+        gradient_N = live.read_gradient(fragment) if live.derivatives is None else None
         if gradient_N is None:
             return
-        seed, number = _next(live.own(fragment), live.peer)
+        seed, number = next_direction(live.own(fragment), live.peer)
         direction_N = Direction(seed, number).over(live.layout(fragment))
         along = float(torch.dot(gradient_N.double(), direction_N.double()))
-        if not math.isfinite(along):  # nothing is to be told of it, and what it does to the parameters is found there
-            return
-        byte = byte_of(along)
-        _note(live.own(fragment), Derivative(seed, number, byte))
-        live.add_to_gradient(fragment, direction_N.mul_(level_of(byte)).sub_(gradient_N))
+        if math.isfinite(along):  # else nothing is to be told, and what it does to the parameters is found there
+            byte = byte_of(along)
+            note(live.own(fragment), Derivative(seed, number, byte))
+            live.add_to_gradient(fragment, direction_N.mul_(level_of(byte)).sub_(gradient_N))
 
     def after_inner_step(self, live: Live, fragment: int) -> None:
         """Where the step measured derivatives: note those."""
         for derivative in live.derivatives or ():
-            _note(live.own(fragment), derivative)
+            note(live.own(fragment), derivative)
 
     def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
         """All that no commit took yet."""
-        return _told(live.own(fragment)).written()
+        return noted(live.own(fragment)).written()
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
         """Keep what was noted since the contribution that the commit took."""
-        if sent is None or "next" not in sent:
-            return
-        own = live.own(fragment)
-        since = int(own["next"][1] - sent["next"][1]) & MOST_NUMBER
-        levels = own["levels"]
-        own["levels"] = levels[max(0, len(levels) - since) :]
+        if sent is not None and "next" in sent:
+            keep_newer(live.own(fragment), sent)
 
     def progress_lost(self, live: Live, fragment: int) -> None:
         """They were of steps that count for nothing."""
@@ -136,28 +123,3 @@ class JustOneByte(OuterMethod):
         scale = self.lr * max(1, len(counts)) / math.sqrt(max(1, sum(counts)))
         with torch.no_grad():
             return anchor - received["change"] * float32(scale), {}
-
-
-def _next(own: Own, peer: bytes) -> tuple[int, int]:
-    """Seed and number of the next direction; those of gradients are numbered through a peer's life."""
-    if "next" in own:
-        seed, number = own["next"].tolist()
-        return seed, number
-    return int.from_bytes(hashlib.blake2b(peer, digest_size=8).digest(), "little") >> 1, 0  # 63 bits: int64 in ``own``
-
-
-def _note(own: Own, derivative: Derivative) -> None:
-    """One more, and only the newest ``MOST``. Another seed, of another process, begins anew."""
-    before = own.get("levels", torch.zeros(0, dtype=torch.uint8))
-    if "next" in own and own["next"].tolist() != [derivative.seed, derivative.number]:
-        before = before[:0]
-    own["levels"] = torch.cat([before, torch.tensor([derivative.byte], dtype=torch.uint8)])[-MOST:]
-    own["next"] = torch.tensor([derivative.seed, derivative.number + 1 & MOST_NUMBER])
-
-
-def _told(own: Mapping[str, Tensor]) -> ToldDerivatives:
-    levels = own.get("levels", torch.zeros(0, dtype=torch.uint8))
-    if not len(levels):
-        return ToldDerivatives()
-    seed, number = own["next"].tolist()
-    return ToldDerivatives(seed, number - len(levels) & MOST_NUMBER, bytes(levels.tolist()))
