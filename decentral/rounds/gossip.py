@@ -142,7 +142,7 @@ class Gossip:
         """The partner's decoded frame once both have committed, else None."""
         self._current = swap
         began = anyio.current_time()
-        patience = self.punctuality.patience(began)
+        patience = self.punctuality.patience()
         self.punctuality.began(swap.step, swap.partner, began)
         try:
             sent = await self._push(swap)
@@ -287,7 +287,6 @@ class Gossip:
         replica.feedback[fragment] = taken.feedback
         replica.refresh(fragment)
         self.partners.step += 1
-        self.punctuality.ended(anyio.current_time())
         self._fall_in()  # here, not when the next step begins: the caller reads from ``step`` which fragment that is of
         buffers_B = replica.shared_buffers(fragment)
         moved = (taken.before_N, taken.after_N, partner, taken.disagreement, buffers_B)

@@ -2,15 +2,13 @@
 
 wait = median + max(floor, SPREAD * MAD) of (the partner's frame here - own step begun), below 0 for who was first
 
-and at most the time that this peer trained for the step, for who is later than that comes to the next one, and what a
-lost answer takes. Learned from the pairs that were made alone, it came down to the floor: whoever was later than that
+Learned from the pairs that were made alone, it came down to the floor: whoever was later than that
 was no pair and was not counted, and peers that had drifted apart by more than the floor met by chance alone.
 Nothing crosses the wire for it.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 
@@ -19,7 +17,7 @@ from decentral.wire.keys import PeerId
 
 __all__ = ["HELD_UP", "Punctuality"]
 
-HELD_UP = 4.0  # s that one lost answer may hold a partner up, or keep it from asking: it asks again after 2
+HELD_UP = 4.0  # s that one lost answer may keep a leader that has both frames from asking: it asks again after 2
 LATEST = 8  # steps for which a partner's frame may be late and still tell by how much
 
 
@@ -31,7 +29,6 @@ class Punctuality:
         self._delays: deque[float] = deque(maxlen=WINDOW)
         self._early: dict[tuple[int, PeerId], float] = {}  # when frames came for steps that have not begun
         self._begun: dict[int, tuple[PeerId, float]] = {}  # steps whose partner's frame has not come: whose, and since
-        self._ended: float | None = None  # when the last step did
 
     def began(self, step: int, partner: PeerId, now: float) -> None:
         """This peer is at ``step``, where it meets ``partner``."""
@@ -52,18 +49,10 @@ class Punctuality:
         elif partner is None and not is_over:
             self._early.setdefault((step, peer), now)
 
-    def ended(self, now: float) -> None:
-        """A step was taken, together or alone: training goes on."""
-        self._ended = now
-
-    def patience(self, now: float) -> float:
-        """Seconds to wait for the partner of a step that begins ``now``, beyond what its frame takes on the way."""
+    def patience(self) -> float:
+        """Seconds to wait for the partner of a step that begins now, beyond what its frame takes on the way."""
         if len(self._delays) < ENOUGH:
             return self.ceiling
-        trained = math.inf if self._ended is None else now - self._ended
-        return min(self.ceiling, max(self.floor, min(self._learnt(), trained + HELD_UP)))
-
-    def _learnt(self) -> float:
         median = statistics.median(self._delays)
         spread = statistics.median(abs(delay - median) for delay in self._delays)
-        return median + max(self.floor, SPREAD * spread)
+        return min(self.ceiling, max(self.floor, median + max(self.floor, SPREAD * spread)))
