@@ -72,14 +72,14 @@ def within(add: Callable[..., None], outside: Part, total_N: Tensor, weight: flo
 
 
 def scaled_to_owners(
-    mean_N: Tensor, parts: Sequence[Part], owned: Sequence[Collection[int | None]], weights: Sequence[float]
+    mean_N: Tensor, parts: Sequence[Part], owned: Sequence[Collection[int]], weights: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
     """The mean over the owners of each part, and where there is an owner (bool); zero where there is none.
 
     Args:
         mean_N: over all contributors.
         parts: where each part is; together they need not be everything, and what is in none belongs to all.
-        owned: the parts of each contributor, by their numbers; None is no part.
+        owned: the parts of each contributor, by their numbers.
         weights: what each contributor counted.
 
     """

@@ -201,10 +201,10 @@ def _partial_updates(run: Sequence[Averaged], keys: Keys) -> Tensor:
     slices, numel = keys["slices"], len(run[0].mean_N)
     moved_N, momentum_N = torch.zeros_like(run[0].mean_N), torch.zeros_like(run[0].mean_N)
     for one in run:
-        said = [struct.unpack("<H", ref.summary)[0] for ref in one.contributors]
+        said = [number for ref in one.contributors for (number,) in struct.iter_unpack("<H", ref.summary)]
         for number in set(said):
             place = slice(numel * number // slices, numel * (number + 1) // slices)
-            change = one.mean_N[place] * (len(said) / said.count(number))
+            change = one.mean_N[place] * (len(one.contributors) / said.count(number))
             momentum_N[place] = keys["momentum"] * momentum_N[place] + change
             moved_N[place] -= keys["lr"] * (change + keys["momentum"] * momentum_N[place])
     return moved_N

@@ -6,7 +6,12 @@ import errno
 
 __all__ = ["is_out_of_memory"]
 
-_NO_MEMORY = ("DefaultCPUAllocator: ", "out of memory")  # on Windows it says "not enough memory" behind its name
+_NO_MEMORY = (  # on Windows the allocator says "not enough memory" behind its name
+    "DefaultCPUAllocator: ",
+    "out of memory",
+    "bad_alloc",
+    "Cannot allocate memory",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
+from decentral.optimizers.coupled.places import named_by, owns, written
 from decentral.optimizers.coupled.spes import SPES
 from decentral.optimizers.experts import experts_of, merged
 from tests.lab.nodes import Lab
@@ -191,3 +192,14 @@ def test_three_peers_of_a_swarm_train_their_own_experts_and_hold_the_same(run_la
 def test_what_cannot_be_a_warm_up_is_refused(bad: dict[str, float]):
     with pytest.raises(ConfigError, match="merge_every and merge_rounds 1 round or more"):
         SPES(**bad)
+
+
+@pytest.mark.parametrize(("num_experts", "left"), [(8, [1, 4]), (400, [*range(1, 400, 3)]), (400, [*range(400)])])
+def test_experts_in_which_something_is_left_are_named_and_others_only_where_room_is_short(
+    num_experts: int, left: list[int]
+):
+    """Place 0 of 3 now, 1 of 3 before."""
+    named = named_by(Contributor(b"", summary=written((0, 3), (1, 3), left, num_experts)))
+    assert all(owns(named, e) for e in left)
+    if len(left) < 16:
+        assert [e for e in range(num_experts) if owns(named, e) and e % 3] == left

@@ -70,7 +70,7 @@ class Patient(Learner):
         self.schedule = SyncSchedule(self.interval, 3, self.node.replica.method, bytes(32))
         self.carried: list[int] = []
 
-    def round_ended(self, update: CommittedUpdate) -> None:
+    def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
         if update.contribution is not None:
             self.carried.append(self.schedule.since)
 

@@ -3,26 +3,21 @@
 inner step: local <- where(own slice, local, anchor)
 g = sum over a slice's owners w_i (anchor - local_i) / sum of their w_i ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)
 
-Every peer runs the whole model, so no activations cross. It sends zeros outside its slice, which int8's entropy coder
-makes small: of Gaussian changes .63 of the bytes are left with 2 slices, .36 with 4; of bf16 .97. A coordinate's
-divisor is the number of its owners; what others send there is not looked at. Where a round had none of a slice, x and m
-stay.
+Every peer runs the whole model, and sends zeros outside its slice, which int8's entropy coder makes small: of Gaussian
+changes .63 of the bytes are left with 2 slices, .36 with 4; of bf16 .97. A coordinate's divisor is the number of its
+owners; what others send there is not looked at. Where a round had none of a slice, x and m stay.
 
-Who owns what: a peer's place among the contributors of the last round that took its contribution, modulo S, so that
-slices have equally many owners, give or take one. With fewer contributors than slices the places move on every round.
-Before its first round a peer's slice follows from its id. It says beside its offer what it trained, or counts nothing.
+Who owns what: a peer's place among the contributors of the last round that took it, modulo S. With fewer contributors
+than slices the places move on every round. Before its first a slice follows from the id. A peer says which it trained.
 
-What differs from the paper. There subsets are fixed, and the backward pass knows them, which saves memory and
-arithmetic; here a slice is 1/S of each fragment in the model's order, stays while who contributes stays, and all is
-computed: only bytes are saved. Inner moments are kept of all. The outer step is DiLoCo's. With ``overlap``, steps on a
-slice before its owner's place changed are in its next contribution, which names that slice, too.
+What differs from the paper. There subsets are fixed, and the backward pass knows them; here a slice is 1/S of each
+fragment, stays while who contributes stays, and only bytes are saved: gradients and moments are of all. The outer step
+is DiLoCo's. With ``overlap``, steps on a slice before its owner's place changed are in the next contribution, too.
 
-Source: Filippova, Katharopoulos, Grangier, Collobert, "Partial Parameter Updates for Efficient Distributed Training",
-2025, arXiv:2509.22418.
+Source: Filippova et al., "Partial Parameter Updates for Efficient Distributed Training", 2025, arXiv:2509.22418.
 """
 
 import hashlib
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -32,6 +27,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, State, key
+from decentral.optimizers.coupled.slices import span_of, trained_by, written
 from decentral.optimizers.live import Layout, Live
 from decentral.optimizers.owners import Span, hold, is_still, numel_of, put_back, scaled_to_owners
 from decentral.optimizers.round_info import Contributor, RoundInfo
@@ -39,8 +35,7 @@ from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
 __all__ = ["PartialUpdates"]
 
-_NAMED = 32  # slices that a summary has room for
-_SLICE, _MOST = struct.Struct("<H"), 1024  # slices at most: fewer peers than that train one model
+_MOST = 1024  # slices: fewer peers than that train one model
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +72,10 @@ class PartialUpdates(OuterMethod):
         put_back(live, fragment, self._others(live, fragment))
 
     def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
-        """The slice that is trained, and others in which something is left of before, the first 31 of them."""
+        """The slice that is trained, and others in which something is left of before."""
         mine, numel = self._slice_of(live, fragment), numel_of(live.layout(fragment))
         others = [s for s in range(self.slices) if s != mine and sent and not is_still(sent[0], [self._span(s, numel)])]
-        return b"".join(map(_SLICE.pack, [mine, *others][:_NAMED]))
+        return written([mine, *others])
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
         """The slice of the place that this peer had among the contributors."""
@@ -90,11 +85,13 @@ class PartialUpdates(OuterMethod):
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no slice."""
-        return [weight if self._named_by(one) else 0.0 for one, weight in zip(contributors, given, strict=True)]
+        return [
+            weight if trained_by(one, self.slices) else 0.0 for one, weight in zip(contributors, given, strict=True)
+        ]
 
     def outside(self, contributor: Contributor, layout: Layout) -> list[Span]:
         """The slices that it does not name."""
-        named, numel = self._named_by(contributor), numel_of(layout)
+        named, numel = trained_by(contributor, self.slices), numel_of(layout)
         return [self._span(number, numel) for number in range(self.slices) if number not in named]
 
     def outer_step(
@@ -102,7 +99,7 @@ class PartialUpdates(OuterMethod):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One Nesterov step of the slices that had an owner."""
         parts = [[self._span(number, anchor.numel())] for number in range(self.slices)]
-        owned, came = [self._named_by(one) for one in info.contributors], len(info.contributors)
+        owned, came = [trained_by(one, self.slices) for one in info.contributors], len(info.contributors)
         with torch.no_grad():
             change, has_owner = scaled_to_owners(received["change"], parts, owned, info.weights)
             after, momentum = nesterov(anchor, change, state["momentum"], self.lr, self.momentum)
@@ -115,16 +112,9 @@ class PartialUpdates(OuterMethod):
         return [self._span(number, numel) for number in range(self.slices) if number != mine]
 
     def _span(self, number: int, numel: int) -> Span:
-        return numel * number // self.slices, numel * (number + 1) // self.slices
+        return span_of(number, self.slices, numel)
 
     def _slice_of(self, live: Live, fragment: int) -> int:
         if "slice" in live.own(fragment):
             return int(live.own(fragment)["slice"]) % self.slices
         return int.from_bytes(hashlib.blake2b(live.peer, digest_size=8).digest(), "little") % self.slices
-
-    def _named_by(self, contributor: Contributor) -> tuple[int, ...]:
-        """None where it names one that there is not, or one twice."""
-        if len(contributor.summary) % _SLICE.size:
-            return ()
-        named = tuple(int(number) for (number,) in _SLICE.iter_unpack(contributor.summary))
-        return named if len(set(named)) == len(named) and all(number < self.slices for number in named) else ()

@@ -4,26 +4,22 @@ x_e <- x_e - lr*mean over the owners of e (anchor - local) ;  shared: x <- x - l
 warm-up, every merge_every-th round: x_e <- x_e + a*(mean of the 4 experts nearest to e - x_e)
                                      a = merge_rate*(1 - round/merge_rounds)
 
-Every peer runs all experts, but changes its own and the shared parts. Experts that are not trained here stand still,
-whatever the router sends them, and are sent as zeros: `partial_updates` has what int8's entropy coder makes of those.
-The warm-up lets experts have what others learnt while each has seen little. Nearest is by the cosine of an expert's
-first tensor, layer by layer. A model without experts is averaged plainly.
+Every peer runs all experts, but changes its own and the shared parts. Others stand still and are sent as zeros, of
+which int8's entropy coder makes little (see `partial_updates`). The warm-up lets experts have what others learnt.
+Nearest is by the cosine of an expert's first tensor, in each layer. A model without experts is averaged plainly.
 
 Who owns what: the experts whose number, modulo the contributors of the last round that took this peer's contribution,
-is its place among them; one owner each then. Before its first round a peer trains all. Each says beside its offer its
-place and of how many; who says what cannot be counts nothing, and what it sends of experts that are not its own by that
-is not looked at. Experts without an owner in a round stay.
+is its place among them. Before its first round a peer trains all. Each says its place beside its offer, or counts
+nothing; what it sends of other experts is not looked at. Experts without an owner in a round stay.
 
-What differs from the paper. Its nodes are numbered once, n experts each in a row, and a server takes an expert from its
-owner; here places follow who is there, and an expert's divisor is the number of its owners, should there be several.
-Only bytes are saved: the inner optimizer keeps moments of all experts, and their gradients are computed. Merging counts
+What differs from the paper. Its nodes are numbered once, n experts in a row; here places follow who is there, and the
+divisor of an expert is its owners. Only bytes are saved: gradients and moments are of all experts. Merging counts
 rounds and not steps: every 5 are its 500 steps at H = 100; the decay over 50 is ours.
 
 Source: Zhang et al., "Pretraining A Large Language Model using Distributed GPUs: A Memory-Efficient Decentralized
 Paradigm" (SPES), 2026, arXiv:2602.11543; merging as in zjr2000/SPES.
 """
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -33,17 +29,14 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, State, key
-from decentral.optimizers.experts import Layers, experts_of, merged
+from decentral.optimizers.coupled.places import ALL, Place, by_expert, named_by, owns, written
+from decentral.optimizers.experts import experts_of, merged
 from decentral.optimizers.live import Layout, Live
-from decentral.optimizers.owners import Part, Span, hold, is_still, put_back, scaled_to_owners
+from decentral.optimizers.owners import Span, hold, is_still, put_back, scaled_to_owners
 from decentral.optimizers.round_info import Contributor, RoundInfo
 from decentral.optimizers.steps import check_rate
 
 __all__ = ["SPES"]
-
-_PLACE = struct.Struct("<HH")  # place, and of how many contributors
-_NAMED = 3  # places in a summary: now, before, and all
-_ALL = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +51,7 @@ class SPES(OuterMethod):
         compressor="int8(block=4096)",
         exchange="reduce",
         model={"experts": 8},
-        # 690,528 parameters, as many as other methods' demos have, and the rate at which a mixture alone is better.
-        # Experts of others stand still for H steps: after 200, H = 10 is 0.055 nats ahead of a peer alone, 25 is 0.022
+        # Others' experts stand still for H steps: H = 10 is 0.055 nats ahead of a peer alone after 200 steps, 25 0.022
         demo={"model": {"hidden": 96, "layers": 2}, "inner": {"steps": 10, "learning_rate": 2e-3}},
     )
     divides: ClassVar[bool] = True
@@ -82,12 +74,10 @@ class SPES(OuterMethod):
         put_back(live, fragment, self._others(live, fragment))
 
     def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
-        """Place, and of how many; the place before, or all, where something is left of then."""
-        parts, named = _by_expert(experts_of(live.layout(fragment))), [self._place_of(live, fragment)]
-        for place in (self._place_of(live, fragment, "before"), _ALL) if sent else ():
-            if not all(_owns(named, expert) or is_still(sent[0], part) for expert, part in parts.items()):
-                named = list(dict.fromkeys([*named, place]))
-        return b"".join(_PLACE.pack(*place) for place in named)
+        """Its place, and what else names the experts in which something is left of earlier ones."""
+        parts, now = by_expert(experts_of(live.layout(fragment))), self._place_of(live, fragment)
+        moved = [e for e, part in parts.items() if sent and not is_still(sent[0], part)]
+        return written(now, self._place_of(live, fragment, "before"), moved, 1 + max(parts, default=0))
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
         """The place that this peer had among the contributors."""
@@ -98,21 +88,21 @@ class SPES(OuterMethod):
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no place."""
-        return [weight if _named_by(one) else 0.0 for one, weight in zip(contributors, given, strict=True)]
+        return [weight if named_by(one) else 0.0 for one, weight in zip(contributors, given, strict=True)]
 
     def outside(self, contributor: Contributor, layout: Layout) -> list[Span]:
         """The experts of others."""
-        named = _named_by(contributor)
-        parts = _by_expert(experts_of(layout))
-        return [span for expert, part in parts.items() if not _owns(named, expert) for span in part]
+        named = named_by(contributor)
+        parts = by_expert(experts_of(layout))
+        return [span for expert, part in parts.items() if not owns(named, expert) for span in part]
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """A mean among owners, and in the warm-up the merging."""
         layers = experts_of(dict(zip(info.names, info.shapes, strict=False)))
-        parts, said = _by_expert(layers), [_named_by(one) for one in info.contributors]
-        owned = [[n for n, e in enumerate(parts) if _owns(named, e)] for named in said]
+        parts, said = by_expert(layers), [named_by(one) for one in info.contributors]
+        owned = [[n for n, e in enumerate(parts) if owns(named, e)] for named in said]
         with torch.no_grad():
             change, _ = scaled_to_owners(received["change"], list(parts.values()), owned, info.weights)
             after = anchor - change * self.lr
@@ -122,27 +112,9 @@ class SPES(OuterMethod):
 
     def _others(self, live: Live, fragment: int) -> list[Span]:
         place, count = self._place_of(live, fragment)
-        parts = _by_expert(experts_of(live.layout(fragment)))
+        parts = by_expert(experts_of(live.layout(fragment)))
         return [span for expert, part in parts.items() if expert % count != place for span in part]
 
-    def _place_of(self, live: Live, fragment: int, when: str = "place") -> tuple[int, int]:
-        place, count = live.own(fragment).get(when, torch.tensor(_ALL)).tolist()
+    def _place_of(self, live: Live, fragment: int, when: str = "place") -> Place:
+        place, count = live.own(fragment).get(when, torch.tensor(ALL)).tolist()
         return int(place), int(count)
-
-
-def _by_expert(layers: Layers) -> dict[int, Part]:
-    """By number where an expert is, in all layers: who owns it owns it in each."""
-    numbers = sorted({expert for experts in layers.values() for expert in experts})
-    return {e: [span for experts in layers.values() for span in experts.get(e, [])] for e in numbers}
-
-
-def _owns(named: Sequence[tuple[int, int]], expert: int) -> bool:
-    return any(expert % count == place for place, count in named)
-
-
-def _named_by(contributor: Contributor) -> list[tuple[int, int]]:
-    """Its places; none where there is one that cannot be, or too many."""
-    if len(contributor.summary) % _PLACE.size or len(contributor.summary) > _NAMED * _PLACE.size:
-        return []
-    named = [(int(place), int(count)) for place, count in _PLACE.iter_unpack(contributor.summary)]
-    return named if all(place < count for place, count in named) else []
