@@ -128,7 +128,7 @@ def listed(names: Sequence[str]) -> str:
 def _stalled(status: Status) -> str:
     usual = status.usual_round_seconds
     than = "" if usual is None else f", where one takes {in_time(usual)}"
-    return f"stalled: no round has ended for {in_time(status.stalled_seconds)}{than}; {status.stalled_by}"
+    return f"stalled: no round was made with others for {in_time(status.stalled_seconds)}{than}; {status.stalled_by}"
 
 
 def _paused(status: Status) -> str:

@@ -54,6 +54,7 @@ class Swapped:
     buffers_B: Tensor | None = None  # what the live buffers become; None: they stay
     unmoved: bool = False  # the step could not be used: what was learnt for it is given up
     meets: bool = True  # whether pairs meet in this step; False: everybody takes it alone
+    matched: bool = True  # whether this peer was to meet one; False: nobody meets, or their number is odd
 
 
 @dataclass(slots=True)
@@ -132,7 +133,8 @@ class Gossip:
         if tail:
             self._merge_buffers(tail, None if swap is None else swap.theirs)
         if half is None or theirs is None:
-            return self._book(fragment, None, step_alone(state.replica, fragment, step, change_N, states))
+            alone = step_alone(state.replica, fragment, step, change_N, states)
+            return self._book(fragment, None, alone, matched=partner is not None)
         self._settled = step + 1
         return self._book(fragment, partner, step_together(state.replica, fragment, step, half, theirs))
 
@@ -279,7 +281,7 @@ class Gossip:
         """Whether the method lets pairs meet in a step of the run."""
         return self.state.replica.method.meets(step // self.partners.num_fragments)
 
-    def _book(self, fragment: int, partner: PeerId | None, taken: GossipStep) -> Swapped:
+    def _book(self, fragment: int, partner: PeerId | None, taken: GossipStep, *, matched: bool = True) -> Swapped:
         replica, step = self.state.replica, self.step
         if taken.unmoved:
             self.state.on_event("unmoved", {"round": step, "method": replica.method.name, "why": taken.unmoved})
@@ -290,7 +292,7 @@ class Gossip:
         self._fall_in()  # here, not when the next step begins: the caller reads from ``step`` which fragment that is of
         buffers_B = replica.shared_buffers(fragment)
         moved = (taken.before_N, taken.after_N, partner, taken.disagreement, buffers_B)
-        return Swapped(step, *moved, unmoved=bool(taken.unmoved), meets=self._meets(step))
+        return Swapped(step, *moved, unmoved=bool(taken.unmoved), meets=self._meets(step), matched=matched)
 
     def _merge_buffers(self, tail: bytes, theirs: Frame | None) -> None:
         """What both told becomes the same on both sides; a peer that steps alone has its own."""

@@ -38,7 +38,7 @@ class Punctuality:
         else:
             self._delays.append(early - now)
         self._early = {key: when for key, when in self._early.items() if key[0] > step}
-        self._begun = {begun: one for begun, one in self._begun.items() if begun > step - LATEST}
+        self._begun = {begun: one for begun, one in self._begun.items() if step - LATEST < begun <= step}
 
     def came(self, step: int, peer: PeerId, now: float, *, is_over: bool) -> None:
         """A frame of ``peer`` for ``step``; ``is_over``: it is of no use any more."""

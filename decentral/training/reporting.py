@@ -92,8 +92,12 @@ class Reporter:
         }
         self._emit("commit" if moves_anchor(record) else "membership", fields)
         was_there = self._me in record.members or update.contribution is not None
-        if moves_anchor(record) and was_there and not of_pairs:
-            self._ended(update.contribution is not None)  # what ended while it was away is no round that it missed
+        if not moves_anchor(record) or of_pairs:
+            return
+        if was_there:
+            self._ended(update.contribution is not None)
+        else:  # what ends while this peer is away is no round that it missed, but the swarm does not hang
+            self._round_began = self._clock()
 
     def away(self, away: Away) -> None:
         """Progress of an absence is given up, in part or whole."""
@@ -119,7 +123,7 @@ class Reporter:
             "disagreement": outcome.disagreement,
         }
         self._emit("pair", fields)
-        self._ended(outcome.partner is not None if outcome.meets else None)
+        self._ended(outcome.partner is not None if outcome.matched else None)
 
     def _ended(self, contributed: bool | None) -> None:
         """A round is over; None: in which nobody contributes, so that this peer missed nothing."""

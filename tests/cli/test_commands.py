@@ -236,4 +236,4 @@ def test_optimizers_and_compressors_are_listed_in_json_with_their_sources(run: R
     for command in ("optimizers", "compressors"):
         rows = json.loads(run(command, "--json").stdout)
         assert len(rows) >= 4
-        assert all("arXiv" in row["source"] for row in rows)
+        assert all("arXiv" in row["source"] or "openreview.net" in row["source"] for row in rows)

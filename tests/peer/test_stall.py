@@ -52,7 +52,7 @@ def test_the_sentence_names_a_hang_in_a_peer_that_trains_on_and_in_one_that_wait
     stalled = {"stalled_seconds": 720.0, "stalled_by": "nothing was offered by …abcdef", "usual_round_seconds": 30.0}
     for state in ("training", "waiting"):
         assert health_sentence(Status(state=state, round=4, **stalled)) == (
-            "stalled: no round has ended for 12 min, where one takes 30 s; nothing was offered by …abcdef"
+            "stalled: no round was made with others for 12 min, where one takes 30 s; nothing was offered by …abcdef"
         )
     assert health_sentence(Status(state="paused", **stalled)).startswith("paused:")
     assert health_sentence(Status(state="waiting", wanted_members=2, **stalled)).startswith(
@@ -70,10 +70,10 @@ def test_gossip_in_which_nobody_pairs_with_a_peer_is_a_hang_although_its_steps_g
     )
     for partner in (B, *[None] * (ALONE - 1)):
         now[0] += 10.0
-        reporter.swapped(SimpleNamespace(step=0, partner=partner, disagreement=None, meets=True))  # type: ignore[arg-type]
+        reporter.swapped(SimpleNamespace(step=0, partner=partner, disagreement=None, matched=True))  # type: ignore[arg-type]
         assert stall_of(node, reporter, 0.0, (0.0, 0.0)) == (0.0, "")
     now[0] += 10.0
-    reporter.swapped(SimpleNamespace(step=0, partner=None, disagreement=None, meets=True))  # type: ignore[arg-type]
+    reporter.swapped(SimpleNamespace(step=0, partner=None, disagreement=None, matched=True))  # type: ignore[arg-type]
     assert stall_of(node, reporter, 0.0, (0.0, 0.0)) == (40.0, "nobody to pair with: the last 4 steps were taken alone")
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_a_look_up_of_hivemind_that_fails_is_no_traceback_on_the_screen_and_any_
         raise ValueError("of our own")
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(_no_word_of_hivemind)
+        asyncio.get_running_loop().set_exception_handler(partial(_no_word_of_hivemind, None))
         for look in (theirs["look"], ours):
             await asyncio.wait([asyncio.create_task(look())])
             gc.collect()

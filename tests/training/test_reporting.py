@@ -37,11 +37,24 @@ def test_gossip_steps_in_which_nobody_meets_are_none_that_a_peer_missed() -> Non
     """Late merging meets in one step of ten at first, so that a healthy peer was shown as late."""
     now, other, x_N = [0.0], b"o" * 32, torch.zeros(2)
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
-    for step, (partner, meets) in enumerate([(None, False), (other, True), (None, False), (None, True)]):
+    for step, (partner, matched) in enumerate([(None, False), (other, True), (None, False), (None, True)]):
         now[0] += 3.0
-        reporter.swapped(Swapped(step, x_N, x_N, partner, None, meets=meets))
+        reporter.swapped(Swapped(step, x_N, x_N, partner, None, matched=matched))
     assert reporter.outcomes == [True, False]
     assert reporter.usual_round == 3.0, "the time of each step is known all the same"
+
+
+def test_rounds_that_end_while_a_peer_is_away_are_no_hang_and_none_that_took_long() -> None:
+    """Back after an hour it was called stalled, and the hour a round's length."""
+    now = [0.0]
+    reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
+    for members in ([(b"me", b"other")] * 5, [(b"other",)] * 120, [(b"me", b"other")]):
+        for each in members:
+            now[0] += 30.0
+            reporter.round_ended(update(each, b"me" in each))
+            assert reporter.since_round == 0.0
+    assert reporter.usual_round == 30.0
+    assert reporter.outcomes == [True] * 6
 
 
 def test_the_merge_that_ends_a_gossip_run_is_no_round_beside_its_steps() -> None:

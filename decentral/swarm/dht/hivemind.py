@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,8 @@ from decentral.transport.base import DhtHost
 from decentral.transport.protocols.peer_ids import peer_to_id
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Lease, encode
+
+Handler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]  # Any: asyncio's
 
 _PATIENCE = 10.0  # s for any one call; hivemind's own wait without end once the daemon is dead
 _LOOKS = 4  # look-ups per renewal, of all peers together
@@ -115,22 +118,25 @@ async def _node(host: DhtHost, run: Digest) -> AsyncIterator[Any]:  # Any: hivem
                 cache_refresh_before_expiry=0,  # a refresh of its own would ask while nobody wants to know
                 record_validator=LeaseValidator(dht_key(run), run),
             )
-        asyncio.get_running_loop().set_exception_handler(_no_word_of_hivemind)
+        loop = asyncio.get_running_loop()
+        before = loop.get_exception_handler()
+        loop.set_exception_handler(partial(_no_word_of_hivemind, before))
         try:
             yield node
         finally:
+            loop.set_exception_handler(before)
             with anyio.move_on_after(1.0, shield=True):  # it asks a daemon that may be dead
                 await node.shutdown()
 
 
-def _no_word_of_hivemind(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: asyncio's
+def _no_word_of_hivemind(before: Handler | None, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Its look-ups are tasks of their own, which fail when a peer goes; asyncio showed that to whoever joined."""
     coro = context["future"].get_coro() if isinstance(context.get("future"), asyncio.Task) else None
     code = getattr(coro, "cr_code", None)
     if code is not None and "hivemind" in Path(code.co_filename).parts:
         logger.debug("the DHT failed: %r", context.get("exception"))
     else:
-        loop.default_exception_handler(context)
+        (before or type(loop).default_exception_handler)(loop, context)
 
 
 async def _exchange_forever(node: Any, directory: DirectoryView) -> None:
