@@ -139,11 +139,12 @@ class LiveSide:
 
     def merged(self, update: CommittedUpdate) -> None:
         """A commit is in the live model."""
-        took, record = update.contribution is not None, update.record
-        if update.taken_N is not None or (took and update.unmoved):
+        named, record = update.contribution is not None, update.record
+        if update.taken_N is not None or (named and update.unmoved):
             self.lost(update.fragment)  # a previous incarnation sent it, and its ``own`` is gone; or nothing moved
             return
         sent = self._sent.pop(update.fragment, None)
+        took = named or update.took  # by a record, or by a branch that is adopted, whose peers nobody knows
         peers = () if record is None else tuple(ref.peer for ref in contributions(record))
         self._method.after_commit(self, update.fragment, update.state, sent if took else None, peers)
 

@@ -11,11 +11,14 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
+from decentral.optimizers.live import Derivative
 from decentral.optimizers.zeroth_order.directions import Direction
 from decentral.optimizers.zeroth_order.just_one_byte import JustOneByte
 from decentral.optimizers.zeroth_order.levels import byte_of, level_of
+from decentral.optimizers.zeroth_order.noted import keep_newer, note, noted
 from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
 from decentral.replica.run_codec import codec_of
+from decentral.rounds.updates import CommittedUpdate
 from tests.laws.learners import SCHEMA, Learners
 from tests.laws.swarm import NUMEL
 
@@ -83,6 +86,27 @@ def test_a_commit_that_took_nothing_of_a_peer_leaves_what_it_has_to_tell():
     run.meet((0,))
     assert told_by(run, 1) == before
     assert before.levels
+
+
+def test_what_an_adopted_branch_took_is_not_told_again():
+    """A peer that was cut off meets its own contribution in a snapshot, which names no contributors."""
+    run = Learners(JustOneByte(), 2, randn(0))
+    run.learn({0: randn(1), 1: randn(2)})
+    run.offer((0, 1))
+    run.learn({0: randn(3)})
+    both, peer = told_by(run, 0), run.peers[0]
+    peer.schedule.merge(CommittedUpdate(None, bytes(32), 0, randn(0), randn(4), None, took=True), peer.model)
+    assert told_by(run, 0) == ToldDerivatives(both.seed, both.first + 1, both.levels[1:])
+
+
+def test_a_commit_finds_nothing_to_forget_where_progress_was_given_up_since():
+    own: dict[str, Tensor] = {}
+    note(own, Derivative(7, 0, 65))
+    sent = dict(own)
+    note(own, Derivative(7, 1, 66))
+    del own["levels"]
+    keep_newer(own, sent)
+    assert noted(own).levels == b""
 
 
 def test_progress_that_is_given_up_is_not_told():
