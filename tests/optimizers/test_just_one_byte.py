@@ -20,7 +20,7 @@ from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
 from decentral.replica.run_codec import codec_of
 from decentral.rounds.updates import CommittedUpdate
 from tests.laws.learners import SCHEMA, Learners
-from tests.laws.swarm import NUMEL
+from tests.laws.swarm import NUMEL, SIGNERS
 
 LAYOUT = {spec.name: spec.shape for spec in SCHEMA.fragments[0].parameters}
 GOAL_N = torch.linspace(-1, 1, NUMEL)
@@ -133,6 +133,14 @@ def test_a_frame_is_a_header_and_no_body():
     assert [len(frame.body) for frame in offered.frames.values()] == [0, 0]
     run.commit(offered)
     assert not torch.equal(run.peers[1].anchor_N, randn(0))
+
+
+def test_what_an_earlier_life_told_is_taken_everywhere():
+    """Its frame is empty, and was read as nothing taken: the progress counted a second time."""
+    run = Learners(JustOneByte(), 1, randn(0), codec_of(preset_manifest("just_one_byte")))
+    run.learn({0: randn(1)})
+    offered = run.offer((0,))
+    assert run.peers[0].replica.forget_sent(offered.record, offered.frames, SIGNERS[0].peer).all()
 
 
 def distance(peers: int, rounds: int = 150) -> float:
