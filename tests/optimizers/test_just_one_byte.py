@@ -50,6 +50,7 @@ def test_an_inner_step_follows_the_gradient_along_a_direction_and_no_further():
 def test_a_round_moves_the_anchor_by_every_peers_derivatives_over_the_root_of_their_number():
     run, wanted_N = Learners(JustOneByte(lr=0.5), 3, randn(0)), randn(0).double()
     for number, steps in ((0, 3), (1, 1), (2, 5)):
+        run.peers[number].schedule.interval = steps  # all of them count
         for step in range(steps):
             run.learn({number: -0.1 * randn(10 * number + step)})
     for number in range(3):
@@ -123,6 +124,32 @@ def test_of_more_steps_than_a_summary_has_bytes_for_the_newest_are_told():
         run.learn({0: 0.001 * randn(number)})
     told = told_by(run, 0)
     assert (told.first, len(told.levels)) == (3, MOST)
+
+
+@pytest.mark.parametrize(("missed", "told"), [(0, 12), (2, 4)])
+def test_after_an_absence_the_newest_are_told_as_many_as_inner_steps_count(missed: int, told: int):
+    """All were told of an absence that counted as one round's steps."""
+    run = Learners(JustOneByte(), 1, randn(0))
+    peer = run.peers[0]
+    peer.schedule.interval = 4 if missed else 12
+    for number in range(12):
+        run.learn({0: 0.001 * randn(number)})
+    peer.schedule.progress[0].missed = missed
+    every = told_by(run, 0)
+    (made,) = run.offer((0,)).made.values()
+    assert ToldDerivatives.read(made.summary) == ToldDerivatives(every.seed, 12 - told, every.levels[12 - told :])
+
+
+def test_what_an_absence_leaves_uncounted_is_not_told_later():
+    run = Learners(JustOneByte(), 1, randn(0))
+    for number in range(2):
+        run.learn({0: 0.001 * randn(number)})
+    run.peers[0].schedule.progress[0].missed = 2
+    offered = run.offer((0,))
+    run.learn({0: 0.001 * randn(2)})
+    run.commit(offered)
+    assert (told_by(run, 0).first, len(told_by(run, 0).levels)) == (2, 1)
+    assert [(away.steps, away.counted) for away in run.peers[0].schedule.given_up] == [(2, 1)]
 
 
 def test_a_frame_is_a_header_and_no_body():
