@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -80,13 +81,21 @@ def test_a_closure_that_fails_leaves_the_parameters_as_they_were():
     assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
 
 
-def test_a_loss_that_is_no_number_moves_nothing_and_is_told_as_zero():
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_found_in_the_parameters_and_told_as_no_derivative(loss: float):
+    """It was told as a derivative of zero and moved nothing, so that nobody learnt of it."""
     model = linear()
-    before = [p.detach().clone() for p in model.parameters()]
     optimizer = spsa(model)
-    optimizer.step(lambda: float("nan"))
-    assert optimizer.derivatives[0].byte == 0
-    assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
+    optimizer.step(lambda: loss_of(model))
+    before = [p.detach().clone() for p in model.parameters()]
+    assert not math.isfinite(optimizer.step(lambda: loss))
+    assert optimizer.derivatives == ()
+    assert all(bool(p.isnan().all()) for p in model.parameters())
+    with torch.no_grad():  # as `on_nan` puts the anchor back
+        for p, kept in zip(model.parameters(), before, strict=True):
+            p.copy_(kept)
+    optimizer.step(lambda: loss_of(model))
+    assert optimizer.derivatives[0].number == 1, "of the directions that are told none is left out"
 
 
 def test_it_learns_and_says_the_mean_of_its_losses():
