@@ -14,8 +14,8 @@ from decentral.manifest.training_terms import Inner
 from decentral.optimizers.live import Derivative
 from decentral.optimizers.zeroth_order.directions import Direction
 from decentral.optimizers.zeroth_order.levels import byte_of, level_of
-from decentral.training.inner import build_inner, step_forward
-from decentral.training.inner.spsa import SPSA
+from decentral.training.inner import build_inner
+from decentral.training.inner.spsa import SPSA, step_forward
 from decentral.training.inner_optimizers import InnerSteps
 from decentral.training.live_model import LiveModel
 from decentral.training.moments import Moments
@@ -163,6 +163,15 @@ def test_names_that_are_not_the_models_are_refused():
     wrapped = SPSA([(f"module.{name}", p) for name, p in model.named_parameters()])
     with pytest.raises(ConfigError, match="by the names that the model has, weight first"):
         _ = Moments(LiveModel(model, 1, None), [wrapped]).derivatives
+
+
+def test_its_names_are_read_once_and_not_in_every_step():
+    model = linear()
+    optimizer = spsa(model)
+    shown = Moments(LiveModel(model, 1, None), [optimizer])
+    assert shown.derivatives == []
+    optimizer.param_groups[0]["param_names"] = None  # whoever read them again would fail
+    assert shown.derivatives == []
 
 
 def test_its_closure_is_taken_where_a_methods_hook_acts_before_steps():
