@@ -104,5 +104,5 @@ def test_a_branch_that_took_what_was_in_flight_is_merged_by_itself():
         backlog.put(update(number, at=number))
     backlog.put(replace(update(LIMIT, at=LIMIT), took=True))
     backlog.put(update(LIMIT + 1, at=LIMIT + 1))
-    updates = [backlog.get() for _ in range(len(backlog))]
+    updates = list(backlog.drain())
     assert [one.before_N.item() for one in updates if one.took] == [LIMIT]
