@@ -206,7 +206,8 @@ class OuterMethod:
         """The parameters have moved."""
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
-        """A commit is in the live model; it took contributions of ``peers``, in the record's order, none in a pair.
+        """A commit is in the live model; it took contributions of ``peers``, in the record's order: none in a pair,
+        nor where it is a branch that was adopted, as its records are not there.
 
         The one place to change ``own`` because something was sent: a contribution may still be refused. ``sent``:
         ``own`` as it was when the contribution that the commit took was taken, and inner steps may have been made

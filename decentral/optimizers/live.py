@@ -79,6 +79,10 @@ class Live(InnerOptimizer, Protocol):
         """Inner steps behind the next contribution of a fragment."""
         ...
 
+    def counted(self, fragment: int) -> int:
+        """How many of them the one that is being taken stands for: fewer after an absence, all of them else."""
+        ...
+
     def own(self, fragment: int) -> Own:
         """Tensors of the method's, by names of its choice: in this peer's checkpoints, never in a snapshot."""
         ...

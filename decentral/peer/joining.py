@@ -20,6 +20,7 @@ from torch import nn
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
+from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.optimizers import make_outer
 from decentral.peer.handed_over import takes_what_is_handed_over
 from decentral.peer.invitation import fetch, terms_of
@@ -29,6 +30,7 @@ from decentral.quantities import rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.swarm.patience import moment_in
+from decentral.training.inner.spsa import SPSA
 from decentral.training.inner_optimizers import Together, check_covers
 from decentral.training.live_model import LiveModel
 from decentral.transport import Transport
@@ -121,7 +123,7 @@ def settings_of(
     check_tokens(manifest, options.tokens_per_step)
     optimizers = Together.of(optimizer, "optimizer")
     live = LiveModel(model, manifest.outer.fragments, options.accelerator, optimizers.parts)
-    check_processes(manifest, live.world_size)
+    check_processes(manifest, live.world_size, optimizers.parts)
     check_covers(optimizers.parts, live.trained)
     return Settings(
         options=options,
@@ -153,12 +155,19 @@ def check_tokens(manifest: Manifest, tokens_per_step: int) -> None:
         )
 
 
-def check_processes(manifest: Manifest, world_size: int) -> None:
-    """ConfigError for a peer of several processes where the method touches the training inside a round."""
-    if world_size > 1 and make_outer(manifest.outer.method, manifest.outer.hyper).inner:
+def check_processes(manifest: Manifest, world_size: int, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+    """ConfigError for a peer of several processes where each has its own of what they would have to share."""
+    if world_size < 2:
+        return
+    if make_outer(manifest.outer.method, manifest.outer.hyper).inner:
         raise ConfigError(
             f"outer.method {manifest.outer.method} reads or changes the inner optimizer, which each of this peer's "
             f"{world_size} processes has for itself; run one process, or choose another method"
+        )
+    if INNER_OPTIMIZERS[manifest.inner.named].forward_only or any(isinstance(one, SPSA) for one in optimizers):
+        raise ConfigError(
+            f"spsa draws directions of its own in each of this peer's {world_size} processes, and their parameters "
+            "would part; run one process, or choose another inner optimizer"
         )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from decentral.compressors import Nothing
 from decentral.replica.codec import Codec, FixedShapes, numel, range_shapes
 from decentral.replica.contribution import Contribution
 from decentral.wire.frames import FrameKind
@@ -59,8 +60,8 @@ class Outbox:
         self._given: OrderedDict[int, Given] = OrderedDict()
 
     def add(self, record: Record, contribution: Contribution) -> None:
-        """Remember what ``record`` took from this peer."""
-        if contribution.kind != FrameKind.CONTRIBUTION:
+        """Remember what ``record`` took from this peer. What only a summary told is in no frame, and is lost."""
+        if contribution.kind != FrameKind.CONTRIBUTION or isinstance(self.codec.compressor, Nothing):
             return
         sliced = contribution.encoded is None
         given = Given(

@@ -257,11 +257,12 @@ class Replica:
 
         The feedback to book with a contribution dies with the process that made it. Going on with the older one would
         send again what was sent: where our frame has a value it may hold that, so it becomes zero there and stays
-        elsewhere, as sparse methods owe it. Of a reduce the frames are the owners', so all of it goes; and where
-        receivers remember, what they added has a value wherever this peer ever sent one.
+        elsewhere, as sparse methods owe it. Of a reduce the frames are the owners', so all of it goes; where receivers
+        remember, what they added has a value wherever this peer ever sent one; and what a summary told is in no frame.
         """
         f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
-        if record.contributors or self.senders.names or any(frame.header.kind == FrameKind.MERGE for frame in mine):
+        unseen = bool(record.contributors) or bool(self.senders.names) or self.method.rebuilds
+        if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
             self.feedback[f] = {}
             return torch.ones(self.numel(f), dtype=torch.bool)
         sent_N = torch.zeros(self.numel(f), dtype=torch.bool)

@@ -67,12 +67,19 @@ class LiveSide:
         self._model, self._inner = model or _NoParameters(), inner
         self._method = OuterMethod()
         self._steps: Callable[[int], int] = lambda fragment: 0
+        self._counted: Callable[[int], int] = self._steps
         self._own: list[Own] = [{}]
         self._sent: dict[int, Own] = {}  # by fragment, as they were when the contribution in flight was taken
 
-    def begin(self, method: OuterMethod, num_fragments: int, steps: Callable[[int], int]) -> None:
-        """Beside a schedule of ``method``; ``steps``: see Live."""
-        self._method, self._steps = method, steps
+    def begin(
+        self,
+        method: OuterMethod,
+        num_fragments: int,
+        steps: Callable[[int], int],
+        counted: Callable[[int], int] | None = None,
+    ) -> None:
+        """Beside a schedule of ``method``; ``steps``, ``counted``: see Live. None: all count."""
+        self._method, self._steps, self._counted = method, steps, counted or steps
         self._own = [{} for _ in range(num_fragments)]
 
     # ---- what the method may touch ----
@@ -93,6 +100,10 @@ class LiveSide:
     def steps(self, fragment: int) -> int:
         """See Live."""
         return self._steps(fragment)
+
+    def counted(self, fragment: int) -> int:
+        """See Live."""
+        return self._counted(fragment)
 
     def own(self, fragment: int) -> Own:
         """See Live."""
@@ -139,11 +150,12 @@ class LiveSide:
 
     def merged(self, update: CommittedUpdate) -> None:
         """A commit is in the live model."""
-        took, record = update.contribution is not None, update.record
-        if update.taken_N is not None or (took and update.unmoved):
+        named, record = update.contribution is not None, update.record
+        if update.taken_N is not None or (named and update.unmoved):
             self.lost(update.fragment)  # a previous incarnation sent it, and its ``own`` is gone; or nothing moved
             return
         sent = self._sent.pop(update.fragment, None)
+        took = named or update.took  # by a record, or by a branch that is adopted, whose peers nobody knows
         peers = () if record is None else tuple(ref.peer for ref in contributions(record))
         self._method.after_commit(self, update.fragment, update.state, sent if took else None, peers)
 

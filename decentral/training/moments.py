@@ -8,6 +8,8 @@ make the moment is there nothing to share yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +53,7 @@ class Moments:
 
         ConfigError beside an optimizer that goes by losses alone.
         """
-        if self.derivatives is not None:
+        if self._measures is not None:
             raise ConfigError(
                 f"{type(self._optimizers[0]).__name__} makes no gradients, and the run's outer method goes by them; "
                 "step another inner optimizer, or choose another outer method"
@@ -72,17 +74,22 @@ class Moments:
     @property
     def derivatives(self) -> Sequence[Derivative] | None:
         """Those of the last step; ConfigError where others could not make its directions again."""
-        known = [getattr(optimizer, "derivatives", None) for optimizer in self._optimizers]
-        if all(one is None for one in known):
+        measures = self._measures
+        return None if measures is None else list(measures.derivatives)
+
+    @cached_property
+    def _measures(self) -> Any | None:  # Any: whatever optimizer has derivatives
+        """The optimizer that goes by losses alone; its parameters' names are checked once."""
+        if all(getattr(optimizer, "derivatives", None) is None for optimizer in self._optimizers):
             return None
-        (optimizer, *others), made = self._optimizers, known[0]
+        optimizer, *others = self._optimizers
         names = {name for group in optimizer.param_groups for name in group.get("param_names", ())}
-        if others or made is None or names != set(self._model.trained):
+        if others or names != set(self._model.trained):
             raise ConfigError(
                 f"{type(optimizer).__name__}: others make its directions again by the names that the model has, "
                 f"{next(iter(self._model.trained))} first; give it alone, made of the bare model's named_parameters()"
             )
-        return list(made)
+        return optimizer
 
     def _of(self, fragment: int) -> list[Tensor]:
         trained = self._model.trained

@@ -68,8 +68,12 @@ class SyncSchedule:
 
     def beside(self, live: LiveSide) -> None:
         """From now on the method sees and changes this peer's training by way of ``live``."""
-        live.begin(self.method, self.num_fragments, lambda fragment: self.progress[fragment].steps)
+        live.begin(self.method, self.num_fragments, lambda fragment: self.progress[fragment].steps, self._counted)
         self.live = live
+
+    def _counted(self, fragment: int) -> int:
+        away = self._away
+        return away.counted if away is not None and away.fragment == fragment else self.progress[fragment].steps
 
     @property
     def due(self) -> bool:

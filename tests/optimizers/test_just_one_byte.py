@@ -11,13 +11,16 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
+from decentral.optimizers.live import Derivative
 from decentral.optimizers.zeroth_order.directions import Direction
 from decentral.optimizers.zeroth_order.just_one_byte import JustOneByte
 from decentral.optimizers.zeroth_order.levels import byte_of, level_of
+from decentral.optimizers.zeroth_order.noted import keep_newer, note, noted
 from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
 from decentral.replica.run_codec import codec_of
+from decentral.rounds.updates import CommittedUpdate
 from tests.laws.learners import SCHEMA, Learners
-from tests.laws.swarm import NUMEL
+from tests.laws.swarm import NUMEL, SIGNERS
 
 LAYOUT = {spec.name: spec.shape for spec in SCHEMA.fragments[0].parameters}
 GOAL_N = torch.linspace(-1, 1, NUMEL)
@@ -47,6 +50,7 @@ def test_an_inner_step_follows_the_gradient_along_a_direction_and_no_further():
 def test_a_round_moves_the_anchor_by_every_peers_derivatives_over_the_root_of_their_number():
     run, wanted_N = Learners(JustOneByte(lr=0.5), 3, randn(0)), randn(0).double()
     for number, steps in ((0, 3), (1, 1), (2, 5)):
+        run.peers[number].schedule.interval = steps  # all of them count
         for step in range(steps):
             run.learn({number: -0.1 * randn(10 * number + step)})
     for number in range(3):
@@ -85,6 +89,27 @@ def test_a_commit_that_took_nothing_of_a_peer_leaves_what_it_has_to_tell():
     assert before.levels
 
 
+def test_what_an_adopted_branch_took_is_not_told_again():
+    """A peer that was cut off meets its own contribution in a snapshot, which names no contributors."""
+    run = Learners(JustOneByte(), 2, randn(0))
+    run.learn({0: randn(1), 1: randn(2)})
+    run.offer((0, 1))
+    run.learn({0: randn(3)})
+    both, peer = told_by(run, 0), run.peers[0]
+    peer.schedule.merge(CommittedUpdate(None, bytes(32), 0, randn(0), randn(4), None, took=True), peer.model)
+    assert told_by(run, 0) == ToldDerivatives(both.seed, both.first + 1, both.levels[1:])
+
+
+def test_a_commit_finds_nothing_to_forget_where_progress_was_given_up_since():
+    own: dict[str, Tensor] = {}
+    note(own, Derivative(7, 0, 65))
+    sent = dict(own)
+    note(own, Derivative(7, 1, 66))
+    del own["levels"]
+    keep_newer(own, sent)
+    assert noted(own).levels == b""
+
+
 def test_progress_that_is_given_up_is_not_told():
     run = Learners(JustOneByte(), 1, randn(0))
     run.learn({0: randn(1)})
@@ -101,6 +126,32 @@ def test_of_more_steps_than_a_summary_has_bytes_for_the_newest_are_told():
     assert (told.first, len(told.levels)) == (3, MOST)
 
 
+@pytest.mark.parametrize(("missed", "told"), [(0, 12), (2, 4)])
+def test_after_an_absence_the_newest_are_told_as_many_as_inner_steps_count(missed: int, told: int):
+    """All were told of an absence that counted as one round's steps."""
+    run = Learners(JustOneByte(), 1, randn(0))
+    peer = run.peers[0]
+    peer.schedule.interval = 4 if missed else 12
+    for number in range(12):
+        run.learn({0: 0.001 * randn(number)})
+    peer.schedule.progress[0].missed = missed
+    every = told_by(run, 0)
+    (made,) = run.offer((0,)).made.values()
+    assert ToldDerivatives.read(made.summary) == ToldDerivatives(every.seed, 12 - told, every.levels[12 - told :])
+
+
+def test_what_an_absence_leaves_uncounted_is_not_told_later():
+    run = Learners(JustOneByte(), 1, randn(0))
+    for number in range(2):
+        run.learn({0: 0.001 * randn(number)})
+    run.peers[0].schedule.progress[0].missed = 2
+    offered = run.offer((0,))
+    run.learn({0: 0.001 * randn(2)})
+    run.commit(offered)
+    assert (told_by(run, 0).first, len(told_by(run, 0).levels)) == (2, 1)
+    assert [(away.steps, away.counted) for away in run.peers[0].schedule.given_up] == [(2, 1)]
+
+
 def test_a_frame_is_a_header_and_no_body():
     codec = codec_of(preset_manifest("just_one_byte"))
     run = Learners(JustOneByte(), 2, randn(0), codec)
@@ -109,6 +160,14 @@ def test_a_frame_is_a_header_and_no_body():
     assert [len(frame.body) for frame in offered.frames.values()] == [0, 0]
     run.commit(offered)
     assert not torch.equal(run.peers[1].anchor_N, randn(0))
+
+
+def test_what_an_earlier_life_told_is_taken_everywhere():
+    """Its frame is empty, and was read as nothing taken: the progress counted a second time."""
+    run = Learners(JustOneByte(), 1, randn(0), codec_of(preset_manifest("just_one_byte")))
+    run.learn({0: randn(1)})
+    offered = run.offer((0,))
+    assert run.peers[0].replica.forget_sent(offered.record, offered.frames, SIGNERS[0].peer).all()
 
 
 def distance(peers: int, rounds: int = 150) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, NonFiniteError
 from decentral.manifest import Manifest
 from decentral.optimizers.zeroth_order.told import ToldDerivatives
 from decentral.peer import Peer, join
@@ -24,7 +25,7 @@ class Loop:
     """A model, and losses of a peer's own data; ``seed``: of its directions. None: it goes by gradients."""
 
     def __init__(self, seed: int | None) -> None:
-        self.problem, self.forward_only = Problem(0), seed is not None
+        self.problem, self.forward_only, self.spoilt = Problem(0), seed is not None, False
         model = self.problem.model
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         if self.forward_only:
@@ -40,16 +41,17 @@ class Loop:
             self.optimizer.zero_grad()
 
     def loss(self, inputs: Tensor) -> Tensor:
-        return (self.problem.model(inputs) - inputs @ self.problem.goal.T).square().mean()
+        loss = (self.problem.model(inputs) - inputs @ self.problem.goal.T).square().mean()
+        return loss * float("nan") if self.spoilt else loss
 
 
 def terms(rounds: int, preset: str = "just_one_byte", **tables: dict[str, object]) -> Manifest:
     return run_terms(preset, run={"rounds": rounds}, inner={"steps": STEPS}, **tables)
 
 
-def alone(folder: Path, manifest: Manifest, loop: Loop) -> Peer:
+def alone(folder: Path, manifest: Manifest, loop: Loop, **given: Any) -> Peer:
     transport = MemoryNetwork().transport(Identity.load_or_create(folder / "identity.key").signer)
-    settings = {"out": folder, "transport": transport, "lan": False, "quiet": True, "commands": False}
+    settings = {"out": folder, "transport": transport, "lan": False, "quiet": True, "commands": False, **given}
     return join(manifest, loop.problem.model, loop.optimizer, **settings)
 
 
@@ -97,6 +99,27 @@ def test_a_peer_that_is_restarted_between_two_rounds_goes_on_as_if_it_had_not_be
         assert told(peer) == wanted
     assert (wanted.first, len(wanted.levels)) == (10, 2)
     assert torch.equal(again.problem.flat(), whole.problem.flat())
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "restart"])
+def test_a_loss_that_is_no_number_is_handled_as_with_gradients(on_nan: str, tmp_path: Path):
+    """It was told as a derivative of zero: the run went on, and nobody learnt of it."""
+    loop, events = Loop(7), list[dict[str, Any]]()
+    with alone(tmp_path, terms(6), loop, on_nan=on_nan, observer=events.append) as peer:
+        loop.step()
+        loop.spoilt = True
+        if on_nan == "stop":
+            for _ in range(STEPS - 2):
+                loop.step()
+            with pytest.raises(NonFiniteError, match="NaN or Inf in the pseudo-gradient of"):
+                loop.step()
+            return
+        loop.step()
+        loop.spoilt = False
+        while not peer.done:
+            loop.step()
+        assert bool(torch.isfinite(loop.problem.flat()).all())
+    assert [event for event in events if event["event"] == "restarted"]
 
 
 def test_losses_alone_are_refused_beside_a_method_that_goes_by_gradients(tmp_path: Path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from decentral.compressors import parse_compressor
+from decentral.compressors import Nothing, parse_compressor
 from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec, Encoded
@@ -45,6 +45,15 @@ def test_the_sum_over_the_rounds_since_the_fork_is_owed_fragment_by_fragment():
     outbox.forget_after(3)
     assert outbox.owed(3, 1, SHAPES) is None
     assert outbox.owed(2, 1, SHAPES).rounds == 1
+
+
+def test_what_only_a_summary_told_is_not_owed():
+    """An empty frame was read as a change of zero: rounds counted as kept whose progress was lost."""
+    codec = Codec(Nothing())
+    outbox, made = Outbox(codec, 1 << 20), gathered(1.0)
+    made.encoded = codec.encode(made.gradient_N, {}, SHAPES)
+    named_in(outbox, 1, made)
+    assert outbox.owed(0, 0, SHAPES) is None
 
 
 def test_what_was_cut_for_a_reduce_is_put_together_again():

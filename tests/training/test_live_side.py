@@ -19,6 +19,7 @@ from decentral.peer.joining import check_processes
 from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.training import FlatModel
 from decentral.swarm.identity import Identity
+from decentral.training.inner.spsa import SPSA
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide
 from decentral.training.moments import Moments
@@ -139,6 +140,16 @@ def test_a_peer_of_several_processes_is_refused_with_the_reason():
     check_processes(preset_manifest("diloco"), 2)
     with pytest.raises(ConfigError, match="scaffold reads or changes the inner optimizer, which each of this peer's 2"):
         check_processes(terms(), 2)
+
+
+def test_losses_alone_are_refused_in_several_processes_which_would_go_different_ways():
+    by_manifest = preset_manifest("diloco", inner={"optimizer": "spsa", "weight_decay": 0.0, "clip": None})
+    told = "^spsa draws directions of its own in each of this peer's 4 processes, .* run one process"
+    check_processes(by_manifest, 1)
+    with pytest.raises(ConfigError, match=told):
+        check_processes(by_manifest, 4)
+    with pytest.raises(ConfigError, match=told):
+        check_processes(preset_manifest("diloco"), 4, [SPSA(small().named_parameters())])
 
 
 def test_a_method_without_hooks_is_never_asked_and_one_with_them_touches_the_training_by_that():

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,14 +14,13 @@ from torch import Tensor
 
 from decentral.cli.job.measuring import WINDOWS
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.replica.run_codec import codec_of
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
 from decentral.tasks.presets import demo_tables
-from decentral.training.inner import build_inner, step_forward
+from decentral.training.inner import build_inner, inner_step
 
 SLACK = 1.25  # of the asked time, for a machine that others keep busy: then the run ends with fewer rounds
 MIN_ROUNDS = 6  # a third, a half and an end need to be different rounds
@@ -112,21 +112,17 @@ def _measure(manifest: Manifest, corpus: Corpus) -> tuple[float, float]:
                 context=config.context,
             )
             began = time.perf_counter()
-            _step(manifest, model, optimizers, batch)
+            inner_step(manifest.inner, optimizers, partial(_loss, model, batch))
+            model.zero_grad()
             seconds.append(time.perf_counter() - began)
     finally:
         torch.set_num_threads(threads)
     return bits, sorted(seconds)[_TIMED_STEPS // 2]
 
 
-def _step(manifest: Manifest, model: Any, optimizers: list[torch.optim.Optimizer], batch: dict[str, Tensor]) -> None:
-    if INNER_OPTIMIZERS[manifest.inner.named].forward_only:
-        step_forward(optimizers[0], lambda: model(**batch).loss)
-        return
-    model(**batch).loss.backward()
-    for optimizer in optimizers:
-        optimizer.step()
-    model.zero_grad()
+def _loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    loss: Tensor = model(**batch).loss
+    return loss
 
 
 def num_cores() -> int:

@@ -20,7 +20,6 @@ from decentral.cli.job.steering import StatusPublisher, Steering
 from decentral.cli.job.training_context import TrainingContext, set_up
 from decentral.cli.stopping import Stop
 from decentral.manifest import Manifest
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.observe.beacon import Beacon
 from decentral.observe.report import read_summary
 from decentral.observe.status import Status
@@ -28,7 +27,7 @@ from decentral.observe.terminal import Display
 from decentral.swarm.identity import Identity
 from decentral.swarm.patience import time_left
 from decentral.tasks.batches import batch_loader
-from decentral.training.inner import step_forward
+from decentral.training.inner import inner_step
 
 if TYPE_CHECKING:
     from decentral.peer import Peer
@@ -165,11 +164,22 @@ def _batches(context: TrainingContext, identity: bytes, first_step: int) -> Iter
 
 def _inner_step(context: TrainingContext, batch: dict[str, Tensor]) -> Tensor:
     context.watch.step_begins()
-    if INNER_OPTIMIZERS[context.manifest.inner.named].forward_only:
+
+    def backward(loss: Tensor) -> None:
+        context.accelerator.backward(loss)
+        if context.manifest.inner.clip is not None:
+            context.accelerator.clip_grad_norm_(context.model.parameters(), context.manifest.inner.clip)
+
+    def begins() -> None:
         context.num_steps += 1
-        loss = step_forward(context.optimizers[0], lambda: context.model(**batch).loss)
-    else:
-        loss = _step_backward(context, batch)
+
+    loss = inner_step(
+        context.manifest.inner,
+        context.optimizers,
+        lambda: context.model(**batch).loss,
+        backward=backward,
+        begins=begins,
+    )
     for scheduler in context.schedulers:
         scheduler.step()
     context.model.zero_grad()
@@ -177,17 +187,6 @@ def _inner_step(context: TrainingContext, batch: dict[str, Tensor]) -> Tensor:
         context.loss = loss.item()
         context.metrics.inner(context.num_steps, loss=context.loss, tokens=context.num_steps * context.tokens_per_step)
     return loss.detach()
-
-
-def _step_backward(context: TrainingContext, batch: dict[str, Tensor]) -> Tensor:
-    loss: Tensor = context.model(**batch).loss
-    context.accelerator.backward(loss)
-    if context.manifest.inner.clip is not None:
-        context.accelerator.clip_grad_norm_(context.model.parameters(), context.manifest.inner.clip)
-    context.num_steps += 1
-    for optimizer in context.optimizers:
-        optimizer.step()  # a round may begin or end in the last one's
-    return loss
 
 
 def _alone(context: TrainingContext, halted: bool, *, done: bool) -> Status:

@@ -2,19 +2,16 @@
 
 inner step s: g_s = dL/dz_s, z_s of random signs ;  at a round: x <- x - lr/sqrt(n) * sum over all peers of g_s * z_s
 
-n: all derivatives of the peers who came. Each crosses the wire as a byte in the offer's summary, beside a seed and a
-number that say z_s: 12 + H bytes a round, whatever the model's size, and the header of an empty frame. Every peer makes
-all n of the z_s again, 1 ms of one core each for a million values.
+n: all derivatives of those who came. Each is a byte in the offer's summary, beside a seed and a number that say z_s:
+12 + H bytes a round, whatever the model's size, and an empty frame's header. Every peer makes the z_s again: 1 ms of a
+core each for a million values. After an absence only the newest are told, as many as inner steps count.
 
 An inner optimizer that only goes forward (``[inner] optimizer = "spsa"``) measures g_s by two losses. Beside one that
-goes by gradients, g_s is the gradient along z_s, which becomes the gradient: the same to the order of spsa's ``eps``
-squared, in any loop, without what going forward alone saves.
+goes by gradients, g_s is the gradient along z_s, which becomes the gradient: the same to the order of ``eps`` squared.
 
-What differs from the paper. There a peer stands still between two rounds. Here inner steps are a walk of its own, which
-the commit replaces, and g_s is measured where that walk is, as in FedKSeed; at a small inner rate that is the anchor.
-Directions there are Gaussian, from torch's generator, whose bits depend on the device. Its byte is 8 bits of logarithm
-without the sign; see `levels`. The authors' code divides the rate by n; here it is by sqrt(n), as the sum of n
-directions grows, so that the length of a step follows neither H nor the number of peers.
+What differs from the paper. There a peer stands still between two rounds; here inner steps walk, the commit replaces
+the walk, and g_s is measured where it is, as in FedKSeed. Directions there are Gaussian, by bits that depend on the
+device; its byte has no sign, see `levels`. The authors' code divides the rate by n; here by sqrt(n), as the sum grows.
 
 Robustness: a byte is worth 234 at most. Who lies moves all by that, as anyone's gradient would.
 
@@ -76,12 +73,9 @@ class JustOneByte(OuterMethod):
         """As many as a summary has bytes for."""
         return MOST
 
-    # ---- the training side ----
-
     def before_inner_step(self, live: Live, fragment: int) -> None:
         """Where the step goes by a gradient: note it along a direction, and let the step go by no more than that."""
-        gradient_N = live.read_gradient(fragment) if live.derivatives is None else None
-        if gradient_N is None:
+        if live.derivatives is not None or (gradient_N := live.read_gradient(fragment)) is None:
             return
         seed, number = next_direction(live.own(fragment), live.peer)
         direction_N = Direction(seed, number).over(live.layout(fragment))
@@ -97,8 +91,8 @@ class JustOneByte(OuterMethod):
             note(live.own(fragment), derivative)
 
     def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
-        """All that no commit took yet."""
-        return noted(live.own(fragment)).written()
+        """What no commit took yet: the newest, as many as inner steps count."""
+        return noted(live.own(fragment)).newest(live.counted(fragment)).written()
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
         """Keep what was noted since the contribution that the commit took."""

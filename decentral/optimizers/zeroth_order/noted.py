@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from decentral.optimizers.zeroth_order.directions import MOST_NUMBER
 from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
 
 __all__ = ["keep_newer", "next_direction", "note", "noted"]
+
+_NONE: Final = torch.zeros(0, dtype=torch.uint8)
 
 
 def next_direction(own: Own, peer: bytes) -> tuple[int, int]:
@@ -28,7 +31,7 @@ def next_direction(own: Own, peer: bytes) -> tuple[int, int]:
 
 def note(own: Own, derivative: Derivative) -> None:
     """One more, and only the newest ``MOST``. Another seed, of another process, begins anew."""
-    before = own.get("levels", torch.zeros(0, dtype=torch.uint8))
+    before = own.get("levels", _NONE)
     if "next" in own and own["next"].tolist() != [derivative.seed, derivative.number]:
         before = before[:0]
     own["levels"] = torch.cat([before, torch.tensor([derivative.byte], dtype=torch.uint8)])[-MOST:]
@@ -38,13 +41,13 @@ def note(own: Own, derivative: Derivative) -> None:
 def keep_newer(own: Own, sent: Mapping[str, Tensor]) -> None:
     """Forget what was noted when ``own`` was as ``sent`` has it: a commit took that."""
     since = int(own["next"][1] - sent["next"][1]) & MOST_NUMBER
-    levels = own["levels"]
+    levels = own.get("levels", _NONE)  # none where progress was given up since
     own["levels"] = levels[max(0, len(levels) - since) :]
 
 
 def noted(own: Mapping[str, Tensor]) -> ToldDerivatives:
     """All of them."""
-    levels = own.get("levels", torch.zeros(0, dtype=torch.uint8))
+    levels = own.get("levels", _NONE)
     if not len(levels):
         return ToldDerivatives()
     seed, number = own["next"].tolist()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decentral.optimizers.base import MAX_SUMMARY_NBYTES
 from decentral.optimizers.live import Layout
-from decentral.optimizers.zeroth_order.directions import Direction
+from decentral.optimizers.zeroth_order.directions import MOST_NUMBER, Direction
 from decentral.optimizers.zeroth_order.levels import level_of
 
 __all__ = ["MOST", "ToldDerivatives"]
@@ -40,6 +40,11 @@ class ToldDerivatives:
             return cls()
         seed, first = _HEAD.unpack_from(summary)
         return cls(seed, first, summary[_HEAD.size :])
+
+    def newest(self, most: int) -> ToldDerivatives:
+        """The last ``most`` of them."""
+        cut = max(0, len(self.levels) - most)
+        return ToldDerivatives(self.seed, self.first + cut & MOST_NUMBER, self.levels[cut:])
 
     def written(self) -> bytes:
         """As ``read`` wants it."""

@@ -18,7 +18,7 @@ from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.manifest.training_terms import Inner
 from decentral.optimizers import InnerOptimizer
 from decentral.optimizers.live import Derivative
-from decentral.training.inner import Averages, built, forward_only, step_forward
+from decentral.training.inner import Averages, built, forward_only, inner_step
 
 __all__ = ["USUAL", "WIDTH", "Student", "alone", "beginning", "weight_name"]
 
@@ -38,8 +38,8 @@ class Student:
     def __init__(self, num_fragments: int, seed: int, inner: Inner = USUAL) -> None:
         self._generator = torch.Generator().manual_seed(seed)
         self.weights = [torch.zeros(WIDTH, WIDTH, requires_grad=True) for _ in range(num_fragments)]
-        self._forward_only = INNER_OPTIMIZERS[inner.named].forward_only
-        self._optimizers = _optimizers(_terms(inner), self.weights, seed)
+        self._terms = _terms(inner)
+        self._optimizers = _optimizers(self._terms, self.weights, seed)
         self._averages = Averages(self._optimizers)
         self.inner: InnerOptimizer = _InnerMoments(self.weights, self._optimizers)
 
@@ -48,21 +48,11 @@ class Student:
         inputs_BD = torch.randn(BATCH, WIDTH, generator=self._generator)
         self._put(live)
         noise_BD = NOISE * torch.randn(BATCH, WIDTH, generator=self._generator)
-        self._learn(lambda: _loss(self.weights, inputs_BD, noise_BD), begins)
-        self._averages.show()
-        return [live_N - weight.detach().flatten() for weight, live_N in zip(self.weights, live, strict=True)]
-
-    def _learn(self, loss: Callable[[], Tensor], begins: Callable[[], None]) -> None:
-        if self._forward_only:
-            begins()
-            step_forward(self._optimizers[0], loss)
-            return
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-        loss().backward()  # type: ignore[no-untyped-call]  # torch's
-        begins()
-        for optimizer in self._optimizers:
-            optimizer.step()
+        inner_step(self._terms, self._optimizers, lambda: _loss(self.weights, inputs_BD, noise_BD), begins=begins)
+        self._averages.show()
+        return [live_N - weight.detach().flatten() for weight, live_N in zip(self.weights, live, strict=True)]
 
     def _put(self, live: Sequence[Tensor]) -> None:
         """The live parameters are what is learnt, where that is an average, too."""

@@ -2,6 +2,6 @@
 
 from decentral.training.inner.averages import Averages
 from decentral.training.inner.building import build_inner, built, forward_only
-from decentral.training.inner.spsa import step_forward
+from decentral.training.inner.stepping import inner_step
 
-__all__ = ["Averages", "build_inner", "built", "forward_only", "step_forward"]
+__all__ = ["Averages", "build_inner", "built", "forward_only", "inner_step"]

@@ -6,6 +6,8 @@ It needs no gradients, no activations and no moments: the parameters once more, 
 step did is a seed, a number and a byte, which ``derivatives`` has: who knows them can make the step again. The more
 parameters, the noisier is each one's step, so rates are small, and a small model learns fastest.
 
+A loss that is NaN or Inf makes the parameters NaN, as its gradients would, and no derivative is noted of it.
+
 The closure gives the loss, and the same one for the same parameters: no dropout between its two calls, so ``eval()``.
 
 Source: Spall, "Multivariate Stochastic Approximation Using a Simultaneous Perturbation Gradient Approximation", 1992;
@@ -76,11 +78,12 @@ class SPSA(torch.optim.Optimizer):
         signs = [direction.of(name, p.numel()).view(p.shape).to(p) for name, p, _ in each]
         above, below = _losses([p for _, p, _ in each], signs, eps, closure)
         along = (above - below) / (2 * eps)
-        byte = byte_of(along) if math.isfinite(along) else 0
+        measured = (byte_of(along),) if math.isfinite(along) else ()
+        level = level_of(measured[0]) if measured else math.nan  # as backward() would have it: see join's ``on_nan``
         for (_, parameter, group), sign in zip(each, signs, strict=True):
-            parameter.sub_(sign, alpha=group["lr"] * level_of(byte))
-        first["number"] = number + 1 & MOST_NUMBER
-        self.derivatives = (Derivative(seed, number, byte),)
+            parameter.sub_(sign, alpha=group["lr"] * level)
+        self.derivatives = tuple(Derivative(seed, number, byte) for byte in measured)
+        first["number"] = number + len(measured) & MOST_NUMBER  # others count on directions one after the other
         return (above + below) / 2
 
 

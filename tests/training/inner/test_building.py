@@ -14,7 +14,7 @@ from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS, InnerName
 from decentral.manifest.table import canonical
 from decentral.manifest.training_terms import Inner
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
-from decentral.training.inner import build_inner, step_forward
+from decentral.training.inner import build_inner, inner_step
 from decentral.training.inner.gpa import GPA
 from decentral.training.inner.qh_adopt import QHADOPT
 from decentral.training.inner_terms import differences
@@ -39,27 +39,25 @@ def loss_of(bare: nn.Module) -> torch.Tensor:
     return loss
 
 
-def step(name: InnerName, bare: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    if INNER_OPTIMIZERS[name].forward_only:
-        step_forward(optimizers[0], lambda: loss_of(bare))
-        return
-    loss_of(bare).backward()
-    for optimizer in optimizers:
-        optimizer.step()
+def step(inner: Inner, bare: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    inner_step(inner, optimizers, lambda: loss_of(bare))
     bare.zero_grad()
 
 
 @every_name
 def test_each_has_every_parameter_once_keeps_the_moments_it_says_and_learns(name: InnerName):
-    inner, bare = Inner(optimizer=name, learning_rate=1e-2, weight_decay=0.0), model()
+    by_losses = INNER_OPTIMIZERS[name].forward_only
+    inner, bare = Inner(optimizer=name, learning_rate=2e-3 if by_losses else 1e-2, weight_decay=0.0), model()
     optimizers = build_inner(inner, bare)
+    if by_losses:  # else of the operating system, and one in a dozen goes nowhere
+        optimizers[0].param_groups[0]["seed"] = 7
     held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(p) for p in bare.parameters())
     for group in optimizers[0].param_groups if INNER_OPTIMIZERS[name].forward_only else ():
         group["seed"] = 3  # else another one in each process, and some walk uphill for as long as this
     first = float(loss_of(bare).detach())
-    for _ in range(60 if INNER_OPTIMIZERS[name].forward_only else 20):
-        step(name, bare, optimizers)
+    for _ in range(60 if by_losses else 20):
+        step(inner, bare, optimizers)
     assert float(loss_of(bare).detach()) < first - 0.05
     states = [
         optimizer.state[p] for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from decentral.manifest.training_terms import Inner
 from decentral.optimizers.live import Derivative
 from decentral.optimizers.zeroth_order.directions import Direction
 from decentral.optimizers.zeroth_order.levels import byte_of, level_of
-from decentral.training.inner import build_inner, step_forward
-from decentral.training.inner.spsa import SPSA
+from decentral.training.inner import build_inner
+from decentral.training.inner.spsa import SPSA, step_forward
 from decentral.training.inner_optimizers import InnerSteps
 from decentral.training.live_model import LiveModel
 from decentral.training.moments import Moments
@@ -80,13 +81,21 @@ def test_a_closure_that_fails_leaves_the_parameters_as_they_were():
     assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
 
 
-def test_a_loss_that_is_no_number_moves_nothing_and_is_told_as_zero():
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_found_in_the_parameters_and_told_as_no_derivative(loss: float):
+    """It was told as a derivative of zero and moved nothing, so that nobody learnt of it."""
     model = linear()
-    before = [p.detach().clone() for p in model.parameters()]
     optimizer = spsa(model)
-    optimizer.step(lambda: float("nan"))
-    assert optimizer.derivatives[0].byte == 0
-    assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
+    optimizer.step(lambda: loss_of(model))
+    before = [p.detach().clone() for p in model.parameters()]
+    assert not math.isfinite(optimizer.step(lambda: loss))
+    assert optimizer.derivatives == ()
+    assert all(bool(p.isnan().all()) for p in model.parameters())
+    with torch.no_grad():  # as `on_nan` puts the anchor back
+        for p, kept in zip(model.parameters(), before, strict=True):
+            p.copy_(kept)
+    optimizer.step(lambda: loss_of(model))
+    assert optimizer.derivatives[0].number == 1, "of the directions that are told none is left out"
 
 
 def test_it_learns_and_says_the_mean_of_its_losses():
@@ -154,6 +163,15 @@ def test_names_that_are_not_the_models_are_refused():
     wrapped = SPSA([(f"module.{name}", p) for name, p in model.named_parameters()])
     with pytest.raises(ConfigError, match="by the names that the model has, weight first"):
         _ = Moments(LiveModel(model, 1, None), [wrapped]).derivatives
+
+
+def test_its_names_are_read_once_and_not_in_every_step():
+    model = linear()
+    optimizer = spsa(model)
+    shown = Moments(LiveModel(model, 1, None), [optimizer])
+    assert shown.derivatives == []
+    optimizer.param_groups[0]["param_names"] = None  # whoever read them again would fail
+    assert shown.derivatives == []
 
 
 def test_its_closure_is_taken_where_a_methods_hook_acts_before_steps():
