@@ -170,7 +170,7 @@ def test_the_run_is_never_worse_for_a_peer_that_comes_back(method: str, absences
 
 @pytest.mark.parametrize("method", ["diloco", "sparseloco"])  # streaming's blend pulls progress in by itself
 def test_the_law_catches_progress_that_is_carried_whole(method: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("decentral.training.sync_schedule.share_of", lambda *_, **__: 1.0)
+    monkeypatch.setattr("decentral.training.offers.share_of", lambda *_, **__: 1.0)
     assert max(how_much_worse(method, (1, 6, 30)).values()) > WORSE
 
 
