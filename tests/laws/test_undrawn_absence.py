@@ -14,6 +14,7 @@ from torch import Tensor
 
 from decentral.optimizers.synchronous.local_sgd import LocalSGD
 from decentral.optimizers.synchronous.sparta import Sparta
+from decentral.rounds.updates import CommittedUpdate
 from decentral.training.absence import Progress
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
@@ -66,7 +67,9 @@ def test_it_goes_on_counting_in_full_after_the_next_round_of_all():
 def test_all_that_is_left_has_been_drawn_before_the_next_round_of_all_where_parts_are_few():
     run = walked((WHOLE - 1,), WHOLE + 15, parts=4)
     torch.testing.assert_close(offered(run, 2), offered(run, 0), rtol=0.0, atol=8 * STEP)
-    assert run.peers[2].schedule._counted.share == 1.0  # type: ignore[union-attr]
+    run.peers[2].schedule.given_up.clear()
+    run.meet(ALL)
+    assert run.peers[2].schedule.given_up == []
 
 
 def test_what_is_given_up_is_told_with_the_steps_behind_it():
@@ -91,6 +94,27 @@ def test_a_round_that_passes_by_who_made_no_step_since_the_last_counts_as_missed
     run.learn({n: torch.full((NUMEL,), STEP) for n in OTHERS})
     run.meet(OTHERS)
     assert run.peers[2].schedule.progress[0].missed == 1
+
+
+@pytest.mark.parametrize("missed", [2, 3])
+def test_after_more_than_two_missed_rounds_all_of_it_is_dropped(missed: int):
+    run = walked(tuple(range(5, 5 + missed)), 5 + missed)
+    peer, head = run.peers[2], run.head
+    made = peer.schedule.take(peer.model, 0, peer.anchor_N, head.hash, 1, outer_step=head.outer_step)
+    assert (made is None) == (missed > 2)
+
+
+def test_an_adopted_branch_that_took_what_was_in_flight_leaves_what_was_not_drawn_behind():
+    run = walked((), 3)
+    peer, head = run.peers[2], run.head
+    made = peer.schedule.take(peer.model, 0, peer.anchor_N, head.hash, 1, outer_step=head.outer_step)
+    assert made is not None
+    moved = (peer.anchor_N - made.gradient_N, peer.anchor_N)
+    peer.schedule.merge(
+        CommittedUpdate(None, bytes(32), 0, *moved, None, owed_steps=-made.trained, took=True), peer.model
+    )
+    progress = peer.schedule.progress[0]
+    assert (progress.steps, progress.undrawn) == (0, 4)
 
 
 def test_of_a_method_that_draws_nothing_one_round_is_behind_what_is_sent():
