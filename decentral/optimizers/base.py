@@ -161,6 +161,12 @@ class OuterMethod:
         """
         return None
 
+    def rounds_behind(self, step: int) -> tuple[int, int]:
+        """Of how many rounds what a contribution to outer step ``step`` speaks of was learnt, where none was missed;
+        and of how many in any step, at most. More than one where not all is drawn: what an absence leaves goes by it.
+        """
+        return 1, 1
+
     def contribute(self, anchor_N: Tensor, local_N: Tensor) -> Tensor:
         """The first channel, from the anchor and the live parameters."""
         return anchor_N - local_N

@@ -35,25 +35,38 @@ USUAL = 9  # contributions in time whose median is the usual norm: odd, and a fe
 class Progress:
     """What the live parameters of one fragment have learnt that no commit accounts for."""
 
-    steps: int = 0  # inner steps behind it
-    missed: int = 0  # outer steps of the fragment that passed by since it began
+    steps: int = 0  # inner steps since a commit named a contribution
+    missed: int = 0  # outer steps of the fragment that passed by since then
+    undrawn: int = 0  # inner steps before, behind parameters that contributions did not speak of: about, and at most
+    overdue: int = 0  # outer steps that passed by then, one of all parameters among them
     rounding_N: Tensor | None = None  # live parameters as written, less what was to be written; None: no difference
-    norms: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL))  # of contributions sent in time
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL))  # of one round, when sent in time
+
+    @property
+    def behind(self) -> int:
+        """Inner steps behind the oldest of it."""
+        return self.steps + self.undrawn
 
     @property
     def usual_norm(self) -> float | None:
-        """Median norm of this peer's contributions in time; None while none of them moved anything."""
+        """Median norm of a round's progress, of this peer's contributions in time; None while none moved anything."""
         return statistics.median_low(self.norms) if self.norms else None
+
+    def given_up(self) -> None:
+        """The live parameters are put to the anchor."""
+        self.steps = self.missed = self.undrawn = self.overdue = 0
 
     def memory(self) -> dict[str, Any]:
         """What a restart has to know, as JSON; the rounding is a tensor of the checkpoint."""
-        return {"steps": self.steps, "missed": self.missed, "norms": list(self.norms)}
+        names = ("steps", "missed", "undrawn", "overdue")
+        return {**{name: getattr(self, name) for name in names}, "norms": list(self.norms)}
 
     @classmethod
     def recalled(cls, memory: Mapping[str, Any], rounding_N: Tensor | None) -> Progress:
         """The progress that ``memory`` tells of."""
         norms = deque((float(norm) for norm in memory["norms"]), maxlen=USUAL)
-        return cls(int(memory["steps"]), int(memory["missed"]), rounding_N, norms)
+        undrawn, overdue = (int(memory.get(name, 0)) for name in ("undrawn", "overdue"))  # an older one has none
+        return cls(int(memory["steps"]), int(memory["missed"]), undrawn, overdue, rounding_N, norms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +90,9 @@ class Away:
         return {"fragment": self.fragment, "missed": self.missed, "steps": self.steps, "counted": self.counted}
 
 
-def share_of(progress: Progress, norm: float, *, whole: int, held: int, stale: int = ROUNDS) -> float:
+def share_of(
+    progress: Progress, norm: float, *, whole: int, held: int, overdue: int, stale: int = ROUNDS, rounds: int = 1
+) -> float:
     """The share of a fragment's progress that may be sent: 1 for a peer that was not away, 0 when it is to be dropped.
 
     Args:
@@ -85,16 +100,19 @@ def share_of(progress: Progress, norm: float, *, whole: int, held: int, stale: i
         norm: of its pseudo-gradient.
         whole: H, the inner steps between two outer steps of one fragment.
         held: inner steps made while a contribution was due and could not be sent.
+        overdue: outer steps that passed by what is to be sent; 0: none, or only such as drew other parameters.
         stale: outer steps of the fragment that may pass by before it is dropped.
+        rounds: that are behind what is sent as a rule: more than one where a method draws parameters.
 
     """
-    if progress.missed == 0 and held < whole:
+    if progress.missed > stale or (progress.missed and progress.steps > (stale + 1) * whole):
+        return 0.0
+    if not overdue and (progress.missed or held < whole):
         return 1.0
-    usual = progress.usual_norm
-    by_steps = min(1.0, whole / max(1, progress.steps))
-    if not progress.missed:
+    each, by_steps = progress.usual_norm, min(1.0, rounds * whole / max(1, progress.behind))
+    usual = None if each is None else each * rounds
+    if not overdue:
         return by_steps if usual is None else min(1.0, usual / max(norm, usual))
-    too_old = progress.missed > stale or progress.steps > (stale + 1) * whole
-    if too_old or (usual is not None and norm > NORM * usual):
+    if each is not None and norm > NORM * each * max(rounds, 1 + progress.undrawn / whole):
         return 0.0
     return by_steps if usual is None or norm * by_steps <= usual else usual / norm

@@ -9,7 +9,6 @@ rounds what is written, and a rounding that is counted as progress moved a run i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,14 +20,14 @@ from decentral.consensus.chain import Digest
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, carry, make_outer
 from decentral.optimizers.base import State
-from decentral.optimizers.draws import only_drawn
 from decentral.replica.contribution import Contribution
 from decentral.replica.method_output import said
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
-from decentral.training.absence import Away, Progress, share_of
+from decentral.training.absence import Away, Progress
 from decentral.training.detours import Detours
 from decentral.training.live_side import LiveSide, Parameters
+from decentral.training.offers import Counted, counted, spoken_of, states_due
 from decentral.training.pace import lengthening
 
 # Shape suffix: N = elements of one fragment, flat float32.
@@ -55,12 +54,10 @@ class SyncSchedule:
     live: LiveSide = field(default_factory=LiveSide)  # this peer's training, as the method may see it
     num_merged: int = 0
     progress: list[Progress] = field(default_factory=list)
-    unadopted: dict[int, list[str]] = field(
-        default_factory=dict
-    )  # by fragment, channels that the inner optimizer lacks
+    unadopted: dict[int, list[str]] = field(default_factory=dict)  # by fragment, channels that training lacks
     given_up: list[Away] = field(default_factory=list)  # what absences cost, for the caller to tell and to clear
     detours: Detours = field(default_factory=Detours)  # where training goes on while a contribution is in flight
-    _away: Away | None = None  # what is given up when the contribution in flight is named
+    _counted: Counted | None = None  # what counts of the contribution in flight
 
     def __post_init__(self) -> None:
         self.progress = self.progress or [Progress() for _ in range(self.num_fragments)]
@@ -141,55 +138,36 @@ class SyncSchedule:
         method has training go on elsewhere while the contribution is in flight.
         """
         progress, base_N = self.progress[fragment], self._base(fragment, anchor_N)
-        live_N = self.detours.live(model, fragment)
-        drawn_N = self.method.drawn(outer_step // self.num_fragments, len(live_N))
-        local_N, norm_of_all = (live_N, 1.0) if drawn_N is None else only_drawn(drawn_N, base_N, live_N)
-        gradient_N = base_N - local_N
-        norm = norm_of_all * float(gradient_N.norm())
-        share = 1.0  # of NaN and Inf, too: the check of what is sent names the parameter
-        if math.isfinite(norm):
-            whole, stale = self.interval * self.num_fragments, self.method.max_staleness
-            share = share_of(progress, norm, whole=whole, held=self.held, stale=stale)
-        if share == 0.0:
+        live_N, step = self.detours.live(model, fragment), outer_step // self.num_fragments
+        spoken, whole = spoken_of(self.method, step, base_N, live_N), self.interval * self.num_fragments
+        found = counted(self.method, step, fragment, progress, spoken, whole=whole, held=self.held)
+        if found.share == 0.0:
             return None
-        steps, counted, self._away = progress.steps, max(1, round(progress.steps * share)), None
-        if share < 1.0:
-            self._away = Away(fragment, progress.missed, steps, counted, gradient_N - gradient_N * share)
-        elif math.isfinite(norm) and norm > 0:
-            progress.norms.append(norm)
+        local_N, steps, self._counted = spoken.local_N, progress.steps, found
         self.sent_at, self.seconds_sent = self.since, self.seconds
         in_time = self.lengthens and not progress.missed
         longer = lengthening(self.interval, self.paced, progress.steps / self.num_fragments) if in_time else 1.0
-        scale = share * longer
+        scale = found.share * longer
         change_N = self.method.contribute(base_N, local_N)
-        made = Contribution(
-            fragment, based_on, local_N, change_N if scale == 1.0 else change_N * scale, self.since, counted * per_step
-        )
+        sent_N = change_N if scale == 1.0 else change_N * scale
+        made = Contribution(fragment, based_on, local_N, sent_N, self.since, found.steps * per_step)
         made.trained = steps
         if scale != 1.0 or self.method.overrides("contribute"):
-            made.progress_N = gradient_N
+            made.progress_N = spoken.gradient_N
         if progress.missed:
             made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)
         wanted_N = self.method.meanwhile(self.live, fragment, base_N, live_N) if self.overlap else None
         self.live.taken(fragment)
-        made.states = self._states(fragment, anchor_N, outer_step // self.num_fragments)
+        made.states = states_due(self.method, step, anchor_N, self.live, fragment)
         made.summary, made.unsaid = said(lambda: self.method.says(self.live, fragment, [made.gradient_N, *made.states]))
         self.detours.go(model, fragment, live_N, wanted_N)
         return made
-
-    def _states(self, fragment: int, anchor_N: Tensor, step: int) -> tuple[Tensor, ...]:
-        """The channels beside the change that are due in outer step ``step`` of the fragment; zeros where none is."""
-        due = [channel for channel in self.method.channels()[1:] if channel.is_due(step)]
-        told = self.method.states_sent(anchor_N, self.live, fragment) if due else {}
-        return tuple(told.get(channel.name, torch.zeros_like(anchor_N)) for channel in due)
 
     # ---- merging ----
 
     def may_merge(self, update: CommittedUpdate) -> bool:
         """Whether the time of the oldest commit that is not merged yet has come."""
-        if update.contribution is None or self.sent_at is None:
-            return True
-        return self.since - self.sent_at >= self.overlap
+        return update.contribution is None or self.sent_at is None or self.since - self.sent_at >= self.overlap
 
     def merge(self, update: CommittedUpdate, model: Parameters) -> bool:
         """Bring one commit into the live model; returns whether parameters changed."""
@@ -221,12 +199,11 @@ class SyncSchedule:
             progress, lost_N = self.progress[f], self.gradient(f, anchors[f], self.detours.live(model, f))
             if debts is not None and f in debts:
                 lost_N = lost_N + debts[f]
-            self.given_up.append(Away(f, progress.missed, progress.steps, 0, lost_N))
-            progress.steps = progress.missed = 0
+            self.given_up.append(Away(f, progress.missed, progress.behind, 0, lost_N))
+            progress.given_up()
             self.put(model, f, anchors[f])
             self.live.lost(f)
-        self.since = self.held = 0
-        self.seconds = 0.0
+        self.since, self.held, self.seconds = 0, 0, 0.0
 
     def swapped(self, model: Parameters, fragment: int, after_N: Tensor, *, unmoved: bool = False) -> None:
         """A gossip step took the contribution in flight, and left ``after_N``; ``unmoved``: where it was before."""
@@ -252,8 +229,8 @@ class SyncSchedule:
             self.since -= self.sent_at
             self.seconds -= self.seconds_sent
         local_N = mine.local_N
-        if self._away is not None:  # a blend would keep a part of it
-            live_N, local_N = live_N + self._away.dropped_N, local_N + self._away.dropped_N
+        if self._counted is not None and (away := self._counted.away) is not None:  # a blend would keep a part of it
+            live_N, local_N = live_N + away.dropped_N, local_N + away.dropped_N
         self._named(progress, mine.trained)
         return self.method.merge(live_N, local_N, after_N)
 
@@ -261,22 +238,23 @@ class SyncSchedule:
         """The contribution in flight was taken, with the ``trained`` inner steps behind it."""
         self.held, self.sent_at = 0, None
         progress.steps, progress.missed = max(0, progress.steps - trained), 0
-        self._give_up()
+        self._took(progress)
 
-    def _give_up(self) -> None:
-        """What an absence left uncounted of the contribution that was taken."""
-        if self._away is not None:
-            self.given_up.append(self._away)
-            self._away = None
+    def _took(self, progress: Progress) -> None:
+        """The contribution was taken: what an absence left uncounted is given up, what was not drawn stays behind."""
+        if self._counted is not None:
+            progress.undrawn, progress.overdue = self._counted.undrawn, self._counted.overdue
+            self.given_up += [self._counted.away] if self._counted.away is not None else []
+            self._counted = None
 
     def _passed_by(self, update: CommittedUpdate) -> None:
         progress = self.progress[update.fragment]
         self.sent_at = None
         if update.took:
-            self._give_up()
+            self._took(progress)
         self.since = max(0, self.since + update.owed_steps // self.num_fragments)
         progress.steps = max(0, progress.steps + update.owed_steps)
-        progress.missed += update.rounds if progress.steps else 0
+        progress.missed += update.rounds if progress.behind else 0
 
     # ---- over a restart ----
 
@@ -322,7 +300,7 @@ class SyncSchedule:
             before_N, progress = tensors[anchor_name(f)], self.progress[f]
             if torch.equal(before_N, anchor_N):
                 continue
-            progress.missed += -(-outer_steps // self.num_fragments) if progress.steps else 0
+            progress.missed += -(-outer_steps // self.num_fragments) if progress.behind else 0
             if progress.rounding_N is not None:
                 before_N = before_N + progress.rounding_N
             self.put(model, f, carry(model.read(f), before_N, anchor_N))

@@ -91,17 +91,19 @@ class Run:
             self._pairs(number, present)
             anchors = [torch.stack([self.pupils[p].replica[0] for p in present]).mean(0)]
         else:
-            self._commit(fragment, present)
+            self._commit(fragment, number // self.num_fragments, present)
             anchors = self.anchors
         self.losses.append(
             sum(float((a_N - g_N).square().mean()) for a_N, g_N in zip(anchors, self.goal_N, strict=True))
         )
 
-    def _commit(self, fragment: int, present: list[int]) -> None:
+    def _commit(self, fragment: int, step: int, present: list[int]) -> None:
         before_N, named, shapes = self.anchors[fragment], {}, (SHAPE,)
         for number in present:
             pupil = self.pupils[number]
-            made = pupil.schedule.take(pupil.model, fragment, before_N, bytes(32), 1, outer_step=0)
+            made = pupil.schedule.take(
+                pupil.model, fragment, before_N, bytes(32), 1, outer_step=step * self.num_fragments + fragment
+            )
             if made is None:
                 dropped = pupil.schedule.away_too_long(fragment)
                 for f in dropped:
@@ -112,7 +114,7 @@ class Run:
         sent = [self.codec.decode(encoded.body, shapes) for _, encoded in named.values()]
         told, members = [made for made, _ in named.values()], len(present)  # a lease ends while a peer is away
         after_N, self.states[fragment] = step_of(
-            self.method, before_N, sent, self.states[fragment], sent=told, members=members
+            self.method, before_N, sent, self.states[fragment], number=step, sent=told, members=members
         )
         self.anchors[fragment] = after_N
         for number, pupil in enumerate(self.pupils):
@@ -159,6 +161,7 @@ SETTINGS = {"muloco": {"learning_rate": 0.9, "momentum": 0.8}}
 
 
 SWINGS = ("decoupled", "eager", "muloco", "slowmo", "streaming")
+DRAWING = ("sparta",)  # a missed round of a few parameters bounds nothing: tests/laws/test_undrawn_absence.py
 SPARSE = "topk(k=1024, chunk=4096) >> signmag2"
 
 
@@ -170,7 +173,7 @@ def test_the_run_is_never_worse_for_a_peer_that_comes_back(method: str, absences
 
 @pytest.mark.parametrize("method", ["diloco", "sparseloco"])  # streaming's blend pulls progress in by itself
 def test_the_law_catches_progress_that_is_carried_whole(method: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("decentral.training.sync_schedule.share_of", lambda *_, **__: 1.0)
+    monkeypatch.setattr("decentral.training.offers.share_of", lambda *_, **__: 1.0)
     assert max(how_much_worse(method, (1, 6, 30)).values()) > WORSE
 
 
@@ -218,7 +221,7 @@ def test_a_peer_that_was_never_away_is_not_bounded(method: str):
     assert not any(pupil.schedule.given_up for pupil in run.pupils)
 
 
-@pytest.mark.parametrize("method", [name for name in SYNCHRONOUS if name not in ALONG_DIRECTIONS])
+@pytest.mark.parametrize("method", [name for name in SYNCHRONOUS if name not in {*ALONG_DIRECTIONS, *DRAWING}])
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_within_the_bound_progress_counts_as_one_contribution_and_beyond_it_as_none(method: str, beyond: int):
     run, absence = Run(terms(method)), method_of(method).max_staleness + beyond

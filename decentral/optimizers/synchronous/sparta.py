@@ -14,7 +14,8 @@ quadratic, at 40 parts, it is 15.4 from the optimum with whole = 0, where live m
 A peer sends zeros outside S, which int8's entropy coder makes small: of Gaussian changes .051 of the bytes are left
 with 40 parts, .014 with 200 (.10 bits per parameter). A debt is sent when it is owed and not when its parameter is
 drawn, so nothing is lost with ``compressor.feedback``, and more is sent. Who misses more than two rounds starts from
-the anchor, as in every method, and gives up what it learnt since its parameters were drawn.
+the anchor, as in every method, and gives up what it learnt since its parameters were drawn. Who misses a whole round
+keeps them, but brings of each no more than the others do (``rounds_behind``); one of a few costs nothing.
 
 What differs from the code. There each parameter is drawn with probability p in each step, by one peer that tells the
 others where, and some are not for long; a variant in it cuts all parameters into 1/p parts at random, and that is
@@ -84,6 +85,11 @@ class Sparta(OuterMethod):
         if self.parts == 1 or self._is_whole(step):
             return None
         return one_of_each(self.parts, step, numel)
+
+    def rounds_behind(self, step: int) -> tuple[int, int]:
+        """Those since a parameter was drawn last, or all were."""
+        since = step % self.whole + 1 if self.whole else step + 1
+        return min(self.parts, since), self.parts
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo

@@ -208,9 +208,13 @@ class Trainer:
     def without_debts(self) -> dict[str, Tensor]:
         """The local progress alone: all that is left when a partner may hold what was owed."""
         anchors = enumerate(self.node.replica.anchors)
-        return {f"learnt/{f}": anchor_N - self.model.fragments[f] for f, anchor_N in anchors}
+        return {f"learnt/{f}": self._learnt(f, anchor_N) for f, anchor_N in anchors}
+
+    def _learnt(self, fragment: int, anchor_N: Tensor) -> Tensor:
+        """As if training had gone on where a contribution was taken, which is where a restart goes on from."""
+        return anchor_N - self.schedule.detours.live(self.model, fragment)
 
     def _carried(self, fragment: int, anchor_N: Tensor) -> Tensor:
         debt_N = self.node.replica.feedback[fragment].get("debt")
-        progress_N = anchor_N - self.schedule.detours.live(self.model, fragment)
+        progress_N = self._learnt(fragment, anchor_N)
         return progress_N if debt_N is None else progress_N + debt_N
