@@ -70,6 +70,11 @@ class Fragment:
         """The parameters' shapes, in order."""
         return tuple(spec.shape for spec in self.parameters)
 
+    @property
+    def layout(self) -> dict[str, tuple[int, ...]]:
+        """The parameters' shapes by their names, in order."""
+        return {spec.name: spec.shape for spec in self.parameters}
+
 
 @dataclass(frozen=True, slots=True)
 class Schema:

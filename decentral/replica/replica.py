@@ -24,7 +24,7 @@ from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
 from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
-from decentral.replica.received.combining import combined
+from decentral.replica.rebuilt import rebuilt
 from decentral.replica.received.estimates import NOTHING_KEPT, KeptOfSenders
 from decentral.replica.received.frame_contents import FrameContents
 from decentral.replica.received.gathering import GatherReader
@@ -36,7 +36,6 @@ from decentral.replica.weighing import outside_of, state_weights_of, told_of, we
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
-from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
@@ -222,8 +221,7 @@ class Replica:
 
     def outside(self, contributors: Sequence[FrameRef], outer_step: int) -> list[Part]:
         """Where in the fragment the change of each counts nothing: see the method. Raises Unusable."""
-        fragment = self.schema.fragments[outer_step % len(self.anchors)]
-        layout = {spec.name: spec.shape for spec in fragment.parameters}
+        layout = self.schema.fragments[outer_step % len(self.anchors)].layout
         return outside_of(self.method, self._told(contributors, outer_step), layout)
 
     def _beside(self, told: Sequence[Contributor], outer_step: int, weights: Sequence[float]) -> list[Weighed]:
@@ -295,23 +293,14 @@ class Replica:
         """
         due = self.due(record.outer_step)
         if self.method.rebuilds:
-            return combined([(due[0], self._rebuilders(record, weights[0]))], self.numel(record.fragment))
+            said = self._told(contributions(record), record.outer_step)
+            return rebuilt(self.method, said, self.schema.fragments[record.fragment].layout, weights[0], due[0])
         if not record.contributors:
             outside = self.outside(record.frames, record.outer_step)
             return self.gathering.received(named, due, weights, self.numel(record.fragment), record.hash, told, outside)
         mean_CN = results_of(record, bodies, decoded, self.codec, self.numel(record.fragment), len(due))
         rows = zip(due, mean_CN, weights, strict=True)
         return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}
-
-    def _rebuilders(self, record: Record, weights: Sequence[float]) -> list[Adder]:
-        """Of contributions that summaries tell, and no frame."""
-        layout = {spec.name: spec.shape for spec in self.schema.fragments[record.fragment].parameters}
-
-        def add(told: Contributor, total_N: Tensor, weight: float) -> None:
-            total_N += self.method.rebuilt(told, layout).mul_(float32(weight))
-
-        told = self._told(contributions(record), record.outer_step)
-        return [(one.peer, partial(add, one), weight) for one, weight in zip(told, weights, strict=True)]
 
     def refresh(self, fragment: int) -> None:
         """Recompute a fragment's digest after a gossip step replaced its anchor."""

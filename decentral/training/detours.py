@@ -7,7 +7,7 @@ merged as if training had gone on from where the contribution was taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
@@ -61,12 +61,18 @@ class Detours:
         places = (("left", self._left_N), ("begun", self._begun_N))
         return {_name_of(f, place): one_N for place, by_fragment in places for f, one_N in by_fragment.items()}
 
-    def resume(self, model: Parameters, tensors: Mapping[str, Tensor], num_fragments: int) -> None:
-        """Bring a model that is as its checkpoint has it back: what was in flight is not any more."""
+    def recall(
+        self, model: Parameters, tensors: Mapping[str, Tensor], num_fragments: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Of a model that is as its checkpoint has it: each fragment that was elsewhere, and what it is without that.
+
+        What was in flight is not any more. Whoever asks writes it.
+        """
         for f in range(num_fragments):
             if _name_of(f, "begun") in tensors:
                 self._left_N[f], self._begun_N[f] = (tensors[_name_of(f, place)] for place in ("left", "begun"))
-                self.go(model, f, self.live(model, f), None)
+                self._untold.add(f)
+                yield f, self.live(model, f)
 
 
 def _name_of(fragment: int, place: str) -> str:

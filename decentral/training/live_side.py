@@ -86,8 +86,7 @@ class LiveSide:
 
     def layout(self, fragment: int) -> Layout:
         """See Live."""
-        specs = () if self._schema is None else self._schema.fragments[fragment].parameters
-        return {spec.name: spec.shape for spec in specs}
+        return {} if self._schema is None else self._schema.fragments[fragment].layout
 
     def read(self, fragment: int) -> Tensor:
         """See Live."""

@@ -41,6 +41,7 @@ class Spoken:
 class Counted:
     """How much of it counts, and what is behind the rest once a commit named it."""
 
+    fragment: int
     share: float  # of the progress, in [0, 1]; 0: it is to be dropped
     steps: int  # inner steps that the contribution stands for
     away: Away | None  # what is given up then
@@ -72,11 +73,11 @@ def counted(
     if share == 1.0:
         if math.isfinite(spoken.norm) and spoken.norm > 0:
             progress.norms.append(spoken.norm / rounds)
-        return Counted(share, max(1, progress.steps), None, *left)
+        return Counted(fragment, share, max(1, progress.steps), None, *left)
     stands_for = max(1, min(progress.steps, round(progress.behind * share / rounds)))
     dropped_N, of_all = spoken.gradient_N - spoken.gradient_N * share, max(1, round(progress.behind * share))
     away = Away(fragment, max(progress.missed, overdue), progress.behind, of_all, dropped_N)
-    return Counted(share, stands_for, away, *left)
+    return Counted(fragment, share, stands_for, away, *left)
 
 
 def _overdue(method: OuterMethod, step: int, progress: Progress, usual: int) -> int:

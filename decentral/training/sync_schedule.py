@@ -65,12 +65,15 @@ class SyncSchedule:
 
     def beside(self, live: LiveSide) -> None:
         """From now on the method sees and changes this peer's training by way of ``live``."""
-        live.begin(self.method, self.num_fragments, lambda fragment: self.progress[fragment].steps, self._counted)
+        live.begin(self.method, self.num_fragments, lambda fragment: self.progress[fragment].steps, self._stands_for)
         self.live = live
 
-    def _counted(self, fragment: int) -> int:
-        away = self._away
-        return away.counted if away is not None and away.fragment == fragment else self.progress[fragment].steps
+    def _stands_for(self, fragment: int) -> int:
+        """Inner steps that count: all, but for what an absence leaves of the contribution in flight."""
+        found = self._counted
+        if found is not None and found.away is not None and found.fragment == fragment:
+            return found.steps
+        return self.progress[fragment].steps
 
     @property
     def due(self) -> bool:
@@ -295,7 +298,9 @@ class SyncSchedule:
             self.progress = [Progress.recalled(one, tensors.get(ROUNDING.format(f))) for f, one in told]
             self.recall_unadopted(memory)
         self.live.recall(tensors)
-        self.detours.resume(model, tensors, self.num_fragments)
+        for f, live_N in self.detours.recall(model, tensors, self.num_fragments):
+            rounding_N = self.progress[f].rounding_N  # no progress before, nor when it is written anew
+            self.put(model, f, live_N if rounding_N is None else live_N - rounding_N)
         for f, anchor_N in enumerate(anchors):
             before_N, progress = tensors[anchor_name(f)], self.progress[f]
             if torch.equal(before_N, anchor_N):

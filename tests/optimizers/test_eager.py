@@ -211,6 +211,22 @@ def test_rounding_of_a_detour_in_bfloat16_is_no_progress():
         schedule.withdrawn()
 
 
+def test_nor_is_it_where_a_restart_takes_the_detour_out_again():
+    module, anchor_N = torch.nn.Linear(8, 8, bias=False).to(torch.bfloat16), randn(2)[:64]
+    model, schedule = LiveModel(module, 1, None), SyncSchedule(1, 1, Eager(LR, MU), bytes(32))
+    schedule.live.own(0).update(peers=torch.tensor([3.0]), momentum=randn(1)[:64])
+    schedule.put(model, 0, anchor_N)
+    schedule.stepped()
+    assert schedule.take(model, 0, anchor_N, bytes(32), 1, outer_step=0) is not None
+    begun_N = model.read(0)
+    with torch.no_grad():
+        module.weight -= 0.125
+    learnt_N = begun_N - model.read(0)
+    resumed = SyncSchedule(1, 1, Eager(LR, MU), bytes(32))
+    resumed.resume(model, {**schedule.tensors(), anchor_name(0): anchor_N}, schedule.memory(), [anchor_N], 0)
+    torch.testing.assert_close(resumed.gradient(0, anchor_N, model.read(0)), learnt_N, rtol=0, atol=1e-6)
+
+
 def test_a_restart_from_the_anchor_leaves_no_detour():
     run = begun(3)
     learn(run)
