@@ -170,7 +170,7 @@ def test_what_init_reads_of_a_folder_and_what_it_passes_over_is_said(run: Run, t
     (tmp_path / "foxes/fox.png").write_bytes(bytes(1000))
     result = run("init", "run.toml", "--data", "foxes")
     assert result.exit_code == 0
-    passed = "1 file of 1,000 bytes passed over: zero bytes near the beginning, so no text"
+    passed = "1 file of 1,000 bytes passed over, fox.png: zero bytes near the beginning, so no text"
     assert result.stderr.startswith(f"data    foxes: 1 file ({passed}), 105,000 bytes, 100.0 % of it text, digest ")
 
 

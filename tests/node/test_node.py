@@ -10,7 +10,7 @@ import trio
 from decentral.consensus.acceptor import Acceptor
 from decentral.errors import DiskError
 from decentral.wire.frames import parse
-from tests.laws.tables import DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, long_but
+from tests.laws.tables import ALONG_DIRECTIONS, DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, long_but
 
 
 @pytest.mark.parametrize("preset", DOSED_WIRES)
@@ -37,7 +37,10 @@ QUICK: dict[str, dict[str, dict[str, float | str]]] = {  # what shows in 12 roun
 }
 
 
-@pytest.mark.parametrize("preset", long_but(SYNCHRONOUS_WIRES, SYNCHRONOUS))
+MOVED_BY_FRAMES = [name for name in SYNCHRONOUS if name not in ALONG_DIRECTIONS]
+
+
+@pytest.mark.parametrize("preset", long_but(SYNCHRONOUS_WIRES, MOVED_BY_FRAMES))
 def test_the_anchor_moves_towards_the_mean_of_the_targets(run_lab, terms, preset):
     async def script(lab):
         for _ in range(3):

@@ -25,7 +25,7 @@ from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.memory.transport import MemoryNetwork
-from tests.laws.tables import WIRES
+from tests.laws.tables import ALONG_DIRECTIONS, WIRES
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
@@ -150,8 +150,9 @@ def test_two_peers_train_one_model_and_end_with_the_same_bits(tmp_path, preset):
     pair = Pair(run_terms(preset), tmp_path)
     pair.run()
     assert pair.digests[0] == pair.digests[1]
-    assert all(losses[-1] < losses[0] for losses in pair.losses.values())
-    if preset != "streaming":  # a blend keeps a part of each peer's own parameters
+    if preset not in ALONG_DIRECTIONS:  # whose steps are random at the rate of this loop
+        assert all(losses[-1] < losses[0] for losses in pair.losses.values())
+    if not pair.manifest.outer.overlap:  # else the steps since the last contribution are a peer's own
         assert torch.equal(pair.models[0], pair.models[1])
 
 
