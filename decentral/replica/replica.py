@@ -1,8 +1,7 @@
 """The state every peer holds alike: anchor, outer optimizer state, and this peer's own feedback.
 
-Tensors are replaced, never written to: whoever holds a reference (a snapshot being served, a checkpoint being
-written, a round being encoded) has an immutable copy for free. Everything lives in float32 on the CPU, so that
-the same commit gives the same bits on every peer, whatever it trains on.
+Tensors are replaced, never written to: whoever holds one (a snapshot being served, a round being encoded) has an
+immutable copy. All is float32 on the CPU: one commit gives the same bits on every peer, whatever it trains on.
 """
 
 from __future__ import annotations
@@ -58,11 +57,8 @@ class Replica:
         tail: Tail = NO_TAIL,
         rule: Aggregation | None = None,
     ) -> None:
-        """``buffers_B``: the model's, in the schema's order; ``tail`` says what of them crosses; ``rule``: how
-        contributions become one vector, the mean unless it is given.
-        """
-        self.rule = rule or make_aggregation("mean", {})
-        self.weighting = weighting  # what contributors count by: equal, or tokens
+        """``buffers_B``: the model's, in the schema's order; ``tail``: what of them crosses; ``rule``: None: mean."""
+        self.rule, self.weighting = rule or make_aggregation("mean", {}), weighting  # by which: equal, or tokens
         self.schema, self.method, self.codec, self.merge_codec = schema, method, codec, merge_codec
         self.anchors: list[Tensor] = list(anchors)
         self.states: list[dict[str, Tensor]] = [method.init(anchor) for anchor in self.anchors]
@@ -250,13 +246,11 @@ class Replica:
 
     def forget_sent(self, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Tensor:
         """Drop from this peer's feedback what a commit of a lost process already applied; what is not known, too.
-
         Returns where something may have been sent, as booleans over the fragment.
 
         The feedback to book with a contribution dies with the process that made it. Going on with the older one would
-        send again what was sent: where our frame has a value it may hold that, so it becomes zero there and stays
-        elsewhere, as sparse methods owe it. Of a reduce the frames are the owners', so all of it goes; where receivers
-        remember, what they added has a value wherever this peer ever sent one; and what a summary told is in no frame.
+        send again what was sent: where our frame has a value it becomes zero, and stays elsewhere, as sparse methods
+        owe it. All of it goes of a reduce, whose frames are the owners', where receivers remember, and of summaries.
         """
         f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
         unseen = bool(record.contributors) or bool(self.senders.names) or self.method.rebuilds
