@@ -1,0 +1,131 @@
+"""One peer of a laboratory: the shipped schedule, replica and inner optimizers, without a node."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decentral.consensus.chain import Head
+from decentral.manifest import Manifest
+from decentral.node.terms import make_replica
+from decentral.optimizers import make_outer
+from decentral.replica.contribution import Contribution
+from decentral.replica.replica import Replica
+from decentral.rounds.updates import CommittedUpdate
+from decentral.tasks.schedule import warm_up
+from decentral.training.inner import build_inner, inner_step
+from decentral.training.live_model import LiveModel
+from decentral.training.live_side import LiveSide
+from decentral.training.moments import Moments
+from decentral.training.sync_schedule import SyncSchedule, make_schedule
+from decentral.wire.keys import Signer
+
+__all__ = ["LabPeer", "lab_peers"]
+
+Backward = Callable[[Tensor], object]
+
+
+@dataclass
+class LabPeer:
+    """A replica that trains, and what it has not merged yet."""
+
+    rank: int
+    manifest: Manifest
+    signer: Signer
+    module: nn.Module
+    optimizers: Sequence[Any]
+    live: LiveModel
+    replica: Replica
+    schedule: SyncSchedule
+    backlog: list[CommittedUpdate] = field(default_factory=list)
+    steps: int = 0  # inner steps made
+    outer_step: int = 0  # gossip steps made; of a swarm that agrees, the head's
+    _schedulers: list[Any] = field(default_factory=list)
+    _to_adopt: dict[int, tuple[Mapping[str, Tensor], frozenset[str]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._schedulers = [warm_up(optimizer, self.manifest.inner.warmup) for optimizer in self.optimizers]
+
+    # ---- inner steps ----
+
+    def step(self, loss: Callable[[], Tensor], backward: Backward, seconds: float) -> None:
+        """One inner step by gradients that ``backward`` makes, or by losses alone."""
+
+        def clipped(value: Tensor) -> None:
+            backward(value)
+            if self.manifest.inner.clip is not None:
+                nn.utils.clip_grad_norm_(self.module.parameters(), self.manifest.inner.clip)
+
+        inner_step(self.manifest.inner, self.optimizers, loss, backward=clipped, begins=self.schedule.stepping)
+        for scheduler in self._schedulers:
+            scheduler.step()
+        self.schedule.stepped()
+        self.schedule.trained(seconds)
+        self.steps += 1
+        self.module.zero_grad()
+        self._adopt()
+
+    # ---- rounds ----
+
+    def take(self, head: Head, outer_step: int) -> Contribution | None:
+        """What it contributes to ``outer_step``, encoded where that is a gather's; None: it starts over instead."""
+        fragment = outer_step % self.schedule.num_fragments
+        anchor_N, tokens = self.replica.anchors[fragment], 1
+        made = self.schedule.take(self.live, fragment, anchor_N, head.hash, tokens, outer_step=outer_step)
+        if made is None:
+            self._start_over(self.schedule.away_too_long(fragment))
+        else:
+            self.replica.check_finite(fragment, made.gradient_N)
+        self.schedule.given_up.clear()
+        return made
+
+    def _start_over(self, fragments: Sequence[int]) -> None:
+        for fragment in fragments:
+            self.replica.feedback[fragment] = {}
+        self.schedule.restart(self.live, self.replica.anchors, fragments)
+
+    def merge_waiting(self) -> None:
+        """Bring into the live model every commit whose time has come."""
+        while self.backlog and self.schedule.may_merge(self.backlog[0]):
+            update = self.backlog.pop(0)
+            if self.schedule.merge(update, self.live) and self.schedule.method.inner and update.state:
+                before = self._to_adopt.get(update.fragment, ({}, frozenset()))[1]
+                self._to_adopt[update.fragment] = (update.state, before | update.channels)
+        self.schedule.given_up.clear()
+        self._adopt()
+        self.live.averages.resume()
+
+    def _adopt(self) -> None:
+        """See `decentral.training.merging.Merger`."""
+        for fragment, (state, channels) in list(self._to_adopt.items()):
+            if self.schedule.method.adopt(state, self.schedule.live, fragment, channels):
+                del self._to_adopt[fragment]
+
+    @torch.no_grad()
+    def stand_at_anchor(self) -> None:
+        """The live model becomes what the run made."""
+        for fragment, anchor_N in enumerate(self.replica.anchors):
+            self.live.write(fragment, anchor_N)
+
+
+def lab_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[LabPeer]:
+    """One for each module, all at the same anchor; in the order of their ids, in which all sums are made."""
+    signers = [Signer(hashlib.blake2b(b"lab%d" % n, digest_size=32).digest()) for n in range(len(modules))]
+    signers.sort(key=lambda signer: signer.peer)
+    return [_lab_peer(manifest, rank, *pair) for rank, pair in enumerate(zip(signers, modules, strict=True))]
+
+
+def _lab_peer(manifest: Manifest, rank: int, signer: Signer, module: nn.Module) -> LabPeer:
+    optimizers = build_inner(manifest.inner, module)
+    live = LiveModel(module, manifest.outer.fragments, None, optimizers)
+    replica = make_replica(manifest, live.schema, live.read_all(), live.read_buffers())
+    side = LiveSide(live, Moments(live, optimizers), signer.peer, live.schema)
+    schedule = make_schedule(manifest, bytes(32), side)
+    live.averages.resume()
+    assert schedule.method == make_outer(manifest.outer.method, manifest.outer.hyper)
+    return LabPeer(rank, manifest, signer, module, optimizers, live, replica, schedule)

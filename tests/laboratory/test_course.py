@@ -1,0 +1,113 @@
+"""Runs of the laboratory: every method trains a small language model on several replicas, by its own preset."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from decentral.lab.swarm import Course, Reached, World, lab_peers
+from decentral.lab.work import OneByOne
+from decentral.lab.work.language import Language
+from decentral.manifest import Manifest, check_methods, preset_manifest
+from decentral.optimizers import make_outer, presets
+from decentral.tasks.corpus import Corpus, load_corpus
+
+PEERS, ROUNDS, STEPS = 3, 4, 4
+SIZE = {"hidden": 16, "layers": 1, "heads": 2, "context": 16}
+GOSSIPS = [name for name in presets() if make_outer(name, {}).topology == "pair"]
+
+
+@functools.cache
+def corpus() -> Corpus:
+    return load_corpus()
+
+
+def terms(name: str) -> Manifest:
+    fragments = presets()[name].fragments
+    model = SIZE | {"layers": fragments} | ({"experts": 2} if presets()[name].model.get("experts") else {})
+    manifest = preset_manifest(
+        name,
+        run={"salt": "lab", "rounds": ROUNDS * fragments},
+        model=model,
+        data={"batch_size": 2},
+        inner={"steps": STEPS * fragments, "warmup": 1},
+    )
+    check_methods(manifest)
+    return manifest
+
+
+def course_of(manifest: Manifest, world: World | None = None) -> Course:
+    work = Language(manifest, corpus(), PEERS, uneven=False, windows=8)
+    modules = [work.model() for _ in range(PEERS)]
+    return Course(work, lab_peers(manifest, modules), work.trained(modules), world or World(PEERS))
+
+
+def gone(manifest: Manifest, world: World | None = None) -> tuple[Course, list[Reached]]:
+    course = course_of(manifest, world)
+    return course, list(course.go())
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_method_makes_its_rounds_and_moves_the_anchor(name: str) -> None:
+    course, reached = gone(terms(name))
+    assert [one.outer_step for one in reached] == list(range(1, course.manifest.run.rounds + 1))
+    began = course.work.model()
+    start = torch.cat([parameter.detach().flatten() for parameter in began.parameters()])
+    anchors = torch.cat(course.peers[0].replica.anchors)
+    assert anchors.isfinite().all()
+    assert not torch.equal(anchors.sort().values, start.sort().values)
+
+
+@pytest.mark.parametrize("name", [name for name in presets() if name not in GOSSIPS])
+def test_all_peers_hold_the_same_anchor_after_a_run(name: str) -> None:
+    course, _ = gone(terms(name))
+    assert len({peer.replica.digest for peer in course.peers}) == 1
+
+
+def test_the_same_run_gives_the_same_bits() -> None:
+    first, second = (gone(terms("sparseloco"))[0] for _ in range(2))
+    assert first.peers[0].replica.digest == second.peers[0].replica.digest
+
+
+@pytest.mark.parametrize("name", ["diloco", "sparseloco", "noloco"])
+def test_training_learns(name: str) -> None:
+    course = course_of(terms(name).changed(run={"rounds": 20}))
+    before = course.work.held_out(course.peers[0].module)
+    assert list(course.go())
+    assert course.work.held_out(course.peers[0].module) < before - 0.3  # bits per byte, of 8
+
+
+def test_a_replica_that_shares_its_storage_gets_the_gradients_of_one_that_does_not() -> None:
+    manifest = terms("diloco")
+    work = Language(manifest, corpus(), PEERS, uneven=False)
+    together, apart = ([work.model() for _ in range(PEERS)] for _ in range(2))
+    steps = {0: 3, 2: 5}
+    losses, others = work.trained(together).backward(steps), OneByOne(work, apart).backward(steps)
+    for rank in steps:
+        torch.testing.assert_close(losses[rank], others[rank])
+        for mine, other in zip(together[rank].parameters(), apart[rank].parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-6)
+    assert all(parameter.grad is None for parameter in together[1].parameters())
+
+
+def test_a_round_takes_the_time_of_its_slowest_peer_where_all_are_waited_for() -> None:
+    usual, slowed = gone(terms("diloco"))[1], gone(terms("diloco"), World(PEERS, slow=3.0))[1]
+    assert slowed[-1].seconds == 3 * usual[-1].seconds
+
+
+def test_bytes_take_the_time_of_the_line() -> None:
+    manifest = terms("sparseloco")
+    free, paid = gone(manifest)[1], gone(manifest, World(PEERS, rate=1000.0))[1]
+    sent = sum(one.nbytes for one in paid) / 1000.0
+    assert paid[-1].seconds == pytest.approx(free[-1].seconds + sent, rel=0.01)
+
+
+def test_uneven_shares_of_the_text_do_not_meet() -> None:
+    work = Language(terms("diloco"), corpus(), PEERS, uneven=True)
+    third = corpus().train.numel() // PEERS
+    text = corpus().train
+    for rank in range(PEERS):
+        part = text[third * rank : third * (rank + 1)].numpy().tobytes()
+        assert all(bytes(window.tolist()) in part for window in work.tokens(rank, 7))
