@@ -20,11 +20,11 @@ from decentral.errors import ConfigError
 from decentral.lab.attacks.attack import Attack, Rule
 from decentral.optimizers.base import key
 
-__all__ = ["Noise"]
+__all__ = ["GaussianNoise"]
 
 
 @dataclass(frozen=True, slots=True)
-class Noise(Attack):
+class GaussianNoise(Attack):
     """No direction at all, another one from each."""
 
     name: ClassVar[str] = "noise"

@@ -13,7 +13,7 @@ from decentral.lab.attacks.copycat import Copycat
 from decentral.lab.attacks.ipm import IPM
 from decentral.lab.attacks.label_flip import LabelFlip
 from decentral.lab.attacks.mimic import Mimic
-from decentral.lab.attacks.noise import Noise
+from decentral.lab.attacks.noise import GaussianNoise
 from decentral.lab.attacks.optimised import OptimisedALIE, OptimisedIPM
 from decentral.lab.attacks.scale import Scale
 from decentral.lab.attacks.sign_flip import SignFlip
@@ -23,7 +23,7 @@ from decentral.plugins import Plugins
 __all__ = ["attack_names", "describe_attacks", "make_attack"]
 
 _OURS = (
-    ALIE, Copycat, IPM, LabelFlip, Mimic, Noise, OptimisedALIE, OptimisedIPM, Scale, SignFlip, Withheld,
+    ALIE, Copycat, GaussianNoise, IPM, LabelFlip, Mimic, OptimisedALIE, OptimisedIPM, Scale, SignFlip, Withheld,
 )  # fmt: skip
 _ATTACKS = Plugins("attack", "decentral.attacks", MappingProxyType({one.name: one for one in _OURS}))
 

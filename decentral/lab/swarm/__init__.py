@@ -2,6 +2,6 @@
 
 from decentral.lab.swarm.course import Course, Reached
 from decentral.lab.swarm.lab_peer import LabPeer, lab_peers
-from decentral.lab.swarm.world import World
+from decentral.lab.swarm.world import LabWorld
 
-__all__ = ["Course", "LabPeer", "Reached", "World", "lab_peers"]
+__all__ = ["Course", "LabPeer", "LabWorld", "Reached", "lab_peers"]

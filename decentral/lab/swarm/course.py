@@ -7,7 +7,7 @@ a peer that it passes by carries its progress on, as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,8 +15,8 @@ from torch import Tensor
 from decentral.consensus.chain import Head
 from decentral.lab.swarm.gossiping import Gossiping
 from decentral.lab.swarm.lab_peer import LabPeer
-from decentral.lab.swarm.meeting import Met, body_of, first_head, gathered, reduced
-from decentral.lab.swarm.world import World
+from decentral.lab.swarm.meeting import Met, body_of, first_head, gathered, reduced, slice_of
+from decentral.lab.swarm.world import LabWorld
 from decentral.lab.work.base import Trained, Work
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.replica.contribution import Contribution
@@ -24,7 +24,6 @@ from decentral.replica.contribution import Contribution
 __all__ = ["Course", "Reached"]
 
 NEVER = float("inf")
-Changes = Callable[[dict[int, Contribution]], dict[int, Contribution]]  # what hostile peers make of the offers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,10 @@ class Reached:
 class Course:
     """One run. ``go`` until its outer steps are made; the peers are there to be looked at in between."""
 
-    def __init__(
-        self, work: Work, peers: list[LabPeer], trained: Trained, world: World, twist: Changes = lambda offers: offers
-    ) -> None:
-        """``twist``: what becomes of the offers of a round before it is decided."""
+    def __init__(self, work: Work, peers: list[LabPeer], trained: Trained, world: LabWorld) -> None:
         self.work, self.peers, self.world = work, peers, world
         self.manifest = peers[0].manifest
-        self._trained, self._twist = trained, twist
+        self._trained = trained
         self.head: Head = first_head(peers)
         for peer in peers:
             peer.schedule.seen = self.head.hash
@@ -80,11 +76,10 @@ class Course:
     # ---- inner steps ----
 
     def _step(self, ranks: list[int]) -> None:
-        moving = list(ranks)
-        losses = {} if self._forward_only else self._trained.backward({r: self.peers[r].steps for r in moving})
-        for rank in moving:
+        losses = {} if self._forward_only else self._trained.backward({r: self.peers[r].steps for r in ranks})
+        for rank in ranks:
             self._step_one(self.peers[rank], losses)
-        for rank in moving:
+        for rank in ranks:
             self._boundary(self.peers[rank])
 
     def _step_one(self, peer: LabPeer, losses: Mapping[int, Tensor]) -> None:
@@ -113,7 +108,7 @@ class Course:
         if made is None:
             return
         kind = self.manifest.exchange.kind
-        nbytes = body_of(peer, made) if kind == "gather" else 0
+        nbytes = body_of(peer, made) if kind == "gather" else slice_of(peer, made)
         there = self.now + self.world.seconds_of_round(peer.rank, nbytes, kind, len(self.peers))
         self._offers[peer.rank] = (made, there)
         if not peer.schedule.overlap:
@@ -142,7 +137,7 @@ class Course:
                 yield self._reached(step + 1, self._pairs.nbytes_of(step))
             return
         named = {rank: made for rank, (made, there) in sorted(self._offers.items()) if there <= self.now}
-        met = self._met(self._twist(named))
+        met = self._met(named)
         self.head = met.head
         self._offers.clear()
         sent = [self.world.sent(n, self.manifest.exchange.kind, len(named)) for n in met.nbytes.values()]

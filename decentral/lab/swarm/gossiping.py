@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from decentral.consensus.chain import Head
 from decentral.dissemination.pairing import partner_of
 from decentral.lab.swarm.lab_peer import LabPeer
-from decentral.lab.swarm.swapping import swap
-from decentral.lab.swarm.world import World
+from decentral.lab.swarm.swapping import step_apart, step_as_pair
+from decentral.lab.swarm.world import LabWorld
 from decentral.replica.contribution import Contribution
+from decentral.replica.pair_step import Half, half_of
 
 __all__ = ["Gossiping"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """A peer that stands still for its step."""
+
+    made: Contribution
+    half: Half | None  # what it sends; None: it has no partner
+    at: float
 
 
 class Gossiping:
     """Who waits for whom."""
 
-    def __init__(self, head: Head, peers: Sequence[LabPeer], world: World) -> None:
+    def __init__(self, head: Head, peers: Sequence[LabPeer], world: LabWorld) -> None:
         self._head, self._peers, self._world = head, peers, world
         self._rank_of = {peer.signer.peer: peer.rank for peer in peers}
-        self._offers: dict[int, tuple[Contribution, float]] = {}  # by rank, with when it was made
+        self._offers: dict[int, _Offered] = {}  # by rank
         self._sent: dict[int, float] = {}  # bytes of all peers, by gossip step
-        self.apart: dict[int, list[float]] = {}  # how far apart pairs were, by gossip step
 
     def offers(self, peer: LabPeer, now: float) -> bool:
         """A peer's step is due; False where it starts over instead, and need not wait."""
         made = peer.take(self._head, peer.outer_step)
         if made is None:
             return False
-        self._offers[peer.rank] = (made, now)
+        half = None
+        if len(self._group(peer.rank)) == 2:
+            half = half_of(peer.replica, made.fragment, made.gradient_N, made.states)
+        self._offers[peer.rank] = _Offered(made, half, now)
         return True
 
     @property
@@ -66,18 +79,19 @@ class Gossiping:
         return all(r in self._offers for r in group) and len({self._peers[r].outer_step for r in group}) == 1
 
     def _met_at(self, group: Sequence[int]) -> float:
-        begun = max(self._offers[rank][1] for rank in group)
-        nbytes = self._last_nbytes if len(group) == 2 else 0.0
-        return begun + max(self._world.seconds_of_round(rank, nbytes, "pair", len(group)) for rank in group)
+        begun = max(self._offers[rank].at for rank in group)
+        return begun + max(self._seconds(rank, len(group)) for rank in group)
 
-    _last_nbytes = 0.0  # of the last pair's body: all are about as long
+    def _seconds(self, rank: int, taking_part: int) -> float:
+        half = self._offers[rank].half
+        return 0.0 if half is None else self._world.seconds_of_round(rank, len(half.body), "pair", taking_part)
 
     def _swap(self, group: Sequence[int]) -> list[LabPeer]:
-        members = [self._peers[rank] for rank in group]
-        made, step = [self._offers.pop(rank)[0] for rank in group], members[0].outer_step
-        nbytes, apart = swap(members, made, step)
-        self._last_nbytes = float(nbytes)
-        self._sent[step] = self._sent.get(step, 0.0) + nbytes * len(group)
-        if apart is not None:
-            self.apart.setdefault(step, []).append(apart)
+        members, offered = [self._peers[rank] for rank in group], [self._offers.pop(rank) for rank in group]
+        step, halves = members[0].outer_step, [one.half for one in offered if one.half is not None]
+        if len(halves) == 2:
+            step_as_pair(members, offered[0].made.fragment, halves, step)
+        else:
+            step_apart(members[0], offered[0].made, step)
+        self._sent[step] = self._sent.get(step, 0.0) + sum(len(half.body) for half in halves)
         return members

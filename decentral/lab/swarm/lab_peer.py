@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from decentral.consensus.chain import Head
 from decentral.manifest import Manifest
 from decentral.node.terms import make_replica
-from decentral.optimizers import make_outer
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import Replica
 from decentral.rounds.updates import CommittedUpdate
@@ -73,7 +71,7 @@ class LabPeer:
     # ---- rounds ----
 
     def take(self, head: Head, outer_step: int) -> Contribution | None:
-        """What it contributes to ``outer_step``, encoded where that is a gather's; None: it starts over instead."""
+        """What it contributes to ``outer_step``; None: it was away for too long, and starts over."""
         fragment = outer_step % self.schedule.num_fragments
         anchor_N, tokens = self.replica.anchors[fragment], 1
         made = self.schedule.take(self.live, fragment, anchor_N, head.hash, tokens, outer_step=outer_step)
@@ -106,12 +104,6 @@ class LabPeer:
             if self.schedule.method.adopt(state, self.schedule.live, fragment, channels):
                 del self._to_adopt[fragment]
 
-    @torch.no_grad()
-    def stand_at_anchor(self) -> None:
-        """The live model becomes what the run made."""
-        for fragment, anchor_N in enumerate(self.replica.anchors):
-            self.live.write(fragment, anchor_N)
-
 
 def lab_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[LabPeer]:
     """One for each module, all at the same anchor; in the order of their ids, in which all sums are made."""
@@ -127,5 +119,4 @@ def _lab_peer(manifest: Manifest, rank: int, signer: Signer, module: nn.Module) 
     side = LiveSide(live, Moments(live, optimizers), signer.peer, live.schema)
     schedule = make_schedule(manifest, bytes(32), side)
     live.averages.resume()
-    assert schedule.method == make_outer(manifest.outer.method, manifest.outer.hyper)
     return LabPeer(rank, manifest, signer, module, optimizers, live, replica, schedule)

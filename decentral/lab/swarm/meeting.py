@@ -23,7 +23,7 @@ from decentral.rounds.updates import CommittedUpdate
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 
-__all__ = ["Met", "body_of", "first_head", "gathered", "reduced"]
+__all__ = ["Met", "body_of", "first_head", "gathered", "reduced", "slice_of"]
 
 Offered = Mapping[int, Contribution]  # by rank
 
@@ -54,6 +54,12 @@ def body_of(peer: LabPeer, made: Contribution) -> int:
     return len(made.encoded.body)
 
 
+def slice_of(peer: LabPeer, made: Contribution) -> int:
+    """Bytes of the body that a reduce's one owner gets: made once more when the round is decided, for its plan."""
+    numel = peer.replica.numel(made.fragment)
+    return len(peer.replica.encode_range(made.fragment, made.gradient_N, 0, numel, states=made.states).body)
+
+
 def gathered(head: Head, peers: Sequence[LabPeer], offered: Offered) -> Met:
     """Everybody gets every frame."""
     nbytes = {rank: body_of(peers[rank], made) for rank, made in offered.items()}
@@ -75,7 +81,7 @@ def reduced(head: Head, peers: Sequence[LabPeer], offered: Offered) -> Met:
     fragment = offered[owner.rank].fragment
     contributors = tuple(_ref(head, peers[rank], made, made.commitment(head)) for rank, made in offered.items())
     cut = ((owner.signer.peer, 0, owner.replica.numel(fragment)),)
-    plan = ReducePlan(0, head.round + 1, fragment, 0, contributors, cut)
+    plan = ReducePlan(head.epoch, head.round + 1, 0, 0, contributors, cut)
     slices = {
         rank: made.slice_frame(0, plan, head, peers[rank].replica, peers[rank].signer) for rank, made in offered.items()
     }

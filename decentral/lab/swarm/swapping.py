@@ -6,29 +6,26 @@ from collections.abc import Sequence
 
 from decentral.lab.swarm.lab_peer import LabPeer
 from decentral.replica.contribution import Contribution
-from decentral.replica.pair_step import GossipStep, half_of, step_alone, step_together
+from decentral.replica.pair_step import GossipStep, Half, step_alone, step_together
 
-__all__ = ["swap"]
+__all__ = ["step_apart", "step_as_pair"]
 
 
-def swap(peers: Sequence[LabPeer], made: Sequence[Contribution], step: int) -> tuple[int, float | None]:
-    """Gossip step ``step`` of one or two peers; the bytes that each sent, and how far apart the two were."""
-    fragment = made[0].fragment
-    if len(peers) == 1:
-        alone = step_alone(peers[0].replica, fragment, step, made[0].gradient_N, made[0].states)
-        _take_over(peers[0], fragment, alone)
-        return 0, None
-    halves = [
-        half_of(peer.replica, fragment, one.gradient_N, one.states) for peer, one in zip(peers, made, strict=True)
-    ]
+def step_apart(peer: LabPeer, made: Contribution, step: int) -> None:
+    """Gossip step ``step`` of a peer without a partner."""
+    alone = step_alone(peer.replica, made.fragment, step, made.gradient_N, made.states)
+    _take_over(peer, made.fragment, alone)
+
+
+def step_as_pair(peers: Sequence[LabPeer], fragment: int, halves: Sequence[Half], step: int) -> None:
+    """Gossip step ``step`` of two peers, by what each sends."""
     theirs = [half.sent_CN for half in reversed(halves)]
-    made_steps = [
+    steps = [
         step_together(peer.replica, fragment, step, half, other_CN)
         for peer, half, other_CN in zip(peers, halves, theirs, strict=True)
     ]
-    for peer, one in zip(peers, made_steps, strict=True):
+    for peer, one in zip(peers, steps, strict=True):
         _take_over(peer, fragment, one)
-    return max(len(half.body) for half in halves), made_steps[0].disagreement
 
 
 def _take_over(peer: LabPeer, fragment: int, step: GossipStep) -> None:

@@ -1,8 +1,8 @@
 """Machines and lines of a laboratory: how long a step takes, and how long bytes do.
 
-A model of the laboratory is small, and stands for one that somebody would train: its bytes count ``stands_for`` over
-its own size as often. Every peer has the same line, but for one that may be thin, and the same machine, but for one
-that may be slow: the last two, so that rank 0 is ever usual.
+A model of the laboratory is small, and stands for one that somebody would train: each of its bytes counts as ``scale``
+of that one's. Every peer has the same line, but for one that may be thin, and the same machine, but for one that may be
+slow: the last two, so that rank 0 is ever usual.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["World"]
+__all__ = ["LabWorld"]
 
 ExchangeKind = Literal["gather", "reduce", "pair"]
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class LabWorld:
     """See the module."""
 
     peers: int

@@ -25,9 +25,6 @@ class Trained(Protocol):
 class Work(Protocol):
     """One task with its data."""
 
-    unit: str  # of the held-out loss
-    tokens_per_step: int  # of one replica
-
     def model(self) -> nn.Module:
         """A freshly initialised model; the same bits at every call."""
         ...
@@ -37,7 +34,7 @@ class Work(Protocol):
         ...
 
     def held_out(self, module: nn.Module) -> float:
-        """The loss on data that nobody trains on."""
+        """The loss on data that nobody trains on, in the task's own unit."""
         ...
 
     def trained(self, modules: Sequence[nn.Module]) -> Trained:

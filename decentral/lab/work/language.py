@@ -26,15 +26,12 @@ __all__ = ["Language"]
 class Language:
     """See Work. Which bytes a step sees follows from the run's seed, the rank and the step."""
 
-    unit = "bits per byte"
-
     def __init__(
         self, manifest: Manifest, corpus: Corpus, peers: int, *, uneven: bool, windows: int = 128, device: str = "cpu"
     ) -> None:
         self._manifest, self._corpus, self._windows = manifest, corpus, windows
         self._peers, self._uneven, self._device = peers, uneven, device
         self._config = LanguageModelConfig.of(manifest.model)
-        self.tokens_per_step = manifest.data.batch_size * self._config.context
 
     def model(self) -> nn.Module:
         """See Work."""
@@ -64,7 +61,7 @@ class Language:
         return loss
 
     def held_out(self, module: nn.Module) -> float:
-        """See Work."""
+        """See Work; in bits per byte."""
         held: Any = module
         return bits_per_byte(
             held, self._corpus.held_out, context=self._config.context, num_windows=self._windows, batch_size=64
