@@ -31,7 +31,7 @@ from tests.natlab.nat import PORT_PRESERVING
 
 RUN = b"r" * 32
 SIGNERS = [Signer(bytes([n]) * 32) for n in range(4)]
-GONE, PORT = peer_name(Signer(bytes([9]) * 32).peer), 4001
+GONE = peer_name(Signer(bytes([9]) * 32).peer)
 PATIENCE = 20.0  # s; it takes 0.2 to 1.5
 Events = list[tuple[str, dict[str, Any]]]
 Away = Callable[..., "Future[Any]"]
@@ -55,16 +55,26 @@ def run(work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
 
 
 async def _meet(
-    signer: Signer, others: int, together: threading.Barrier, run: bytes = RUN, bootstrap: tuple[str, ...] = ()
+    signer: Signer,
+    others: int,
+    together: threading.Barrier,
+    run: bytes = RUN,
+    bootstrap: tuple[str, ...] = (),
+    found_at: Future[tuple[str, ...]] | None = None,
 ) -> tuple[Events, int]:
-    """Be a peer until each has met so many others; what happened to this one, and how many others it knows."""
+    """Be a peer until each has met so many others; what happened to this one, and how many others it knows.
+
+    On any free port: a kernel was seen to call a fixed one taken, now and then, in a namespace made a moment ago.
+    """
     events: Events = []
-    transport = NativeTransport(signer, listen=(f"/ip4/0.0.0.0/tcp/{PORT}",))
+    transport = NativeTransport(signer, listen=("/ip4/0.0.0.0/tcp/0",))
     directory = Directory(transport, signer, run, ttl=15.0, dht=False)
     lan = Lan(lambda event, fields: events.append((event, fields)))
     with anyio.fail_after(PATIENCE):
         async with transport, anyio.create_task_group() as group:
             await group.start(directory.run)
+            if found_at is not None:
+                found_at.set_result(transport.addresses())
             directory.add_bootstrap(bootstrap)
             group.start_soon(lan.run, directory)
             while len(directory.live()) < others or not events:
@@ -137,8 +147,9 @@ def test_where_another_program_keeps_the_port_the_peer_runs_on_with_one_event(la
     alice, bob = home.host("alice"), home.host("bob")
     with alice.socket(kind=socket.SOCK_DGRAM) as taken:
         taken.bind(("", 5353))
-        invited = (f"/ip4/{bob.v4}/tcp/{PORT}/p2p/{peer_name(SIGNERS[1].peer)}",)
-        other = away(bob, run, _meet, SIGNERS[1], 1, together)
+        found_at: Future[tuple[str, ...]] = Future()
+        other = away(bob, run, _meet, SIGNERS[1], 1, together, RUN, (), found_at)
+        invited = found_at.result(PATIENCE)
         ((name, fields),), known = away(alice, run, _meet, SIGNERS[0], 1, together, RUN, invited).result(PATIENCE)
         other.result(PATIENCE)
     assert (name, known) == ("lan", 1)
