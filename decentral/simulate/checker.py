@@ -206,6 +206,10 @@ def _named_contributors_are_members(trace: Trace, verdict: Verdict) -> None:
             verdict.say(f"[I11] round {record.round} names a contributor twice or one that is no member")
 
 
+def _apart_from_rounding(off_N: Tensor) -> Tensor:
+    return torch.where(off_N.abs() < ROUNDED, 0.0, off_N)
+
+
 class _Mass:
     """[I3, I5] Every mark of an inner step is in one committed frame, still with its peer, or given up with a word.
 
@@ -231,14 +235,16 @@ class _Mass:
             mine = [peer for peer, host in peers.items() if host == entry.host]
             for f in range(len(self.shapes)):
                 total_N = sum((committed[peer, f] for peer in mine if (peer, f) in committed), torch.zeros(VALUES))
-                missing_N = self._made(entry.host, f) - self._given_up(entry.host, f) - total_N - entry.tensors[str(f)]
-                self._judge(entry, f, missing_N)
+                unmoved_N = self._made(entry.host, f) - total_N - entry.tensors[str(f)]
+                self._judge(entry, f, unmoved_N, self._given_up(entry.host, f))
 
-    def _judge(self, entry: Entry, f: int, missing_N: Tensor) -> None:
-        off_N = torch.where(missing_N.abs() < ROUNDED, 0.0, missing_N)
-        twice = int((-off_N).clamp(min=0).sum().item() / UNIT)
+    def _judge(self, entry: Entry, f: int, unmoved_N: Tensor, given_up_N: Tensor) -> None:
+        """A branch that is given up takes back what its rounds left uncounted: the one that won may count it in full."""
+        off_N = _apart_from_rounding(unmoved_N - given_up_N)
+        over_N = _apart_from_rounding(unmoved_N) if self._adopted(entry.host) else off_N
+        twice = int((-over_N).clamp(min=0).sum().item() / UNIT)
         lost = int(off_N.clamp(min=0).sum().item() / UNIT)
-        if twice or (off_N < 0).any():
+        if (over_N < 0).any():
             self.verdict.duplicated_updates += max(twice, 1)
             self.verdict.say(f"[I5] host {entry.host}, fragment {f}: {twice} inner steps moved the anchor twice")
         if lost and self._never_down(entry.host):
@@ -279,6 +285,9 @@ class _Mass:
             elif entry.event == "resumed":
                 since_saved[-1] = torch.zeros(VALUES)
         return torch.stack(since_saved).sum(0)
+
+    def _adopted(self, host: int) -> bool:
+        return any(entry.host == host for entry in self.trace.of("adopted"))
 
     def _never_down(self, host: int) -> bool:
         told = (entry.event for entry in self.trace if entry.host == host)
