@@ -140,6 +140,23 @@ class RoundState:
         self.remembered = None
 
     @property
+    def is_bound_in_vain(self) -> bool:
+        """Whether this peer voted for a record that nobody votes for any more: it drops members that came back, or
+        names frames that this peer has no longer, as after a part of its disk is lost.
+
+        It may be committed, so every later leader proposes it again.
+        """
+        accepted = self.acceptor.accepted
+        if accepted is None:
+            return False
+        return not self.presence.may_drop(accepted) or any(ref.frame not in self.held for ref in accepted.frames)
+
+    def forget_what_it_accepted(self) -> None:
+        """Nobody stands behind that record, and nobody has its frames: ballots go on without it."""
+        self.become(Acceptor(self.acceptor.round, self.acceptor.promised))
+        self.proposal = None
+
+    @property
     def may_vote(self) -> bool:
         """Whether this peer's word counts in the ballots of the round."""
         return not self.forgetful and not self.has_left and self.me in self.head.members

@@ -44,18 +44,24 @@ class PeerWatch:
             self._heard = {peer: min(now, heard + slept) for peer, heard in self._heard.items()}
 
     def look_who_remembers(self, now: float) -> None:
-        """Rounds that this peer's disk forgot: once all members have said for a lease that they know none, go on."""
-        machine, head = self.state.machine, self.state.head
-        if not machine.state.forgetful:
+        """Rounds that this peer's disk forgot, or a vote that binds it in vain: once all members were here for a lease
+        and nobody stood further, go on without. All that time they are asked for what is missing.
+        """
+        round_, head = self.state.machine.state, self.state.head
+        if not (round_.forgetful or round_.is_bound_in_vain) or not self._nobody_stands_further():
             self._asked_since = None
             return
-        live, given_up = self.directory.live(), machine.state.presence.given_up()
-        asked = [peer for peer in head.members if peer not in {self.state.me, *given_up}]
-        told = all(peer in live and live[peer].round <= head.round for peer in asked)
-        self._asked_since = (now if self._asked_since is None else self._asked_since) if told else None
-        if self._asked_since is not None and now - self._asked_since > self.lease:
-            machine.state.forget()
+        self._asked_since = now if self._asked_since is None else self._asked_since
+        if now - self._asked_since > self.lease:
+            round_.forget() if round_.forgetful else round_.forget_what_it_accepted()
+            self._asked_since = None
             self.state.on_event("forgot", {"round": head.round})
+
+    def _nobody_stands_further(self) -> bool:
+        """Whether all members that are not given up are here, and nobody who is here is further than this peer."""
+        head, live = self.state.head, self.directory.live()
+        asked = set(head.members) - {self.state.me, *self.state.machine.state.presence.given_up()}
+        return asked <= live.keys() and all(lease.round <= head.round for lease in live.values())
 
     def look_for_other_chains(self, now: float) -> None:
         """A peer two rounds ahead, or one round for long: we missed a commit. One that stays on another branch: either

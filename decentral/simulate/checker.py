@@ -239,7 +239,7 @@ class _Mass:
                 self._judge(entry, f, unmoved_N, self._given_up(entry.host, f))
 
     def _judge(self, entry: Entry, f: int, unmoved_N: Tensor, given_up_N: Tensor) -> None:
-        """A branch that is given up takes back what its rounds left uncounted: the one that won may count it in full."""
+        """What a branch left uncounted is given up with it: the branch that won may count that in full."""
         off_N = _apart_from_rounding(unmoved_N - given_up_N)
         over_N = _apart_from_rounding(unmoved_N) if self._adopted(entry.host) else off_N
         twice = int((-over_N).clamp(min=0).sum().item() / UNIT)

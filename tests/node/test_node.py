@@ -8,8 +8,10 @@ import torch
 import trio
 
 from decentral.consensus.acceptor import Acceptor
+from decentral.consensus.chain import Head
 from decentral.errors import DiskError
 from decentral.wire.frames import parse
+from decentral.wire.messages import FrameRef, Record
 from tests.laws.tables import ALONG_DIRECTIONS, DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, long_but
 
 
@@ -297,6 +299,49 @@ def test_peers_that_all_lost_the_end_of_their_chain_go_on_once_each_has_said_so(
         assert all(any(event == "forgot" for event, _ in member.events) for member in lab.members)
 
     run_lab(terms("sparseloco"), script)
+
+
+@pytest.mark.parametrize("lost", ["frames", "reason"])
+def test_a_vote_for_what_nobody_votes_for_any_more_binds_for_a_lease_and_not_for_ever(run_lab, terms, lost):
+    """What came of the vote is lost with a part of the disk: of a record that drops a member who is back by now, or one
+    with frames that no disk has any more, for which both have voted.
+    """
+
+    async def script(lab):
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        lab.check_equal()
+        first = lab.members[0]
+        round_, me = first.node.driver.machine.state, first.signer.peer
+        while not nobody_voted(lab):
+            await trio.sleep(0.01)
+        frames = (FrameRef(me, bytes(32), 0, 4, 4, round_.head.outer_step),) if lost == "frames" else ()
+        kept = round_.head.members if lost == "frames" else (me,)
+        record = successor(round_.head, frames, kept)
+        bound = lab.members if lost == "frames" else [first]
+        for member in bound:
+            member.node.driver.machine.state.acceptor = Acceptor(record.round, 3, 3, record)
+        began = trio.current_time()
+        await lab.rounds(2)
+        assert trio.current_time() - began > lab.manifest.swarm.lease
+        assert all([event for event, _ in member.events].count("forgot") == 1 for member in bound)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+
+
+def nobody_voted(lab) -> bool:
+    """Whether all stand at one head, and no vote for what follows is on its way."""
+    rounds = [member.node.driver.machine.state for member in lab.members]
+    return len({round_.head.hash for round_ in rounds}) == 1 and all(r.acceptor.accepted is None for r in rounds)
+
+
+def successor(head: Head, frames: tuple[FrameRef, ...], next_members: tuple[bytes, ...]) -> Record:
+    """A record that may follow ``head``."""
+    at = (head.run, head.epoch, head.round + 1, head.outer_step, 0, 0, head.hash, head.anchor)
+    return Record(*at, head.members, frames, (), (), next_members, False)
 
 
 def test_a_full_disk_ends_the_peer_with_its_error_and_the_others_go_on(run_lab, terms):
