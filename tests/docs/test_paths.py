@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 FOLDERS = "decentral|tests|examples|experiments|docs"
 EXAMPLE = re.compile(r".*/(test_)?mine\.py")  # a method that somebody is going to write
 GROUPS = {

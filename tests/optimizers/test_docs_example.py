@@ -1,4 +1,4 @@
-"""The outer optimizer that docs/optimizers.md shows, in somebody else's package: found, listed, held to every law."""
+"""The outer optimizer that docs/own-method.md shows, in somebody else's package: found, listed, held to every law."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import load_manifest
 from tests.laws import outside
 
-PAGE = outside.ROOT / "docs/optimizers.md"
+PAGE = outside.ROOT / "docs/own-method.md"
 
 
 @pytest.fixture
