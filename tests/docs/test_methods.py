@@ -58,8 +58,10 @@ def row(name: str) -> str:
     """What the table of a page says of a method with its default keys."""
     listed, method = LISTED[name], make_outer(name, {})
     sent = ", ".join(channel(one) for one in method.channels())
+    state, owes = listed["state_per_parameter"], presets()[name].feedback != "none"
+    held = 4 * (1 + state + owes)  # bytes: the anchor, the state, the debt
     bits = f"{listed['sent_bits_per_parameter']:.4g}"
-    return f"| [`{name}`](#{name}) | {sent} | {listed['state_per_parameter']} | {terms(name)} | {bits} |"
+    return f"| [`{name}`](#{name}) | {sent} | {state} | {held} | {terms(name)} | {bits} |"
 
 
 def spelled(value: object) -> str:
