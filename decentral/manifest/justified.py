@@ -34,7 +34,8 @@ class Class:
 class Justified:
     """With how many inner steps a preset is known to work, and from where."""
 
-    steps: tuple[int, int]  # H, least and most
+    least: int  # H
+    shown: int  # H, the most with which it was shown to train well
     published: str
     table: str  # our own
     seeds: int  # of that table
@@ -48,8 +49,8 @@ class Justified:
     def evidence(self) -> str:
         """What stands behind it, thin or not."""
         seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
-        thin = f", which is thin: {ENOUGH_SEEDS} would tell methods apart" if self.is_thin else ""
-        return f"{self.published}; {self.table}, {seeds}{thin}"
+        thin = f", which is thin, as {ENOUGH_SEEDS} would be needed" if self.is_thin else ""
+        return f"{self.published}; {self.table}: {seeds}{thin}"
 
 
 def classes() -> list[Class]:
@@ -72,7 +73,7 @@ def no_faster(one: Class) -> list[str]:
 def justified(preset: str) -> Justified | None:
     """What is known of a preset; None where nothing is written down."""
     found = _document()["preset"].get(preset)
-    return None if found is None else Justified(**{**found, "steps": tuple(found["steps"])})
+    return None if found is None else Justified(**found)
 
 
 @cache

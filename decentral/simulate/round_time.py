@@ -77,7 +77,7 @@ def time_of_round(manifest: Manifest, num_parameters: int, peers: int, rate: flo
 
 
 def steps_for(time: RoundTime, step_seconds: float, share: float, least: int, most: int) -> int:
-    """The fewest inner steps H, from ``least`` to ``most``, with which ``share`` of the time is training; else ``most``.
+    """The fewest inner steps H from ``least`` to ``most`` with which ``share`` of the time is training, else ``most``.
 
     A multiple of the fragments, as a manifest wants it: ``least`` and ``most`` are rounded up and down to that.
     """

@@ -55,19 +55,22 @@ class Fitted:
             "bytes_per_peer_per_round": round(time.nbytes),
             "share_computing": round(time.share, 4),
             "enough_computing": fit.reaches,
+            "inner_steps_shown": fit.is_shown,
         }
 
     def sentences(self) -> str:
         """Why, and what is expected."""
-        fit, time, given = self.fit, self.fit.time, self.given
-        measured = ", as measured on this machine," if self.measured else ""
+        fit, time, given, known = self.fit, self.fit.time, self.given, self.fit.known
+        measured = ", measured on this machine," if self.measured else ""
         expected = (
             f"With H = {time.steps} inner steps of {given.step_seconds:.3g} s{measured} {given.peers} peers with "
             f"{_many(given.num_parameters)} parameters need {time.seconds:.4g} s per round, in which each sends "
             f"{_size(time.nbytes)} and computes {100 * time.share:.1f} % of the time"
         )
         if not fit.reaches:
-            expected += f": the best that is possible on such lines, below {TARGET:.0%}"
+            expected += f", which is the best that is possible and less than {TARGET:.0%}"
+        if known is not None and not fit.is_shown:
+            expected += f"; that it trains as well with more than {known.shown} inner steps has not been shown"
         return f"{fit.preset}: {_reason(fit)}.\n{expected}."
 
 
@@ -106,13 +109,12 @@ def _measured(manifest: Manifest) -> float:
 
 
 def _reason(fit: Fit) -> str:
-    known, reason = fit.known, f"on lines of at most {fit.link.up_to} {fit.link.why}"
-    if fit.preset != fit.link.preset:
-        reason = (
-            f"it sends less than {fit.link.preset}, with which lines of {fit.link.up_to} leave less time to compute"
-        )
+    known, link = fit.known, fit.link
     if known is None:
         return "it was asked for, and nothing is written down of the lines that it is for"
+    reason = f"for lines of {link.up_to} and less, {link.why}"
+    if fit.preset != link.preset:
+        reason = f"it sends less than {link.preset}, with which such lines leave too little time to compute"
     return f"{reason} ({known.evidence})"
 
 
