@@ -12,7 +12,7 @@ from decentral.errors import ConfigError
 
 Read = TypeVar("Read", int, float)
 
-RATE_HINT = "write it as 20mbit or 2.5MB/s"
+RATE_HINT = "write it as 20mbit or 2.5MB/s, or as 900kbit or 1gbit"
 SIZE_HINT = "write it as 50GB or 800MB"
 SECONDS_HINT = "write it as 0.4s or 400ms"
 COUNT_HINT = "write it as 30M, 1.5B or 635776"

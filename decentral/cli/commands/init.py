@@ -73,7 +73,7 @@ def init_command(
 
     \b
     $ decentral init run.toml --preset sparseloco
-    $ decentral init run.toml --link 20mbit --peers 8 --model-size 30M --step-time 0.4s
+    $ decentral init lines.toml --link 20mbit --peers 8 --model-size 30M --step-time 0.4s
     """
     from decentral.cli.files import write_text
     from decentral.cli.job.fitted_terms import Wish, fitted

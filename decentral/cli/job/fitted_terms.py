@@ -61,9 +61,9 @@ class Fitted:
     def sentences(self) -> str:
         """Why, and what is expected."""
         fit, time, given, known = self.fit, self.fit.time, self.given, self.fit.known
-        measured = ", measured on this machine," if self.measured else ""
+        measured = ", measured on this machine" if self.measured else ""
         expected = (
-            f"With H = {time.steps} inner steps of {given.step_seconds:.3g} s{measured} {given.peers} peers with "
+            f"With H = {time.steps} inner steps of {given.step_seconds:.3g} s{measured}, {given.peers} peers with "
             f"{_many(given.num_parameters)} parameters need {time.seconds:.4g} s per round, in which each sends "
             f"{_size(time.nbytes)} and computes {100 * time.share:.1f} % of the time"
         )
