@@ -170,6 +170,7 @@ class Peer:
             counted=part.reporter,
             caps=self.settings.caps,
             notices=self._announce.notices.now(node.driver.head.round),
+            diagnosed=part.diagnosed,
             inner_steps=self.inner_steps,
             invite=part.invite,
             done=self.done,
