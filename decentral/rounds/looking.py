@@ -16,6 +16,7 @@ from decentral.consensus.chain import contributions, moves_anchor
 from decentral.optimizers.channels import CHANGE
 from decentral.replica.contribution import Contribution
 from decentral.replica.diagnosing.between import between
+from decentral.replica.diagnosing.losses import between_losses
 from decentral.replica.diagnosing.names import DEBT_RATIO, NEVER_SENT, Figures
 from decentral.replica.diagnosing.pairs import Distances, between_two
 from decentral.replica.diagnosing.sample import Coverage
@@ -23,6 +24,7 @@ from decentral.replica.outer_step import OuterStep
 from decentral.replica.pair_step import GossipStep, Half
 from decentral.replica.received.measures import Measure
 from decentral.replica.received.scrutiny import Scrutiny
+from decentral.replica.weighing import told_of
 from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
@@ -80,7 +82,9 @@ class Looking:
         self, record: Record, frames: Mapping[bytes, Frame], step: OuterStep, mine: Contribution | None
     ) -> Figures:
         measures = self._measures(record, frames, step)
-        values = {} if self.state.replica.method.divides else between(measures)
+        method = self.state.replica.method
+        values = {} if method.divides else between(measures)
+        values |= between_losses(method, told_of(contributions(record), record.outer_step, len(self._coverage.samples)))
         if CHANGE.name in step.received:
             self._coverage.add(step.fragment, step.received[CHANGE.name])
         values |= self._of_fragment(

@@ -26,10 +26,10 @@ def between_two(due: Sequence[Channel], mine_CN: Tensor, theirs_CN: Tensor, samp
     """Of the changes that both sent, by a sample; nothing of a method that keeps its change to itself."""
     if due[0].is_replica:
         return {}
-    sent = [sample.of(mine_CN.view(len(due), -1)[0]), sample.of(theirs_CN.view(len(due), -1)[0])]
+    changes = [one_CN.view(len(due), -1)[0] for one_CN in (mine_CN, theirs_CN)]
     found = {
-        NORM_DISPERSION: dispersion([float(sent_S.norm()) for sent_S in sent]),
-        MEAN_COSINE: mean_cosine(sent),
+        NORM_DISPERSION: dispersion([sample.norm(change_N) for change_N in changes]),
+        MEAN_COSINE: mean_cosine([sample.of(change_N) for change_N in changes]),
     }
     return {name: value for name, value in found.items() if value is not None}
 
