@@ -258,6 +258,7 @@ class Driver:
         state.tasks.spawn(self.looking.name_peers, record, frames, self.looking.measured(record, step))
         named, taken_N = self.bookkeeping.settle(record, frames)
         self.looking.at_round(record, frames, step, named)
+        step = None  # it holds what the method was given, as long as the fragment
         self.bookkeeping.forget_leavers(record)
         self.frames.end_pushes(record)
         self._tell_shrunk(record)

@@ -81,6 +81,13 @@ def test_updates_without_a_direction_are_left_out_of_the_cosine() -> None:
     assert mean_cosine([]) is None
 
 
+def test_values_near_the_end_of_float32_have_finite_figures() -> None:
+    """A frame may hold them: it is NaN and Inf that are refused. Their sketch is Inf, and tells no direction."""
+    found = between(measures([torch.full((5000,), 3e38), random(5000, 1), random(5000, 2)]))
+    assert found[NORM_DISPERSION] == pytest.approx(2**0.5)
+    assert found[MEAN_COSINE] == between(measures([random(5000, 1), random(5000, 2)]))[MEAN_COSINE]
+
+
 def test_one_peer_alone_differs_from_nobody() -> None:
     assert between(measures([random(100, 1)])) == {}
     assert between([]) == {}

@@ -29,7 +29,7 @@ from decentral.rounds import looking
 from decentral.training.diagnosed import Diagnosed
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member
-from tests.laws.tables import GOSSIPS, PRESETS
+from tests.laws.tables import PRESETS
 
 ALIKE = (NORM_DISPERSION, MEAN_COSINE)
 Told = list[list[Figures]]
@@ -84,7 +84,7 @@ def by_step(told: Told) -> list[list[Figures]]:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_method_has_figures_that_are_finite_and_alike_on_all_peers_that_agree(run_lab, terms, preset, caplog):
     manifest = terms(preset)
-    _, told = swarm(run_lab, manifest)
+    _, told = swarm(run_lab, manifest, rounds=2)
     for figures in itertools.chain(*told):
         assert figures.values
         assert set(figures.values) <= set(NAMES)
@@ -101,7 +101,7 @@ def test_every_method_has_figures_that_are_finite_and_alike_on_all_peers_that_ag
     assert not caplog.records, "nothing went wrong in making them"
 
 
-@pytest.mark.parametrize("preset", GOSSIPS)
+@pytest.mark.parametrize("preset", ["noloco", "gasloc"])
 def test_a_pair_tells_how_far_its_replicas_are_from_one_another(run_lab, terms, preset):
     members, told = swarm(run_lab, terms(preset), rounds=6)
     for member, figures in zip(members, told, strict=True):
@@ -198,7 +198,7 @@ def test_a_planted_outlier_is_said_to_have_other_settings_by_every_peer_alike(ru
 
 def test_peers_that_want_opposite_things_are_said_to_undo_one_anothers_steps(run_lab, terms):
     """Each at its own optimum: what one wins the next one loses."""
-    told = heard(run_lab, plain(terms, "sparseloco"), 25, kinds=(Member,) * 3, spread=0.1)
+    told = heard(run_lab, plain(terms, "sparseloco"), 20, kinds=(Member,) * 3, spread=0.1)
     for warnings in told:
         assert any("undo one another" in one["sentence"] for one in warnings if one["figure"] == MEAN_COSINE)
 
@@ -260,7 +260,7 @@ def test_a_figure_that_raises_is_written_to_the_log_once_and_ends_no_round(run_l
     assert "training is not affected" in caplog.text
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "diloco", "noloco"])
+@pytest.mark.parametrize("preset", ["diloco", "noloco"])
 def test_the_anchors_are_the_same_bits_whether_anybody_looks(run_lab, terms, monkeypatch, preset):
     digests = []
     for blind in (False, True):
@@ -274,5 +274,5 @@ def test_the_anchors_are_the_same_bits_whether_anybody_looks(run_lab, terms, mon
             await lab.until(lambda: all(member.node.outer_steps >= 6 for member in lab.members))
             digests.append([member.digests for member in lab.members])
 
-        run_lab(terms(preset), script)
+        run_lab(terms(preset), script, make_model=blocks)
     assert digests[0] == digests[1]
