@@ -1,6 +1,6 @@
 """What the figures of a round cost beside its outer step, at one peer: medians of several rounds, in milliseconds.
 
-    OMP_NUM_THREADS=1 python experiments/diagnostics/cost.py --numel 25000000 --peers 8 sparseloco diloco
+OMP_NUM_THREADS=1 python experiments/diagnostics/cost.py --numel 25000000 --peers 8 sparseloco diloco
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ ROUNDS = 7
 
 def measured(preset: str, numel: int, peers: int) -> tuple[float, float]:
     """Milliseconds of the outer step and of the figures. A reduce's method is given a gather here: more to look at."""
-    manifest = preset_manifest(preset, run={"salt": "cost"}).changed(exchange={"kind": "gather"}, outer={"fragments": 1})
+    manifest = preset_manifest(preset, run={"salt": "cost"}).changed(
+        exchange={"kind": "gather"}, outer={"fragments": 1}
+    )
     side = max(1, numel // 1024)
     schema = schema_of({"weight": torch.zeros(side, 1024, requires_grad=True)})
     numel = side * 1024
