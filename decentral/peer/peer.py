@@ -150,6 +150,8 @@ class Peer:
         """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``."""
         if self._part is not None:
             self._part.reporter.metrics(metrics)
+            if self._part.has_begun:
+                self._part.loop.schedule.live.loss = self._part.reporter.loss
 
     def status(self) -> Status:
         """What this peer is doing now; what it did last, once its swarm side has ended."""

@@ -1,8 +1,8 @@
 """What the figures of `decentral.replica.diagnosing` are in runs that are well, and in runs that are not.
 
 A laboratory's swarm in one process: the demo's inner optimizer and batch, a language model of 0.1 to 0.2 million
-parameters, the preset's method, compressor and feedback. One line of JSON for each run: of each figure the smallest, the
-median and the largest over the rounds after the first ten, and the warnings, if any.
+parameters, the preset's method, compressor and feedback. One line of JSON for each run: of each figure the smallest,
+the median and the largest over the rounds after the first ten, and the warnings, if any.
 
     OMP_NUM_THREADS=1 nice -n 10 python experiments/diagnostics/measure.py --rounds 60 diloco sparseloco noloco
     ... --fault rate          # the last peer's inner learning rate is ten times the others'

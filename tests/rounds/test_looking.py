@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import struct
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +16,10 @@ import torch
 from decentral.manifest import Manifest
 from decentral.observe.diagnostics.watch import ROUNDS
 from decentral.observe.notices import Notices
+from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.replica.diagnosing.names import (
     DEBT_RATIO,
+    LOSS_DISPERSION,
     MEAN_COSINE,
     NAMES,
     NEVER_SENT,
@@ -27,6 +31,8 @@ from decentral.replica.diagnosing.names import (
 from decentral.replica.received.frame_contents import FrameContents
 from decentral.rounds import looking
 from decentral.training.diagnosed import Diagnosed
+from decentral.training.live_side import LiveSide
+from decentral.training.sync_schedule import SyncSchedule
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member
 from tests.laws.tables import PRESETS
@@ -236,6 +242,33 @@ def test_a_debt_that_is_never_paid_is_said_to_be_the_compressors(run_lab, terms)
     for warnings in told:
         (one, *_) = [one for one in warnings if one["figure"] == DEBT_RATIO]
         assert "the compressor sends too little for its error feedback" in one["sentence"]
+
+
+class Telling(Learner):
+    """Under a method of somebody's own, whose summaries tell the loss that the loop logged."""
+
+    losses = (2.0, 2.0, 6.0)
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        bases, told = (DiLoCo,), {"says": says_loss, "told_loss": lambda self, one: struct.unpack("<f", one.summary)[0]}
+        self.node.replica.method = dataclasses.make_dataclass("Told", [], bases=bases, frozen=True, namespace=told)()
+        live = LiveSide(self.model, self.inner, self.signer.peer, lab.schema)
+        self.schedule = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32), live=live)
+        live.loss = self.losses[number]
+
+
+def says_loss(self: DiLoCo, live: LiveSide, fragment: int, sent: Any) -> bytes:
+    return struct.pack("<f", live.loss)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+def test_losses_that_a_methods_summaries_tell_are_compared_alike_on_every_peer(run_lab, terms, exchange):
+    manifest = terms("diloco").changed(exchange={"kind": exchange})
+    told = heard(run_lab, manifest, 8, kinds=(Telling,) * 3)
+    for warnings in told:
+        (one, *_) = [one for one in warnings if one["figure"] == LOSS_DISPERSION]
+        assert one["sentence"].startswith("the peers' losses differ by 57% of their mean")
 
 
 # ---- training does not depend on it ----
