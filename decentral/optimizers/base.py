@@ -249,8 +249,9 @@ class OuterMethod:
         raise NotImplementedError
 
     def told_loss(self, contributor: Contributor) -> float | None:
-        """The training loss that a contributor's summary tells, where the method's `says` puts ``live.loss`` there; None:
-        it tells none. For people only: how far losses differ is shown, and the run does not depend on it.
+        """The training loss that a contributor's summary tells, where the method's `says` puts ``live.loss`` there.
+
+        None: it tells none. For people only: how far losses differ is shown, and the run does not depend on it.
         """
         return None
 

@@ -8,8 +8,9 @@ the median and the largest over the rounds after the first ten, and the warnings
     ... --fault rate          # the last peer's inner learning rate is ten times the others'
     ... --fault uneven        # each peer reads other folders of the text
     ... --fault twins         # all peers read the same text in the same order
-    ... --fault outer         # the outer learning rate is four times the preset's
+    ... --fault outer         # the outer learning rate is 4: of DiLoCo and SparseLoCo, where 0.7 and 1 are usual
     ... --fault thin          # one value of 4,096 is sent, and the debt never decays
+    ... --fault kept          # no fault: the debt of sparseloco never decays
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from decentral.lab.swarm.meeting import Met
 from decentral.lab.work.language import Language
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.diagnostics.watch import Watch
-from decentral.optimizers import make_outer
 from decentral.replica.contribution import Contribution
 from decentral.replica.diagnosing.between import between
 from decentral.replica.diagnosing.names import DEBT_RATIO, NEVER_SENT, Figures
@@ -42,7 +42,7 @@ from decentral.tasks.corpus import load_corpus
 from decentral.tasks.presets import demo_tables
 
 FIRST = 10  # rounds that are left out of the quantiles
-FAULTS = ("none", "rate", "uneven", "twins", "outer", "thin")
+FAULTS = ("none", "rate", "uneven", "twins", "outer", "thin", "kept")
 
 
 class Twins(Language):
@@ -108,7 +108,9 @@ def terms(name: str, args: argparse.Namespace) -> Manifest:
     tables["model"] |= {"hidden": 64, "layers": max(2, fragments), "context": 64}
     manifest = preset_manifest(name, run={"salt": "diagnostics", "rounds": args.rounds, "seed": args.seed}, **tables)
     if args.fault == "outer":
-        return manifest.changed(outer={"learning_rate": 4 * make_outer(name, {}).learning_rate})
+        return manifest.changed(outer={"learning_rate": 4.0})
+    if args.fault == "kept":
+        return manifest.changed(compressor={"feedback": "ef(beta=1.0)"})
     if args.fault == "thin":
         return manifest.changed(compressor={"chain": "topk(k=1, chunk=4096)", "feedback": "ef(beta=1.0)"})
     return manifest
