@@ -25,8 +25,8 @@ from decentral.node.folder import kept_terms, kept_token
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
 from decentral.observe.beacon import Beacon
+from decentral.observe.screen.terminal import PlainDisplay
 from decentral.observe.status import Status, check_free
-from decentral.observe.terminal import PlainDisplay
 from decentral.peer.announcer import Announcer
 from decentral.peer.ending import end_before_the_run, end_of_run
 from decentral.peer.gathering import Gathering
