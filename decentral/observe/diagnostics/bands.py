@@ -63,10 +63,10 @@ BANDS = (
         low=-0.5,  # the mean of K updates then has half the energy that independent ones would have: 1 + (K - 1) c
         high=0.95,
         among_all=True,
-        if_low="they undo one another's steps: the learning rate, inner or outer, is too high, or there are too many "
-        "inner steps between rounds; lower one of them in the next run",
-        if_high="they train on the same data in the same order, so that more peers bring nothing; give each its own "
-        "(peer.seed, peer.shard)",
+        if_low="they undo one another's steps: their data differ so much that each goes to an optimum of its own; make "
+        "fewer inner steps between rounds, or share the data more evenly",
+        if_high="all pull the anchor back, as the outer learning rate or momentum is too high, or all train on the same "
+        "data in the same order, so that more peers bring nothing (peer.seed, peer.shard)",
     ),
     Band(
         figure=DEBT_RATIO,
