@@ -65,8 +65,8 @@ BANDS = (
         among_all=True,
         if_low="they undo one another's steps: their data differ so much that each goes to an optimum of its own; make "
         "fewer inner steps between rounds, or share the data more evenly",
-        if_high="all pull the anchor back, as the outer learning rate or momentum is too high, or all train on the same "
-        "data in the same order, so that more peers bring nothing (peer.seed, peer.shard)",
+        if_high="all pull the anchor back, as the outer learning rate or momentum is too high, or all train on the "
+        "same data in the same order, so that more peers bring nothing (peer.seed, peer.shard)",
     ),
     Band(
         figure=DEBT_RATIO,
