@@ -13,7 +13,6 @@ frames have the same bits.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
 import torch
@@ -41,7 +40,7 @@ def dispersion(values: Sequence[float]) -> float | None:
     mean = math.fsum(values) / len(values)
     if not 0 < mean < math.inf:
         return None
-    return statistics.pstdev(values, mean) / mean
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)) / mean
 
 
 def mean_cosine(vectors: Sequence[Tensor]) -> float | None:
