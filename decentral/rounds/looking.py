@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from decentral.consensus.chain import contributions, moves_anchor
+from decentral.consensus.chain import contributions
 from decentral.optimizers.channels import CHANGE
 from decentral.replica.contribution import Contribution
 from decentral.replica.diagnosing.between import between
@@ -68,9 +68,8 @@ class Looking:
         self, record: Record, frames: Mapping[bytes, Frame], step: OuterStep | None, mine: Contribution | None
     ) -> None:
         """Tell the figures of a commit, once its debts are booked; ``mine``: this peer's contribution, if named."""
-        if step is None or not moves_anchor(record) or self.state.gossips:
-            return
-        self._tell(lambda: self._figures(record, frames, step, mine))
+        if step is not None and not self.state.gossips:  # whose one commit merges replicas
+            self._tell(lambda: self._figures(record, frames, step, mine))
 
     def at_pair(self, step: int, fragment: int, half: Half, theirs_CN: Tensor, taken: GossipStep) -> None:
         """Tell the figures of a gossip step that a pair took, before it is booked."""
@@ -87,24 +86,22 @@ class Looking:
         values |= between_losses(method, told_of(contributions(record), record.outer_step, len(self._coverage.samples)))
         if CHANGE.name in step.received:
             self._coverage.add(step.fragment, step.received[CHANGE.name])
-        values |= self._of_fragment(
-            step.fragment, self.state.replica.feedback[step.fragment], None if mine is None else mine.gradient_N
-        )
+        learnt_N = None if mine is None else mine.gradient_N
+        values |= self._of_fragment(step.fragment, self.state.replica.feedback[step.fragment], learnt_N)
         return Figures(record.outer_step + 1, len(measures), self._coverage.rounds, bool(record.contributors), values)
 
     def _pair_figures(self, step: int, fragment: int, half: Half, theirs_CN: Tensor, taken: GossipStep) -> Figures:
         due = self.state.replica.due(step)
         values = between_two(due, half.sent_CN, theirs_CN, self._coverage.samples[fragment])
         if not due[0].is_replica:
-            for sent_CN in (half.sent_CN, theirs_CN):
-                self._coverage.add(fragment, sent_CN.view(len(due), -1)[0])
+            self._coverage.add(fragment, *(sent_CN.view(len(due), -1)[0] for sent_CN in (half.sent_CN, theirs_CN)))
         values |= self._of_fragment(fragment, taken.feedback, half.change_N) | self._distances.add(taken.disagreement)
         return Figures(step + 1, 2, self._coverage.rounds, False, values)
 
-    def _of_fragment(self, fragment: int, books: Mapping[str, Tensor], sent_N: Tensor | None) -> dict[str, float]:
+    def _of_fragment(self, fragment: int, books: Mapping[str, Tensor], learnt_N: Tensor | None) -> dict[str, float]:
         """What is owed over what was learnt, and what was never sent."""
         sample = self._coverage.samples[fragment]
-        owes = None if sent_N is None or DEBT not in books else sample.ratio(books[DEBT], sent_N)
+        owes = None if learnt_N is None or DEBT not in books else sample.ratio(books[DEBT], learnt_N)
         found = {DEBT_RATIO: owes, NEVER_SENT: self._coverage.never_sent}
         return {name: value for name, value in found.items() if value is not None}
 

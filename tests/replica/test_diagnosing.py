@@ -131,11 +131,12 @@ def test_what_was_never_sent_is_what_no_round_had(numel: int) -> None:
         assert coverage.rounds == rounds
 
 
-def test_rows_of_several_peers_count_together_and_fragments_by_their_size() -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_several_peers_send_in_a_round_counts_together_and_fragments_by_their_size(apart: bool) -> None:
     coverage = Coverage([100, 300])
     rows = torch.zeros(2, 100)
     rows[0, :30], rows[1, 20:50] = 1.0, -1.0
-    coverage.add(0, rows)
+    coverage.add(0, *(rows if apart else [rows]))
     assert coverage.never_sent == pytest.approx((50 + 300) / 400)
     assert coverage.rounds == 0, "of the other fragment none was looked at"
 

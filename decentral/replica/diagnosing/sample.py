@@ -55,11 +55,12 @@ class Coverage:
         self._came = [torch.zeros(sample.size, dtype=torch.bool) for sample in self.samples]
         self._rounds = [0] * len(self.samples)
 
-    def add(self, fragment: int, change: Tensor) -> None:
-        """What came in one round: the mean (N,), in which only what nobody sent is zero, or a row of each (K, N)."""
+    def add(self, fragment: int, *changes: Tensor) -> None:
+        """What came in one round: each (N,), such as a mean, where only what nobody sent is zero; or rows (K, N)."""
         self._rounds[fragment] += 1
-        came = self.samples[fragment].of(change) != 0
-        self._came[fragment] |= came if came.dim() == 1 else came.any(0)
+        for change in changes:
+            came = self.samples[fragment].of(change) != 0
+            self._came[fragment] |= came if came.dim() == 1 else came.any(0)
 
     @property
     def rounds(self) -> int:
