@@ -139,9 +139,9 @@ def _train(
     from decentral.cli.stopping import stop_signals
     from decentral.manifest import summary as describe
     from decentral.node.folder import kept_terms
-    from decentral.observe.late_display import LateDisplay
-    from decentral.observe.log_lines import log_shown_on
-    from decentral.observe.terminal import open_display
+    from decentral.observe.screen.late_display import LateDisplay
+    from decentral.observe.screen.log_lines import log_shown_on
+    from decentral.observe.screen.terminal import open_display
     from decentral.tasks.survey import check_agreed
 
     directory = remember(context, options.out)
