@@ -1,0 +1,192 @@
+"""Rows as text: tables.md for people, results.csv and curves.csv for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from decentral.lab.report.comparing import Compared, compared, problems
+from decentral.lab.report.rows import Found, Row, Run, of_base
+from decentral.lab.report.statistics import CONFIDENCE, interval
+
+__all__ = ["as_json", "curves_csv", "results_csv", "tables_md"]
+
+
+def tables_md(found: Found) -> str:
+    """One table for each point of the grid."""
+    parts = [f"# {found.name}", found.title, _meaning(found)]
+    if told := problems(found):
+        parts.append("**Problems**\n\n" + "\n".join(f"- {line}" for line in told))
+    elif any(row.role == "control" for row in found.rows):
+        parts.append("Every control came out worse than its method, as it must.")
+    for point in found.points:
+        if point:
+            parts.append("## " + ", ".join(f"{key} = {value}" for key, value in point.items()))
+        parts.append(_table(found, found.at(point)))
+    if edges := [row.label for row in found.rows if row.at_the_edge and row.role != "control"]:
+        parts.append(
+            "The best learning rate is at an edge of what was tried for "
+            f"{', '.join(dict.fromkeys(edges))}: a wider list may find a better one."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _meaning(found: Found) -> str:
+    return (
+        f"Loss: {found.unit}, mean of the seeds and half of its {CONFIDENCE:.0%} interval. Against `{found.base}`: the "
+        f"mean of the differences on each seed, in % of its loss, with Student's {CONFIDENCE:.0%} interval. tied: it "
+        f"lies within {found.margin:.2%} (TOST at 5 %); better, worse: it does not hold 0; undecided: neither. "
+        "No correction for the number of rows. Bytes: that one peer sent of the small model; peak: at one inner step."
+    )
+
+
+def _table(found: Found, rows: Sequence[Row]) -> str:
+    gossips = any(_of_mean(row) for row in rows)
+    heads = ["", "settings", "loss", *(["loss of the mean model"] if gossips else []), f"against {found.base}, %"]
+    heads += ["verdict", "tokens", "bytes", "peak", *(f"hours, {link}" for link in found.links)]
+    lines = [heads, ["---"] * len(heads)]
+    for row in rows:
+        against = compared(row, of_base(row, rows, found.base), found.margin)
+        cells = [_name(row), _settings(row), _spread(list(row.losses.values()))]
+        cells += [_spread(_of_mean(row)) or "-"] if gossips else []
+        cells += [*_against(row, against, found.base), *_spent(row), *(_hours(row, link) for link in found.links)]
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _name(row: Row) -> str:
+    return row.label if row.role == "method" else f"{row.label} ({row.role})"
+
+
+def _settings(row: Row) -> str:
+    return ", ".join(f"{key} {value}" for key, value in row.settings.items())
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    found = interval(values)
+    half = found.high - found.mean
+    return f"{found.mean:.4f}" + (f" ± {half:.4f}" if math.isfinite(half) else "")
+
+
+def _against(row: Row, against: Compared | None, base: str) -> list[str]:
+    if row.name == base:
+        return ["", row.troubles]
+    if against is None:
+        return ["", row.troubles or "nothing to compare with"]
+    share = against.share
+    span = f" [{100 * share.low:+.2f}, {100 * share.high:+.2f}]" if math.isfinite(share.low) else ""
+    return [f"{100 * share.mean:+.2f}{span}", against.word]
+
+
+def _spent(row: Row) -> list[str]:
+    runs = row.curves
+    if not runs:
+        return ["", "", ""]
+    peaks = [run.outcome.curve.peak_nbytes for run in runs if run.outcome.curve is not None]
+    tokens = [run.outcome.curve.points[-1].tokens for run in runs if run.outcome.curve is not None]
+    mean = math.fsum(run.nbytes for run in runs) / len(runs)
+    return [f"{math.fsum(tokens) / len(tokens):,.0f}", _shown(mean), _shown(max(peaks))]
+
+
+def _shown(nbytes: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def _hours(row: Row, link: str) -> str:
+    hours = [run.hours[link][-1] for run in row.curves if link in run.hours]
+    return f"{math.fsum(hours) / len(hours):.3g}" if hours else "-"
+
+
+def _of_mean(row: Row) -> list[float]:
+    """The losses of the mean model, of peers that are not alike."""
+    last = [run.outcome.curve.points[-1] for run in row.curves if run.outcome.curve is not None]
+    return [point.loss_of_mean for point in last if point.loss_of_mean is not None]
+
+
+# ---- for other programs ----
+
+_CELL = ("phase", "name", "role", "point", "link", "settings", "seed", "cell", "status")
+
+
+def results_csv(found: Found) -> str:
+    """A line for each cell."""
+    heads = [*_CELL, "reason", "loss", "loss_of_mean", "tokens", "nbytes", "peak_nbytes", "machine_seconds"]
+    heads += [f"hours_{link}" for link in found.links]
+    return _csv(heads, (_result(found, *told) for told in _runs(found)))
+
+
+def _result(found: Found, phase: str, row: Row, seed: int, run: Run) -> list[object]:
+    outcome, curve = run.outcome, run.outcome.curve
+    last = curve.points[-1] if curve is not None else None
+    spent: list[object] = ["", "", "", "", ""]
+    if curve is not None and last is not None:
+        spent = [_number(last.loss), _number(last.loss_of_mean), last.tokens, last.nbytes, curve.peak_nbytes]
+    hours = [run.hours[link][-1] if link in run.hours else "" for link in found.links]
+    return [*_cell(phase, row, seed, run), outcome.reason, *spent, round(outcome.seconds, 3), *hours]
+
+
+def curves_csv(found: Found) -> str:
+    """A line for each point of each curve."""
+    heads = [*_CELL, "step", "tokens", "rounds", "nbytes", "loss", "loss_of_mean"]
+    heads += [f"hours_{link}" for link in found.links]
+    return _csv(heads, (line for told in _runs(found) for line in _curve(found, *told)))
+
+
+def _curve(found: Found, phase: str, row: Row, seed: int, run: Run) -> Iterator[list[object]]:
+    for place, point in enumerate(run.outcome.curve.points if run.outcome.curve is not None else ()):
+        spent = [point.step, point.tokens, point.rounds, point.nbytes, _number(point.loss), _number(point.loss_of_mean)]
+        hours = [run.hours[link][place] if link in run.hours else "" for link in found.links]
+        yield [*_cell(phase, row, seed, run), *spent, *hours]
+
+
+def _runs(found: Found) -> Iterator[tuple[str, Row, int, Run]]:
+    for phase, rows in (("search", found.searched), ("report", found.rows)):
+        for row in rows:
+            for seed, run in row.runs.items():
+                yield phase, row, seed, run
+
+
+def _cell(phase: str, row: Row, seed: int, run: Run) -> list[object]:
+    point = _pairs(row.point)
+    return [phase, row.name, row.role, point, row.link or "", _settings(row), seed, run.cell, run.outcome.status]
+
+
+def _pairs(point: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in point.items())
+
+
+def _number(value: float | None) -> object:
+    return "" if value is None else value
+
+
+def _csv(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def as_json(found: Found) -> list[dict[str, object]]:
+    """The rows of the tables."""
+    return [_row_json(row, compared(row, of_base(row, found.rows, found.base), found.margin)) for row in found.rows]
+
+
+def _row_json(row: Row, against: Compared | None) -> dict[str, object]:
+    told: dict[str, object] = {"name": row.name, "role": row.role, "point": dict(row.point), "link": row.link}
+    told |= {"settings": dict(row.settings), "losses": row.losses, "trouble": row.troubles}
+    told |= {"nbytes": [run.nbytes for run in row.curves]}
+    told["hours"] = {link: hours[-1] for run in row.curves[:1] for link, hours in run.hours.items()}
+    if against is not None:
+        share = against.share
+        low, high = (value if math.isfinite(value) else None for value in (share.low, share.high))
+        told |= {"share": share.mean, "low": low, "high": high}
+        told |= {"equivalence_p": against.equivalence_p, "verdict": against.word}
+    return told
