@@ -45,6 +45,7 @@ def lab_command(study: Path, out: Path | None, workers: int | None, as_json: boo
     there = store.known()
     known = _run(plan, store, there, workers or os.cpu_count() or 1)
     found = found_by(plan, known)
+    store.write("study.toml", study.read_text(encoding="utf-8-sig"))
     write_report(store, found)
     _tell(found, store.folder, len(known) - len(there), as_json)
 

@@ -13,6 +13,8 @@ __all__ = ["FIGURES", "draw"]
 
 FIGURES = "figures"
 
+_WIDE = 20  # times as far as the first, where a logarithmic axis shows more
+
 Spent = Callable[[Run], Sequence[float]]
 
 
@@ -25,7 +27,7 @@ def draw(found: Found, folder: Path) -> list[Path]:
         suffix = f"-{place + 1}" if len(found.points) > 1 else ""
         title = ", ".join(f"{key} = {value}" for key, value in point.items()) or found.name
         for name, axis, spent in _axes(found):
-            if any(spent(run) for row in rows for run in row.curves):
+            if any(max(spent(run), default=0) > 0 for row in rows for run in row.curves):
                 path = folder / f"loss-over-{name}{suffix}.png"
                 _save(path, title, axis, found.unit, partial(_curves, rows=rows, spent=spent))
                 made.append(path)
@@ -63,7 +65,7 @@ def _curves(axes: Any, rows: Sequence[Row], spent: Spent) -> None:  # Any: matpl
         losses = [sum(p.loss for p in same) / len(runs) for same in zip(*map(_points, runs), strict=True)]
         style = {"method": "-", "reference": "--", "control": ":"}[row.role]
         axes.plot(places, losses, style, label=row.label, linewidth=1.5)
-    _log_where_wide(axes)
+    _show_what_learns(axes)
 
 
 def _frontier(axes: Any, found: Found) -> None:  # Any: as above
@@ -94,11 +96,15 @@ def _told(row: Row) -> str:
     return f"{row.label} {point}".strip()
 
 
-def _log_where_wide(axes: Any) -> None:  # Any: as above
-    """Bytes and hours of methods are far apart."""
+def _show_what_learns(axes: Any) -> None:  # Any: as above
+    """Bytes and hours of methods may be far apart; where a control goes, up and away, nobody needs to see."""
     ends = [float(line.get_xdata()[-1]) for line in axes.lines]
-    if ends and min(ends) > 0 and max(ends) > 20 * min(ends):
-        axes.set_xscale("log")
+    if min(end for end in ends if end > 0) * _WIDE < max(ends):
+        axes.set_xscale("log", nonpositive="mask")
+    losses = [loss for line in axes.lines if line.get_linestyle() != ":" for loss in line.get_ydata()]
+    if losses:
+        room = 0.05 * (max(losses) - min(losses))
+        axes.set_ylim(min(losses) - room, max(losses) + room)
 
 
 def _save(path: Path, title: str, across: str, up: str, plot: Callable[[Any], object]) -> None:

@@ -14,6 +14,9 @@ from decentral.lab.report.statistics import CONFIDENCE, interval
 __all__ = ["as_json", "curves_csv", "results_csv", "tables_md"]
 
 
+_MORE = 1.05  # times the base's tokens, from which on it is said
+
+
 def tables_md(found: Found) -> str:
     """One table for each point of the grid."""
     parts = [f"# {found.name}", found.title, _meaning(found)]
@@ -30,7 +33,18 @@ def tables_md(found: Found) -> str:
             "The best learning rate is at an edge of what was tried for "
             f"{', '.join(dict.fromkeys(edges))}: a wider list may find a better one."
         )
+    parts += list(_more_tokens(found))
     return "\n\n".join(parts) + "\n"
+
+
+def _more_tokens(found: Found) -> Iterator[str]:
+    """Rows that no table should compare without this."""
+    for row in found.rows:
+        base = of_base(row, found.rows, found.base)
+        mine, other = _tokens(row), 0.0 if base is None else _tokens(base)
+        if other and mine > _MORE * other:
+            times = f"{mine / other:.1f} times the tokens of {found.base}"
+            yield f"{row.label} saw {times}: its rounds take longer there than its inner steps."
 
 
 def _meaning(found: Found) -> str:
@@ -87,9 +101,14 @@ def _spent(row: Row) -> list[str]:
     if not runs:
         return ["", "", ""]
     peaks = [run.outcome.curve.peak_nbytes for run in runs if run.outcome.curve is not None]
-    tokens = [run.outcome.curve.points[-1].tokens for run in runs if run.outcome.curve is not None]
     mean = math.fsum(run.nbytes for run in runs) / len(runs)
-    return [f"{math.fsum(tokens) / len(tokens):,.0f}", _shown(mean), _shown(max(peaks))]
+    return [f"{_tokens(row):,.0f}", _shown(mean), _shown(max(peaks))]
+
+
+def _tokens(row: Row) -> float:
+    """That a peer saw, mean of the seeds."""
+    tokens = [run.outcome.curve.points[-1].tokens for run in row.curves if run.outcome.curve is not None]
+    return math.fsum(tokens) / len(tokens) if tokens else 0.0
 
 
 def _shown(nbytes: float) -> str:

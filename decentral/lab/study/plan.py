@@ -227,4 +227,4 @@ def _minds_time(manifest: Manifest, link: Link) -> bool:
     """Whether it depends on a link what is merged when."""
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
     waits_unalike = method.topology == "pair" and (link.slow > 1 or link.thin > 1)
-    return bool(method.quorum.peers or manifest.outer.overlap or is_paced(manifest) or waits_unalike)
+    return bool(manifest.outer.overlap or is_paced(manifest) or waits_unalike)

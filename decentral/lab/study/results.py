@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from decentral.lab.report.figures import FIGURES, draw
@@ -11,9 +12,9 @@ from decentral.lab.report.tables import curves_csv, results_csv, tables_md
 from decentral.lab.runs.cell import Cell
 from decentral.lab.runs.running import Outcome
 from decentral.lab.study.plan import Contestant, Plan, Reported
-from decentral.lab.study.settings import Place
+from decentral.lab.study.settings import PEERS, Place
 from decentral.lab.study.store import Store
-from decentral.lab.study.terms import Link, Reference
+from decentral.lab.study.terms import Link, Reference, Study
 from decentral.lab.swarm.world import ExchangeKind
 from decentral.state.durable import disk_errors
 
@@ -29,12 +30,9 @@ def found_by(plan: Plan, known: Known) -> Found:
     aims = plan.study.study
     rows = [row for one in plan.contestants for row in _rows(plan, one, known)]
     searched = [row for one in plan.contestants for row in _searched(plan, one, known)]
-    length = f"{aims.rounds} rounds" if aims.rounds is not None else f"{aims.tokens:,} tokens of each peer"
     return Found(
         aims.name,
-        f"{aims.task}, {aims.peers} peers, {length}; {len(aims.seeds)} seeds; the search tries "
-        f"{', '.join(f'{rate:g}' for rate in aims.learning_rates)} as inner learning rate on "
-        f"{len(aims.search_seeds)} other seed{'s' if len(aims.search_seeds) > 1 else ''}.",
+        _title(plan.study),
         _UNITS.get(aims.task, "bits per byte"),
         plan.study.base,
         aims.margin,
@@ -42,6 +40,17 @@ def found_by(plan: Plan, known: Known) -> Found:
         tuple(rows),
         tuple(searched),
     )
+
+
+def _title(study: Study) -> str:
+    """What was trained, and how it was searched for, in one sentence."""
+    aims = study.study
+    peers = "" if PEERS in study.grid else f", {aims.peers} peers"
+    length = f"{aims.rounds} rounds" if aims.rounds is not None else f"{aims.tokens:,} tokens of each peer"
+    rates = ", ".join(f"{rate:g}" for rate in aims.learning_rates)
+    others = f"{len(aims.search_seeds)} other seed{'s' if len(aims.search_seeds) > 1 else ''}"
+    seeds = f"{len(aims.seeds)} seed{'s' if len(aims.seeds) > 1 else ''}"
+    return f"{aims.task}{peers}, {length}; {seeds}; the search tries {rates} as inner learning rate on {others}."
 
 
 def _rows(plan: Plan, contestant: Contestant, known: Known) -> Iterator[Row]:
@@ -98,8 +107,9 @@ def _run(cell: Cell, outcome: Outcome, links: Sequence[Link]) -> Run:
     for link in links:
         if cell.line is not None:
             hours[link.name] = [point.seconds / 3600 for point in curve.points]
-        else:
-            hours[link.name] = [link.line.hours(point, curve.numel, cell.peers, kind) for point in curve.points]
+        else:  # the slow peer is one of several: who is alone is a usual one
+            line = replace(link.line, slow=1.0) if cell.kind == "alone" else link.line
+            hours[link.name] = [line.hours(point, curve.numel, cell.peers, kind) for point in curve.points]
     return Run(cell.id, outcome, hours)
 
 

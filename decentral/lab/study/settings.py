@@ -140,9 +140,10 @@ class Settings:
 
 
 def is_paced(manifest: Manifest) -> bool:
-    """Whether a contribution may be due before H inner steps, so that more rounds are as many steps."""
+    """Whether rounds may be of other than H inner steps of every peer, so that more of them are as many steps."""
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
-    return method.overrides("is_due") or manifest.inner.pace not in (None, "equal")
+    paced = method.overrides("is_due") or manifest.inner.pace not in (None, "equal")
+    return paced or method.quorum.peers > 0
 
 
 def _set(tables: Tables, key: str, value: Any, allowed: tuple[str, ...]) -> None:  # Any: of every TOML type

@@ -45,11 +45,6 @@ rate_mbit = 20
 parameters = 1e8
 """
 
-MORE = """
-[[method]]
-name = "more"
-"""
-
 
 def plan(text: str = TEXT) -> Plan:
     return Plan(parse_study(text))
