@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from decentral.errors import ConfigError
 from decentral.lab.study.plan import Plan
-from decentral.lab.study.reading import load_study, parse_study
+from decentral.lab.study.reading import check_installed, load_study, parse_study
 from tests.lab.study.declared import TEXT
 
 ROOT = Path(__file__).parents[3]
@@ -64,3 +65,12 @@ def test_a_mistake_is_told_in_one_line(was: str, now: str, told: str) -> None:
 @pytest.mark.parametrize("path", SHIPPED)
 def test_the_studies_that_are_shipped_can_be_run(path: str) -> None:
     assert Plan(load_study(ROOT / path)).size() > 40
+
+
+@pytest.mark.parametrize(("module", "package"), [("scipy", "scipy"), ("sklearn", "scikit-learn")])
+def test_a_study_without_what_it_needs_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # as if it was not installed
+    with pytest.raises(ConfigError, match=rf"a study needs {package}; pip install 'decentral\[lab\]'"):
+        check_installed(parse_study(TEXT))
