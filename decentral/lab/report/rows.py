@@ -45,6 +45,11 @@ class Row:
         return self.name if self.link is None else f"{self.name} @ {self.link}"
 
     @property
+    def told(self) -> str:
+        """Its settings."""
+        return ", ".join(f"{key} {value}" for key, value in self.settings.items())
+
+    @property
     def losses(self) -> dict[int, float]:
         """By seed, those that are numbers."""
         found = {seed: run.outcome.loss for seed, run in self.runs.items()}

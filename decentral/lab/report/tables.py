@@ -1,17 +1,15 @@
-"""Rows as text: tables.md for people, results.csv and curves.csv for other programs."""
+"""Rows as text: tables.md for people, and the same as JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from decentral.lab.report.comparing import Compared, compared, problems
-from decentral.lab.report.rows import Found, Row, Run, of_base
+from decentral.lab.report.rows import Found, Row, of_base
 from decentral.lab.report.statistics import CONFIDENCE, interval
 
-__all__ = ["as_json", "curves_csv", "results_csv", "tables_md"]
+__all__ = ["as_json", "tables_md"]
 
 
 _MORE = 1.05  # times the base's tokens, from which on it is said
@@ -63,7 +61,7 @@ def _table(found: Found, rows: Sequence[Row]) -> str:
     lines = [heads, ["---"] * len(heads)]
     for row in rows:
         against = compared(row, of_base(row, rows, found.base), found.margin)
-        cells = [_name(row), _settings(row), _spread(list(row.losses.values()))]
+        cells = [_name(row), row.told, _spread(list(row.losses.values()))]
         cells += [_spread(_of_mean(row)) or "-"] if gossips else []
         cells += [*_against(row, against, found.base), *_spent(row), *(_hours(row, link) for link in found.links)]
         lines.append(cells)
@@ -72,10 +70,6 @@ def _table(found: Found, rows: Sequence[Row]) -> str:
 
 def _name(row: Row) -> str:
     return row.label if row.role == "method" else f"{row.label} ({row.role})"
-
-
-def _settings(row: Row) -> str:
-    return ", ".join(f"{key} {value}" for key, value in row.settings.items())
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -127,70 +121,6 @@ def _of_mean(row: Row) -> list[float]:
     """The losses of the mean model, of peers that are not alike."""
     last = [run.outcome.curve.points[-1] for run in row.curves if run.outcome.curve is not None]
     return [point.loss_of_mean for point in last if point.loss_of_mean is not None]
-
-
-# ---- for other programs ----
-
-_CELL = ("phase", "name", "role", "point", "link", "settings", "seed", "cell", "status")
-
-
-def results_csv(found: Found) -> str:
-    """A line for each cell."""
-    heads = [*_CELL, "reason", "loss", "loss_of_mean", "tokens", "nbytes", "peak_nbytes", "machine_seconds"]
-    heads += [f"hours_{link}" for link in found.links]
-    return _csv(heads, (_result(found, *told) for told in _runs(found)))
-
-
-def _result(found: Found, phase: str, row: Row, seed: int, run: Run) -> list[object]:
-    outcome, curve = run.outcome, run.outcome.curve
-    last = curve.points[-1] if curve is not None else None
-    spent: list[object] = ["", "", "", "", ""]
-    if curve is not None and last is not None:
-        spent = [_number(last.loss), _number(last.loss_of_mean), last.tokens, last.nbytes, curve.peak_nbytes]
-    hours = [run.hours[link][-1] if link in run.hours else "" for link in found.links]
-    return [*_cell(phase, row, seed, run), outcome.reason, *spent, round(outcome.seconds, 3), *hours]
-
-
-def curves_csv(found: Found) -> str:
-    """A line for each point of each curve."""
-    heads = [*_CELL, "step", "tokens", "rounds", "nbytes", "loss", "loss_of_mean"]
-    heads += [f"hours_{link}" for link in found.links]
-    return _csv(heads, (line for told in _runs(found) for line in _curve(found, *told)))
-
-
-def _curve(found: Found, phase: str, row: Row, seed: int, run: Run) -> Iterator[list[object]]:
-    for place, point in enumerate(run.outcome.curve.points if run.outcome.curve is not None else ()):
-        spent = [point.step, point.tokens, point.rounds, point.nbytes, _number(point.loss), _number(point.loss_of_mean)]
-        hours = [run.hours[link][place] if link in run.hours else "" for link in found.links]
-        yield [*_cell(phase, row, seed, run), *spent, *hours]
-
-
-def _runs(found: Found) -> Iterator[tuple[str, Row, int, Run]]:
-    for phase, rows in (("search", found.searched), ("report", found.rows)):
-        for row in rows:
-            for seed, run in row.runs.items():
-                yield phase, row, seed, run
-
-
-def _cell(phase: str, row: Row, seed: int, run: Run) -> list[object]:
-    point = _pairs(row.point)
-    return [phase, row.name, row.role, point, row.link or "", _settings(row), seed, run.cell, run.outcome.status]
-
-
-def _pairs(point: Mapping[str, object]) -> str:
-    return " ".join(f"{key}={value}" for key, value in point.items())
-
-
-def _number(value: float | None) -> object:
-    return "" if value is None else value
-
-
-def _csv(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows(lines)
-    return text.getvalue()
 
 
 def as_json(found: Found) -> list[dict[str, object]]:

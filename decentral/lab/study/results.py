@@ -8,7 +8,8 @@ from typing import Any
 
 from decentral.lab.report.figures import FIGURES, draw
 from decentral.lab.report.rows import Found, Row, Run
-from decentral.lab.report.tables import curves_csv, results_csv, tables_md
+from decentral.lab.report.sheets import curves_csv, results_csv
+from decentral.lab.report.tables import tables_md
 from decentral.lab.runs.cell import Cell
 from decentral.lab.runs.running import Outcome
 from decentral.lab.study.plan import Contestant, Plan, Reported
