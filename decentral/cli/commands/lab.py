@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,17 @@ if TYPE_CHECKING:
     from decentral.lab.study.store import Store
 
 
+def _print_example(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(files("decentral.lab.study").joinpath("example.toml").read_text(encoding="utf-8"), nl=False)
+        context.exit()
+
+
 @click.command("lab")
 @click.argument("study", metavar="STUDY.toml", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--example", is_flag=True, is_eager=True, expose_value=False, callback=_print_example, help="Print a study."
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Its folder; decentral-lab/NAME.")
 @click.option("--workers", type=click.IntRange(1, 1024), help="Processes of one thread; as many as processors.")
 @as_json

@@ -13,7 +13,7 @@ from decentral.lab.study.reading import check_installed, load_study, parse_study
 from tests.lab.study.declared import TEXT
 
 ROOT = Path(__file__).parents[3]
-SHIPPED = ["examples/lab/small.toml", "experiments/methods/smoke.toml", "experiments/methods/full.toml"]
+SHIPPED = ["decentral/lab/study/example.toml", "experiments/methods/smoke.toml", "experiments/methods/full.toml"]
 
 MISTAKES = [
     ('task = "digits"', 'task = "chess"', "study.task = 'chess'"),

@@ -19,6 +19,7 @@ from decentral.lab.report.rows import Found, Row, Run
 from decentral.lab.report.statistics import interval
 from decentral.lab.report.tables import tables_md
 from decentral.lab.study.laboratory import run_study
+from decentral.lab.study.reading import parse_study
 from decentral.lab.study.store import Store
 from tests.lab.study.declared import TEXT, Here, ended, plan
 
@@ -99,6 +100,11 @@ def test_the_command_writes_tables_and_figures_from_cells_alone(tmp_path: Path) 
     assert (folder / "tables.md").read_text() in CliRunner().invoke(main, typed).stdout
     names = ["frontier", "loss-over-bytes", "loss-over-hours-home", "loss-over-tokens"]
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == names
+
+
+def test_the_example_that_is_printed_is_a_study() -> None:
+    text = CliRunner().invoke(main, ["lab", "--example"]).stdout
+    assert parse_study(text).base == "diloco"
 
 
 def test_the_line_tells_what_is_done_and_the_time_that_is_left() -> None:
