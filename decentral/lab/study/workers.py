@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,7 +24,7 @@ __all__ = ["Workers"]
 
 Run = Callable[[Cell], Outcome]
 
-_END_SECONDS = 5.0  # after which one that was asked to end is made to
+_END_SECONDS = 5.0  # from the end of its line to that of the process, at most
 
 
 @dataclass(slots=True)
@@ -47,12 +47,9 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for worker in self._workers:
-            worker.process.terminate()
+            worker.process.kill()  # it writes nothing that could be half
         for worker in self._workers:
-            worker.process.join(_END_SECONDS)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+            worker.process.join()
             worker.line.close()
             worker.process.close()
         self._workers.clear()
@@ -96,15 +93,32 @@ class Workers:
     def _new(self) -> _Worker:
         mine, its = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(its, self._run), daemon=True)
-        process.start()
+        with _deaf():
+            process.start()
         its.close()
         self._workers.append(_Worker(process, mine))
         return self._workers[-1]
 
 
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Who is started here never hears what terminals and services send to all: who was asked ends the others.
+
+    A worker that ended first would look as if its cell had failed.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(line: Connection, run: Run) -> None:
     """What a worker does all its life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the one that was asked ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 

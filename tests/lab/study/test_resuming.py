@@ -24,7 +24,7 @@ def started(folder: Path) -> subprocess.Popen[str]:
     (folder / "study.toml").write_text(TEXT)
     typed = [sys.executable, "-m", "decentral", "lab", "study.toml", "--out", "found", "--workers", "1"]
     given = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(typed, cwd=folder, env=given, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(typed, cwd=folder, env=given, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     for _ in range(2):
         assert " of 13 cells, " in process.stderr.readline()
@@ -57,9 +57,11 @@ def test_a_study_that_is_stopped_ends_with_the_signals_code_and_leaves_no_proces
 ) -> None:
     process = started(tmp_path)
     workers = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(number)
-    process.communicate(timeout=60)
+    os.killpg(process.pid, number)  # as a terminal does
+    _, told = process.communicate(timeout=60)
     assert process.returncode == code
+    assert "Traceback" not in told
+    assert {outcome.status for outcome in Store(tmp_path / "found").known().values()} == {"done"}
     assert not psutil.wait_procs(workers, timeout=60)[1]
 
 
