@@ -126,6 +126,7 @@ COMMANDS = {
         ("study.toml --workers 0", 2),
         ("study.toml --out file", 2),
         ("study.toml --out file/of", 50),
+        ("study.toml --out photos", 2),
         ("unfit.toml", 10),
     ],
     "simulate": [("absent.toml", 10), ("bad.toml", 10), ("run.toml --profile nosuch", 2)],

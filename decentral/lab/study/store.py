@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from decentral.errors import UsageError
 from decentral.lab.runs.cell import Cell, id_of
 from decentral.lab.runs.running import Outcome
 from decentral.state.durable import DISK, Disk, disk_errors
 
 __all__ = ["Store"]
+
+STUDY = "study.toml"
 
 
 class Store:
@@ -17,6 +20,12 @@ class Store:
 
     def __init__(self, folder: Path, disk: Disk = DISK) -> None:
         self.folder, self._cells, self._disk = folder, folder / "cells", disk
+
+    def begin(self, study: str) -> None:
+        """Keep the study's own text. UsageError for a folder of something else, DiskError where nothing can be kept."""
+        if self.folder.is_dir() and any(self.folder.iterdir()) and not (self.folder / STUDY).exists():
+            raise UsageError(f"{self.folder} is not empty and no study made it; name another directory with --out")
+        self.write(STUDY, study)
 
     def known(self) -> dict[str, Outcome]:
         """What is there by id; what is no record of its name's cell is as if it was not there."""

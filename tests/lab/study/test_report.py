@@ -85,6 +85,7 @@ def test_the_command_writes_tables_and_figures_from_cells_alone(tmp_path: Path) 
     """All cells are there, so that no process is started."""
     (tmp_path / "study.toml").write_text(TEXT)
     folder = tmp_path / "found"
+    Store(folder).begin(TEXT)
     known = run_study(plan(), Store(folder), Here())
     typed = ["lab", str(tmp_path / "study.toml"), "--out", str(folder)]
     told = CliRunner().invoke(main, [*typed, "--json"])
