@@ -6,10 +6,14 @@ import importlib.util
 import tomllib
 from pathlib import Path
 
+import torch
+
 from decentral.errors import ConfigError
 from decentral.lab.study.settings import Place, Settings, combinations, grid_of
-from decentral.lab.study.terms import Study
+from decentral.lab.study.terms import Control, Study
+from decentral.manifest import Manifest
 from decentral.manifest.checking import checked, one_line
+from decentral.optimizers import make_outer
 
 __all__ = ["check_installed", "load_study", "parse_study"]
 
@@ -48,6 +52,17 @@ def _check_settings(study: Study) -> None:
         for entry in study.entries:
             for own in [(), *combinations(entry.search)]:
                 settings.manifest(Place(entry.name, point, study.study.learning_rates[0], own), 0)
+        for control in study.control:
+            if control.flips == "momentum":
+                _check_has_a_state(control, settings.manifest(Place(control.of, point, 1.0), 0))
+
+
+def _check_has_a_state(control: Control, terms: Manifest) -> None:
+    """ConfigError where what the state adds to a step is nothing, with either sign."""
+    if not make_outer(terms.outer.method, terms.outer.hyper).init(torch.zeros(1)):
+        raise ConfigError(
+            f'{control.name}: flips = "momentum" does not fit {terms.outer.method}, which has no state; use "update"'
+        )
 
 
 def check_installed(study: Study) -> None:

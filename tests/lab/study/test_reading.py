@@ -43,6 +43,11 @@ MISTAKES = [
     ('of = "diloco"', 'of = "data-parallel"', "no method has that name"),
     ('kind = "data-parallel"', 'kind = "data parallel"', "reference.0.kind = 'data parallel'"),
     ('kind = "data-parallel"', 'kind = "alone"\ninner = { optimizer = "spsa" }', "data-parallel: "),
+    (
+        'preset = "diloco"\n\n[[reference]]',
+        'preset = "local_sgd"\n\n[[control]]\nname = "m"\nof = "diloco"\nflips = "momentum"\n\n[[reference]]',
+        'm: flips = "momentum" does not fit local_sgd, which has no state',
+    ),
     ("[inner]", "[grid]\npeers = [0]\n[inner]", "grid.peers: 0 is no number of peers"),
     ("[inner]", '[grid]\n"inner.stepps" = [6]\n[inner]', "unknown key inner.stepps"),
     ("rate_mbit = 20", "rate_mbit = 0", "link.0.rate_mbit = 0"),
