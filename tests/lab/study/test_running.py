@@ -127,3 +127,21 @@ def test_a_cell_that_cannot_be_run_says_why_in_one_line() -> None:
 def test_curves_have_evenly_spread_points_and_the_last_is_the_end(steps: int, points: int, at: list[int]) -> None:
     looks = Looks(steps, points)
     assert [step for step in range(1, steps + 1) if looks.due(step)] == at
+
+
+@pytest.mark.parametrize("task", ["language", "language-uneven", "mixture"])
+@pytest.mark.parametrize("kind", ["swarm", "data-parallel"])
+def test_every_task_of_text_can_be_learnt(task: str, kind: str) -> None:
+    manifest = preset_manifest(
+        "local_sgd",
+        run={"name": "lab", "salt": "lab", "seed": 7, "rounds": 2 if kind == "swarm" else 20},
+        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16} | ({"experts": 2} if task == "mixture" else {}),
+        data={"batch_size": 2},
+        inner={"steps": 10 if kind == "swarm" else 1, "warmup": 2, "learning_rate": 0.01},
+    )
+    found = run_cell(Cell.of(kind, task, 2, manifest, steps=20, points=2, windows=8, text=""))  # type: ignore[arg-type]
+    assert found.status == "done", found.reason
+    assert found.curve is not None
+    assert [point.tokens for point in found.curve.points] == [0, 320, 640]
+    assert found.loss is not None
+    assert found.loss < 7
