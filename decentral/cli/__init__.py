@@ -31,6 +31,7 @@ COMMANDS = {
     "feedback": "decentral.cli.commands.methods",
     "bench": "decentral.cli.commands.bench",
     "simulate": "decentral.cli.commands.simulate",
+    "lab": "decentral.cli.commands.lab",
 }
 
 

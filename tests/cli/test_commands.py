@@ -62,6 +62,7 @@ REPORTING = (
     "join",
     "export",
     "follow",
+    "lab",
 )
 
 
