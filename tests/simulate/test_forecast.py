@@ -87,7 +87,7 @@ def sent_in_a_round(preset: str, link: str, peers: int, numel: int) -> float:
 
 
 def test_a_reduce_sends_two_bodies_but_for_what_stays_at_home():
-    """A small slice's scale and kind were taken for a third of a large one's bytes: of eight peers it was 1.8 times as much."""
+    """A small slice's scale and kind were a third of a large one's bytes: of eight peers it was 1.8 times as much."""
     assert sent_in_a_round("diloco", "100mbit", 6, 5_000_000) == pytest.approx(2 * 5 / 6, rel=0.03)
 
 
