@@ -67,6 +67,13 @@ def test_a_model_too_large_for_the_line_gets_the_best_that_is_possible(run: Run)
     assert "with more than 250 inner steps has not been shown" in result.stdout
 
 
+def test_a_line_faster_than_all_classes_is_in_the_fastest(run: Run) -> None:
+    assert (
+        "diloco: for lines of 1gbit and more, "
+        in run("init", "run.toml", "--link", "10gbit", "--step-time", "0.4s").stdout
+    )
+
+
 def test_what_is_asked_for_beside_the_line_is_kept(run: Run, tmp_path: Path) -> None:
     asked = ("--preset", "noloco", "--inner-steps", "9", "--overlap", "0", "--name", "mine")
     result = run("init", "run.toml", "--link", "20mbit", "--step-time", "0.4s", *asked)

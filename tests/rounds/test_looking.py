@@ -238,7 +238,7 @@ class Steady(Member):
 def test_a_debt_that_is_never_paid_is_said_to_be_the_compressors(run_lab, terms):
     """One value of 4,096 in each round: after so many rounds all but nothing was sent."""
     manifest = terms("sparseloco").changed(compressor={"chain": "topk(k=1, chunk=4096)", "feedback": "ef(beta=1.0)"})
-    told = heard(run_lab, manifest, 28, kinds=(Steady,) * 2, make_model=lambda: torch.nn.Linear(64, 64))
+    told = heard(run_lab, manifest, 38, kinds=(Steady,) * 2, make_model=lambda: torch.nn.Linear(64, 64))
     for warnings in told:
         (one, *_) = [one for one in warnings if one["figure"] == DEBT_RATIO]
         assert "the compressor sends too little for its error feedback" in one["sentence"]

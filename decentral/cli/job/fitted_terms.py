@@ -43,7 +43,7 @@ class Fitted:
         fit, time, given, known = self.fit, self.fit.time, self.given, self.fit.known
         return {
             "link_class": fit.link.up_to,
-            "why": _reason(fit),
+            "why": _reason(fit, given.rate),
             "evidence": None if known is None else known.evidence,
             "seeds": 0 if known is None else known.seeds,
             "peers": given.peers,
@@ -71,7 +71,7 @@ class Fitted:
             expected += f", which is the best that is possible and less than {TARGET:.0%}"
         if known is not None and not fit.is_shown:
             expected += f"; that it trains as well with more than {known.shown} inner steps has not been shown"
-        return f"{fit.preset}: {_reason(fit)}.\n{expected}."
+        return f"{fit.preset}: {_reason(fit, given.rate)}.\n{expected}."
 
 
 def fitted(wish: Wish, overrides: Mapping[str, object], sizes: Sizes) -> Fitted:
@@ -108,11 +108,11 @@ def _measured(manifest: Manifest) -> float:
     return measured_step_seconds(manifest)
 
 
-def _reason(fit: Fit) -> str:
+def _reason(fit: Fit, rate: float) -> str:
     known, link = fit.known, fit.link
     if known is None:
         return "it was asked for, and nothing is written down of the lines that it is for"
-    reason = f"for lines of {link.up_to} and less, {link.why}"
+    reason = f"for lines of {link.up_to} and {'less' if rate <= link.rate else 'more'}, {link.why}"
     if fit.preset != link.preset:
         reason = f"it sends less than {link.preset}, with which such lines leave too little time to compute"
     return f"{reason} ({known.evidence})"

@@ -71,7 +71,7 @@ BANDS = (
     Band(
         figure=DEBT_RATIO,
         says="this peer owes {value:.0f} times what it learnt in a round",
-        high=20.0,
+        high=30.0,
         if_high="the compressor sends too little for its error feedback, so that what is sent is stale; keep more "
         "values, or let the debt decay (feedback under [compressor]) in the next run",
     ),
