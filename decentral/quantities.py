@@ -1,4 +1,4 @@
-"""Rates and sizes as people write them: ``20mbit``, ``2MB/s``, ``50GB``. Decimal, as links are sold.
+"""Rates, sizes, times and counts as people write them: ``20mbit``, ``2MB/s``, ``50GB``, ``0.4s``, ``30M``. Decimal.
 
 Pure: the command line and ``decentral.join`` read the same spellings by it.
 """
@@ -12,13 +12,19 @@ from decentral.errors import ConfigError
 
 Read = TypeVar("Read", int, float)
 
-RATE_HINT = "write it as 20mbit or 2.5MB/s"
+RATE_HINT = "write it as 20mbit or 2.5MB/s, or as 900kbit or 1gbit"
 SIZE_HINT = "write it as 50GB or 800MB"
+SECONDS_HINT = "write it as 0.4s or 400ms"
+COUNT_HINT = "write it as 30M, 1.5B or 635776"
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)\s*"
 _BITS = re.compile(_NUMBER + r"([kmg])bit(?:/s)?", re.IGNORECASE)
 _BYTES_PER_SECOND = re.compile(_NUMBER + r"([kKMG])B/s")  # a small b is a bit to some people: refused
+_SECONDS = re.compile(_NUMBER + r"(ms|s|min)")
+_COUNT = re.compile(_NUMBER + r"([kKMBG]?)")  # a small m may be a thousandth: refused
+_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
+_COUNTS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 _BYTES = re.compile(_NUMBER + r"([kmgt])b", re.IGNORECASE)
 
 
@@ -39,6 +45,22 @@ def parse_size(text: str) -> int:
     if found is None or not float(found[1]):
         raise ConfigError(f"{text[:40]!r} is no size; {SIZE_HINT}")
     return round(float(found[1]) * _SIZES[found[2].lower()])
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of ``0.4s``, ``400ms`` or ``2min``. Raises ConfigError, which shows how a time is written."""
+    found = _SECONDS.fullmatch(text.strip())
+    if found is None or not float(found[1]):
+        raise ConfigError(f"{text.strip()[:40]!r} is no time; {SECONDS_HINT}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def parse_count(text: str) -> int:
+    """How many ``30M`` or ``1.5B`` are. Raises ConfigError, which shows how a number is written."""
+    found = _COUNT.fullmatch(text.strip())
+    if found is None or not float(found[1]):
+        raise ConfigError(f"{text.strip()[:40]!r} is no number of parameters; {COUNT_HINT}")
+    return round(float(found[1]) * _COUNTS[found[2].replace("K", "k")])
 
 
 def rate_of(given: object, argument: str) -> float | None:

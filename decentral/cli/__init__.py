@@ -11,7 +11,7 @@ from decentral.cli.group import CommandGroup
 
 COMMANDS = {
     "demo": "decentral.cli.commands.runs",
-    "init": "decentral.cli.commands.runs",
+    "init": "decentral.cli.commands.init",
     "start": "decentral.cli.commands.runs",
     "join": "decentral.cli.commands.runs",
     "follow": "decentral.cli.commands.follow",
@@ -31,6 +31,7 @@ COMMANDS = {
     "feedback": "decentral.cli.commands.methods",
     "bench": "decentral.cli.commands.bench",
     "simulate": "decentral.cli.commands.simulate",
+    "lab": "decentral.cli.commands.lab",
 }
 
 

@@ -1,9 +1,9 @@
-"""Rates and sizes as options of commands; how they are written is in ``decentral.quantities``."""
+"""Rates, sizes, times and counts as options of commands; how they are written is in ``decentral.quantities``."""
 
 import click
 
 from decentral.errors import ConfigError
-from decentral.quantities import parse_rate, parse_size
+from decentral.quantities import parse_count, parse_rate, parse_seconds, parse_size
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
@@ -41,5 +41,35 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
             return value
         try:
             return parse_size(str(value))
+        except ConfigError as error:
+            self.fail(str(error), parameter, context)
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # as above
+    """Seconds."""
+
+    name = "time"
+
+    def convert(self, value: object, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        """Read it; a usage error that shows how it is written."""
+        if isinstance(value, float):
+            return value
+        try:
+            return parse_seconds(str(value))
+        except ConfigError as error:
+            self.fail(str(error), parameter, context)
+
+
+class Parameters(click.ParamType):  # type: ignore[type-arg]  # as above
+    """How many parameters a model has."""
+
+    name = "count"
+
+    def convert(self, value: object, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        """Read it; a usage error that shows how it is written."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_count(str(value))
         except ConfigError as error:
             self.fail(str(error), parameter, context)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decentral.cli.files import write_text
 from decentral.errors import ConfigError, UsageError
 from decentral.manifest import Manifest, check_methods, preset_manifest
 
@@ -29,6 +28,9 @@ KEYS = {
 }
 
 
+Sizes = Mapping[str, int]  # keys of [model]
+
+
 def with_text(overrides: Mapping[str, object], text: "Survey") -> dict[str, object]:
     """The overrides with the corpus ``text``: its digest, and its name where no label is given. Raises UsageError."""
     named = re.sub(r"[^A-Za-z0-9 ._-]+", "-", text.path.resolve().name)[:128].lstrip(" ._-")
@@ -38,9 +40,19 @@ def with_text(overrides: Mapping[str, object], text: "Survey") -> dict[str, obje
     return {**overrides, "corpus": label or "text", "digest": text.digest}
 
 
-def write_terms(file: Path, preset: str, overrides: Mapping[str, object]) -> Manifest:
-    """Write the preset's manifest with these keys changed. Raises ConfigError, DiskError."""
-    tables: dict[str, dict[str, object]] = {}
+def sized(parameters: int | None, task: object) -> Sizes:
+    """Keys of ``[model]`` for a language model of about so many parameters; a script's model is its own."""
+    if parameters is None or task == "custom":
+        return {}
+    from decentral.tasks.sizing import config_of_size  # torch
+
+    config = config_of_size(parameters)
+    return {"hidden": config.hidden, "layers": config.layers, "heads": config.heads}
+
+
+def terms_of(preset: str, overrides: Mapping[str, object], sizes: Sizes) -> Manifest:
+    """The preset's manifest with these keys changed, checked. Raises ConfigError."""
+    tables: dict[str, dict[str, object]] = {"model": dict(sizes)} if sizes else {}
     for option, value in overrides.items():
         if value is not None:
             table, key = KEYS[option]
@@ -48,7 +60,6 @@ def write_terms(file: Path, preset: str, overrides: Mapping[str, object]) -> Man
     manifest = preset_manifest(preset, **tables)
     check_methods(manifest)
     check_fragments(manifest)
-    write_text(file, manifest.to_toml())
     return manifest
 
 

@@ -27,6 +27,7 @@ from decentral.node.suspension import Suspension
 from decentral.node.terms import make_replica, make_terms
 from decentral.node.uplinks import Uplinks
 from decentral.parameters import Schema
+from decentral.replica.diagnosing.names import Figures
 from decentral.rounds.catchup.catch_up import CatchUp
 from decentral.rounds.driver import Driver
 from decentral.rounds.gossip import Gossip
@@ -80,6 +81,7 @@ class Node:
         ledger: Ledger,
         on_update: Callable[[CommittedUpdate], None],
         on_event: Callable[[str, dict[str, object]], None],
+        on_figures: Callable[[Figures], None] = lambda figures: None,
         offload: Offload = in_thread,
         uplink: Callable[[], float | None] = lambda: None,
         daily_upload: DailyUpload | None = None,
@@ -87,9 +89,9 @@ class Node:
         admission: Admission | None = None,
         grain: Grain = USUAL,
     ) -> None:
-        """``uplink`` tells the bytes per second that this peer was seen to send, for its lease; ``private`` that others
-        reach it through relays only; ``admission`` who may ask for the terms, where the run admits by token; ``grain``
-        how finely a reduce is cut.
+        """``on_figures`` is told what rounds say of the swarm; ``uplink`` tells the bytes per second that this peer was
+        seen to send, for its lease; ``private`` that others reach it through relays only; ``admission`` who may ask for
+        the terms, where the run admits by token; ``grain`` how finely a reduce is cut.
         """
         manifest = start.manifest
         self.start, self.manifest, self.transport, self.signer = start, manifest, transport, signer
@@ -127,7 +129,8 @@ class Node:
             shrink_after=manifest.swarm.shrink_after,
             lines_of=uplinks.lines_of,
         )
-        self.driver = Driver(parts, swarm, Listeners(on_update=on_update, on_event=on_event))
+        listeners = Listeners(on_update=on_update, on_event=on_event, on_figures=on_figures)
+        self.driver = Driver(parts, swarm, listeners)
         self.paths = Paths(transport)
         self.catch_up = CatchUp(self.driver, start.folder)
         self.gossip = None if partners is None else Gossip(self.driver, partners)

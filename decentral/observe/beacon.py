@@ -15,8 +15,8 @@ from typing import Self
 from decentral.errors import DiskError
 from decentral.observe.health import health_sentence
 from decentral.observe.requests import drop_requests, take_requests
+from decentral.observe.screen.terminal import Display
 from decentral.observe.status import ProcessInfo, Status, write_status
-from decentral.observe.terminal import Display
 
 
 class Beacon:

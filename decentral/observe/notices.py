@@ -1,33 +1,51 @@
-"""Sentences about what peers do to the run, from the events that name them; the status repeats them for a while."""
+"""Sentences about what peers do to the run, from the events that name them; the status repeats them for a while, and
+warnings of figures until they are back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from decentral.observe.diagnostics.words import back_sentence, warning
 from decentral.observe.health import short_name
 
 LASTS = 30  # rounds: events are told again after 20, so what goes on is always there
 
 
 class Notices:
-    """What was said of outliers, twins and rounds that moved nothing, the newest for each."""
+    """What was said of outliers, twins, rounds that moved nothing and figures, the newest for each."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, ...], tuple[int, str]] = {}  # who -> round, sentence
+        self._lasting: dict[str, str] = {}  # figure that is out of its band -> sentence
 
     def hear(self, event: str, fields: Mapping[str, Any], me: str) -> str | None:
         """The sentence of an event that is worth one, also remembered. ``me``: the peer that speaks."""
+        if event in ("out_of_band", "back_in_band"):
+            return self._hear_of_band(fields, is_out=event == "out_of_band")
         if event not in _SENTENCES:
             return None
         who, sentence = _SENTENCES[event](fields, me)
         self._said[who] = (int(fields["round"]), sentence)
         return sentence
 
+    def _hear_of_band(self, fields: Mapping[str, Any], *, is_out: bool) -> str:
+        """A warning holds until its figure is back."""
+        figure, value, outer_step = str(fields["figure"]), float(fields["value"]), int(fields["outer_step"])
+        others = {other: said for other, said in self._lasting.items() if other != figure}
+        if not is_out:
+            self._lasting = others
+            return back_sentence(figure, value, outer_step)
+        sentence = warning(figure, value, str(fields["why"]), outer_step)
+        self._lasting = {**others, figure: sentence}
+        return sentence
+
     def now(self, round_: int) -> tuple[str, ...]:
-        """What still holds in ``round_``, the newest first."""
+        """What still holds in ``round_``, the newest first, and figures out of their bands behind that."""
         self._said = {who: said for who, said in self._said.items() if round_ - said[0] < LASTS}
-        return tuple(sentence for _, sentence in sorted(self._said.values(), reverse=True))
+        newest = sorted(self._said.values(), reverse=True)
+        return (*(sentence for _, sentence in newest), *reversed(self._lasting.values()))
 
 
 def _outlier(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:

@@ -74,6 +74,10 @@ class Status:
     reachability: str = ""  # public, nat, symmetric nat, firewall, local, unknown; empty before it was looked at
     relays: tuple[str, ...] = ()  # where others may reach this peer through
     notices: tuple[str, ...] = ()  # sentences on peers whose updates stand out, the newest first
+    diagnostics: Mapping[str, float] = field(default_factory=dict)  # figures of the newest round that had any, by name
+    diagnosed_round: int = 0  # outer steps made with that round; 0: none had any
+    diagnosed_part: bool = False  # those between peers are of the part of a reduce that this peer summed
+    out_of_band: tuple[str, ...] = ()  # names of the figures that are out of their bands
     problem: str = ""  # one sentence when something is wrong, empty when nothing is
     health: str = ""  # the sentence of health.py
     pid: int = 0
@@ -85,7 +89,7 @@ class Status:
         """Take the fields that are known and leave the others at their defaults."""
         known = {f.name for f in fields(cls)}
         taken = {key: value for key, value in values.items() if key in known}
-        for key in ("members", "given_up", "waiting_for", "gone", "addresses", "relays", "notices"):
+        for key in ("members", "given_up", "waiting_for", "gone", "addresses", "relays", "notices", "out_of_band"):
             if key in taken:
                 taken[key] = tuple(taken[key] or ())
         return cls(**taken)

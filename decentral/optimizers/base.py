@@ -248,6 +248,13 @@ class OuterMethod:
         """
         raise NotImplementedError
 
+    def told_loss(self, contributor: Contributor) -> float | None:
+        """The training loss that a contributor's summary tells, where the method's `says` puts ``live.loss`` there.
+
+        None: it tells none. For people only: how far losses differ is shown, and the run does not depend on it.
+        """
+        return None
+
     def meets(self, step: int) -> bool:
         """Of a gossip method: whether pairs swap in outer step ``step`` of a fragment; else every peer steps alone."""
         return True

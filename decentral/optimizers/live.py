@@ -63,6 +63,11 @@ class Live(InnerOptimizer, Protocol):
         """Its id, as records name it."""
         ...
 
+    @property
+    def loss(self) -> float | None:
+        """The newest training loss that the loop logged; None: it logged none."""
+        ...
+
     def layout(self, fragment: int) -> Layout:
         """The tensors of a fragment, in order: by name in the model their shapes. Empty where no model is known."""
         ...

@@ -11,6 +11,7 @@ from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.settings import Settings
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
+from decentral.training.diagnosed import Diagnosed
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.reporting import Reporter
 from decentral.training.swarm.thread import SwarmThread
@@ -33,6 +34,7 @@ class Participation:
         announce.open(settings.out, peer_name(self.identity.peer))
         self.store = DurableStore(settings.out)
         self.reporter = Reporter(announce, self.identity.peer)
+        self.diagnosed = Diagnosed(announce)
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._network: NetworkSetup | None = None
         self._swarm: SwarmThread[Node] | None = None

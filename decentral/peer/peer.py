@@ -25,8 +25,8 @@ from decentral.node.folder import kept_terms, kept_token
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
 from decentral.observe.beacon import Beacon
+from decentral.observe.screen.terminal import PlainDisplay
 from decentral.observe.status import Status, check_free
-from decentral.observe.terminal import PlainDisplay
 from decentral.peer.announcer import Announcer
 from decentral.peer.ending import end_before_the_run, end_of_run
 from decentral.peer.gathering import Gathering
@@ -150,6 +150,8 @@ class Peer:
         """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``."""
         if self._part is not None:
             self._part.reporter.metrics(metrics)
+            if self._part.has_begun:
+                self._part.loop.schedule.live.loss = self._part.reporter.loss
 
     def status(self) -> Status:
         """What this peer is doing now; what it did last, once its swarm side has ended."""
@@ -170,6 +172,7 @@ class Peer:
             counted=part.reporter,
             caps=self.settings.caps,
             notices=self._announce.notices.now(node.driver.head.round),
+            diagnosed=part.diagnosed,
             inner_steps=self.inner_steps,
             invite=part.invite,
             done=self.done,

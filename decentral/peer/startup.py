@@ -158,6 +158,7 @@ class Startup:
                 ledger=part.store.ledger(),
                 on_update=on_update,
                 on_event=part.announce,
+                on_figures=part.diagnosed,
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
                 private=part.network.is_private,

@@ -12,6 +12,7 @@ from decentral.node.node import Node
 from decentral.observe.status import Status
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.stall import stall_of
+from decentral.training.diagnosed import Diagnosed
 from decentral.training.reporting import Reporter
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
@@ -30,6 +31,7 @@ class Shown:
     counted: Reporter
     caps: Caps
     notices: tuple[str, ...]
+    diagnosed: Diagnosed
     inner_steps: int
     invite: str
     done: bool
@@ -81,6 +83,10 @@ def status_of(shown: Shown) -> Status:
         seconds_left=_left(shown),
         loss=counted.loss,
         notices=shown.notices,
+        diagnostics=shown.diagnosed.now.values,
+        diagnosed_round=shown.diagnosed.now.outer_step,
+        diagnosed_part=shown.diagnosed.now.of_part,
+        out_of_band=shown.diagnosed.out,
         held_out_loss=counted.held_out_loss,
         own_loop=True,
         trains_while_paused=True,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -22,5 +23,10 @@ class OuterStep:
     digest: bytes  # of after_N
     buffers_B: Tensor | None = None  # after it; None: as before
     told: KeptOfSenders = NOTHING_KEPT  # what every receiver keeps of the contributors
-    channels: frozenset[str] = frozenset()  # of which something came
+    received: Mapping[str, Tensor] = field(default_factory=dict)  # by channel what the method was given
     unmoved: str = ""  # why nothing moved, alike on every peer; "": it did
+
+    @property
+    def channels(self) -> frozenset[str]:
+        """Of which something came."""
+        return frozenset(self.received)

@@ -188,8 +188,7 @@ class Replica:
         made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
         if made.why:
             return self._unmoved(f, made.why, kept)
-        channels = frozenset(received)
-        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, kept, channels)
+        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, kept, received)
 
     def _unmoved(
         self, f: int, why: str, kept: KeptOfSenders = NOTHING_KEPT, state: dict[str, Tensor] | None = None

@@ -1,7 +1,8 @@
 """Carries out what the round machine decides: offers, logs, applies. One per peer, on the swarm's event loop.
 
 The roles beside it act on the same state: FrameIO (frames and messages), Reducer (partitions), Bookkeeping (what of
-this peer's progress a commit takes), PeerWatch (who is silent, or elsewhere).
+this peer's progress a commit takes), Looking (what contributions tell of the swarm), PeerWatch (who is silent, or
+elsewhere).
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from decentral.consensus.history import Past
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution
-from decentral.replica.received.measures import Measure
 from decentral.rounds.bookkeeping import Bookkeeping
 from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
 from decentral.rounds.local_state import Listeners, LocalState, OwnParts, SwarmAccess
+from decentral.rounds.looking import Looking
 from decentral.rounds.peer_watch import PeerWatch
 from decentral.rounds.reducing import Reducer
 from decentral.rounds.steps import Steps
 from decentral.rounds.updates import CommittedUpdate
-from decentral.wire.frames import Frame, FrameKind
+from decentral.wire.frames import FrameKind
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Behind, Commit, JoinRequest, Record
 
@@ -45,6 +46,7 @@ class Driver:
         self.frames = FrameIO(self.state, swarm, self.steps, self.watch)
         self.reducer = Reducer(self.state, self.frames)
         self.bookkeeping = Bookkeeping(self.state, self.steps, self.frames)
+        self.looking = Looking(self.state)
         self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.full_times: tuple[float, ...] = ()  # s that others take for a full contribution
@@ -241,9 +243,8 @@ class Driver:
         await state.offload(state.ledger.append, commit, data)
         before_N = after_N = buffers_B = None
         inner: Mapping[str, Tensor] = {}
-        told: Mapping[PeerId, Measure] = {}
         channels: frozenset[str] = frozenset()
-        unmoved = False
+        unmoved, step = False, None
         if moves_anchor(record):
             step = await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
             before_N, after_N = step.before_N, step.after_N
@@ -254,10 +255,10 @@ class Driver:
                 state.on_event("unmoved", fields)
             buffers_B = state.replica.shared_buffers(record.fragment)
             inner, channels = step.state if state.replica.method.inner else {}, step.channels
-            told = step.told.measures
-        measured = told or state.measured.get((record.round, record.plan))
-        state.tasks.spawn(self._look_at, record, frames, measured)
+        state.tasks.spawn(self.looking.name_peers, record, frames, self.looking.measured(record, step))
         named, taken_N = self.bookkeeping.settle(record, frames)
+        self.looking.at_round(record, frames, step, named)
+        step = None  # it holds what the method was given, as long as the fragment
         self.bookkeeping.forget_leavers(record)
         self.frames.end_pushes(record)
         self._tell_shrunk(record)
@@ -271,20 +272,6 @@ class Driver:
             self._tell_the_end(record)
         if state.pending is not None and self._takes_again(record):
             await self._offer()
-
-    async def _look_at(
-        self, record: Record, frames: Mapping[bytes, Frame], known: Mapping[PeerId, Measure] | None
-    ) -> None:
-        """Tell of outliers and twins: in a gather every peer sees all, in a reduce an owner its part of all."""
-        state = self.state
-        if record.contributors or known:
-            measured = known or {}
-        else:
-            named = [(ref.peer, frames[ref.frame]) for ref in record.frames]
-            gathered = [(peer, frame) for peer, frame in named if frame.header.kind == FrameKind.CONTRIBUTION]
-            measured = {peer: await state.offload(state.replica.contents.measure, frame) for peer, frame in gathered}
-        for event, fields in state.scrutiny.events(record, measured):
-            state.on_event(event, fields)
 
     def _tell_the_end(self, record: Record) -> None:
         """Nothing follows that would show who has it: say so, for those who stay until everybody has, and followers."""

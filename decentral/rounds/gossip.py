@@ -136,7 +136,9 @@ class Gossip:
             alone = step_alone(state.replica, fragment, step, change_N, states)
             return self._book(fragment, None, alone, matched=partner is not None)
         self._settled = step + 1
-        return self._book(fragment, partner, step_together(state.replica, fragment, step, half, theirs))
+        together = step_together(state.replica, fragment, step, half, theirs)
+        self.driver.looking.at_pair(step, fragment, half, theirs, together)
+        return self._book(fragment, partner, together)
 
     # ---- the swap ----
 

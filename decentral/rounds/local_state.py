@@ -16,9 +16,9 @@ from decentral.dissemination.broadcast import LinesOf, all_equal
 from decentral.dissemination.store import FrameStore
 from decentral.flow.offload import Offload, in_thread
 from decentral.replica.contribution import Contribution
+from decentral.replica.diagnosing.names import Figures
 from decentral.replica.outbox import Outbox
 from decentral.replica.received.measures import Measure
-from decentral.replica.received.scrutiny import Scrutiny
 from decentral.replica.reduction import Results
 from decentral.replica.replica import Replica
 from decentral.rounds.catchup.requests import CatchUpRequests
@@ -68,6 +68,7 @@ class Listeners:
 
     on_update: Callable[[CommittedUpdate], None]
     on_event: Callable[[str, dict[str, object]], None]
+    on_figures: Callable[[Figures], None] = lambda figures: None  # before the update of the same round
 
 
 class LocalState:
@@ -80,6 +81,7 @@ class LocalState:
         self.replica, self.inbox, self.ledger = parts.replica, parts.inbox, parts.ledger
         self.partners, self.offload = parts.partners, parts.offload
         self.on_update, self.on_event = listeners.on_update, listeners.on_event
+        self.on_figures = listeners.on_figures
         self.tasks = Tasks(listeners.on_event)
         self.catch_up = CatchUpRequests()
         self.store = FrameStore(parts.reserve - parts.replica.contents.unpacked.capacity)
@@ -92,7 +94,6 @@ class LocalState:
         self.slices, self.results = Slices(parts.replica.tail), Results()
         self.left: dict[Digest, Tensor] = {}  # by the results made here in this round, what each leaves to owe
         self.measured: dict[tuple[int, int], dict[PeerId, Measure]] = {}  # (round, plan) -> slices of a part of ours
-        self.scrutiny = Scrutiny()
         self._start: tuple[Head, Acceptor | None, Past] = (parts.head, parts.acceptor, Past())
 
     @property

@@ -8,7 +8,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.simulate.learning.lessons import LessonName
 from decentral.simulate.learning.stand_in import stand_in_for
-from decentral.simulate.profiles import profile_named
+from decentral.simulate.profiles import on_lines, profile_named
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.simulation import simulate
 from decentral.simulate.world import Progress
@@ -19,6 +19,7 @@ def forecast(
     *,
     peers: int,
     profile: str,
+    link: float | None = None,
     seed: int,
     rounds: int,
     step_seconds: float,
@@ -28,16 +29,17 @@ def forecast(
 ) -> dict[str, Any]:
     """Simulate ``rounds`` outer steps of the run with ``peers`` peers; plain JSON, as ``decentral simulate`` prints it.
 
+    ``link``: bytes per second, each way, of the line that every peer has instead of the profile's own lines.
     ``parameters`` is needed for a model that the manifest does not describe; with ``learn`` a small one is trained, and
     its loss is told. ``on_progress`` hears which share of the rounds is made. Raises ConfigError.
     """
     numel = parameters or _num_parameters(manifest)
-    lesson: LessonName = "learn" if learn else "noise"
+    lesson: LessonName = "learn" if learn else "tiles"
     endless = manifest.changed(run={"rounds": 1_000_000})
     training, ceiling = step_seconds * manifest.inner.steps, manifest.swarm.deadline_ceiling
     scenario = Scenario(
         endless,
-        profile_named(profile),
+        on_lines(profile_named(profile), link),
         seed,
         peers,
         rounds,
@@ -45,7 +47,7 @@ def forecast(
         lesson=lesson,
         patience=2.0 * (training + ceiling),
         settle=20.0 * training + 40.0 * ceiling,
-        stand_in=stand_in_for(manifest, numel, lesson),
+        stand_in=stand_in_for(manifest, numel, peers, lesson),
     )
     outcome = simulate(scenario, on_progress=on_progress)
     return {**outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}

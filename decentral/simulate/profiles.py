@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from decentral.errors import ConfigError
 from decentral.plugins import nearest
 
-__all__ = ["PROFILES", "Profile", "profile_named"]
+__all__ = ["PROFILES", "Profile", "on_lines", "profile_named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class Profile:
     delay: float = 0.0  # s, largest extra delay of a message: the cause of reordering
     sleeps: float = 0.0  # chance per round of a peer that it is suspended for a while
     latency: float = 0.080  # s, median one way; lognormal, sigma 0.6
-    bandwidth: float = 2.5e6  # B/s, median downlink; lognormal, sigma 1
+    bandwidth: float = 2.5e6  # B/s, median downlink
+    bandwidth_spread: float = 1.0  # sigma of its lognormal factor
     asymmetry: float = 5.0  # downlink / uplink
     speed_spread: float = 0.6  # sigma of the lognormal speed of peers
     jitter_spread: float = 0.25  # sigma of the lognormal factor of one round of one peer
@@ -47,6 +48,15 @@ class Profile:
 _LAB = Profile("lab", crashes=0.001, latency=0.0005, bandwidth=125e6, asymmetry=1.0, speed_spread=0.1, straggles=0.0)
 _HOME = Profile("home", crashes=0.07, partitions=0.002, loss=0.01, sleeps=0.01, delay=0.2)
 _SPOT = Profile("spot", crashes=0.12, graceful=0.3, away=60.0, bandwidth=25e6, asymmetry=1.0, loss=0.002)
+_EVEN = Profile(  # what arithmetic can foresee
+    "even",
+    latency=0.040,
+    asymmetry=1.0,
+    bandwidth_spread=0.0,
+    speed_spread=0.0,
+    jitter_spread=0.0,
+    straggles=0.0,
+)
 _STORM = Profile(
     "storm",
     crashes=0.25,
@@ -61,7 +71,8 @@ _STORM = Profile(
 )
 
 PROFILES = {
-    profile.name: profile for profile in (_LAB, _HOME, _SPOT, _STORM, replace(_HOME, name="cliff", cliff_every=200))
+    profile.name: profile
+    for profile in (_LAB, _HOME, _SPOT, _STORM, replace(_HOME, name="cliff", cliff_every=200), _EVEN)
 }
 
 
@@ -70,3 +81,8 @@ def profile_named(name: str) -> Profile:
     if name not in PROFILES:
         raise ConfigError(f"profile {name!r}: there is none; {nearest(name, list(PROFILES))}")
     return PROFILES[name]
+
+
+def on_lines(profile: Profile, rate: float | None) -> Profile:
+    """The profile's machines, all on the same line of ``rate`` bytes per second each way; None: on its own lines."""
+    return profile if rate is None else replace(profile, bandwidth=rate, asymmetry=1.0, bandwidth_spread=0.0)

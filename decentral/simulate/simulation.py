@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,24 @@ class Outcome:
             "bytes_per_peer": max((fields["sent"] for fields in spent), default=0),
             "utilisation": round(statistics.fmean(_busy(fields) for fields in spent), 4) if spent else 0.0,
             "seconds": round(self.seconds, 3),
+            "seconds_per_round": self.seconds_per_round,
             **self._learnt(),
             "problems": [*self.verdict.problems, *self.hangs],
         }
+
+    @property
+    def seconds_per_round(self) -> float | None:
+        """Median virtual seconds from one outer step to the next, each when the first peer has made it; None of one.
+
+        The median, since the first rounds know no uplink yet, and a swarm that newcomers catch up with is slower.
+        """
+        pairs = self.scenario.manifest.exchange.kind == "pair"
+        made: dict[int, float] = {}
+        for entry in self._until_the_calm("swapped" if pairs else "logged"):
+            if pairs or self.trace.commits[entry.fields["hash"]].record.frames:
+                made.setdefault(entry.fields["round"], entry.time)
+        took = [after - before for before, after in pairwise(sorted(made.values()))]
+        return round(statistics.median(took), 3) if took else None
 
     @property
     def join_seconds(self) -> float:

@@ -66,7 +66,7 @@ class World:
             generator, seconds, profile.jitter_spread, profile.straggles / self.scenario.manifest.inner.steps
         )
         host = Host(self.site, number, self.folder / f"host{number}", pace, founder=number == 0)
-        self._connect(host, profile.bandwidth * generator.lognormvariate(0.0, 1.0))
+        self._connect(host, profile.bandwidth * generator.lognormvariate(0.0, profile.bandwidth_spread))
         return host
 
     def _connect(self, host: Host, downlink: float) -> None:
@@ -74,7 +74,7 @@ class World:
         self.network.set_downlink(host.peer, downlink)
         self.network.set_uplink(host.peer, uplink)
         if self.scenario.stand_in is not None:
-            host.claim = uplink / self.scenario.stand_in.body  # as a meter would tell it of the small model's bytes
+            host.claim = uplink / self.scenario.stand_in.offer  # as a meter would tell it of the small model's bytes
 
     async def run(self) -> None:
         """Come together, suffer, come to rest."""

@@ -64,6 +64,7 @@ class LiveSide:
         schema: Schema | None = None,
     ) -> None:
         self.peer, self._schema = peer, schema
+        self.loss: float | None = None  # see Live; written by whoever hears of it
         self._model, self._inner = model or _NoParameters(), inner
         self._method = OuterMethod()
         self._steps: Callable[[int], int] = lambda fragment: 0

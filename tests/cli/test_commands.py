@@ -62,6 +62,7 @@ REPORTING = (
     "join",
     "export",
     "follow",
+    "lab",
 )
 
 
@@ -91,11 +92,13 @@ def test_the_example_in_the_help_runs(run: Run, running_peer: Path, name: str, f
     log.close()
     help_text = EVERY_COMMAND[name].help
     assert help_text is not None
-    (example,) = re.findall(r"^ *\$ decentral (.*)$", help_text, re.MULTILINE)
-    result = run(*example.split())
-    assert result.exit_code == 0, result.stderr
-    for fragment in fragments:
-        assert fragment in result.stdout
+    examples = re.findall(r"^ *\$ decentral (.*)$", help_text, re.MULTILINE)
+    assert examples
+    for example in examples:
+        result = run(*example.split())
+        assert result.exit_code == 0, result.stderr
+        for fragment in fragments:
+            assert fragment in result.stdout
 
 
 def test_logs_are_read_also_where_all_of_them_lie_packed(run: Run, running_peer: Path) -> None:
@@ -159,6 +162,28 @@ def test_the_status_shows_the_losses_the_time_left_and_what_speed_tests_cost(run
     assert "loss      2.5000, held-out 2.7500, nats per token\n" in shown
     assert "left      30 min, as it goes now\n" in shown
     assert "besides   1.0 MB sent to peers that measured this line" in shown
+
+
+def test_the_status_shows_what_the_newest_round_told_of_the_swarm(run: Run, running_peer: Path) -> None:
+    assert "updates" not in run("status").stdout
+    figures = {"norm_dispersion": 0.9, "mean_cosine": 0.05, "debt_ratio": 3.0, "never_sent": 0.25}
+    status = replace(read_status(running_peer), diagnostics=figures, diagnosed_round=41)
+    write_status(running_peer, status, ProcessInfo())
+    line = "updates   norms differ by 90%, mean cosine 0.050, owed 3 x a round's update, 25% never sent (round 41)"
+    assert f"{line}\n" in run("status").stdout
+    write_status(running_peer, replace(status, diagnosed_part=True, out_of_band=("norm_dispersion",)), ProcessInfo())
+    assert "(round 41, of the part that this peer sums); out of band: norm_dispersion\n" in run("status").stdout
+
+
+def test_the_status_tells_prometheus_in_one_format_at_a_time(run: Run, running_peer: Path) -> None:
+    told = run("status", "--prometheus")
+    assert told.exit_code == 0
+    assert "decentral_peer_up 1.0\n" in told.stdout
+    assert all(
+        line.startswith(("# HELP decentral_peer_", "# TYPE decentral_peer_", "decentral_peer_"))
+        for line in told.stdout.splitlines()
+    )
+    assert run("status", "--prometheus", "--json").exit_code == 2
 
 
 def test_status_in_json_has_every_field_and_whether_the_peer_is_alive(run: Run, running_peer: Path) -> None:

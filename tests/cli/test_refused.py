@@ -119,8 +119,27 @@ COMMANDS = {
     "bench compressors": [("--rows 100", 2), ("--only nosuch", 2), ("--data absent", 2), ("--data noise", 30)],
     "bench transport": [("--bogus", 2)],
     "bench exchange": [("--peers 1", 2), ("--compressor nosuch", 10)],
+    "lab": [
+        ("absent.toml", 10),
+        ("bad.toml", 10),
+        ("noise", 10),
+        ("study.toml --workers 0", 2),
+        ("study.toml --out file", 2),
+        ("study.toml --out file/of", 50),
+        ("study.toml --out photos", 2),
+        ("unfit.toml", 10),
+    ],
     "simulate": [("absent.toml", 10), ("bad.toml", 10), ("run.toml --profile nosuch", 2)],
 }
+STUDY = """[study]
+name = "law"
+rounds = 1
+learning_rates = [0.001]
+
+[[method]]
+name = "diloco"
+preset = "diloco"
+"""
 CASES = [(name, typed, code) for name, rows in COMMANDS.items() for typed, code in rows]
 FULL = [
     ("init new.toml", 50),
@@ -160,6 +179,8 @@ def write_manifests(world: Path) -> None:
     (world / "run.toml").write_text(terms.to_toml())
     (world / "foxes.toml").write_text(foxes.to_toml())
     (world / "custom.toml").write_text(terms.changed(model={"task": "custom"}).to_toml())
+    (world / "study.toml").write_text(STUDY)
+    (world / "unfit.toml").write_text(STUDY.replace("rounds = 1", "tokens = 1"))
     (world / "bad.toml").write_text("[run]\nname = 3\n")
     for name in ("other", "known"):
         (world / name).mkdir()

@@ -18,8 +18,8 @@ from decentral.cli.stopping import Stop
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.metrics import read_metrics
 from decentral.observe.requests import ask
+from decentral.observe.screen.terminal import PlainDisplay
 from decentral.observe.status import Status, read_status
-from decentral.observe.terminal import PlainDisplay
 
 
 @pytest.fixture

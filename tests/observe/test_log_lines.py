@@ -1,8 +1,8 @@
 import io
 import logging
 
-from decentral.observe.log_lines import log_shown_on
-from decentral.observe.terminal import PlainDisplay
+from decentral.observe.screen.log_lines import log_shown_on
+from decentral.observe.screen.terminal import PlainDisplay
 
 LOG = logging.getLogger("decentral.peer")
 

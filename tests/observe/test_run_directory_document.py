@@ -18,6 +18,7 @@ from decentral.observe.packed_lines import SUFFIX
 from decentral.observe.report import SUMMARY_FILE
 from decentral.observe.rotation import KEPT
 from decentral.observe.status import STATUS_FILE
+from decentral.replica.diagnosing.names import NAMES
 from decentral.state.frozen import FROZEN
 from decentral.training.absence import Away
 
@@ -101,10 +102,10 @@ def test_every_metric_of_a_training_job_is_there() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in written:
                 written[node.func.attr] |= {keyword.arg for keyword in node.keywords if keyword.arg}
-            if isinstance(node, ast.FunctionDef) and node.name == "progress_of":
+            if isinstance(node, ast.FunctionDef) and node.name == "of_status":
                 (answer,) = (one.value for one in node.body if isinstance(one, ast.Return))
                 written["outer"] |= _keys(answer)
-    written["outer"].add("bits_per_byte")
+    written["outer"] |= {"bits_per_byte", "diagnosed_round", *NAMES}
     assert {scope: set(fields.split(", ")) for scope, fields in rows.items()} == written
 
 

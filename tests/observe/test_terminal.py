@@ -8,8 +8,8 @@ from rich.console import Console
 
 from decentral.observe.beacon import Beacon
 from decentral.observe.requests import ask
+from decentral.observe.screen.terminal import LiveDisplay, PlainDisplay, open_display, render
 from decentral.observe.status import Status, read_status
-from decentral.observe.terminal import LiveDisplay, PlainDisplay, open_display, render
 
 STOP = "Ctrl-C, or decentral leave --out here"
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from decentral.manifest import preset_manifest
+from decentral.quantities import parse_rate
+from decentral.replica.run_codec import codec_of
 from decentral.simulate.forecast import forecast
-from decentral.simulate.learning.stand_in import stand_in_for
+from decentral.simulate.learning.stand_in import body_nbytes, stand_in_for
 from decentral.simulate.profiles import PROFILES
 from decentral.simulate.scenario import drawn
 from decentral.simulate.simulation import simulate
@@ -47,9 +49,9 @@ def test_a_forecast_is_of_as_many_rounds_as_were_asked_for(preset):
 def test_one_seed_is_one_forecast_whatever_was_drawn_before():
     """How much the small model's bytes stand for came from torch's global generator: no two forecasts were the same."""
     manifest = preset_manifest("noloco")
-    first = stand_in_for(manifest, 1_000_000, "learn")
+    first = stand_in_for(manifest, 1_000_000, 4, "learn")
     torch.randn(17)
-    assert stand_in_for(manifest, 1_000_000, "learn") == first
+    assert stand_in_for(manifest, 1_000_000, 4, "learn") == first
 
 
 class _OneCrash:
@@ -73,3 +75,32 @@ def test_what_a_peer_spent_in_the_life_before_a_crash_is_counted():
     whole, crashed = sorted((entry.host, entry.fields) for entry in outcome.trace.of("spent"))
     assert crashed[1]["awake"] > 0.8 * whole[1]["awake"]
     assert crashed[1]["sent"] > 0.6 * whole[1]["sent"]
+
+
+def sent_in_a_round(preset: str, link: str, peers: int, numel: int) -> float:
+    """Bytes of one of so many equal peers, for one byte of a contribution's body."""
+    manifest = preset_manifest(preset, run={"rounds": 20, "salt": "bytes"}, inner={"steps": 3})
+    asked = {"peers": peers, "profile": "even", "link": parse_rate(link), "seed": 1, "step_seconds": 1.0}
+    told = forecast(manifest, **asked, rounds=2, parameters=numel)
+    assert (told["problems"], told["contributors"]) == ([], peers)
+    return told["bytes_per_peer"] / told["rounds"] / body_nbytes(codec_of(manifest), numel)
+
+
+def test_a_reduce_sends_two_bodies_but_for_what_stays_at_home():
+    """A small slice's scale and kind were a third of a large one's bytes: of eight peers it was 1.8 times as much."""
+    assert sent_in_a_round("diloco", "100mbit", 6, 5_000_000) == pytest.approx(2 * 5 / 6, rel=0.03)
+
+
+def test_nobody_asks_for_a_frame_that_comes_on_a_line_full_of_others():
+    """The last of seven copies began when the others had gone, so more than a quarter of them came twice."""
+    assert sent_in_a_round("sparseloco", "5mbit", 8, 30_000_000) == pytest.approx(7, rel=0.03)
+
+
+def test_on_even_machines_the_median_round_is_told_and_none_befalls_any():
+    manifest = preset_manifest("sparseloco", run={"rounds": 20, "salt": "even"}, inner={"steps": 4})
+    asked = {"peers": 3, "profile": "even", "seed": 1, "step_seconds": 1.0, "parameters": 1_000_000}
+    told = forecast(manifest, **asked, rounds=4)
+    assert (told["commits"], told["contributors"], told["hangs"]) == (4, 3.0, 0)
+    assert 4.0 < told["seconds_per_round"] < 5.0
+    assert forecast(manifest, **asked, rounds=1)["seconds_per_round"] is None
+    assert forecast(manifest, **asked, rounds=4, link=125_000.0)["seconds_per_round"] > told["seconds_per_round"]

@@ -26,15 +26,25 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = 30  # the planted bugs of tests/faults are caught within 20; more seeds show more than more rounds of each
 
 
+REPEATS = {17, 18, 19, 21, 23}  # of a method and a weather that an earlier seed has
+
+
 @pytest.mark.parametrize(
-    "seed", [*range(1, 25), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(25, 81))]
+    "seed", [pytest.param(s, marks=[pytest.mark.long] if s > 24 or s in REPEATS else []) for s in range(1, 81)]
 )
 def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(seed):
-    """Some 700 rounds, and 2,300 with the long ones: 30 or so each.
+    """Some 550 rounds, and 2,300 with the long ones: 30 or so each.
 
     A swarm that is away most of the time makes fewer, one that gossips more.
     """
     assert simulate(scenario(seed, ROUNDS)).to_dict()["problems"] == [], run.replay(seed, ROUNDS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [216, 284])
+def test_what_once_failed_holds(seed):
+    """A swarm that stood still for good, bound to a record that no member voted for; and an error of the judge."""
+    assert simulate(scenario(seed, 50)).to_dict()["problems"] == []
 
 
 @pytest.mark.parametrize("seed", [2, 7, 23, *(pytest.param(seed, marks=pytest.mark.long) for seed in (24, 31, 36))])

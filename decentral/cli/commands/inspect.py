@@ -22,9 +22,10 @@ _LOOK_SECONDS = 0.25  # between two looks at what is new
 
 @click.command("status")
 @directory_of_a_peer
+@click.option("--prometheus", is_flag=True, help="Numbers in Prometheus' text format, for a textfile collector.")
 @as_json
 @click.pass_context
-def status_command(context: click.Context, directory: Path, as_json: bool) -> None:
+def status_command(context: click.Context, directory: Path, prometheus: bool, as_json: bool) -> None:
     """Say in one sentence how the peer is, and what it cost so far.
 
     Ends with code 1 when the peer is gone without a word, killed or crashed; in JSON, "alive" tells whether it runs.
@@ -34,8 +35,14 @@ def status_command(context: click.Context, directory: Path, as_json: bool) -> No
     """
     from decentral.observe.status import is_lost
 
+    if prometheus and as_json:
+        raise click.UsageError("--prometheus and --json are two formats; name one")
     status, alive = _read(remember(context, directory))
-    if as_json:
+    if prometheus:
+        from decentral.cli.status_numbers import text
+
+        click.echo(text(status, alive=alive), nl=False)
+    elif as_json:
         click.echo(json.dumps({**asdict(status), "alive": alive}))
     else:
         _print_status(status, alive=alive)
@@ -66,6 +73,8 @@ def _print_status(status: "Status", *, alive: bool) -> None:
     if status.uplink_bits:
         click.echo(f"uplink    {status.uplink_bits / 1e6:g} Mbit/s, from the transfers made")
     click.echo(f"members   {len(status.members)}{'' if alive else ', when it was last here'}")
+    if status.diagnostics:
+        click.echo(f"updates   {_diagnostics(status)}")
     if status.invite:
         click.echo(f"invite    {status.invite}")
 
@@ -74,6 +83,15 @@ def _losses(status: "Status") -> str:
     """Those of training and of held-out text, as far as they are known."""
     known = (("", status.loss), ("held-out ", status.held_out_loss))
     return ", ".join(f"{name}{loss:.4f}" for name, loss in known if loss is not None)
+
+
+def _diagnostics(status: "Status") -> str:
+    """What the newest round told of the swarm, and which figures are not as usual."""
+    from decentral.observe.diagnostics.words import in_words
+
+    part = ", of the part that this peer sums" if status.diagnosed_part else ""
+    out = f"; out of band: {', '.join(status.out_of_band)}" if status.out_of_band else ""
+    return f"{in_words(status.diagnostics)} (round {status.diagnosed_round}{part}){out}"
 
 
 def _limits(status: "Status") -> str:

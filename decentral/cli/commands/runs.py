@@ -1,6 +1,4 @@
-"""``init``, ``start``, ``join``, ``demo``: make a run, be its first peer, be another one, see it all on one
-machine.
-"""
+"""``start``, ``join``, ``demo``: be the first peer of a run, be another one, see it all on one machine."""
 
 import json
 import shlex
@@ -27,55 +25,6 @@ NOBODY = (
     "nobody has answered yet, still searching: is a peer of the run up? Try a fresh invite, decentral doctor INVITE, "
     "or --join-timeout S to give up by itself"
 )
-
-
-@click.command("init")
-@click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--preset", default="sparseloco", show_default=True, help="Which algorithm's defaults to write.")
-@click.option(
-    "--task",
-    type=click.Choice(["causal-lm", "custom"]),
-    help="Whose model: a small language model, which start and join train, or custom, your own script's.",
-)
-@click.option("--experts", type=click.IntRange(min=2), metavar="E", help="Experts per block: a mixture, for causal-lm.")
-@click.option("--name", help="Name of the run, for people.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the first model and of the data's order.")
-@click.option("--rounds", type=click.IntRange(min=1), help="Outer steps after which the run is over.")
-@click.option("--inner-steps", type=click.IntRange(min=1), metavar="H", help="Inner steps between two rounds.")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time after which the run is over.")
-@click.option("--corpus", help="What is trained on: a label for --data, or for what each peer brings.")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Text that all peers train on, a file or a folder: the terms name it and its digest.",
-)
-@click.option("--overlap", type=click.IntRange(min=0), metavar="TAU", help="Inner steps that hide a round.")
-@click.option("--min-peers", type=click.IntRange(min=1), help="Members below which nothing is committed.")
-@click.option("--compressor", help="What is sent, such as 'topk(k=64, chunk=4096) >> signmag2'.")
-@click.option("--force", is_flag=True, help="Write over an existing file.")
-@click.pass_context
-def init_command(
-    context: click.Context, /, file: Path, preset: str, force: bool, data: Path | None, **overrides: Any
-) -> None:
-    """Write a manifest: the terms all peers of a run agree on, with a comment at every key.
-
-    \b
-    $ decentral init run.toml --preset sparseloco
-    """
-    from decentral.cli.terms import next_step, with_text, write_terms
-    from decentral.tasks.survey import survey
-
-    if data is not None and overrides["task"] == "custom":
-        raise UsageError("--data is text for causal-lm; with --task custom a script reads its own, name it by --corpus")
-    if file.exists() and not force:
-        raise UsageError(f"{file} exists; --force writes over it, or name another file")
-    if data is not None:
-        text = survey(data)
-        click.echo(f"data    {text}", err=True)
-        overrides = with_text(overrides, text)
-    manifest = write_terms(file, preset, overrides)
-    click.echo(f"{file}: run {manifest.run.name}, {preset}; {next_step(manifest, file, data)}")
 
 
 @click.command("start")
@@ -190,9 +139,9 @@ def _train(
     from decentral.cli.stopping import stop_signals
     from decentral.manifest import summary as describe
     from decentral.node.folder import kept_terms
-    from decentral.observe.late_display import LateDisplay
-    from decentral.observe.log_lines import log_shown_on
-    from decentral.observe.terminal import open_display
+    from decentral.observe.screen.late_display import LateDisplay
+    from decentral.observe.screen.log_lines import log_shown_on
+    from decentral.observe.screen.terminal import open_display
     from decentral.tasks.survey import check_agreed
 
     directory = remember(context, options.out)

@@ -8,31 +8,39 @@ import click
 
 from decentral.cli.countdown import Countdown
 from decentral.cli.options import as_json
+from decentral.cli.quantities import Duration, Rate
+from decentral.errors import UsageError
 
 ROUNDS = 20
 LEARNING_ROUNDS = 150  # after 20 a sparse swarm has sent a third of the model, and the lone peer has learnt it
-PROFILES = ("lab", "home", "spot", "storm", "cliff")
+PROFILES = ("lab", "home", "spot", "storm", "cliff", "even")
 
 
 @click.command("simulate")
 @click.argument("manifest", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--peers", default=4, show_default=True, type=click.IntRange(1, 64), help="Simulated peers.")
-@click.option("--profile", type=click.Choice(PROFILES), default="home", show_default=True, help="Links and machines.")
+@click.option("--profile", type=click.Choice(PROFILES), help="Links and machines; home, with --link even.")
+@click.option("--link", type=Rate(), help="Every peer's line, each way, as 20mbit, instead of the profile's lines.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same run, to the last event.")
 @click.option(
     "--rounds", type=click.IntRange(1), help=f"Outer steps to simulate; {ROUNDS}, with --learn {LEARNING_ROUNDS}."
 )
-@click.option("--step-seconds", default=1.0, show_default=True, help="Seconds of one inner step on the median peer.")
+@click.option(
+    "--step-seconds", type=click.FloatRange(min=0, min_open=True), help="Of one inner step on the median peer; 1."
+)
+@click.option("--step-time", type=Duration(), help="The same with its unit, as 0.4s.")
 @click.option("--parameters", type=click.IntRange(1), help="Of the model; taken from the manifest when it says so.")
 @click.option("--learn", is_flag=True, help="Train a small model; its loss, and what a peer alone reaches as long.")
 @as_json
 def simulate_command(
     manifest: Path,
     peers: int,
-    profile: str,
+    profile: str | None,
+    link: float | None,
     seed: int,
     rounds: int | None,
-    step_seconds: float,
+    step_seconds: float | None,
+    step_time: float | None,
     parameters: int | None,
     learn: bool,
     as_json: bool,
@@ -43,10 +51,14 @@ def simulate_command(
     $ decentral simulate run.toml --peers 8 --profile home
     $ decentral simulate run.toml --peers 8 --profile storm --seed 7 --json
     $ decentral simulate run.toml --peers 8 --profile spot --learn
+    $ decentral simulate run.toml --peers 8 --link 20mbit --step-time 0.4s
     """
     from decentral.manifest import check_methods, load_manifest
     from decentral.simulate.forecast import forecast
 
+    if step_seconds is not None and step_time is not None:
+        raise UsageError("--step-seconds and --step-time are one and the same; give one of them")
+    profile = profile or ("home" if link is None else "even")
     terms = load_manifest(manifest)
     check_methods(terms)
     with Countdown(sys.stderr) as countdown:
@@ -54,9 +66,10 @@ def simulate_command(
             terms,
             peers=peers,
             profile=profile,
+            link=link,
             seed=seed,
             rounds=rounds or (LEARNING_ROUNDS if learn else ROUNDS),
-            step_seconds=step_seconds,
+            step_seconds=step_seconds or step_time or 1.0,
             parameters=parameters,
             learn=learn,
             on_progress=countdown,
@@ -72,7 +85,16 @@ def simulate_command(
 def _print(found: dict[str, object], profile: str, peers: int) -> None:
     click.echo(f"{found['rounds']} rounds of {peers} peers ({profile}) in {found['seconds']:,.0f} simulated seconds")
     made = ("pairs", "unpaired") if "pairs" in found else ("commits", "contributors")
-    for name in (*made, "utilisation", "bytes_per_peer", "join_seconds", "divergence", "hangs", "trace_hash"):
+    for name in (
+        *made,
+        "seconds_per_round",
+        "utilisation",
+        "bytes_per_peer",
+        "join_seconds",
+        "divergence",
+        "hangs",
+        "trace_hash",
+    ):
         click.echo(f"{name:16} {found[name]}")
     if "loss" in found:
         alone = (

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from decentral.cli.job.training_context import TrainingContext
 from decentral.observe.report import write_summary
+from decentral.observe.status import Status
 from decentral.parameters import gather, schema_of
 
 if TYPE_CHECKING:
@@ -29,13 +30,19 @@ def record_round(
 
 def progress_of(peer: "Peer") -> dict[str, object]:
     """Where a peer of a swarm is, and what it cost so far."""
-    status = peer.status()
+    return of_status(peer.status())
+
+
+def of_status(status: Status) -> dict[str, object]:
+    """The same of a status; figures that the round could not tell are not there."""
     return {
         "round": status.round,
         "members": len(status.members),
         "bytes_sent": status.bytes_sent,
         "bytes_received": status.bytes_received,
         "anchor_digest": status.anchor_digest,
+        **status.diagnostics,
+        **({"diagnosed_round": status.diagnosed_round} if status.diagnostics else {}),
     }
 
 

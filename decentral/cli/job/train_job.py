@@ -22,8 +22,8 @@ from decentral.cli.stopping import Stop
 from decentral.manifest import Manifest
 from decentral.observe.beacon import Beacon
 from decentral.observe.report import read_summary
+from decentral.observe.screen.terminal import Display
 from decentral.observe.status import Status
-from decentral.observe.terminal import Display
 from decentral.swarm.identity import Identity
 from decentral.swarm.patience import time_left
 from decentral.tasks.batches import batch_loader

@@ -29,6 +29,11 @@ class Work(Protocol):
         """A freshly initialised model; the same bits at every call."""
         ...
 
+    @property
+    def tokens_of_step(self) -> int:
+        """What one replica sees in an inner step: bytes of text, or examples."""
+        ...
+
     def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
         """Mean loss of the batch of inner step ``step``, counted from 0, of the replica of this rank."""
         ...

@@ -38,6 +38,11 @@ class Language:
         built: nn.Module = build_language_model(self._config, seed=self._manifest.run.seed)
         return built.to(self._device)
 
+    @property
+    def tokens_of_step(self) -> int:
+        """See Work."""
+        return self._manifest.data.batch_size * self._config.context
+
     def tokens(self, rank: int, step: int) -> Tensor:
         """The windows of a step, int64 (batch, context)."""
         begin, stop = self._part(rank)

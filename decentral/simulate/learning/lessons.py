@@ -2,7 +2,8 @@
 
 ``marks``: step n subtracts 840 from one parameter. 840 is divisible by 1 to 8, so with that many contributors means,
 debts and carried progress stay integers below 2**24 and float32 sums of them are exact: no tolerance hides anything.
-``noise``: steps are random, so that an order of summation shows in the digests. ``learn``: a small model is trained.
+``noise``: steps are random, so that an order of summation shows in the digests. ``tiles``: noise on as many values as a
+compressor takes at once, whose bytes stand for a large model's. ``learn``: a small model is trained.
 """
 
 from __future__ import annotations
@@ -23,9 +24,17 @@ from decentral.simulate.learning.student import WIDTH, Student, beginning, weigh
 __all__ = ["UNIT", "VALUES", "Lesson", "LessonName", "first_anchors", "lesson_named", "toy_schema"]
 
 UNIT = 840.0  # lcm(1..8)
+TILES = 128  # rows and columns of what stands for a large model: slices of eight peers that are longer than a header
 VALUES = 96  # parameters of one fragment: more than any peer makes inner steps between two commits of its own
 Begins = Callable[[], None]
-LessonName = Literal["marks", "noise", "learn"]
+LessonName = Literal["marks", "noise", "tiles", "learn"]
+
+_SHAPES: dict[LessonName, tuple[int, int]] = {
+    "marks": (8, VALUES // 8),
+    "noise": (8, VALUES // 8),
+    "tiles": (TILES, TILES),
+    "learn": (WIDTH, WIDTH),
+}
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -86,7 +95,7 @@ def lesson_named(name: LessonName, num_fragments: int, generator: random.Random,
     if name == "marks":
         return Marks()
     seed = generator.randrange(1 << 30)
-    return Noise(seed) if name == "noise" else Student(num_fragments, seed, inner)
+    return Student(num_fragments, seed, inner) if name == "learn" else Noise(seed)
 
 
 def first_anchors(name: LessonName, num_fragments: int) -> list[Tensor]:
@@ -98,7 +107,7 @@ def first_anchors(name: LessonName, num_fragments: int) -> list[Tensor]:
 
 def toy_schema(name: LessonName, num_fragments: int) -> Schema:
     """A model of one small matrix per fragment."""
-    shape = (WIDTH, WIDTH) if name == "learn" else (8, VALUES // 8)
+    shape = _SHAPES[name]
     return Schema(
         tuple(Fragment(f, (ParameterSpec(weight_name(f), shape),)) for f in range(num_fragments)),
     )

@@ -112,6 +112,8 @@ class Pipe:
             if self._dead:
                 raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
             self._put(bytes(view[start : start + size]))
+            if self._weight.each != 1.0:  # frames that a line takes seconds for share it, as those of TCP do
+                await anyio.lowlevel.checkpoint()
 
     async def read(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """The next ``nbytes``; StreamClosed when the pipe ends before."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from decentral.observe.terminal import Display
+from decentral.observe.screen.terminal import Display
 
 
 @contextmanager

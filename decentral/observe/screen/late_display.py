@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from typing import IO
 
+from decentral.observe.screen.terminal import Display, write_out
 from decentral.observe.status import Status
-from decentral.observe.terminal import Display, write_out
 
 PATIENCE = 15.0  # s until somebody that waits is told for what
 _FETCHING = "the run is over: fetching its last state ..."

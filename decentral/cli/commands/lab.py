@@ -1,0 +1,94 @@
+"""``decentral lab``: methods side by side, on many replicas in one process, by the study that a file declares."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from decentral.cli.options import as_json
+from decentral.cli.stopping import stop_signals
+from decentral.cli.study_line import StudyLine
+
+if TYPE_CHECKING:
+    from decentral.lab.report.rows import Found
+    from decentral.lab.runs.running import Outcome
+    from decentral.lab.study.plan import Plan
+    from decentral.lab.study.store import Store
+
+
+def _print_example(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(files("decentral.lab.study").joinpath("example.toml").read_text(encoding="utf-8"), nl=False)
+        context.exit()
+
+
+@click.command("lab")
+@click.argument("study", metavar="STUDY.toml", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--example", is_flag=True, is_eager=True, expose_value=False, callback=_print_example, help="Print a study."
+)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Its folder; decentral-lab/NAME.")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Processes of one thread; as many as processors.")
+@as_json
+def lab_command(study: Path, out: Path | None, workers: int | None, as_json: bool) -> None:
+    """Compare methods as a study declares: search, reported seeds, verdicts, bytes, hours.
+
+    Runs that are in the folder are never made again, so that an ended study goes on where it was.
+
+    \b
+    $ decentral lab study.toml --out results
+    """
+    from decentral.lab.study.plan import Plan
+    from decentral.lab.study.reading import check_installed, load_study
+    from decentral.lab.study.results import found_by, write_report
+    from decentral.lab.study.store import Store
+
+    declared = load_study(study)
+    check_installed(declared)
+    plan, store = Plan(declared), Store(out or Path("decentral-lab") / declared.study.name)
+    store.begin(study.read_text(encoding="utf-8-sig"))
+    there = store.known()
+    known = _run(plan, store, there, workers or os.cpu_count() or 1)
+    found = found_by(plan, known)
+    write_report(store, found)
+    _tell(found, store.folder, len(known) - len(there), as_json)
+
+
+def _run(plan: Plan, store: Store, there: dict[str, Outcome], workers: int) -> dict[str, Outcome]:
+    """All cells that are missing."""
+    from decentral.lab.runs.running import run_cell
+    from decentral.lab.study.laboratory import Progress, run_study
+    from decentral.lab.study.workers import Workers
+
+    line = StudyLine(sys.stderr, plan.done(there))
+
+    def on_progress(progress: Progress) -> None:
+        line(progress.done, progress.of, progress.told)
+
+    try:
+        with stop_signals(), Workers(workers, run_cell) as processes:
+            return run_study(plan, store, processes, on_progress)
+    finally:
+        line.end()
+
+
+def _tell(found: Found, folder: Path, ran: int, as_json: bool) -> None:
+    """The result on stdout; code 1 where something stands in the way of trusting it."""
+    from decentral.lab.report.comparing import problems
+    from decentral.lab.report.tables import as_json as told
+    from decentral.lab.report.tables import tables_md
+
+    troubles = problems(found)
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "ran": ran, "problems": troubles, "rows": told(found)}))
+    else:
+        click.echo(tables_md(found))
+        click.echo(f"{ran} cells were run; all is in {folder}")
+    if troubles:
+        raise click.exceptions.Exit(1)

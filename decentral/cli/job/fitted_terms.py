@@ -1,0 +1,126 @@
+"""Terms chosen for a line, and two sentences that say why, with what is expected of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from decentral.cli.terms import Sizes, terms_of
+from decentral.errors import UsageError
+from decentral.manifest import Manifest
+from decentral.manifest.justified import class_of
+from decentral.simulate.fitting import TARGET, Circumstances, Fit, fitting
+from decentral.tasks.language_model import LanguageModelConfig, num_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What was asked for."""
+
+    rate: float  # bytes/s, each way
+    peers: int
+    step_seconds: float | None  # None: to be measured
+    model_size: int | None  # parameters; None: the model of the terms
+    preset: str | None  # None: what is justified
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Terms with what they were chosen by."""
+
+    fit: Fit
+    given: Circumstances
+    measured: bool  # the step time
+
+    @property
+    def manifest(self) -> Manifest:
+        """The terms."""
+        return self.fit.manifest
+
+    def to_dict(self) -> dict[str, Any]:  # Any: JSON
+        """What ``init --json`` prints of it."""
+        fit, time, given, known = self.fit, self.fit.time, self.given, self.fit.known
+        return {
+            "link_class": fit.link.up_to,
+            "why": _reason(fit, given.rate),
+            "evidence": None if known is None else known.evidence,
+            "seeds": 0 if known is None else known.seeds,
+            "peers": given.peers,
+            "parameters": given.num_parameters,
+            "step_seconds": given.step_seconds,
+            "step_time_measured": self.measured,
+            "inner_steps": time.steps,
+            "seconds_per_round": round(time.seconds, 3),
+            "bytes_per_peer_per_round": round(time.nbytes),
+            "share_computing": round(time.share, 4),
+            "enough_computing": fit.reaches,
+            "inner_steps_shown": fit.is_shown,
+        }
+
+    def sentences(self) -> str:
+        """Why, and what is expected."""
+        fit, time, given, known = self.fit, self.fit.time, self.given, self.fit.known
+        measured = ", measured on this machine" if self.measured else ""
+        expected = (
+            f"With H = {time.steps} inner steps of {given.step_seconds:.3g} s{measured}, {given.peers} peers with "
+            f"{_many(given.num_parameters)} parameters need {time.seconds:.4g} s per round, in which each sends "
+            f"{_size(time.nbytes)} and computes {100 * time.share:.1f} % of the time"
+        )
+        if not fit.reaches:
+            expected += f", which is the best that is possible and less than {TARGET:.0%}"
+        if known is not None and not fit.is_shown:
+            expected += f"; that it trains as well with more than {known.shown} inner steps has not been shown"
+        return f"{fit.preset}: {_reason(fit, given.rate)}.\n{expected}."
+
+
+def fitted(wish: Wish, overrides: Mapping[str, object], sizes: Sizes) -> Fitted:
+    """The terms for the line that was asked for. Raises ConfigError, UsageError."""
+    steps = overrides.get("inner_steps")
+    assert steps is None or isinstance(steps, int)
+
+    def make(preset: str, inner_steps: int) -> Manifest:
+        return terms_of(preset, {**overrides, "inner_steps": inner_steps}, sizes)
+
+    first = terms_of(wish.preset or class_of(wish.rate).preset, overrides, sizes)
+    seconds = wish.step_seconds or _measured(first)
+    given = Circumstances(
+        rate=wish.rate, peers=wish.peers, num_parameters=_parameters(wish, first), step_seconds=seconds
+    )
+    fit = fitting(make, given, preset=wish.preset, steps=steps)
+    return Fitted(fit, given, measured=wish.step_seconds is None)
+
+
+def _parameters(wish: Wish, manifest: Manifest) -> int:
+    if manifest.model.task == "causal-lm":
+        return num_parameters(LanguageModelConfig.of(manifest.model))
+    if wish.model_size is None:
+        raise UsageError("--link with --task custom: nothing says how large your model is; add --model-size, as 30M")
+    return wish.model_size
+
+
+def _measured(manifest: Manifest) -> float:
+    if manifest.model.task != "causal-lm":
+        raise UsageError("--link with --task custom: your script's step cannot be timed here; add --step-time, as 0.4s")
+    from decentral.cli.job.step_time import measured_step_seconds
+
+    click.echo("timing a few inner steps on this machine (--step-time says what they take elsewhere) ...", err=True)
+    return measured_step_seconds(manifest)
+
+
+def _reason(fit: Fit, rate: float) -> str:
+    known, link = fit.known, fit.link
+    if known is None:
+        return "it was asked for, and nothing is written down of the lines that it is for"
+    reason = f"for lines of {link.up_to} and {'less' if rate <= link.rate else 'more'}, {link.why}"
+    if fit.preset != link.preset:
+        reason = f"it sends less than {link.preset}, with which such lines leave too little time to compute"
+    return f"{reason} ({known.evidence})"
+
+
+def _many(count: int) -> str:
+    return f"{count / 1e6:.3g}M" if count >= 1e6 else f"{count:,}"
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.3g} MB" if nbytes < 1e9 else f"{nbytes / 1e9:.3g} GB"

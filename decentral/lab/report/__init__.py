@@ -1,0 +1,1 @@
+"""What a study found: statistics, verdicts, tables and figures, all made again from its cells each time."""

@@ -1,0 +1,116 @@
+"""From a cell to what it found: the one function that workers run. What goes wrong inside is a finding, too."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any, Literal
+
+from decentral.errors import DecentralError, NonFiniteError
+from decentral.lab.runs.cell import Cell
+from decentral.lab.runs.curve import Curve, Point
+from decentral.lab.work.base import Work
+
+__all__ = ["Outcome", "failed", "run_cell", "text_of"]
+
+Status = Literal["done", "diverged", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a cell."""
+
+    status: Status  # diverged: a loss or a parameter was no number any more
+    reason: str = ""  # of a failure, in one line
+    curve: Curve | None = None
+    seconds: float = 0.0  # of this machine
+
+    @property
+    def loss(self) -> float | None:
+        """At the end; None where it has none."""
+        return self.curve.points[-1].loss if self.curve is not None and self.status == "done" else None
+
+    def to_json(self) -> dict[str, Any]:  # Any: JSON
+        """Its part of a record."""
+        curve = [asdict(point) for point in self.curve.points] if self.curve is not None else []
+        sent, peak = (self.curve.points[-1].nbytes, self.curve.peak_nbytes) if self.curve is not None else (0.0, 0.0)
+        numel = 0 if self.curve is None else self.curve.numel
+        totals = {"nbytes": sent, "peak_nbytes": peak, "numel": numel, "seconds": round(self.seconds, 3)}
+        return {
+            "status": self.status,
+            "reason": self.reason,
+            "curve": curve,
+            "totals": totals,
+            "made_with": _versions(),
+        }
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Outcome:  # Any: JSON
+        """From a record."""
+        totals = told["totals"]
+        points = tuple(Point(**point) for point in told["curve"])
+        curve = Curve(points, totals["peak_nbytes"], totals["numel"]) if points else None
+        return cls(told["status"], told["reason"], curve, totals["seconds"])
+
+
+def failed(reason: str) -> Outcome:
+    """Of a cell that could not be run to its end."""
+    return Outcome("failed", " ".join(reason.split())[:300])
+
+
+def run_cell(cell: Cell) -> Outcome:
+    """Run it, here and now."""
+    began = time.monotonic()
+    try:
+        curve = _curve(cell)
+    except NonFiniteError as error:
+        return Outcome("diverged", " ".join(str(error).split()), seconds=time.monotonic() - began)
+    except DecentralError as error:
+        return failed(str(error))
+    except Exception as error:  # noqa: BLE001  one cell of many: the others have their own
+        return failed(f"{type(error).__name__}: {error}")
+    return Outcome("diverged" if curve.diverged else "done", "", curve, time.monotonic() - began)
+
+
+def _curve(cell: Cell) -> Curve:
+    from decentral.lab.runs.in_swarm import run_swarm
+    from decentral.lab.runs.together import run_together
+
+    work = _work(cell)
+    return run_swarm(cell, work) if cell.kind == "swarm" else run_together(cell, work)
+
+
+def _work(cell: Cell) -> Work:
+    if cell.task == "digits":
+        from decentral.lab.work.digits import Digits
+
+        assert cell.alpha is not None, "studies of digits have one"
+        return Digits(cell.manifest, cell.peers, cell.alpha)
+    from decentral.lab.work.language import Language  # transformers, which digits need not wait for
+
+    uneven = cell.task == "language-uneven"
+    return Language(
+        cell.manifest, _corpus(cell.manifest.data.held_out), cell.peers, uneven=uneven, windows=cell.windows
+    )
+
+
+@cache
+def _corpus(held_out: float) -> Any:  # Any: a Corpus
+    from decentral.tasks.corpus import load_corpus
+
+    return load_corpus(held_out=held_out)
+
+
+def text_of(task: str) -> str:
+    """What is trained on, by name and version: another version is another text."""
+    if task == "digits":
+        return f"digits of scikit-learn {version('scikit-learn')}"
+    import platform
+
+    return f"standard library of Python {platform.python_version()}"
+
+
+def _versions() -> dict[str, str]:
+    return {"decentral": version("decentral"), "torch": version("torch")}

@@ -1,0 +1,157 @@
+"""``decentral init --link``: terms for a line, and why."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from decentral.cli.job.step_time import MEASURED, WARM_UP, measured_step_seconds
+from decentral.manifest import load_manifest, preset_manifest
+from decentral.tasks.language_model import LanguageModelConfig, num_parameters
+from tests.cli.conftest import Run
+
+ASKED = ("--link", "20mbit", "--peers", "8", "--model-size", "30M", "--step-time", "0.4s")
+
+
+def test_the_terms_carry_the_preset_of_the_line_the_inner_steps_and_the_model(run: Run, tmp_path: Path) -> None:
+    told = json.loads(run("init", "run.toml", *ASKED, "--json").stdout)
+    manifest = load_manifest(tmp_path / "run.toml")
+    assert (told["file"], told["run_id"], told["preset"]) == ("run.toml", manifest.run_id, "sparseloco")
+    assert (manifest.outer.method, manifest.inner.steps) == ("sparseloco", told["inner_steps"])
+    assert told["parameters"] == num_parameters(LanguageModelConfig.of(manifest.model))
+    assert told["parameters"] == pytest.approx(30e6, rel=0.02)
+    assert (told["link_class"], told["peers"], told["step_seconds"]) == ("20mbit", 8, 0.4)
+    assert not told["step_time_measured"]
+    assert told["enough_computing"]
+    assert told["share_computing"] >= 0.95
+    assert told["share_computing"] == pytest.approx(0.4 * told["inner_steps"] / told["seconds_per_round"], abs=1e-4)
+
+
+def test_why_is_told_in_two_sentences_with_what_is_expected(run: Run) -> None:
+    why, expected, written = run("init", "run.toml", *ASKED).stdout.splitlines()
+    assert why.startswith("sparseloco: for lines of 20mbit and less, its contribution is about 220 times smaller")
+    assert "experiments/LOG.md, 2026-11-21, The demo, all four algorithms: 1 seed, which is thin" in why
+    for part in ("inner steps of 0.4 s, 8 peers", "s per round", "each sends 3.", " MB", "% of the time"):
+        assert part in expected
+    assert why.endswith(".")
+    assert expected.endswith(".")
+    assert written == "run.toml: run sparseloco, sparseloco; start it with: decentral start run.toml"
+
+
+def test_one_option_is_enough_and_what_is_measured_is_said_to_be(run: Run, tmp_path: Path) -> None:
+    result = run("init", "--link", "1gbit")
+    assert "timing a few inner steps on this machine" in result.stderr
+    assert ", measured on this machine, 8 peers with 635,776 parameters" in result.stdout
+    assert load_manifest(tmp_path / "run.toml").outer.method == "diloco"
+    told = json.loads(run("init", "other.toml", "--link", "1gbit", "--json").stdout)
+    assert told["step_time_measured"]
+
+
+def test_a_simulation_of_the_terms_agrees(run: Run) -> None:
+    asked = ("--link", "20mbit", "--peers", "4", "--model-size", "3M", "--step-time", "0.4s")
+    told = json.loads(run("init", "run.toml", *asked, "--json").stdout)
+    simulated = run(
+        "simulate", "run.toml", "--link", "20mbit", "--step-time", "400ms", "--peers", 4, "--rounds", 4, "--json"
+    )
+    found = json.loads(simulated.stdout)
+    assert found["parameters"] == told["parameters"]
+    assert found["seconds_per_round"] == pytest.approx(told["seconds_per_round"], rel=0.02)
+
+
+def test_a_model_too_large_for_the_line_gets_the_best_that_is_possible(run: Run) -> None:
+    result = run("init", "run.toml", "--link", "5mbit", "--model-size", "1000M", "--step-time", "0.4s")
+    assert result.exit_code == 0
+    assert "With H = 500 inner steps" in result.stdout
+    assert "which is the best that is possible and less than 95%" in result.stdout
+    assert "with more than 250 inner steps has not been shown" in result.stdout
+
+
+def test_a_line_faster_than_all_classes_is_in_the_fastest(run: Run) -> None:
+    assert (
+        "diloco: for lines of 1gbit and more, "
+        in run("init", "run.toml", "--link", "10gbit", "--step-time", "0.4s").stdout
+    )
+
+
+def test_what_is_asked_for_beside_the_line_is_kept(run: Run, tmp_path: Path) -> None:
+    asked = ("--preset", "noloco", "--inner-steps", "9", "--overlap", "0", "--name", "mine")
+    result = run("init", "run.toml", "--link", "20mbit", "--step-time", "0.4s", *asked)
+    manifest = load_manifest(tmp_path / "run.toml")
+    assert (manifest.outer.method, manifest.inner.steps, manifest.run.name) == ("noloco", 9, "mine")
+    assert "noloco: it was asked for, and nothing is written down of the lines that it is for." in result.stdout
+
+
+def test_a_script_of_ones_own_says_how_large_its_model_is_and_how_long_a_step_takes(run: Run, tmp_path: Path) -> None:
+    own = ("init", "run.toml", "--link", "100mbit", "--task", "custom")
+    assert refused(run(*own)) == (
+        "--link with --task custom: your script's step cannot be timed here; add --step-time, as 0.4s"
+    )
+    assert refused(run(*own, "--step-time", "2s")) == (
+        "--link with --task custom: nothing says how large your model is; add --model-size, as 30M"
+    )
+    assert not (tmp_path / "run.toml").exists()
+    told = json.loads(run(*own, "--step-time", "2s", "--model-size", "1.5B", "--json").stdout)
+    assert told["parameters"] == 1_500_000_000
+    assert load_manifest(tmp_path / "run.toml").model == preset_manifest("muloco", model={"task": "custom"}).model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--link", "20mb"], "'20mb' is no rate; write it as 20mbit or 2.5MB/s, or as 900kbit or 1gbit; see"),
+        (["--link", "fast"], "'fast' is no rate; write it as 20mbit or 2.5MB/s, or as 900kbit or 1gbit; see"),
+        (["--link", "9kbit"], "'9kbit' is too little: other peers would take this one for dead; 263kbit is the least"),
+        (["--link", "20mbit", "--step-time", "0.4"], "'0.4' is no time; write it as 0.4s or 400ms"),
+        (["--link", "20mbit", "--step-time", "0s"], "'0s' is no time; write it as 0.4s or 400ms"),
+        (["--link", "20mbit", "--model-size", "30m"], "'30m' is no number of parameters; write it as 30M, 1.5B or"),
+        (["--link", "20mbit", "--peers", "1"], "1 is not in the range 2<=x<=64"),
+        (["run.toml", "--peers", "8"], "--peers is for choosing terms by a line; add --link, as 20mbit"),
+        (["run.toml", "--step-time", "1s"], "--step-time is for choosing terms by a line; add --link, as 20mbit"),
+        ([], "missing argument 'RUN.toml'; see"),
+    ],
+)
+def test_what_cannot_be_read_is_a_line_of_usage_that_shows_how_it_is_written(
+    run: Run, tmp_path: Path, arguments: list[str], error: str
+) -> None:
+    assert error in refused(run("init", *arguments))
+    assert not list(tmp_path.iterdir())
+
+
+def refused(result: Result) -> str:
+    """What a usage error says, on one line."""
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    return line.removeprefix("error: ")
+
+
+def test_nothing_is_written_over_without_a_word(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("mine")
+    assert "run.toml exists; --force writes over it" in refused(run("init", *ASKED))
+    assert run("init", *ASKED, "--force").exit_code == 0
+
+
+def test_without_a_line_terms_are_what_they_were(run: Run, tmp_path: Path) -> None:
+    told = run("init", "run.toml", "--name", "mine")
+    assert told.stdout == "run.toml: run mine, sparseloco; start it with: decentral start run.toml\n"
+    found = load_manifest(tmp_path / "run.toml")
+    assert found == preset_manifest("sparseloco", run={"name": "mine", "salt": found.run.salt})
+    again = json.loads(run("init", "other.toml", "--json").stdout)
+    assert set(again) == {"file", "run", "run_id", "preset"}
+
+
+def test_the_step_that_is_timed_is_the_median_of_some_after_the_first_ones() -> None:
+    manifest = preset_manifest("muloco", model={"hidden": 32, "layers": 1, "heads": 1, "context": 16})
+    ticks, durations = [0.0], [3.0, 1.0, 9.0, 2.0, 2.5]
+    assert len(durations) == MEASURED
+    assert WARM_UP > 0
+    for seconds in durations:
+        ticks += [ticks[-1], ticks[-1] + seconds]
+    times = iter(ticks[1:])
+    assert measured_step_seconds(manifest, lambda: next(times)) == 2.5
+
+
+def test_a_simulation_takes_one_time_of_a_step(run: Run) -> None:
+    run("init", "run.toml")
+    both = run("simulate", "run.toml", "--step-time", "1s", "--step-seconds", "1")
+    assert "--step-seconds and --step-time are one and the same; give one of them" in refused(both)

@@ -1,0 +1,87 @@
+"""A small study of digits, and who runs cells in this process."""
+
+from __future__ import annotations
+
+import json
+
+from decentral.lab.runs.cell import Cell
+from decentral.lab.runs.curve import Curve, Point
+from decentral.lab.runs.running import Outcome, run_cell
+from decentral.lab.study.plan import Plan
+from decentral.lab.study.reading import parse_study
+
+TEXT = """
+[study]
+name = "digits"
+task = "digits"
+peers = 3
+rounds = 4
+learning_rates = [0.003, 0.03]
+seeds = [1, 2, 3]
+points = 2
+
+[model]
+hidden = 16
+
+[inner]
+steps = 6
+warmup = 2
+
+[[method]]
+name = "diloco"
+preset = "diloco"
+
+[[reference]]
+name = "data-parallel"
+kind = "data-parallel"
+
+[[control]]
+name = "flipped"
+of = "diloco"
+
+[[link]]
+name = "home"
+rate_mbit = 20
+parameters = 1e8
+"""
+
+
+def plan(text: str = TEXT) -> Plan:
+    return Plan(parse_study(text))
+
+
+class Here:
+    """Workers that are this process; ``ran`` is in order."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self._given: list[Cell] = []
+
+    @property
+    def running(self) -> list[str]:
+        return [cell.id for cell in self._given]
+
+    @property
+    def idle(self) -> int:
+        return 1 - len(self._given)
+
+    def give(self, cell: Cell) -> None:
+        self._given.append(cell)
+
+    def take(self) -> list[tuple[Cell, Outcome]]:
+        cell = self._given.pop()
+        self.ran.append(cell.id)
+        return [(cell, run_cell(cell))]
+
+
+def ended(loss: float | None) -> Outcome:
+    """As if a cell had come to this loss; None: to no number."""
+    curve = Curve((Point(1.0, 1.0, 1, 1.0, 1.0, loss),), 1.0, 10)
+    return Outcome("done" if loss is not None else "diverged", "", curve)
+
+
+def of(outcome: Outcome) -> str:
+    """All that is not about this machine's time."""
+    told = outcome.to_json()
+    del told["totals"]["seconds"]
+    return json.dumps(told)

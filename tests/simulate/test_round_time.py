@@ -1,0 +1,90 @@
+"""Arithmetic of an outer step against simulated swarms of equal machines."""
+
+from __future__ import annotations
+
+import pytest
+
+from decentral.manifest import preset_manifest
+from decentral.manifest.justified import classes
+from decentral.quantities import parse_rate
+from decentral.simulate.fitting import TARGET, Circumstances, fitting
+from decentral.simulate.forecast import forecast
+from decentral.simulate.round_time import RoundTime, steps_for, time_of_round
+
+SEVERAL = [  # preset, its line, peers, H, parameters, and what is changed: of each kind of exchange, and with overlap
+    ("sparseloco", "20mbit", 4, 10, 60_000_000, {}),
+    ("diloco", "100mbit", 4, 6, 20_000_000, {}),
+    ("diloco", "1gbit", 3, 5, 20_000_000, {}),
+    ("muloco", "20mbit", 3, 10, 5_000_000, {}),
+    ("noloco", "100mbit", 4, 10, 2_000_000, {}),
+    ("streaming", "100mbit", 3, 12, 20_000_000, {}),
+    ("sparseloco", "5mbit", 4, 12, 20_000_000, {"overlap": 3}),
+]
+STEP_SECONDS = 1.0
+
+
+def manifest_of(preset: str, steps: int, **outer: object):
+    return preset_manifest(preset, run={"rounds": 20, "salt": "lines"}, inner={"steps": steps}, outer=outer)
+
+
+@pytest.mark.parametrize(("preset", "link", "peers", "steps", "numel", "outer"), SEVERAL)
+def test_arithmetic_and_a_simulated_swarm_agree(preset, link, peers, steps, numel, outer):
+    manifest, rate = manifest_of(preset, steps, **outer), parse_rate(link)
+    expected = time_of_round(manifest, numel, peers, rate, STEP_SECONDS)
+    asked = {"peers": peers, "profile": "even", "link": rate, "seed": 1, "step_seconds": STEP_SECONDS}
+    found = forecast(manifest, **asked, rounds=5, parameters=numel)
+    assert found["problems"] == []
+    assert found["seconds_per_round"] == pytest.approx(expected.seconds, rel=0.02)
+    assert found["bytes_per_peer"] / found["rounds"] == pytest.approx(expected.nbytes, rel=0.05)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("link", [one.up_to for one in classes()])
+def test_what_is_chosen_for_each_line_computes_as_much_in_a_simulated_swarm(link):
+    rate = parse_rate(link)
+    given = Circumstances(rate=rate, peers=8, num_parameters=30_000_000, step_seconds=0.4)
+    fit = fitting(manifest_of, given)
+    asked = {"peers": 8, "profile": "even", "link": rate, "seed": 0, "step_seconds": 0.4}
+    found = forecast(fit.manifest, **asked, rounds=5, parameters=30_000_000)
+    assert found["problems"] == []
+    assert found["seconds_per_round"] == pytest.approx(fit.time.seconds, rel=0.02)
+    share = 0.4 * fit.time.steps / found["seconds_per_round"]
+    assert share == pytest.approx(fit.time.share, abs=0.01)
+    assert share >= TARGET
+    assert found["utilisation"] >= TARGET
+
+
+def test_overlap_hides_as_many_inner_steps_of_a_round_and_no_more():
+    rate, numel = parse_rate("20mbit"), 20_000_000
+    plain = time_of_round(manifest_of("sparseloco", 30), numel, 8, rate, 0.1)
+    some = time_of_round(manifest_of("sparseloco", 30, overlap=5), numel, 8, rate, 0.1)
+    all_of_it = time_of_round(manifest_of("sparseloco", 30, overlap=29), numel, 8, rate, 1.0)
+    assert some.wait == pytest.approx(plain.wait - 0.5)
+    assert (all_of_it.wait, all_of_it.share) == (0.0, 1.0)
+
+
+def test_one_copy_for_each_peer_in_a_gather_and_two_bodies_at_most_in_a_reduce():
+    gathers = [time_of_round(manifest_of("sparseloco", 30), 10**7, n, 1e6, 1.0).nbytes for n in (2, 3, 9)]
+    reduces = [time_of_round(manifest_of("diloco", 30), 10**7, n, 1e6, 1.0).nbytes for n in (2, 3, 9)]
+    assert [nbytes / gathers[0] for nbytes in gathers] == pytest.approx([1, 2, 8], rel=0.02)
+    assert [nbytes / reduces[0] for nbytes in reduces] == pytest.approx([1, 4 / 3, 16 / 9], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fragments", "wait", "least", "most", "steps"),
+    [
+        (1, 1.0, 1, 500, 190),  # 19 s of computing for 1 s of waiting, 0.1 s a step
+        (1, 1.0, 200, 500, 200),
+        (1, 1.0, 1, 100, 100),
+        (1, 0.0, 15, 500, 15),
+        (3, 1.0, 1, 600, 570),  # three rounds between two of the same parameters
+        (3, 1.0, 1, 500, 498),
+        (3, 0.0, 16, 500, 18),
+        (3, 0.0, 1, 2, 3),
+    ],
+)
+def test_the_fewest_inner_steps_that_compute_enough(fragments, wait, least, most, steps):
+    time = RoundTime(steps=30, fragments=fragments, training=3.0 / fragments, wait=wait, nbytes=1.0)
+    assert steps_for(time, 0.1, 0.95, least, most) == steps
+    assert time.with_steps(steps).training == pytest.approx(0.1 * steps / fragments)
