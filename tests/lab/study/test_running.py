@@ -49,9 +49,8 @@ def test_data_parallel_training_of_one_peer_is_plain_training() -> None:
     one = cell(kind="data-parallel", preset="local_sgd", peers=1)
     inner, work = one.manifest.inner, Digits(one.manifest, 1, 1.0)
     model = work.model()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=inner.learning_rate, betas=(0.9, 0.95), weight_decay=inner.weight_decay
-    )
+    decay, betas = inner.weight_decay, (0.9, 0.95)
+    optimizer = torch.optim.AdamW(model.parameters(), inner.learning_rate, betas, weight_decay=decay, fused=True)
     for step in range(ROUNDS * STEPS):
         optimizer.param_groups[0]["lr"] = inner.learning_rate * min(1.0, (step + 1) / inner.warmup)
         optimizer.zero_grad()
