@@ -60,7 +60,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # as above
             self.fail(str(error), parameter, context)
 
 
-class Parameters(click.ParamType):  # type: ignore[type-arg]  # as above
+class ModelSize(click.ParamType):  # type: ignore[type-arg]  # as above
     """How many parameters a model has."""
 
     name = "count"

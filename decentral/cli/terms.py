@@ -40,10 +40,15 @@ def with_text(overrides: Mapping[str, object], text: "Survey") -> dict[str, obje
     return {**overrides, "corpus": label or "text", "digest": text.digest}
 
 
-def sized(parameters: int | None, task: object) -> Sizes:
-    """Keys of ``[model]`` for a language model of about so many parameters; a script's model is its own."""
-    if parameters is None or task == "custom":
+def sized(parameters: int | None, overrides: Mapping[str, object]) -> Sizes:
+    """Keys of ``[model]`` for a language model of about so many parameters; a script's model is its own.
+
+    Raises ConfigError for a size that there is none of, UsageError beside experts.
+    """
+    if parameters is None or overrides["task"] == "custom":
         return {}
+    if overrides["experts"] is not None:
+        raise UsageError("--model-size is for a model without experts; leave out one of --model-size and --experts")
     from decentral.tasks.sizing import config_of_size  # torch
 
     config = config_of_size(parameters)

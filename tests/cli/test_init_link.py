@@ -79,7 +79,22 @@ def test_what_is_asked_for_beside_the_line_is_kept(run: Run, tmp_path: Path) -> 
     result = run("init", "run.toml", "--link", "20mbit", "--step-time", "0.4s", *asked)
     manifest = load_manifest(tmp_path / "run.toml")
     assert (manifest.outer.method, manifest.inner.steps, manifest.run.name) == ("noloco", 9, "mine")
-    assert "noloco: it was asked for, and nothing is written down of the lines that it is for." in result.stdout
+    assert (
+        "noloco: it was asked for, and sparseloco is what is justified for lines of 20mbit and less." in result.stdout
+    )
+
+
+def test_a_size_is_of_the_model_without_a_line_as_well(run: Run, tmp_path: Path) -> None:
+    assert run("init", "run.toml", "--model-size", "3M").exit_code == 0
+    config = LanguageModelConfig.of(load_manifest(tmp_path / "run.toml").model)
+    assert num_parameters(config) == pytest.approx(3e6, rel=0.05)
+
+
+def test_where_the_preset_of_the_line_sends_too_much_the_reason_is_that(run: Run) -> None:
+    asked = ("--link", "1gbit", "--model-size", "1000M", "--step-time", "0.4s")
+    assert run("init", "run.toml", *asked).stdout.startswith(
+        "muloco: it sends less than diloco, which leaves too little time to compute on lines of 1gbit and less (arXiv:"
+    )
 
 
 def test_a_script_of_ones_own_says_how_large_its_model_is_and_how_long_a_step_takes(run: Run, tmp_path: Path) -> None:
@@ -108,6 +123,7 @@ def test_a_script_of_ones_own_says_how_large_its_model_is_and_how_long_a_step_ta
         (["--link", "20mbit", "--peers", "1"], "1 is not in the range 2<=x<=64"),
         (["run.toml", "--peers", "8"], "--peers is for choosing terms by a line; add --link, as 20mbit"),
         (["run.toml", "--step-time", "1s"], "--step-time is for choosing terms by a line; add --link, as 20mbit"),
+        (["run.toml", "--model-size", "30M", "--experts", "4"], "--model-size is for a model without experts; leave"),
         ([], "missing argument 'RUN.toml'; see"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.justified import classes
-from decentral.simulate.fitting import MOST, TARGET, Circumstances, Fit, fitting
+from decentral.simulate.foreseen.fitting import MOST, TARGET, Circumstances, Fit, fitting
 
 
 def made(preset: str, steps: int) -> Manifest:

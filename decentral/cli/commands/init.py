@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from decentral.cli.options import as_json
-from decentral.cli.quantities import Duration, Parameters, Rate
+from decentral.cli.quantities import Duration, ModelSize, Rate
 from decentral.errors import UsageError
 
 DEFAULT_PRESET = "sparseloco"
@@ -30,7 +30,7 @@ DEFAULT_PEERS = 8
     type=Duration(),
     help="With --link: of an inner step, as 0.4s; measured on this machine unless given.",
 )
-@click.option("--model-size", type=Parameters(), help="Of the built-in language model, in parameters, as 30M.")
+@click.option("--model-size", type=ModelSize(), help="Of the built-in language model, in parameters, as 30M.")
 @click.option(
     "--task",
     type=click.Choice(["causal-lm", "custom"]),
@@ -76,17 +76,18 @@ def init_command(
     $ decentral init lines.toml --link 20mbit --peers 8 --model-size 30M --step-time 0.4s
     """
     from decentral.cli.files import write_text
-    from decentral.cli.job.fitted_terms import Wish, fitted
     from decentral.cli.terms import next_step, sized, terms_of
 
     file = _place(context, file, force, linked=link is not None)
     overrides = _with_data(overrides, data)
-    sizes = sized(model_size, overrides["task"])
+    sizes = sized(model_size, overrides)
     if link is None:
         _refuse({"--peers": peers, "--step-time": step_time})
         preset = preset or DEFAULT_PRESET
         manifest, found = terms_of(preset, overrides, sizes), None
     else:
+        from decentral.cli.job.fitted_terms import Wish, fitted
+
         wish = Wish(
             rate=link, peers=peers or DEFAULT_PEERS, step_seconds=step_time, model_size=model_size, preset=preset
         )

@@ -10,7 +10,7 @@ from decentral.cli.terms import Sizes, terms_of
 from decentral.errors import UsageError
 from decentral.manifest import Manifest
 from decentral.manifest.justified import class_of
-from decentral.simulate.fitting import TARGET, Circumstances, Fit, fitting
+from decentral.simulate.foreseen.fitting import TARGET, Circumstances, Fit, fitting
 from decentral.tasks.language_model import LanguageModelConfig, num_parameters
 
 
@@ -109,13 +109,14 @@ def _measured(manifest: Manifest) -> float:
 
 
 def _reason(fit: Fit, rate: float) -> str:
-    known, link = fit.known, fit.link
-    if known is None:
-        return "it was asked for, and nothing is written down of the lines that it is for"
-    reason = f"for lines of {link.up_to} and {'less' if rate <= link.rate else 'more'}, {link.why}"
+    link = fit.link
+    lines = f"lines of {link.up_to} and {'less' if rate <= link.rate else 'more'}"
+    evidence = "" if fit.known is None else f" ({fit.known.evidence})"
+    if fit.asked and fit.preset != link.preset:
+        return f"it was asked for, and {link.preset} is what is justified for {lines}{evidence}"
     if fit.preset != link.preset:
-        reason = f"it sends less than {link.preset}, with which such lines leave too little time to compute"
-    return f"{reason} ({known.evidence})"
+        return f"it sends less than {link.preset}, which leaves too little time to compute on {lines}{evidence}"
+    return f"for {lines}, {link.why}{evidence}"
 
 
 def _many(count: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from decentral.manifest import Manifest
 from decentral.manifest.justified import Class, Justified, class_of, justified, no_faster
 from decentral.optimizers import presets
-from decentral.simulate.round_time import RoundTime, steps_for, time_of_round
+from decentral.simulate.foreseen.round_time import RoundTime, steps_for, time_of_round
 
 __all__ = ["TARGET", "Circumstances", "Fit", "fitting"]
 
@@ -37,6 +37,7 @@ class Fit:
     time: RoundTime
     link: Class
     known: Justified | None
+    asked: bool  # for this preset, whatever the line
 
     @property
     def is_shown(self) -> bool:
@@ -56,7 +57,7 @@ def fitting(make: Make, given: Circumstances, *, preset: str | None = None, step
     """
     link, best = class_of(given.rate), None
     for name in [preset] if preset else no_faster(link):
-        fit = _fit(make, given, link, name, steps)
+        fit = replace(_fit(make, given, link, name, steps), asked=preset is not None)
         if fit.reaches:
             return fit
         best = fit if best is None or fit.time.share > best.time.share else best
@@ -76,4 +77,4 @@ def _fit(make: Make, given: Circumstances, link: Class, preset: str, steps: int 
             longer, given.step_seconds, TARGET, max(least, fragments * (1 + manifest.outer.overlap)), MOST
         )
         manifest, time = make(preset, fewest), time.with_steps(fewest)
-    return Fit(preset, manifest, time, link, known)
+    return Fit(preset, manifest, time, link, known, asked=False)

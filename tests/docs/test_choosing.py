@@ -1,0 +1,24 @@
+"""docs/choosing.md against the table that it is about."""
+
+from pathlib import Path
+
+from decentral.manifest.justified import classes, justified
+
+PAGE = (Path(__file__).parents[2] / "docs/choosing.md").read_text(encoding="utf-8")
+WORDS = {"5mbit": "5 Mbit/s", "20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
+
+
+def test_every_class_of_lines_is_in_the_table_with_its_preset():
+    rows = [
+        line.split("|")
+        for line in PAGE.split("## Which preset")[1].split("\n## ")[0].splitlines()
+        if line.startswith("| ")
+    ][1:]
+    assert [row[2].strip(" `") for row in rows] == [one.preset for one in classes()]
+    for row, one in zip(rows, classes(), strict=True):
+        assert row[1].strip().startswith(WORDS[one.up_to])
+
+
+def test_it_says_that_evidence_is_thin_as_long_as_it_is():
+    thin = any(known.is_thin for one in classes() if (known := justified(one.preset)) is not None)
+    assert thin == ("The evidence is thin" in PAGE)
