@@ -55,6 +55,8 @@ class Tax:
 class Grid:
     """Results of one setting, by rule, attack and seed. ``seeds``: those in which every rule met every attack."""
 
+    alpha: float
+    rounds: int
     rules: list[str]
     attacks: list[str]
     seeds: list[int]
@@ -69,7 +71,13 @@ class Grid:
         attacks = [attack for attack in attacks if attack != NONE]
         numbers = sorted({key[2] for key in found}) if attacks else []
         whole = [n for n in numbers if all((rule, attack, n) in found for rule in rules for attack in attacks)]
-        return cls(rules, attacks, whole, found)
+        return cls(alpha, rounds, rules, attacks, whole, found)
+
+    @classmethod
+    def all_of(cls, results: list[Result]) -> list[Grid]:
+        """One for each setting, in the order in which the file first names them."""
+        settings = dict.fromkeys((one.cell.alpha, one.cell.rounds) for one in results)
+        return [cls.of(results, alpha, rounds) for alpha, rounds in settings]
 
     def accuracies(self, rule: str, attack: str) -> list[float]:
         """Of whole seeds, in their order; those that were not run are left out."""

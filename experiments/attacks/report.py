@@ -35,27 +35,29 @@ SHORT = {
 
 
 def main() -> None:
-    """Write table.md, table.csv and table.png."""
+    """Write table.md, table.csv and table.png, the last of the setting that the file names first."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--alpha", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--cells", type=Path, default=CELLS)
-    given = parser.parse_args()
-    grid = Grid.of(finished(given.cells), given.alpha, given.rounds)
-    if not grid.seeds:
-        sys.exit(
-            f"{given.cells}: no seed in which every rule met every attack; go on with experiments/attacks/table.py"
-        )
-    told = f"{markdown(grid)}\n{taxes(grid)}"
-    given.cells.with_name("table.md").write_text(told, encoding="utf-8")
-    given.cells.with_name("table.csv").write_text(as_csv(grid), encoding="utf-8")
+    path = parser.parse_args().cells
+    grids = Grid.all_of(finished(path))
+    if not (grids and grids[0].seeds):
+        sys.exit(f"{path}: no seed in which every rule met every attack; go on with experiments/attacks/table.py")
+    told = "\n".join(["# Attacks on aggregation rules", "", *map(markdown, grids)])
+    path.with_name("table.md").write_text(told, encoding="utf-8")
+    path.with_name("table.csv").write_text(as_csv(grids), encoding="utf-8")
     from experiments.attacks.figure import draw
 
-    draw(grid, given.cells.with_name("table.png"))
+    draw(grids[0], path.with_name("table.png"))
     print(told)
 
 
 def markdown(grid: Grid) -> str:
+    """A setting: its attacks, where a seed is whole, and its taxes."""
+    parts = [f"## Shares from Dirichlet({grid.alpha:g}), {grid.rounds} rounds\n"]
+    return "\n".join([*parts, *([attacked(grid)] if grid.seeds else []), taxes(grid)])
+
+
+def attacked(grid: Grid) -> str:
     """A row for each rule, the best in its worst case first."""
     heads = ["rule", "worst case", "lowest seed", "none", *(label(attack) for attack in grid.attacks)]
     lines = [_row(heads), _row(["---", *["---:"] * (len(heads) - 1)])]
@@ -76,16 +78,17 @@ def taxes(grid: Grid) -> str:
     return "\n".join(["Tax without an attack, paired with `mean`, 90 % t interval.", "", *lines, ""])
 
 
-def as_csv(grid: Grid) -> str:
-    """One line for each rule and attack."""
+def as_csv(grids: list[Grid]) -> str:
+    """One line for each rule and attack of each setting that has whole seeds."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rule", "attack", "seeds", "accuracy", "lowest", "highest"])
-    for rule in grid.rules:
+    writer.writerow(["alpha", "rounds", "rule", "attack", "seeds", "accuracy", "lowest", "highest"])
+    for grid, rule in [(one, rule) for one in grids for rule in one.rules]:
         for attack in (NONE, *grid.attacks):
             found = grid.accuracies(rule, attack)
             if found:
-                writer.writerow([rule, attack, len(found), *(f"{f(found):.4f}" for f in (fmean, min, max))])
+                numbers = [f"{f(found):.4f}" for f in (fmean, min, max)]
+                writer.writerow([f"{grid.alpha:g}", grid.rounds, rule, attack, len(found), *numbers])
     return text.getvalue()
 
 

@@ -77,7 +77,7 @@ def test_a_bound_holds_or_breaks_only_where_all_of_the_interval_agrees(mean: flo
 
 
 def test_the_markdown_names_the_worst_attack_in_bold(grid):
-    assert report.markdown(grid).splitlines() == [
+    assert report.attacked(grid).splitlines() == [
         "Accuracy in percent, the mean of 2 seeds; bold: the worst attack of the rule.",
         "",
         "| rule | worst case | lowest seed | none | IPM | noise |",
@@ -87,12 +87,28 @@ def test_the_markdown_names_the_worst_attack_in_bold(grid):
     ]
 
 
+def test_a_setting_without_a_whole_seed_tells_its_taxes_alone():
+    more = [result("mean", "none", 0, 0.8, rounds=60), result("rfa", "none", 0, 0.7, rounds=60)]
+    first, second = grids.Grid.all_of([*measured(), *more])
+    assert "bold" in report.markdown(first)
+    assert report.markdown(second).splitlines() == [
+        "## Shares from Dirichlet(1), 60 rounds",
+        "",
+        "Tax without an attack, paired with `mean`, 90 % t interval.",
+        "",
+        "| rule | accuracy lost, % | at most 0.5 % | loss above the mean's, % | seeds |",
+        "| --- | ---: | --- | ---: | ---: |",
+        "| `mean` | 0.00 | open | 0.00 | 1 |",
+        "| `rfa` | 12.50 | open | 0.00 | 1 |",
+    ]
+
+
 def test_the_csv_has_a_line_for_each_rule_and_attack(grid):
-    lines = report.as_csv(grid).splitlines()
+    lines = report.as_csv([grid]).splitlines()
     assert lines[:3] == [
-        "rule,attack,seeds,accuracy,lowest,highest",
-        "mean,none,2,0.8500,0.8000,0.9000",
-        "mean,ipm,2,0.1500,0.1000,0.2000",
+        "alpha,rounds,rule,attack,seeds,accuracy,lowest,highest",
+        "1,20,mean,none,2,0.8500,0.8000,0.9000",
+        "1,20,mean,ipm,2,0.1500,0.1000,0.2000",
     ]
     assert len(lines) == 7
 
