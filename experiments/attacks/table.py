@@ -1,6 +1,6 @@
 """Every attack on every aggregation rule, on SparseLoCo: one line of JSON for each cell that is finished.
 
-    OMP_NUM_THREADS=1 nice -n 10 python experiments/attacks/table.py --alpha 1 --seeds 3 --tax-seeds 10
+    OMP_NUM_THREADS=1 nice -n 10 python experiments/attacks/table.py --seeds 5 --tax-seeds 10
 
 Ten peers, three of them hostile; each seed draws the split of the digits, the start, the batches and who is hostile,
 alike for all rules and attacks. A cell in the file is never run again; interrupt at will.
@@ -9,12 +9,10 @@ alike for all rules and attacks. A cell in the file is never run again; interrup
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -25,10 +23,10 @@ from decentral.lab.attacks import Attack, make_attack
 from decentral.lab.attacks.copycat import index_overlap
 from decentral.optimizers import Aggregation, make_aggregation
 from experiments.attacks.digits import LABELS, SHAPES, Digits, Trainers, first_model
+from experiments.attacks.records import CELLS, NONE, Cell, append, finished
 from experiments.attacks.swarm import Swarm, Terms
 
-CELLS = Path(__file__).with_name("cells.jsonl")
-PEERS, HOSTILE, ROUNDS, STEPS, BATCH = 10, 3, 20, 10, 32
+PEERS, HOSTILE, STEPS, BATCH = 10, 3, 10, 32
 INNER_LR, OUTER_LR = 6e-3, 2.5
 COMPRESSOR, FEEDBACK = "topk(k=64, chunk=4096) >> signmag2", "ef(beta=0.95)"  # the preset's; so is norm_clip
 RULES = {
@@ -46,53 +44,40 @@ RULES = {
     "flag": {},
     "trimmed_mean": {"f": HOSTILE},
     "median": {},
+    "meamed": {"f": HOSTILE},
 }
-NONE = "none"
 ATTACKS = (
     "optimised_alie", "optimised_ipm", "sign_flip", "scale(factor=100)", "label_flip", "alie", "ipm", "noise", "mimic",
     "copycat", "withheld(share=1)", "scale(factor=10)",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What is run."""
-
-    rule: str
-    attack: str
-    alpha: float
-    seed: int
-
-
 def main() -> None:
     """Run what the file does not hold yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--alpha", type=float, default=1.0, help="of the Dirichlet shares: smaller is less even")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=20, help="of ten inner steps each")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds with all attacks")
     parser.add_argument("--tax-seeds", type=int, default=10, help="seeds without an attack")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), help="all, unless said")
     parser.add_argument("--out", type=Path, default=CELLS)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    done = {Cell(**line["cell"]) for line in finished(given.out)}
-    for cell in cells(given.alpha, given.seeds, given.tax_seeds):
+    done = {result.cell for result in finished(given.out)}
+    for cell in cells(given.rules, given.alpha, given.rounds, given.seeds, given.tax_seeds):
         if cell not in done:
-            line = json.dumps({"cell": asdict(cell), **run(cell)})
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-            print(line, flush=True)
+            print(append(given.out, cell, run(cell)), flush=True)
 
 
-def finished(path: Path) -> list[dict]:
-    """The cells that the file holds."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
-def cells(alpha: float, seeds: int, tax_seeds: int) -> Iterator[Cell]:
-    """Whole seeds first, so that what is there when it is interrupted can be compared."""
-    for seed in range(max(seeds, tax_seeds)):
-        for attack in (NONE, *(ATTACKS if seed < seeds else ())):
-            for rule in RULES:
-                yield Cell(rule, attack, alpha, seed)
+def cells(rules: list[str], alpha: float, rounds: int, seeds: int, tax_seeds: int) -> Iterator[Cell]:
+    """Whole seeds, so that what is there when it is interrupted can be compared; those without an attack first."""
+    for seed in range(tax_seeds):
+        for rule in rules:
+            yield Cell(rule, NONE, alpha, seed, rounds)
+    for seed in range(seeds):
+        for attack in ATTACKS:
+            for rule in rules:
+                yield Cell(rule, attack, alpha, seed, rounds)
 
 
 def rule_of(name: str) -> Aggregation:
@@ -108,7 +93,7 @@ def run(cell: Cell) -> dict[str, object]:
     digits, trainers = Digits.split(PEERS, cell.alpha, cell.seed), Trainers(PEERS, INNER_LR)
     terms = Terms(rule_of(cell.rule), COMPRESSOR, FEEDBACK, OUTER_LR)
     swarm = Swarm(terms, SHAPES, first_model(cell.seed), PEERS, hostile)
-    told = _train(swarm, digits, trainers, attack, cell.seed)
+    told = _train(swarm, digits, trainers, attack, cell)
     loss, accuracy = digits.judge(swarm.anchor_N)
     return {
         "accuracy": round(accuracy, 5),
@@ -118,10 +103,10 @@ def run(cell: Cell) -> dict[str, object]:
     }
 
 
-def _train(swarm: Swarm, digits: Digits, trainers: Trainers, attack: Attack | None, seed: int) -> dict[str, object]:
-    batches, draws = torch.Generator().manual_seed(1000 + seed), torch.Generator().manual_seed(2000 + seed)
+def _train(swarm: Swarm, digits: Digits, trainers: Trainers, attack: Attack | None, cell: Cell) -> dict[str, object]:
+    batches, draws = torch.Generator().manual_seed(1000 + cell.seed), torch.Generator().manual_seed(2000 + cell.seed)
     unmoved, rounds, shared = 0, 0, list[float]()
-    for _ in range(ROUNDS):
+    for _ in range(cell.rounds):
         given = [digits.batch(BATCH, batches) for _ in range(STEPS)]
         for _, label_PB in given:
             label_PB[swarm.hostile] = (
