@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.countdown import Countdown
+from decentral.cli.shown.countdown import Countdown
 from decentral.manifest import preset_manifest
 from tests.laws.tables import GOSSIPS
 
@@ -53,7 +53,7 @@ def test_hours_are_told_in_minutes():
 
 
 def test_a_simulation_keeps_its_json_apart_from_its_progress(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("decentral.cli.countdown._QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("decentral.cli.shown.countdown._QUIET_SECONDS", 0.0)
     manifest = preset_manifest("sparseloco", inner={"steps": 3}, run={"salt": "countdown"})
     (tmp_path / "run.toml").write_text(manifest.to_toml())
     found = run("simulate", "run.toml", "--peers", "2", "--profile", "lab", "--rounds", "3", *SMALL, "--json")

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from decentral.cli.job.recording import of_status
-from decentral.cli.status_numbers import text
+from decentral.cli.shown.status_numbers import text
 from decentral.observe.diagnostics.bands import BANDS
 from decentral.observe.diagnostics.watch import ROUNDS, Crossing, Watch
 from decentral.observe.diagnostics.words import in_words

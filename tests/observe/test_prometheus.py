@@ -4,7 +4,7 @@ import anyio
 import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-from decentral.cli.relay_numbers import numbers
+from decentral.cli.relay.numbers import numbers
 from decentral.observe.prometheus import exposition, serve_metrics
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.relay.hop import HopStatus

@@ -39,7 +39,7 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
         raise click.UsageError("--prometheus and --json are two formats; name one")
     status, alive = _read(remember(context, directory))
     if prometheus:
-        from decentral.cli.status_numbers import text
+        from decentral.cli.shown.status_numbers import text
 
         click.echo(text(status, alive=alive), nl=False)
     elif as_json:

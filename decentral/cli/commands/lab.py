@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from decentral.cli.options import as_json
+from decentral.cli.shown.study_line import StudyLine
 from decentral.cli.stopping import stop_signals
-from decentral.cli.study_line import StudyLine
 
 if TYPE_CHECKING:
     from decentral.lab.report.rows import Found

@@ -91,7 +91,7 @@ def relay_command(
     $ decentral relay --max-rate 50mbit
     """
     from decentral.cli.keeping import Keeping
-    from decentral.cli.relaying import RelayPlan, run_relay
+    from decentral.cli.relay.relaying import RelayPlan, run_relay
     from decentral.transport.relay.limits import RelayLimits
 
     limits = RelayLimits.within(max_memory, places=max_peers, rate=max_rate)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from decentral.cli.countdown import Countdown
 from decentral.cli.options import as_json
 from decentral.cli.quantities import Duration, Rate
+from decentral.cli.shown.countdown import Countdown
 from decentral.errors import UsageError
 
 ROUNDS = 20

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.cli.study_line import StudyLine
+from decentral.cli.shown.study_line import StudyLine
 from decentral.lab.report.comparing import compared, problems
 from decentral.lab.report.figures import frontier
 from decentral.lab.report.rows import Found, Row, Run

@@ -13,7 +13,7 @@ import click
 from anyio.abc import SocketAttribute, SocketListener
 
 from decentral.cli.keeping import Keeping, keep
-from decentral.cli.relay_numbers import numbers
+from decentral.cli.relay.numbers import numbers
 from decentral.cli.stopping import Stop, stop_signals
 from decentral.errors import ListenError, UsageError
 from decentral.observe.prometheus import serve_metrics

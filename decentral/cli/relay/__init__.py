@@ -1,0 +1,1 @@
+"""A relay that runs until it is stopped, and the numbers that it tells."""
