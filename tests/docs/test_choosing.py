@@ -9,11 +9,8 @@ WORDS = {"5mbit": "5 Mbit/s", "20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1
 
 
 def test_every_class_of_lines_is_in_the_table_with_its_preset():
-    rows = [
-        line.split("|")
-        for line in PAGE.split("## Which preset")[1].split("\n## ")[0].splitlines()
-        if line.startswith("| ")
-    ][1:]
+    table = PAGE.split("## Which preset")[1].split("\n## ")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| ")][1:]
     assert [row[2].strip(" `") for row in rows] == [one.preset for one in classes()]
     for row, one in zip(rows, classes(), strict=True):
         assert row[1].strip().startswith(WORDS[one.up_to])

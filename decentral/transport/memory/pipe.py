@@ -12,6 +12,7 @@ import anyio.lowlevel
 
 from decentral.errors import StreamClosed
 from decentral.flow.changes import Changes
+from decentral.flow.window import SECONDS
 
 WINDOW = 1 << 20  # bytes in flight per stream; where the daemon's senders were measured to block
 _PIECE = 1 << 16  # bytes
@@ -112,8 +113,14 @@ class Pipe:
             if self._dead:
                 raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
             self._put(bytes(view[start : start + size]))
-            if self._weight.each != 1.0:  # frames that a line takes seconds for share it, as those of TCP do
-                await anyio.lowlevel.checkpoint()
+            if self._weight.each != 1.0:
+                await self._share_the_line()
+
+    async def _share_the_line(self) -> None:
+        """Frames that a line takes seconds for leave side by side, and leave room for leases and votes: real ones stay
+        with their sender while so much is under way.
+        """
+        await anyio.sleep(max(0.0, self._link.free_at - anyio.current_time() - SECONDS))
 
     async def read(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """The next ``nbytes``; StreamClosed when the pipe ends before."""
