@@ -62,9 +62,7 @@ def _curves(axes: Any, rows: Sequence[Row], spent: Spent) -> None:  # Any: matpl
     """The mean over seeds of each row."""
     from matplotlib import colormaps
 
-    shades: Any = colormaps[
-        "tab20" if len(rows) > _COLOURS else "tab10"
-    ]  # Any: their lists are told as maps of any kind
+    shades: Any = colormaps["tab20" if len(rows) > _COLOURS else "tab10"]  # Any: typed as maps of any kind
     axes.set_prop_cycle(color=shades.colors)
     for row in rows:
         runs = [run for run in row.curves if spent(run)]
