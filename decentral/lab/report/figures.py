@@ -7,12 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from decentral.lab.report.rows import Found, Row, Run
 
 __all__ = ["FIGURES", "draw"]
 
 FIGURES = "figures"
 
+_COLOURS = 10  # that are easy to tell apart; of more rows some have shades of them
 _WIDE = 20  # times as far as the first, where a logarithmic axis shows more
 
 Spent = Callable[[Run], Sequence[float]]
@@ -57,15 +60,32 @@ def _points(run: Run) -> Sequence[Any]:  # Any: Point
 
 def _curves(axes: Any, rows: Sequence[Row], spent: Spent) -> None:  # Any: matplotlib is untyped
     """The mean over seeds of each row."""
+    from matplotlib import colormaps
+
+    shades: Any = colormaps["tab20" if len(rows) > _COLOURS else "tab10"]  # Any: typed as maps of any kind
+    axes.set_prop_cycle(color=shades.colors)
     for row in rows:
         runs = [run for run in row.curves if spent(run)]
         if not runs:
             continue
-        places = [sum(values) / len(runs) for values in zip(*map(spent, runs), strict=True)]
-        losses = [sum(p.loss for p in same) / len(runs) for same in zip(*map(_points, runs), strict=True)]
+        places, losses = mean_curve(runs, spent)
         style = {"method": "-", "reference": "--", "control": ":"}[row.role]
         axes.plot(places, losses, style, label=row.label, linewidth=1.5)
     _show_what_learns(axes)
+
+
+def mean_curve(runs: Sequence[Run], spent: Spent) -> tuple[Any, Any]:  # Any: arrays, one number for each point
+    """Where the mean over runs is and what it has reached, at the tokens of the first one's points.
+
+    Where time decides, runs may have been looked at after different steps: between looks they go straight.
+    """
+    tokens = [[point.tokens for point in _points(run)] for run in runs]
+    losses = [[point.loss for point in _points(run)] for run in runs]
+
+    def mean(of: Sequence[Sequence[float]]) -> Any:  # Any: as above
+        return np.mean([np.interp(tokens[0], mine, one) for mine, one in zip(tokens, of, strict=True)], axis=0)
+
+    return mean([spent(run) for run in runs]), mean(losses)
 
 
 def _frontier(axes: Any, found: Found) -> None:  # Any: as above

@@ -14,10 +14,12 @@ from click.testing import CliRunner
 from decentral.cli import main
 from decentral.cli.shown.study_line import StudyLine
 from decentral.lab.report.comparing import compared, problems
-from decentral.lab.report.figures import frontier
+from decentral.lab.report.figures import frontier, mean_curve
 from decentral.lab.report.rows import Found, Row, Run
 from decentral.lab.report.statistics import interval
 from decentral.lab.report.tables import tables_md
+from decentral.lab.runs.curve import Curve, Point
+from decentral.lab.runs.running import Outcome
 from decentral.lab.study.laboratory import run_study
 from decentral.lab.study.reading import parse_study
 from decentral.lab.study.store import Store
@@ -79,6 +81,16 @@ def test_a_method_without_settings_has_a_line_that_says_so() -> None:
 
 def test_the_frontier_is_of_those_that_nobody_beats_in_both() -> None:
     assert frontier([(3, 1.0), (1, 3.0), (2, 3.5), (4, 1.0), (2, 2.0)]) == [(1, 3.0), (2, 2.0), (3, 1.0)]
+
+
+def test_a_mean_curve_is_of_runs_at_the_same_tokens() -> None:
+    def run(*points: tuple[float, float]) -> Run:
+        curve = Curve(tuple(Point(t, t, 1, 10 * t, t, loss) for t, loss in points), 1.0, 10)
+        return Run("", Outcome("done", "", curve), {})
+
+    runs = [run((0, 8), (10, 4), (20, 2)), run((0, 8), (20, 4))]
+    places, losses = mean_curve(runs, lambda one: [point.nbytes for point in one.outcome.curve.points])  # type: ignore[union-attr]
+    assert (list(places), list(losses)) == ([0, 100, 200], [8, 5, 3])
 
 
 def test_the_command_writes_tables_and_figures_from_cells_alone(tmp_path: Path) -> None:
