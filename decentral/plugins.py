@@ -6,6 +6,7 @@ cannot replace a method of ours.
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -33,6 +34,7 @@ class Plugins:
         maker = self.ours.get(name) or self._load(name)
         fields = dataclasses.fields(maker)  # type: ignore[arg-type]  # checked
         wanted, defaults = {one.name: one.type for one in fields}, {one.name: one.default for one in fields}
+        given = dict(arguments)
         for key, value in arguments.items():
             if key not in wanted:
                 raise ConfigError(f"{self.kind} {name} has no {key}; {nearest(key, wanted)}")
@@ -44,9 +46,11 @@ class Plugins:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"{self.kind} {name}: {key}={value!r} must be a number")
-            if wanted[key] in (int, "int") and not isinstance(value, int):
-                raise ConfigError(f"{self.kind} {name}: {key}={value} must be a whole number")
-        return maker(**arguments)
+            if wanted[key] in (int, "int"):
+                if not math.isfinite(value) or value != int(value):
+                    raise ConfigError(f"{self.kind} {name}: {key}={value} must be a whole number")
+                given[key] = int(value)  # 8.0 is how a manifest's digest spells 8
+        return maker(**given)
 
     def _load(self, name: str) -> Callable[..., Any]:
         points = entry_points(group=self.group, name=name)

@@ -1,3 +1,4 @@
+import json
 import re
 from importlib.metadata import EntryPoint, EntryPoints
 
@@ -6,7 +7,9 @@ import pytest
 from decentral import plugins
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError
+from decentral.manifest import Manifest
 from decentral.manifest.presets import check_methods, preset_manifest
+from decentral.manifest.table import canonical
 from decentral.optimizers import OuterMethod, describe_optimizers, make_outer, presets
 from decentral.optimizers.gossip.noloco import NoLoCo
 from decentral.optimizers.synchronous.diloco import DiLoCo, outer_learning_rate
@@ -86,3 +89,17 @@ def test_the_presets_are_the_papers():
     assert presets()["sparseloco"].feedback == "ef(beta=0.95)"
     streaming = presets()["streaming"]
     assert (streaming.fragments, streaming.overlap, streaming.hyper["alpha"]) == (3, 1, 0.5)
+
+
+def test_the_canonical_form_of_a_manifest_names_the_same_method():
+    """It spells every number of a method as a float, and whole ones were refused when it was read again."""
+    manifest = preset_manifest("decoupled", outer={"wait_for": 8})
+    again = Manifest.of(json.loads(canonical(manifest)), "again")
+    assert make_outer("decoupled", again.outer.hyper) == make_outer("decoupled", manifest.outer.hyper)
+    assert again.digest == manifest.digest
+
+
+@pytest.mark.parametrize("value", [1.5, float("inf"), float("nan")])
+def test_a_key_that_counts_takes_whole_numbers_only(value):
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        make_outer("decoupled", {"wait_for": value})
