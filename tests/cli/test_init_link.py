@@ -43,7 +43,8 @@ def test_one_option_is_enough_and_what_is_measured_is_said_to_be(run: Run, tmp_p
     result = run("init", "--link", "1gbit")
     assert "timing a few inner steps on this machine" in result.stderr
     assert ", measured on this machine, 8 peers with 635,776 parameters" in result.stdout
-    assert load_manifest(tmp_path / "run.toml").outer.method == "diloco"
+    method = load_manifest(tmp_path / "run.toml").outer.method  # a slow machine gets another than a fast one
+    assert result.stdout.startswith(f"{method}: ")
     told = json.loads(run("init", "other.toml", "--link", "1gbit", "--json").stdout)
     assert told["step_time_measured"]
 
