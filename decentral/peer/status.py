@@ -15,7 +15,7 @@ from decentral.peer.stall import stall_of
 from decentral.training.diagnosed import Diagnosed
 from decentral.training.reporting import Reporter
 from decentral.transport import Transport
-from decentral.transport.throttle import Caps
+from decentral.transport.throttle import ThrottledTransport
 from decentral.wire.keys import peer_name
 from decentral.wire.lease import PRIVATE, Lease
 
@@ -29,13 +29,14 @@ class Shown:
     transport: Transport
     network: NetworkSetup
     counted: Reporter
-    caps: Caps
+    links: ThrottledTransport
     notices: tuple[str, ...]
     diagnosed: Diagnosed
     inner_steps: int
     invite: str
     done: bool
     paused: bool
+    leaving: bool
 
 
 def status_of(shown: Shown) -> Status:
@@ -74,8 +75,8 @@ def status_of(shown: Shown) -> Status:
         bytes_per_round=counted.sent_per_round(sent),
         sent_per_second=up,
         received_per_second=down,
-        max_upload=shown.caps.up,
-        max_download=shown.caps.down,
+        max_upload=shown.links.caps.up,
+        max_download=shown.links.caps.down,
         daily_upload=None if node.daily_upload is None else node.daily_upload.limit,
         sent_today=0 if node.daily_upload is None else node.daily_upload.sent,
         uplink_bits=lease_bits(node.uplink()),
@@ -102,7 +103,7 @@ def state_of(shown: Shown) -> str:
     """In one word."""
     node, counted = shown.node, shown.counted
     if shown.done:
-        return "done"
+        return "leaving" if shown.leaving else "done"
     if node.state in ("leaving", "syncing"):
         return str(node.state)
     if not node.ready.is_set():
