@@ -7,7 +7,6 @@ Its hook runs inside every ``optimizer.step``. How it begins is in `startup`, wh
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
@@ -24,8 +23,6 @@ from decentral.node.daily_upload import DailyUpload
 from decentral.node.folder import kept_terms, kept_token
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
-from decentral.observe.beacon import Beacon
-from decentral.observe.screen.terminal import PlainDisplay
 from decentral.observe.status import Status, check_free
 from decentral.peer.announcer import Announcer
 from decentral.peer.ending import end_before_the_run, end_of_run
@@ -36,6 +33,7 @@ from decentral.peer.settings import Settings
 from decentral.peer.standing import Standing
 from decentral.peer.startup import Startup
 from decentral.peer.status import Shown, status_of
+from decentral.peer.telling import beacon_of
 from decentral.swarm.lan.discovery import Lan
 from decentral.tasks.shards import ShardPlace, seed_of, shard
 from decentral.training.inner_optimizers import InnerSteps
@@ -185,14 +183,6 @@ class Peer:
         status = self.status()
         return replace(status, state=self._parting) if self._parting else status
 
-    def _beacon(self) -> Beacon:
-        """Tells the folder and the screen how this peer is, as far as either is wanted."""
-        given, display = self.settings.options, None
-        if not given.quiet:
-            by_command = f"decentral leave --out {self.out}, or " if given.commands else ""
-            display = PlainDisplay(sys.stderr, stop=f"{by_command}peer.leave()", prefix="decentral: ")
-        return Beacon(self.out if given.commands else None, self._last_word, self._obey, display=display)
-
     def _obey(self, request: str) -> None:
         """What somebody asked for in another terminal."""
         {"leave": self.leave, "pause": self.pause, "resume": self.resume}[request]()
@@ -225,6 +215,12 @@ class Peer:
         self._control.paused = False
         if self._up is not None:
             self._up.swarm.begin(self._up.swarm.node.resting.end, PAUSED)
+
+    def save(self) -> bool:
+        """Write a checkpoint, between two steps, on every process of the peer; False while a commit arrives, too."""
+        saved = self._begun is not None and not self._begun.was_over and self._begun.loop.save()
+        self._share(())
+        return saved
 
     @property
     def in_flight(self) -> bool:
@@ -263,7 +259,7 @@ class Peer:
         if self.settings.options.commands:
             check_free(self.out, own=os.getpid())
         if self.settings.options.commands or not self.settings.options.quiet:
-            stack.enter_context(self._beacon())
+            stack.enter_context(beacon_of(self.settings, self._last_word, self._obey))
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
         self._seed = seed_of(self.manifest.digest, part.identity.peer)
