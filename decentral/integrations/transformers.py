@@ -23,8 +23,8 @@ import decentral
 from decentral.errors import ConfigError
 from decentral.integrations.entered import Entered
 from decentral.integrations.joining import JoinKeywords, Run, check_keywords, read_back, written_down
-from decentral.integrations.numbers import swarm_numbers
 from decentral.integrations.world import World, check_whole
+from decentral.observe.swarm_numbers import swarm_numbers
 from decentral.peer import Peer
 
 logger = logging.getLogger("decentral")

@@ -24,16 +24,17 @@ from decentral.node.folder import kept_terms, kept_token
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
 from decentral.observe.status import Status, check_free
-from decentral.peer.announcer import Announcer
 from decentral.peer.ending import end_before_the_run, end_of_run
 from decentral.peer.gathering import Gathering
 from decentral.peer.network_setup import check_relays
 from decentral.peer.participation import Participation, StepCount
 from decentral.peer.settings import Settings
+from decentral.peer.shown.announcer import Announcer
+from decentral.peer.shown.beacon import beacon_of
+from decentral.peer.shown.status import Shown, status_of
+from decentral.peer.shown.trackers import Trackers
 from decentral.peer.standing import Standing
 from decentral.peer.startup import Startup
-from decentral.peer.status import Shown, status_of
-from decentral.peer.telling import beacon_of
 from decentral.swarm.lan.discovery import Lan
 from decentral.tasks.shards import ShardPlace, seed_of, shard
 from decentral.training.inner_optimizers import InnerSteps
@@ -56,7 +57,7 @@ class Peer:
         limit = settings.daily_upload
         self._daily_upload = None if limit is None else DailyUpload(settings.out, limit)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
-        self._count = StepCount()
+        self._count, self._trackers = StepCount(), Trackers(settings.options.accelerator)
         self._part: Participation | None = None
         self._seed, self._place, self._standing = 0, ShardPlace(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
@@ -183,10 +184,6 @@ class Peer:
         status = self.status()
         return replace(status, state=self._parting) if self._parting else status
 
-    def _obey(self, request: str) -> None:
-        """What somebody asked for in another terminal."""
-        {"leave": self.leave, "pause": self.pause, "resume": self.resume}[request]()
-
     def leave(self) -> None:
         """End at the next step boundary: ``done`` becomes true."""
         self._control.leaving = True
@@ -259,7 +256,7 @@ class Peer:
         if self.settings.options.commands:
             check_free(self.out, own=os.getpid())
         if self.settings.options.commands or not self.settings.options.quiet:
-            stack.enter_context(beacon_of(self.settings, self._last_word, self._obey))
+            stack.enter_context(beacon_of(self.settings, self._last_word, self))
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
         self._seed = seed_of(self.manifest.digest, part.identity.peer)
@@ -316,6 +313,7 @@ class Peer:
         self._count.value += 1
         try:
             self._share(self._at_boundary())
+            self._trackers.after_step(self)
         except BaseException:
             self._model.averages.resume()  # a loop may catch it, and go on
             raise

@@ -11,7 +11,7 @@ from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.observe.status import Status
 from decentral.peer.network_setup import NetworkSetup
-from decentral.peer.stall import stall_of
+from decentral.peer.shown.stall import stall_of
 from decentral.training.diagnosed import Diagnosed
 from decentral.training.reporting import Reporter
 from decentral.transport import Transport
