@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
-from decentral.peer.announcer import Announcer
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.settings import Settings
+from decentral.peer.shown.announcer import Announcer
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.training.diagnosed import Diagnosed

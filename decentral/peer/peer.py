@@ -23,17 +23,18 @@ from decentral.node.folder import kept_terms, kept_token
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
 from decentral.observe.status import Status, check_free
-from decentral.peer.announcer import Announcer
-from decentral.peer.commanded import beacon_of
 from decentral.peer.ending import end_before_the_run, end_of_run
 from decentral.peer.gathering import Gathering
 from decentral.peer.limits import Limits
 from decentral.peer.network_setup import check_relays
 from decentral.peer.participation import Participation, StepCount
 from decentral.peer.settings import Settings
+from decentral.peer.shown.announcer import Announcer
+from decentral.peer.shown.beacon import beacon_of
+from decentral.peer.shown.status import Shown, status_of
+from decentral.peer.shown.trackers import Trackers
 from decentral.peer.standing import Standing
 from decentral.peer.startup import Startup
-from decentral.peer.status import Shown, status_of
 from decentral.preferences.preferences import Preferences
 from decentral.swarm.lan.discovery import Lan
 from decentral.tasks.shards import ShardPlace, seed_of, shard
@@ -56,7 +57,7 @@ class Peer:
         self._lan = Lan(self._announce) if settings.options.lan else None
         self._limits = Limits(settings)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
-        self._count = StepCount()
+        self._count, self._trackers = StepCount(), Trackers(settings.options.accelerator)
         self._part: Participation | None = None
         self._seed, self._place, self._standing = 0, ShardPlace(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
@@ -161,23 +162,11 @@ class Peer:
         return self._last_status
 
     async def _ask_status(self, part: Participation) -> Status:
-        node = part.swarm.node
-        shown = Shown(
-            manifest=self.manifest,
-            node=node,
-            transport=part.swarm.transport,
-            network=part.network,
-            counted=part.reporter,
-            links=part.links,
-            notices=self._announce.notices.now(node.driver.head.round),
-            diagnosed=part.diagnosed,
-            inner_steps=self.inner_steps,
-            invite=part.invite,
-            done=self.done,
-            paused=self.paused,
-            leaving=self._control.leaving,
+        notices = self._announce.notices.now(part.swarm.node.driver.head.round)
+        asked = {"paused": self.paused, "leaving": self._control.leaving, "done": self.done}
+        return status_of(
+            Shown(manifest=self.manifest, part=part, notices=notices, inner_steps=self.inner_steps, **asked)
         )
-        return status_of(shown)
 
     def _last_word(self) -> Status:
         """The status, and at the end how it ended."""
@@ -221,6 +210,12 @@ class Peer:
         """Hold to other rates and another day's upload from now on, and compute with other threads."""
         self._limits.change(wanted, self._up)
 
+    def save(self) -> bool:
+        """Write a checkpoint, between two steps, on every process of the peer; False while a commit arrives, too."""
+        saved = self._begun is not None and not self._begun.was_over and self._begun.loop.save()
+        self._share(())
+        return saved
+
     @property
     def in_flight(self) -> bool:
         """Whether a contribution of this peer waits for its commit while training goes on."""
@@ -258,7 +253,7 @@ class Peer:
         if self.settings.options.commands:
             check_free(self.out, own=os.getpid())
         if self.settings.options.commands or not self.settings.options.quiet:
-            stack.enter_context(beacon_of(self, self.settings, self._last_word))
+            stack.enter_context(beacon_of(self.settings, self._last_word, self))
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
         self._seed = seed_of(self.manifest.digest, part.identity.peer)
@@ -316,6 +311,7 @@ class Peer:
         self._count.value += 1
         try:
             self._share(self._at_boundary())
+            self._trackers.after_step(self)
         except BaseException:
             self._model.averages.resume()  # a loop may catch it, and go on
             raise

@@ -1,4 +1,4 @@
-"""A peer of a person's own script, as commands in another terminal reach it and as its terminal shows it."""
+"""Where a peer beside a loop of one's own shows itself: its folder, for the commands, and lines on stderr."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from decentral.preferences.controls import Controls, Steered
 from decentral.preferences.preferences import Preferences
 
 
-def beacon_of(peer: Steered, settings: Settings, read: Callable[[], Status]) -> Beacon:
-    """Tells the folder and the screen how ``peer`` is, as far as either is wanted. ``read`` gives its status."""
+def beacon_of(settings: Settings, status: Callable[[], Status], peer: Steered) -> Beacon:
+    """Tells the folder and the screen how this peer is, and the peer what was asked of it; each as far as wanted."""
     given, out, display = settings.options, settings.out, None
     if not given.quiet:
         by_command = f"decentral leave --out {out}, or " if given.commands else ""
@@ -22,4 +22,4 @@ def beacon_of(peer: Steered, settings: Settings, read: Callable[[], Status]) -> 
     caps = settings.caps
     wanted = Preferences(max_upload=caps.up, max_download=caps.down, daily_upload=settings.daily_upload)
     controls = Controls(peer, wanted)
-    return Beacon(out if given.commands else None, lambda: controls.look(read()), controls.obey, display=display)
+    return Beacon(out if given.commands else None, lambda: controls.look(status()), controls.obey, display=display)
