@@ -7,6 +7,7 @@ computed, the rest is waited for. Held-out loss is taken after the match, from t
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from decentral.tasks.batches import batch_at
@@ -56,7 +58,7 @@ class Loop:
     def __init__(self, seat: Seat, entered: Entered, model: nn.Module, train: Tensor, out: TextIO) -> None:
         self.seat, self.entered, self.model, self.train, self.out = seat, entered, model, train, out
         self.pace, self.sent_before = seat.match.pace, sent(seat.interface)
-        self.step, self.pictured = 0, 0
+        self.step, self.pictured, self.nobody = 0, 0, threading.Event()
 
     def run(self, began: float) -> None:
         """Until the match is over; ``began`` by the machine's monotonic clock."""
@@ -85,17 +87,20 @@ class Loop:
         loss = self.entered.model(**matrix).loss
         if self.entered.sends_in_backward:  # so the waiting comes before: a backward pass takes two forward passes
             computed = 3 * (time.monotonic() - began)
-            time.sleep(max(0.0, self.pace - computed))
+            self._rest(computed)
             loss.backward()
         else:
             loss.backward()
             computed = time.monotonic() - began
-            time.sleep(max(0.0, self.pace - computed))
+            self._rest(computed)
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         self.entered.optimizer.step()
         self.entered.optimizer.zero_grad()
         self.step += 1
         return float(loss.detach()), computed
+
+    def _rest(self, computed: float) -> None:
+        self.nobody.wait(max(0.0, self.pace - computed))
 
     def _batch(self) -> dict[str, Tensor]:
         return batch_at(
@@ -113,8 +118,9 @@ class Loop:
             self._picture(at)
 
     def _picture(self, at: float) -> None:
-        name = f"weights-{self.seat.rank}-{self.step}.pt"
-        torch.save(self.model.state_dict(), self.seat.path(name))
+        name = f"weights-{self.seat.rank}-{self.step}.safetensors"
+        weights = {key: value.detach() for key, value in self.model.named_parameters()}
+        save_file(weights, self.seat.path(name))
         self._say(at=at, step=self.step, weights=name, sent=sent(self.seat.interface) - self.sent_before)
 
     def _say(self, **record: Any) -> None:  # Any: JSON

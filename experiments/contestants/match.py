@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -44,6 +45,7 @@ class Stage:
     def __init__(self, match: Match, folder: Path, where: list[Place], python: str) -> None:
         self.match, self.folder, self.where, self.python = match, folder, where, python
         self.running: dict[int, subprocess.Popen[str]] = {}
+        self.nobody = threading.Event()
 
     def meet(self) -> None:
         """Start all that begin the match; MatchError when they do not find one another."""
@@ -56,25 +58,24 @@ class Stage:
         while not all((self.folder / f"ready-{rank}").exists() for rank in range(self.match.peers)):
             failed = [path.read_text() for path in self.folder.glob("failed-*")]
             if failed or time.monotonic() > until:
-                raise MatchError(
-                    f"{self.match.name}: the peers did not meet: {failed or 'no time left'}; {self.folder}"
-                )
-            time.sleep(_LOOK)
-        time.sleep(SETTLING)
+                why = "; ".join(failed) or f"no time left after {MEETING:g} s"
+                raise MatchError(f"{self.match.name}: the peers did not meet: {why}")
+            self.nobody.wait(_LOOK)
+        self.nobody.wait(SETTLING)
 
     def play(self) -> None:
         """Give the go, and let happen what is to happen."""
         began = time.monotonic()
         self._tell("go", str(began))
         for event in events(self.match):
-            time.sleep(max(0.0, began + event.at - time.monotonic()))
+            self.nobody.wait(max(0.0, began + event.at - time.monotonic()))
             if event.what == "kill":
                 self.kill(event.rank)
             else:
                 self.start(event.rank)
         over = began + self.match.seconds + GRACE
         while time.monotonic() < over and any(process.poll() is None for process in self._workers()):
-            time.sleep(_LOOK)
+            self.nobody.wait(_LOOK)
 
     def start(self, rank: int) -> None:
         """One worker."""

@@ -1,4 +1,4 @@
-"""What came out of a match, from the files that its workers left: curves, time computing, bytes, pauses, who was left."""
+"""What came out of a match, from the files that its workers left: curves, time computing, bytes, pauses, survivors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from experiments.contestants.terms import BATCH_SIZE, MODEL, Match
 
 Line = dict[str, Any]  # Any: JSON
+UNKNOWN = 8.0  # bits per byte: knowing nothing
 WINDOWS = 64  # of 128 bytes, evenly spread over the held-out slice
 
 
@@ -28,6 +29,11 @@ class Peer:
     overrun: float  # s that real computing took beyond the pace
     sent: int  # bytes
     curve: list[tuple[float, int, int, float]]
+
+    @property
+    def bits(self) -> float:
+        """Held-out bits per byte of its last weights."""
+        return self.curve[-1][3] if self.curve else UNKNOWN
 
     @property
     def tokens(self) -> int:
@@ -87,6 +93,7 @@ def outcome(match: Match, folder: Path, *, curves: bool = True) -> list[Peer]:
 def held_out_bits(match: Match, paths: list[Path]) -> dict[str, float]:
     """Bits per byte of each file of weights, on the same slice for all."""
     import torch
+    from safetensors.torch import load_file
 
     from decentral.tasks.corpus import load_corpus
     from decentral.tasks.evaluate import bits_per_byte
@@ -94,6 +101,8 @@ def held_out_bits(match: Match, paths: list[Path]) -> dict[str, float]:
 
     held_out, model, found = load_corpus().held_out, fresh_model(match.seed), {}
     for path in paths:
-        model.load_state_dict(torch.load(path, weights_only=True))
+        with torch.no_grad():
+            for name, value in load_file(path).items():
+                model.get_parameter(name).copy_(value)
         found[path.name] = bits_per_byte(model, held_out, context=MODEL["context"], num_windows=WINDOWS)
     return found

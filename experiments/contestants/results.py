@@ -8,11 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.contestants.outcome import Peer
+from experiments.contestants.outcome import UNKNOWN, Peer
 from experiments.contestants.terms import Match
 
 RESULTS = Path(__file__).with_name("results.jsonl")
-UNKNOWN = 8.0  # bits per byte: knowing nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +23,39 @@ class Result:
     load: float
 
     @property
-    def at_end(self) -> list[Peer]:
-        """Those whose part was not ended by a kill of ours."""
-        return [peer for peer in self.peers if peer.ended != "killed" and peer.curve]
+    def survivors(self) -> list[Peer]:
+        """Those of the beginning whom nobody killed; whether they went on is another question."""
+        return [peer for peer in self.peers if peer.rank < self.match.peers and peer.ended != "killed"]
+
+    @property
+    def goers(self) -> list[Peer]:
+        """Survivors who trained to the end."""
+        return [peer for peer in self.survivors if peer.ended == "done"]
+
+    @property
+    def late(self) -> Peer | None:
+        """Who came in the middle."""
+        return next((peer for peer in self.peers if peer.rank >= self.match.peers), None)
 
     @property
     def bits(self) -> float:
-        """Held-out bits per byte of the last weights, mean over the peers that nobody killed."""
-        return fmean([peer.curve[-1][3] for peer in self.at_end] or [UNKNOWN])
+        """Held-out bits per byte of the last weights of each survivor, the mean over them."""
+        return fmean([peer.bits for peer in self.survivors] or [UNKNOWN])
 
     @property
     def worst(self) -> float:
-        """The same of the worst peer."""
-        return max([peer.curve[-1][3] for peer in self.at_end] or [UNKNOWN])
+        """The same of the worst survivor."""
+        return max([peer.bits for peer in self.survivors] or [UNKNOWN])
 
     @property
     def computing(self) -> float:
-        """Share of the time that those of the beginning spent on steps, of whom nobody was killed."""
-        all_along = [peer for peer in self.at_end if peer.rank < self.match.peers]
-        return fmean([peer.computing for peer in all_along] or [0.0]) / self.match.seconds
+        """Share of the match that survivors spent on steps."""
+        return fmean([peer.computing for peer in self.survivors] or [0.0]) / self.match.seconds
+
+    @property
+    def pause(self) -> float:
+        """Seconds: the longest time that a survivor was without a step."""
+        return max([peer.pause for peer in self.survivors] or [0.0])
 
     @property
     def overrun(self) -> float:
@@ -60,8 +73,8 @@ class Result:
         return sum(peer.tokens for peer in self.peers)
 
     def curve(self) -> list[tuple[float, float, float]]:
-        """Minutes, megabytes that all have sent, bits per byte: means over the peers of the beginning who were left."""
-        curves = [peer.curve for peer in self.at_end if peer.rank < self.match.peers]
+        """Minutes, megabytes that all have sent, bits per byte: means over survivors."""
+        curves = [peer.curve for peer in self.survivors]
         count = min(map(len, curves), default=0)
         rows = [[curve[place] for curve in curves] for place in range(count)]
         return [(fmean(r[0] for r in row) / 60, sum(r[2] for r in row) / 1e6, fmean(r[3] for r in row)) for row in rows]
@@ -84,14 +97,14 @@ def keep(path: Path, result: Result) -> None:
 
 def best_knob(known: list[Result], contestant: str, seconds: float) -> float | str:
     """The value of the search with the lowest loss; KeyError where there was none."""
-    found = [
-        one
-        for one in known
-        if one.match.contestant == contestant and one.match.seconds == seconds and not one.match.churn
-    ]
+    found = [one for one in known if one.match.contestant == contestant and _is_search(one.match, seconds)]
     if not found:
         raise KeyError(f"{contestant}: no search in the file; play it first: --kind search --only {contestant}")
     return min(found, key=lambda one: one.bits).match.knob
+
+
+def _is_search(match: Match, seconds: float) -> bool:
+    return match.seconds == seconds and not match.churn
 
 
 def _short(value: Any) -> Any:  # Any: JSON

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class Seat:
 
     def await_text(self, name: str) -> str:
         """What somebody hands out; as long as it takes: who started the worker ends it."""
+        nobody = threading.Event()
         while not self.path(name).exists():
-            time.sleep(_LOOK)
+            nobody.wait(_LOOK)
         return self.path(name).read_text()
