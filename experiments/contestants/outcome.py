@@ -29,6 +29,7 @@ class Peer:
     overrun: float  # s that real computing took beyond the pace
     sent: int  # bytes
     curve: list[tuple[float, int, int, float]]
+    asked: float | None = None  # s of the match at which it began to look for the others, its imports behind it
 
     @property
     def bits(self) -> float:
@@ -50,7 +51,9 @@ def read_lines(path: Path) -> Iterator[Line]:
             return
 
 
-def peer_of(match: Match, rank: int, lines: list[Line], bits: dict[str, float], ended: str) -> Peer:
+def peer_of(
+    match: Match, rank: int, lines: list[Line], bits: dict[str, float], ended: str, asked: float | None = None
+) -> Peer:
     """From its lines; ``bits``: held-out loss of each file of weights that was looked at."""
     steps = [line for line in lines if "loss" in line]
     pictures = [line for line in lines if line.get("weights") in bits]
@@ -66,6 +69,7 @@ def peer_of(match: Match, rank: int, lines: list[Line], bits: dict[str, float], 
         overrun=sum(max(0.0, line["computed"] - match.pace) for line in steps),
         sent=max([0, *(line["sent"] for line in lines)]),
         curve=[(line["at"], line["step"], line["sent"], bits[line["weights"]]) for line in pictures],
+        asked=asked,
     )
 
 
@@ -86,8 +90,14 @@ def outcome(match: Match, folder: Path, *, curves: bool = True) -> list[Peer]:
         lines = list(read_lines(folder / f"steps-{rank}.jsonl"))
         names = [line["weights"] for line in lines if "weights" in line]
         bits = held_out_bits(match, [folder / name for name in (names if curves else names[-1:])])
-        found.append(peer_of(match, rank, lines, bits, ended_of(match, folder, rank)))
+        found.append(peer_of(match, rank, lines, bits, ended_of(match, folder, rank), asked_of(folder, rank)))
     return found
+
+
+def asked_of(folder: Path, rank: int) -> float | None:
+    """Seconds of the match at which a peer, ready to train, looked for the others; None if it never came so far."""
+    asked, go = folder / f"asks-{rank}", folder / "go"
+    return float(asked.read_text()) - float(go.read_text()) if asked.exists() and go.exists() else None
 
 
 def held_out_bits(match: Match, paths: list[Path]) -> dict[str, float]:

@@ -87,7 +87,7 @@ def churn_cells(result: Result) -> list[str]:
     """Of a match with a death and a birth."""
     late, goers, survivors = result.late, len(result.goers), len(result.survivors)
     came = late is not None and late.ended == "done" and late.first is not None
-    waited = f"{late.first - result.match.seconds / 2:.0f}" if came and late and late.first else "never"
+    waited = f"{late.first - (late.asked or 0):.1f}" if came and late and late.first else "never"
     return [
         title(result),
         f"{goers} of {survivors}",
@@ -117,7 +117,7 @@ CHURN = (
         "bits per byte",
         "longest without a step, s",
         "computing",
-        "newcomer's first step after, s",
+        "newcomer trains after, s",
         "newcomer's bits per byte",
         "to restart by hand",
     ),

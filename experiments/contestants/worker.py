@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 import traceback
 
 import torch
@@ -30,6 +31,7 @@ def play(seat: Seat) -> None:
     torch.set_num_threads(1)
     train, model = load_corpus().train, fresh_model(seat.match.seed)
     contestant = importlib.import_module(f"experiments.contestants.{MODULES[seat.match.contestant]}")
+    seat.hand_out(f"asks-{seat.rank}", str(time.monotonic()))  # what came before is Python's imports
     with seat.path(f"steps-{seat.rank}.jsonl").open("w") as out, contestant.enter(seat, model) as entered:
         seat.hand_out(f"ready-{seat.rank}", "")
         Loop(seat, entered, model, train, out).run(float(seat.await_text("go")))

@@ -101,11 +101,13 @@ def test_results_come_back_from_their_file_as_they_went_in(tmp_path):
 
 def test_the_table_of_churn_says_who_goes_on_and_what_has_to_be_started_again():
     killed = peer(3, "killed", bits=9.0)
-    fine = result("sparseloco", 20, peer(0), peer(1), peer(2), killed, peer(4, first=99.0, bits=3.2), churn=True)
+    fine = result(
+        "sparseloco", 20, peer(0), peer(1), peer(2), killed, peer(4, asked=90.0, first=99.0, bits=3.2), churn=True
+    )
     gone = [peer(rank, "RuntimeError: Connection closed") for rank in range(3)]
     broken = result("ddp", "none", *gone, killed, peer(4, "silent", first=None, curve=[]), churn=True)
     table = report.markdown([broken, fine])
-    assert "| decentral, `sparseloco` | 3 of 3 | 3.000 | 1.0 | 28 % | 9 | 3.200 | nothing |" in table
+    assert "| decentral, `sparseloco` | 3 of 3 | 3.000 | 1.0 | 28 % | 9.0 | 3.200 | nothing |" in table
     assert "| DDP over gloo | 0 of 3 | 3.000 | 1.0 | 28 % | never |  | 3 peers, the newcomer |" in table
 
 
