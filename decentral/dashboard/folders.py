@@ -10,7 +10,7 @@ MOST = 64  # folders on one page
 
 
 def peers_in(directory: Path) -> dict[str, Path]:
-    """Folders by the name that the page calls them, the empty name for the directory itself; empty where there are none.
+    """Folders by the name that the page calls them, the empty name for the directory itself.
 
     Looked at anew every time: a demo's peers come one after the other.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 
 import anyio
@@ -40,7 +40,7 @@ class Hub:
         self._told: dict[str, tuple[int, str]] = {}  # by part: its number, its text
         self._number = 0
 
-    async def changes(self) -> AsyncIterator[dict[str, str]]:
+    async def changes(self) -> AsyncGenerator[dict[str, str], None]:
         """What has changed, as JSON by part: at first all of it, then what is new; empty when nothing is."""
         known: dict[str, int] = {}
         while True:

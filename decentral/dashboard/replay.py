@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,8 @@ class Replay:
         """All parts as of the end of a round; of the last one where none is named."""
         first, last = self.span
         wanted = last if round_ is None else min(max(round_, first), last)
-        history, commit = History(), {}
+        history = History()
+        commit: Mapping[str, Any] = {}
         for row in read_events(self._directory):
             if (_step(row) or 0) > wanted:
                 break
@@ -94,5 +94,7 @@ def _sentence(round_: int, last: Status, commit: Mapping[str, Any]) -> str:
     end = "" if last.rounds is None else f" of {last.rounds}"
     contributors, members = commit.get("contributors"), commit.get("members")
     if isinstance(contributors, list) and isinstance(members, list):
-        return f"replay: round {round_}{end}, made at {at} of the updates of {len(contributors)} of {len(members)} peers"
+        return (
+            f"replay: round {round_}{end}, made at {at} of the updates of {len(contributors)} of {len(members)} peers"
+        )
     return f"replay: step {round_}{end}, taken at {at}"

@@ -9,7 +9,7 @@ LIMIT = 800  # points: more than a chart has pixels to tell apart on a phone, ab
 
 
 class Series:
-    """Rows by ascending ``key``; when there are too many, every second one is dropped, and from then on every second one
+    """Rows by ascending ``key``. When there are too many, every second one is dropped, and then only every second one
     is taken. The newest is always there.
     """
 

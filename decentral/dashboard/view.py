@@ -76,12 +76,17 @@ def _diagnostics(status: Status) -> list[View]:
 
 
 def bytes_of(status: Status) -> View:
-    """What this peer has sent, and what a float32 all-reduce at every step would have; null without the model's size."""
+    """What this peer sent, and what a float32 all-reduce at every step would have; null without the model's size."""
     num_peers, size = len(status.members), getattr(status, "num_parameters", 0)
     dense = None
     if size and num_peers > 1:
         dense = dense_allreduce_nbytes(num_parameters=size, steps=[status.inner_steps], num_peers=num_peers)
-    return {"sent": status.bytes_sent, "received": status.bytes_received, "dense": dense, "num_parameters": size or None}
+    return {
+        "sent": status.bytes_sent,
+        "received": status.bytes_received,
+        "dense": dense,
+        "num_parameters": size or None,
+    }
 
 
 def rounds_of(history: History) -> View:

@@ -57,6 +57,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "resynced": lambda row: f"another state was taken over whole, of round {int(row['round'])}",
     "unmoved": lambda row: f"round {int(row['round'])} moved nothing: {row['why']}",
     "restarted": lambda row: f"the live model was put back to the anchor: {row['why']}",
+    "lan": lambda row: f"local network: {row['off']}" if row.get("off") else "looks for others on the local network",
     "lan_met": lambda row: f"{_named(row)} was met on the local network",
     "out_of_band": _band,
     "back_in_band": _band,

@@ -7,7 +7,7 @@ function made(node, attributes, children) {
     if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, String(value));
   }
-  for (const child of children.flat()) if (child !== null && child !== undefined) node.append(child);
+  for (const child of children.flat(Infinity)) if (child !== null && child !== undefined) node.append(child);
   return node;
 }
 
@@ -16,7 +16,7 @@ export const svg = (tag, attributes, ...children) => made(document.createElement
 export const byId = (id) => document.getElementById(id);
 
 export function fill(node, ...children) {
-  node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+  node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
 }
 
 // Only where it differs: a screen reader would say it again, and a selection would be lost.

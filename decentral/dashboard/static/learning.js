@@ -88,7 +88,7 @@ class Chart {
         { ...axis, size: this.small ? 26 : 44, space: this.small ? 60 : 80, values: (_, splits) => splits.map(label), label: this.small ? undefined : OVER[x], labelSize: 18, labelFont: "12px system-ui, sans-serif" },
         { ...axis, size: 52, space: this.small ? 30 : 40 },
       ],
-      series: [{}, { stroke: colour("--blue"), width: 2, points: { show: this.small ? false : undefined, size: 5 } }],
+      series: [{}, { stroke: colour("--blue"), width: 2, points: { show: (_, __, from, to) => to - from < 30, size: 5 } }],
     };
   }
 }

@@ -38,13 +38,13 @@ function stripOf(part) {
   if (!strip) {
     strip = el("ol", { class: "strip", "aria-label": "Rounds, oldest first; arrow keys move, Enter keeps one" });
     strip.addEventListener("keydown", move);
-    fill(byId("strip"), strip, el("div", { class: "legend" }, sample("ok", "updates in the round"), sample("late", "members that were not in it"), sample("me", "yours was in it"), sample("missed", "yours was not"), el("span", {}, "height: how long it took")));
+    fill(byId("strip"), strip, el("div", { class: "legend" }, sample("r-in", "updates in the round"), sample("r-late", "members that were not in it"), sample("r-me", "yours was in it"), sample("r-missed", "yours was not"), el("span", {}, "height: how long it took")));
   }
   byId("strip").hidden = part.rounds.length === 0;
   return strip;
 }
 
-const sample = (is, text) => el("span", {}, svg("svg", { viewBox: "0 0 26 12", "aria-hidden": "true", class: "strip" }, is === "me" || is === "missed" ? svg("circle", { class: is, cx: 13, cy: 6, r: 3.5 }) : svg("rect", { class: is, x: 6, y: 0, width: 12, height: 12 })), text);
+const sample = (is, text) => el("span", {}, svg("svg", { viewBox: "0 0 26 12", "aria-hidden": "true" }, is === "r-me" || is === "r-missed" ? svg("circle", { class: is, cx: 13, cy: 6, r: 3.5 }) : svg("rect", { class: is, x: 6, y: 0, width: 12, height: 12 })), text);
 
 // Bars are as high as the longest but a few: one stall of an hour must not flatten the others.
 function usual(durations) {
@@ -71,10 +71,10 @@ function bar(round, share) {
   const all = round.contributors.length + round.late.length || 1;
   const height = share * HEIGHT, late = (round.late.length / all) * height;
   const picture = svg("svg", { viewBox: `0 0 14 ${HEIGHT + FOOT + 2}`, "aria-hidden": "true" },
-    svg("rect", { class: "ok", x: 1, y: HEIGHT - height + late, width: 12, height: height - late }),
-    svg("rect", { class: "late", x: 1, y: HEIGHT - height, width: 12, height: late }));
+    svg("rect", { class: "r-in", x: 1, y: HEIGHT - height + late, width: 12, height: height - late }),
+    svg("rect", { class: "r-late", x: 1, y: HEIGHT - height, width: 12, height: late }));
   const mine = round.contributed ?? round.contributors.length > 0;
-  picture.append(svg("circle", { class: mine ? "me" : "missed", cx: 7, cy: HEIGHT + 7, r: 3.5 }));
+  picture.append(svg("circle", { class: mine ? "r-me" : "r-missed", cx: 7, cy: HEIGHT + 7, r: 3.5 }));
   return picture;
 }
 
@@ -114,7 +114,7 @@ function details(round) {
     ["Round", [`${round.step}`, round.t ? `, at ${clock(round.t)}` : "", round.epoch === undefined ? "" : `, epoch ${round.epoch}`]],
     ["Took", round.seconds === null ? NOT_KNOWN : span(round.seconds)],
     round.disagreement === undefined ? ["In it", names(round.contributors)] : ["Partner", round.contributors.length ? names(round.contributors) : "none: taken alone"],
-    round.disagreement === undefined ? ["Late", names(round.late)] : ["Apart by", round.disagreement === null ? NOT_KNOWN : `${(100 * round.disagreement).toFixed(2)} %`],
+    round.disagreement === undefined ? ["Not in it", names(round.late)] : ["Apart by", round.disagreement === null ? NOT_KNOWN : `${(100 * round.disagreement).toFixed(2)} %`],
     round.disagreement === undefined ? ["Leader", round.leader === undefined ? NOT_KNOWN : `${latest.names[round.leader] ?? "?"}, ${plural(round.leader_changes ?? 0, "change")}`] : null,
     round.disagreement === undefined ? ["Votes", round.votes === undefined ? NOT_KNOWN : `${round.votes}`] : null,
   ];
