@@ -7,7 +7,7 @@ what does not have the shape that it should is passed over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from decentral.dashboard.series import Series
@@ -18,6 +18,7 @@ ROUNDS = 300  # on the strip
 SENTENCES = 60
 _HELD_OUT = ("round", "tokens", "bytes_sent", "seconds", "bits_per_byte")
 _TRAINING = ("step", "tokens", "seconds", "loss")
+_TOLD = ("waited", "ballot", "votes", "sending", "applying")
 _COPIED = ("round", "epoch", "fragment", "contributed", "final")
 
 
@@ -105,9 +106,26 @@ class _Clock:
         return round(self._before + seconds, 3)
 
 
-def _details(row: Mapping[str, Any], index: Any) -> dict[str, Any]:
-    """What newer peers tell of how a round went."""
-    return {}
+def _details(row: Mapping[str, Any], index: Callable[[str], int]) -> dict[str, Any]:
+    """Who led, how many votes, and how this peer spent the time, as far as the event tells."""
+    found: dict[str, Any] = {name: value for name in _TOLD if (value := number(row.get(name))) is not None}
+    if isinstance(leader := row.get("leader"), str):
+        found["leader"] = index(leader)
+    seconds, waited = number(row.get("seconds")), found.get("waited")
+    if seconds is not None and waited is not None:
+        found["split"] = split_of(seconds, waited, found.get("sending") or 0.0, found.get("applying") or 0.0)
+    return found
+
+
+def split_of(seconds: float, waited: float, sending: float, applying: float) -> dict[str, float]:
+    """What training did in a round. Of the time in which it stood still the sending and the outer step explain their
+    own; where it goes on meanwhile, they held up nothing.
+    """
+    waited = min(max(0.0, waited), seconds)
+    sends = min(sending, waited)
+    applies = min(applying, waited - sends)
+    parts = {"computing": seconds - waited, "sending": sends, "waiting": waited - sends - applies, "applying": applies}
+    return {name: round(part, 3) for name, part in parts.items()}
 
 
 def number(value: object) -> float | None:

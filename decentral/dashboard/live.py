@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.dashboard.history import History
+from decentral.dashboard.rates import PeerRates
 from decentral.dashboard.view import View, events_of, learning_of, now_of, rounds_of
 from decentral.errors import DecentralError
 from decentral.observe.events import EVENTS_FILE
@@ -27,6 +28,7 @@ class LiveFolder:
         self._directory, self._clock = directory, clock
         self.history = History()
         self._events, self._metrics = FileTail(directory / EVENTS_FILE), FileTail(directory / METRICS_FILE)
+        self._rates = PeerRates()
         self._made = (-1, -1)  # events and metrics that the parts below were made of
         self._parts: dict[str, View] = {}
 
@@ -50,7 +52,10 @@ class LiveFolder:
             status = read_status(self._directory)
         except DecentralError as error:
             return {"health": str(error), "word": "nothing", "alive": False}
-        return now_of(status, self.history, health=health_now(status, self._clock()), alive=is_running(status))
+        alive = is_running(status)
+        now = now_of(status, self.history, health=health_now(status, self._clock()), alive=alive)
+        rates = self._rates.see(status) if alive else {}
+        return {**now, "peers": [{**peer, **rates.get(peer["peer"], {})} for peer in now["peers"]]}
 
     def close(self) -> None:
         """Close the files."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from decentral.cli.dashboard_options import check_dashboard_there
 from decentral.cli.options import directory_of_a_peer, remember
+from decentral.cli.page import check_page_there
 
 
 @click.command("dashboard")
@@ -36,7 +36,7 @@ def dashboard_command(
     \b
     $ decentral dashboard --out demo-run
     """
-    check_dashboard_there()
+    check_page_there()
     import decentral
     from decentral.dashboard.serving import Place, listen
 
@@ -44,6 +44,6 @@ def dashboard_command(
     listening = listen(
         replay or remember(context, directory), place, version=decentral.__version__, replay=replay is not None
     )
-    click.echo(f"{listening.place.address}", nl=True)
+    click.echo(listening.place.address)
     click.echo("the page is up, Ctrl-C ends it", err=True)
     listening.serve()

@@ -29,7 +29,7 @@ export function showPeer(now) {
     ["Uplink", me.uplink_bits ? `${bits(me.uplink_bits)}, from the transfers made` : NOT_KNOWN],
     ["Loss", losses(me)],
     ["Reached", reached(me)],
-    ["Version", me.version || NOT_KNOWN],
+    ["Version", me.library || NOT_KNOWN],
   ];
   fill(byId("me"), el("dl", {}, rows.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, [value].flat())])));
 }

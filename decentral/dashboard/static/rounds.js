@@ -27,7 +27,7 @@ export function showOpenRound(open) {
   if (!open) return setText(node, "");
   const parts = [`Round ${open.round} in progress: ${open.offers} of ${open.members} updates offered`];
   if (open.leader) parts.push(`led by ${open.leader}`);
-  if (open.leader_changes) parts.push(`${plural(open.leader_changes, "leader change")}`);
+  if (open.ballot) parts.push(`${plural(open.ballot, "leader change")}`);
   if (open.proposed) parts.push(open.votes === null ? "a record is proposed" : `${open.votes} of ${open.members} votes`);
   parts.push(`${span(open.seconds)} so far`);
   setText(node, parts.join(", "));
@@ -115,10 +115,12 @@ function details(round) {
     ["Took", round.seconds === null ? NOT_KNOWN : span(round.seconds)],
     round.disagreement === undefined ? ["In it", names(round.contributors)] : ["Partner", round.contributors.length ? names(round.contributors) : "none: taken alone"],
     round.disagreement === undefined ? ["Not in it", names(round.late)] : ["Apart by", round.disagreement === null ? NOT_KNOWN : `${(100 * round.disagreement).toFixed(2)} %`],
-    round.disagreement === undefined ? ["Leader", round.leader === undefined ? NOT_KNOWN : `${latest.names[round.leader] ?? "?"}, ${plural(round.leader_changes ?? 0, "change")}`] : null,
-    round.disagreement === undefined ? ["Votes", round.votes === undefined ? NOT_KNOWN : `${round.votes}`] : null,
+    round.disagreement === undefined ? ["Leader", round.leader === undefined ? NOT_KNOWN : `${latest.names[round.leader] ?? "?"}, ${plural(round.ballot ?? 0, "change")}`] : null,
+    round.disagreement === undefined ? ["Votes", round.votes === undefined ? NOT_KNOWN : `${round.votes}, as proof that it is decided`] : null,
+    round.sending === undefined && round.applying === undefined ? null : ["Sending", round.sending === undefined ? NOT_KNOWN : `${span(round.sending)}, until the others had this peer's update`],
+    round.applying === undefined ? null : ["Applying", `${span(round.applying)}, the outer step`],
   ];
-  return [el("dl", {}, rows.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, [value].flat())])), split(round)];
+  return [el("dl", { class: "columns" }, rows.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, [value].flat())])), split(round)];
 }
 
 // How this peer spent the time, where it told.

@@ -20,7 +20,7 @@ export function showSwarm(peers) {
 }
 
 function place(at, many) {
-  const angle = (2 * Math.PI * at) / many - (many === 2 ? Math.PI : Math.PI / 2);
+  const angle = (2 * Math.PI * at) / many - (many === 1 ? 0 : many === 2 ? Math.PI : Math.PI / 2);
   const x = WIDTH / 2 + 160 * Math.cos(angle), y = HEIGHT / 2 + 108 * Math.sin(angle);
   return { x, y, side: Math.cos(angle) };
 }
