@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from decentral.cli.options import DEFAULT_DIRECTORY, Decorator
+from decentral.cli.page import with_page
 from decentral.cli.quantities import HoursOfDay, Rate, Size
 from decentral.swarm.patience import moment_in
 
@@ -142,6 +143,7 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="What NaN or Inf in this peer's progress does: end with one line, or go back to the anchor.",
         ),
+        with_page,
         click.option(
             "--json",
             "as_json",

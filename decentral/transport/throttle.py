@@ -23,7 +23,7 @@ from decentral.flow.budget import Budget
 from decentral.flow.changes import Changes
 from decentral.flow.schedule import Schedule, Turn, piece_of
 from decentral.flow.uplink import UplinkMeter
-from decentral.transport.base import DhtHost, Handler, Stream, Traffic, Transport
+from decentral.transport.base import Count, DhtHost, Handler, Stream, Traffic, Transport
 from decentral.transport.watchdog import LEAST_RATE, Holdable
 from decentral.wire.keys import PeerId, peer_name
 
@@ -106,12 +106,13 @@ class Gate:
 class ThrottledStream(Holdable):
     """See Stream."""
 
-    def __init__(self, inner: Stream, transport: ThrottledTransport, *, urgent: bool) -> None:
+    def __init__(self, inner: Stream, transport: ThrottledTransport, count: Count, *, urgent: bool) -> None:
+        """``count``: of its protocol, to be added to."""
         super().__init__()
         if isinstance(inner, Holdable):
             self.watchdogs = inner.watchdogs  # whichever holds it up
         self.peer = inner.peer
-        self._inner, self._transport, self._urgent = inner, transport, urgent
+        self._inner, self._transport, self._count, self._urgent = inner, transport, count, urgent
 
     async def send(self, data: bytes | memoryview) -> None:
         """See Stream. TransportError when it is bulk and the transport's owner allows no more."""
@@ -126,6 +127,7 @@ class ThrottledStream(Holdable):
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
         gate = self._transport.down
+        self._count.received += nbytes
         if gate is None:
             return await self._inner.receive_exactly(nbytes, on_bytes)
         pieces, piece = [], piece_of(gate.rate)
@@ -154,6 +156,7 @@ class ThrottledStream(Holdable):
         if self._transport.up is not None:
             await self._pass(self._transport.up, len(piece))
         await self._inner.send(piece)
+        self._count.sent += len(piece)
 
     async def _pass(self, gate: Gate, nbytes: int) -> None:
         if nbytes <= _TRIFLE:
@@ -270,7 +273,8 @@ class ThrottledTransport:
             self._pushed.tell()
 
     def _throttled(self, stream: Stream, protocol: str) -> ThrottledStream:
-        return ThrottledStream(stream, self, urgent=protocol in self._urgent)
+        count = self.traffic.kinds.setdefault(protocol, Count())
+        return ThrottledStream(stream, self, count, urgent=protocol in self._urgent)
 
 
 def _changed(gate: Gate | None, rate: float | None) -> Gate | None:

@@ -98,4 +98,6 @@ def update(members: tuple[bytes, ...], contributed: bool) -> Any:
     frames = (SimpleNamespace(peer=bytes(32)),)
     where = {"round": 1, "epoch": 0, "outer_step": 0, "fragment": 0, "final": False, "hash": b""}
     record = SimpleNamespace(**where, frames=frames, contributors=(), members=members, next_members=())
-    return SimpleNamespace(record=record, fragment=0, contribution=object() if contributed else None, anchor=b"")
+    return SimpleNamespace(
+        record=record, fragment=0, contribution=object() if contributed else None, anchor=b"", decision=None
+    )

@@ -35,6 +35,7 @@ class JobOptions:
     invite: str | None = None  # None: this is the first peer
     solo: bool = False  # the baseline, without a swarm
     pace: Path | None = None  # a baseline keeps in step with the peer that runs there
+    dashboard: bool = False  # the page beside it
     as_json: bool = False  # summary.json on stdout, and nothing else there
 
     @property

@@ -18,6 +18,7 @@ from decentral.cli.job.pacing import BaselinePace
 from decentral.cli.job.recording import conclude, live_fragments, progress_alone, progress_of, record_round
 from decentral.cli.job.steering import StatusPublisher, Steering, SteeringAlone
 from decentral.cli.job.training_context import TrainingContext, set_up
+from decentral.cli.page import page_beside
 from decentral.cli.stopping import Stop
 from decentral.errors import DeviceError
 from decentral.manifest import Manifest
@@ -83,6 +84,7 @@ def train_with_swarm(
         stack.enter_context(closing(context.metrics))
         if context.is_main:
             stack.enter_context(Beacon(options.out, teller, controls.obey, display=display))
+            stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
         stack.enter_context(peer)
         stop.gently(steering.leave)
         if options.waits_for_company:
@@ -124,7 +126,8 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
         wanted = context.num_steps < num_steps if pace is None else pace.may_step(context.num_steps, halted)
         return wanted and not halted.is_set()
 
-    with closing(context.metrics), Beacon(options.out, read, controls.obey, display=display):
+    page = page_beside(options.out, display.say, wanted=options.dashboard)
+    with closing(context.metrics), Beacon(options.out, read, controls.obey, display=display), page:
         stop.gently(steering.leave)
         for batch in _batches(context, b"solo", 0):
             if not goes_on():

@@ -96,6 +96,9 @@ def status_of(shown: Shown) -> Status:
         diagnosed_part=shown.part.diagnosed.now.of_part,
         out_of_band=shown.part.diagnosed.out,
         held_out_loss=counted.held_out_loss,
+        num_parameters=sum(anchor_N.numel() for anchor_N in node.replica.anchors),
+        open_round=_open_round(node),
+        kinds={_kind(protocol): [count.sent, count.received] for protocol, count in traffic.kinds.items()},
         own_loop=True,
         trains_while_paused=True,
         anchor_digest=node.replica.digest.hex(),
@@ -163,8 +166,33 @@ def _way(shown: Shown, member: bytes) -> dict[str, object]:
         "path": names[None if path is None else path.direct],
         "relayed_share": None if path is None else round(path.relayed_share, 3),
         "answers_in": node.directory.answered_in.get(member),
+        "seen": node.directory.heard(member),
         "uplink_bits": 0 if lease is None else lease.uplink,
     }
+
+
+def _open_round(node: Node) -> dict[str, object] | None:
+    """What this peer knows of the round in progress; None where there is none, as in gossip and at the end."""
+    if node.gossip is not None or not node.ready.is_set() or node.driver.head.final:
+        return None
+    state, head = node.driver.machine.state, node.driver.head
+    ballot, leading = max(0, state.acceptor.promised), state.leading
+    voted = leading is not None and leading.proposal is not None
+    return {
+        "round": head.outer_step + 1,
+        "members": len(head.members),
+        "offers": len(state.round.offers),
+        "leader": peer_name(state.leader_of(ballot)),
+        "ballot": ballot,
+        "proposed": voted or state.proposal is not None,
+        "votes": len(leading.votes) if leading is not None and voted else None,  # they go to the leader only
+        "seconds": round(anyio.current_time() - state.round.opened, 3),
+    }
+
+
+def _kind(protocol: str) -> str:
+    """``frame`` of ``/decentral/frame/1``."""
+    return protocol.split("/")[-2] if protocol.count("/") > 2 else protocol
 
 
 def _awaited(node: Node) -> tuple[str, ...]:

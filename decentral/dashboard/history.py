@@ -1,0 +1,138 @@
+"""What happened so far, folded row by row from events and metrics: rounds, learning, and what is worth a sentence.
+
+Pure: rows in, plain data out, and no row is looked at twice. Rows come from files that others may have written, so
+what does not have the shape that it should is passed over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from decentral.dashboard.series import Series
+from decentral.dashboard.words import sentence_of
+from decentral.replica.diagnosing.names import NAMES
+
+ROUNDS = 300  # on the strip
+SENTENCES = 60
+_HELD_OUT = ("round", "tokens", "bytes_sent", "seconds", "bits_per_byte")
+_TRAINING = ("step", "tokens", "seconds", "loss")
+_TOLD = ("waited", "ballot", "votes", "sending", "applying")
+_COPIED = ("round", "epoch", "fragment", "contributed", "final")
+
+
+class History:
+    """Takes rows in the order of the files. ``rounds`` of them are kept; None: all."""
+
+    def __init__(self, rounds: int | None = ROUNDS) -> None:
+        self.rounds: deque[dict[str, Any]] = deque(maxlen=rounds)
+        self.sentences: deque[dict[str, Any]] = deque(maxlen=SENTENCES)
+        self.held_out = Series("round", _HELD_OUT)
+        self.training = Series("step", _TRAINING)
+        self.diagnostics = Series("diagnosed_round", ("diagnosed_round", *NAMES))
+        self.names: dict[str, int] = {}  # of peers, in the order in which they were met
+        self.last_outer: dict[str, Any] = {}
+        self.num_events = self.num_metrics = 0
+        self._last_mono: float | None = None
+        self._seconds = _Clock()
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """One row of ``events.jsonl``."""
+        self.num_events += 1
+        if row.get("event") == "commit":
+            self._round(row, str_list(row.get("contributors")), str_list(row.get("members")))
+        elif row.get("event") == "pair":
+            partner = row.get("partner")
+            self._round(row, [partner] if isinstance(partner, str) else [], [])
+        elif (said := sentence_of(row)) is not None:
+            self.sentences.append({"t": number(row.get("t")), "event": str(row["event"]), "text": said})
+
+    def metric(self, row: Mapping[str, Any]) -> None:
+        """One row of ``metrics.jsonl``."""
+        self.num_metrics += 1
+        row = {**row, "seconds": self._seconds.over_restarts(number(row.get("seconds")))}
+        if row.get("scope") == "inner":
+            self.training.add(row)
+        elif row.get("scope") == "outer":
+            self.last_outer = row
+            if number(row.get("bits_per_byte")) is not None:
+                self.held_out.add(row)
+            self.diagnostics.add(row)
+
+    def _round(self, row: Mapping[str, Any], contributors: list[str], members: list[str]) -> None:
+        step = row.get("outer_step", row.get("step"))
+        if not isinstance(step, int):
+            return
+        while self.rounds and self.rounds[-1]["step"] >= step:  # made anew, on another branch
+            self.rounds.pop()
+        mono = number(row.get("mono"))
+        self.rounds.append(
+            {
+                "step": step,
+                "t": number(row.get("t")),
+                "seconds": number(row.get("seconds")) or self._since_last(mono),
+                "contributors": [self._index(name) for name in contributors],
+                "late": [self._index(name) for name in members if name not in contributors],
+                **{key: row.get(key) for key in _COPIED if key in row},
+                **({"disagreement": number(row.get("disagreement"))} if "disagreement" in row else {}),
+                **_details(row, self._index),
+            }
+        )
+        self._last_mono = mono
+
+    def _since_last(self, mono: float | None) -> float | None:
+        """Seconds between two rounds; not known over a restart, which may have begun the clock anew."""
+        if mono is None or self._last_mono is None or not 0 < mono - self._last_mono < 86_400:
+            return None
+        return round(mono - self._last_mono, 3)
+
+    def _index(self, name: str) -> int:
+        return self.names.setdefault(name, len(self.names))
+
+
+class _Clock:
+    """Seconds of all processes of a peer together: each begins at 0."""
+
+    def __init__(self) -> None:
+        self._before = self._last = 0.0
+
+    def over_restarts(self, seconds: float | None) -> float | None:
+        if seconds is None:
+            return None
+        if seconds < self._last:
+            self._before += self._last
+        self._last = seconds
+        return round(self._before + seconds, 3)
+
+
+def _details(row: Mapping[str, Any], index: Callable[[str], int]) -> dict[str, Any]:
+    """Who led, how many votes, and how this peer spent the time, as far as the event tells."""
+    found: dict[str, Any] = {name: value for name in _TOLD if (value := number(row.get(name))) is not None}
+    if isinstance(leader := row.get("leader"), str):
+        found["leader"] = index(leader)
+    seconds, waited = number(row.get("seconds")), found.get("waited")
+    if seconds is not None and waited is not None:
+        found["split"] = split_of(seconds, waited, found.get("sending") or 0.0, found.get("applying") or 0.0)
+    return found
+
+
+def split_of(seconds: float, waited: float, sending: float, applying: float) -> dict[str, float]:
+    """What training did in a round. Of the time in which it stood still the sending and the outer step explain their
+    own; where it goes on meanwhile, they held up nothing.
+    """
+    waited = min(max(0.0, waited), seconds)
+    sends = min(sending, waited)
+    applies = min(applying, waited - sends)
+    parts = {"computing": seconds - waited, "sending": sends, "waiting": waited - sends - applies, "applying": applies}
+    return {name: round(part, 3) for name, part in parts.items()}
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None for what is none."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def str_list(value: object) -> list[str]:
+    """The strings of a list."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
