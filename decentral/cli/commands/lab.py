@@ -53,10 +53,13 @@ def lab_command(study: Path, out: Path | None, workers: int | None, as_json: boo
     check_installed(declared)
     plan, store = Plan(declared), Store(out or Path("decentral-lab") / declared.study.name)
     store.begin(study.read_text(encoding="utf-8-sig"))
-    there = store.known()
-    known = _run(plan, store, there, workers or os.cpu_count() or 1)
-    found = found_by(plan, known)
-    write_report(store, found)
+    try:
+        there = store.known()
+        known = _run(plan, store, there, workers or os.cpu_count() or 1)
+        found = found_by(plan, known)
+        write_report(store, found)
+    finally:
+        store.end()
     _tell(found, store.folder, len(known) - len(there), as_json)
 
 
