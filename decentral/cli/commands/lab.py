@@ -85,11 +85,12 @@ def _tell(found: Found, folder: Path, ran: int, as_json: bool) -> None:
     """The result on stdout; code 1 where something stands in the way of trusting it."""
     from decentral.lab.report.comparing import problems
     from decentral.lab.report.tables import as_json as told
-    from decentral.lab.report.tables import tables_md
+    from decentral.lab.report.tables import pairs_json, tables_md
 
     troubles = problems(found)
     if as_json:
-        click.echo(json.dumps({"folder": str(folder), "ran": ran, "problems": troubles, "rows": told(found)}))
+        summary = {"folder": str(folder), "ran": ran, "problems": troubles, "rows": told(found)}
+        click.echo(json.dumps(summary | {"pairs": pairs_json(found)}))
     else:
         click.echo(tables_md(found))
         click.echo(f"{ran} cells were run; all is in {folder}")
