@@ -35,13 +35,17 @@ class History:
         self.last_outer: dict[str, Any] = {}
         self.num_events = self.num_metrics = 0
         self._last_mono: float | None = None
+        self._members: list[str] = []  # of the round in progress: a commit names those of the next
         self._seconds = _Clock()
 
     def event(self, row: Mapping[str, Any]) -> None:
         """One row of ``events.jsonl``."""
         self.num_events += 1
         if row.get("event") == "commit":
-            self._round(row, str_list(row.get("contributors")), str_list(row.get("members")))
+            self._round(row, str_list(row.get("contributors")), self._members or str_list(row.get("members")))
+            self._members = str_list(row.get("members"))
+        elif row.get("event") == "membership":
+            self._members = str_list(row.get("members"))
         elif row.get("event") == "pair":
             partner = row.get("partner")
             self._round(row, [partner] if isinstance(partner, str) else [], [])
