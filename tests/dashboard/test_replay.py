@@ -69,3 +69,13 @@ def test_a_folder_that_cannot_be_replayed_is_told_on_the_page(folder: Folder, se
 
 def test_a_replay_without_a_peer_says_so(tmp_path: Path, serve: Serve) -> None:
     assert serve(tmp_path, replay=True).view()["now"]["word"] == "nothing"
+
+
+def test_what_no_file_kept_is_not_known_in_a_replay() -> None:
+    now = Replay(GOLDEN).at()["now"]
+    assert now["me"]["sent_per_second"] is None
+    assert now["me"]["max_upload"] is None
+    assert {peer["path"] for peer in now["peers"]} == {None}
+    assert {peer["presence"] for peer in now["peers"]} == {"member"}
+    assert now["bytes"]["kinds"] == []
+    assert now["bytes"]["dense"] > now["bytes"]["sent"]

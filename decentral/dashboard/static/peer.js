@@ -50,7 +50,7 @@ function contributed(me) {
 }
 
 function speed(now, cap) {
-  if (now === undefined) return NOT_KNOWN;
+  if (typeof now !== "number") return NOT_KNOWN;
   return cap ? [`${rate(now)} of ${rate(cap)} allowed`, meter(now / cap, "plain", "share of the cap in use")] : `${rate(now)}, no cap`;
 }
 
