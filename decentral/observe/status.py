@@ -82,6 +82,9 @@ class Status:
     diagnosed_round: int = 0  # outer steps made with that round; 0: none had any
     diagnosed_part: bool = False  # those between peers are of the part of a reduce that this peer summed
     out_of_band: tuple[str, ...] = ()  # names of the figures that are out of their bands
+    paused_because: tuple[str, ...] = ()  # in words, while it is paused; empty: nobody said why
+    finishing: bool = False  # it leaves with the next round that is committed
+    preferences: Mapping[str, str] = field(default_factory=dict)  # what this volunteer wants otherwise than usual
     problem: str = ""  # one sentence when something is wrong, empty when nothing is
     health: str = ""  # the sentence of health.py
     pid: int = 0
@@ -94,7 +97,17 @@ class Status:
         """Take the fields that are known and leave the others at their defaults."""
         known = {f.name for f in fields(cls)}
         taken = {key: value for key, value in values.items() if key in known}
-        for key in ("members", "given_up", "waiting_for", "gone", "addresses", "relays", "notices", "out_of_band"):
+        for key in (
+            "members",
+            "given_up",
+            "waiting_for",
+            "gone",
+            "addresses",
+            "relays",
+            "notices",
+            "out_of_band",
+            "paused_because",
+        ):
             if key in taken:
                 taken[key] = tuple(taken[key] or ())
         return cls(**taken)

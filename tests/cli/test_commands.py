@@ -11,7 +11,7 @@ from click.testing import Result
 from decentral.cli import COMMANDS, main
 from decentral.manifest import load_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
-from decentral.observe.requests import take_requests
+from decentral.observe.requests import Request, take_requests
 from decentral.observe.rotation import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.laws.tables import PRESETS
@@ -226,9 +226,9 @@ def test_pausing_a_loop_that_trains_on_says_so(run: Run, running_peer: Path) -> 
 
 
 def test_leave_pause_and_resume_reach_the_peer(run: Run, running_peer: Path) -> None:
-    for request in ("leave", "pause", "resume"):
+    for request in ("leave", "finish", "pause", "resume"):
         assert run(request).exit_code == 0
-        assert take_requests(running_peer) == (request,)
+        assert take_requests(running_peer) == (Request(request),)
 
 
 def test_a_peer_that_ended_cannot_be_asked_to_leave(run: Run, running_peer: Path) -> None:

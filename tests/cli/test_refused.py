@@ -98,7 +98,10 @@ COMMANDS = {
     "peers": [("--out new", 2), ("--out broken", 2)],
     "logs": [("--out new", 2), ("--last 0", 2)],
     "doctor": [("garbage", 2), ("--bogus", 2)],
-    "pause": [("--out new", 2), ("--out ended", 2)],
+    "pause": [("--out new", 2), ("--out ended", 2), ("--for soon", 2)],
+    "finish": [("--out new", 2), ("--out ended --wait 1", 2)],
+    "schedule": [("night", 10), ("22:00-07:00 --out new", 2), ("22:00-07:00 --out ended", 2)],
+    "set": [("max-uploads 5mbit", 2), ("max-upload 1kbit", 2), ("threads 0", 10), ("threads 2 --out ended", 2)],
     "resume": [("--out new", 2), ("--out ended", 2)],
     "leave": [("--out new", 2), ("--out ended --wait 1", 2)],
     "export": [

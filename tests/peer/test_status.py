@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from decentral.observe.status import presence
-from decentral.peer.status import _member
+from decentral.peer.shown.status import _member
 
 ME, OTHER = b"m" * 32, b"o" * 32
 

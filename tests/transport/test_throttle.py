@@ -106,6 +106,28 @@ def test_a_download_cap_holds_over_a_minute_and_over_all_streams_together(others
     run(script)
 
 
+@pytest.mark.parametrize(("before", "after"), [(CAP, 4 * CAP), (4 * CAP, CAP), (None, CAP), (CAP, None)])
+def test_a_cap_that_is_changed_holds_from_then_on_for_those_who_wait_already(before, after):
+    world = World(Caps(up=before), 2, bandwidth=4e6)
+
+    async def script():
+        async with world:
+            for other in world.others:
+                world.push_for_ever(world.a, other, 3_000_000)
+            await anyio.sleep(10)
+            await world.a.cap(Caps(up=after))
+            await anyio.sleep(2)
+            sent = world.a.traffic.total.sent
+            await anyio.sleep(MINUTE)
+            rate = (world.a.traffic.total.sent - sent) / MINUTE
+            if after is None:
+                assert rate > 2 * CAP, "nobody waits at a cap that was lifted"
+            else:
+                assert rate == pytest.approx(after, rel=0.05)
+
+    run(script)
+
+
 def test_both_caps_hold_at_once_each_by_itself():
     world = World(Caps(up=CAP, down=2 * CAP), 2)
 

@@ -23,7 +23,7 @@ Kind = Literal["swarm", "data-parallel", "alone"]
 Task = Literal["language", "language-uneven", "digits", "mixture"]
 Flips = Literal["update", "momentum"]
 
-FORMAT: Final = 1  # raised whenever the same cell would have other numbers, or its record another form
+FORMAT: Final = 2  # raised whenever the same cell would have other numbers, or its record another form
 
 
 @dataclass(frozen=True, slots=True)

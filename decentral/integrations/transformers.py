@@ -1,0 +1,191 @@
+"""A peer of a run inside the ``Trainer`` of transformers.
+
+    Trainer(model, args, train_dataset=data, callbacks=[DecentralCallback("run.toml")]).train()
+
+The run's terms say when a round is due and when training ends; the Trainer does all else as ever. What is trained on,
+logged to and evaluated stays its own: numbers of the swarm are in its logs under ``swarm/``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import torch
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler, ExportableState
+
+import decentral
+from decentral.errors import ConfigError
+from decentral.integrations.entered import Entered
+from decentral.integrations.joining import JoinKeywords, Run, check_keywords, read_back, written_down
+from decentral.integrations.world import World, check_whole
+from decentral.observe.swarm_numbers import swarm_numbers
+from decentral.peer import Peer
+
+logger = logging.getLogger("decentral")
+
+
+class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]  # transformers is untyped
+    """Makes the model that a Trainer trains a peer's, from ``train()`` until it returns.
+
+    Args:
+        run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line.
+        wait_for_company: begin to train when the run has a second member; not at all if it ever had one.
+        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``tokens_per_step=`` and so on.
+
+    Training stops when the run is over, or somebody asks for it (``decentral leave``). With ``resume_from_checkpoint``
+    model, optimizer, schedule and what is owed are those of the peer's own checkpoint, which is written beside each of
+    the Trainer's; the Trainer's says where in the data and in its counts training goes on.
+
+    ``train()`` raises what ``decentral.join`` does, and ConfigError where processes hold parts of the model (FSDP,
+    DeepSpeed). After an error inside ``train()`` the peer leaves when the process ends, the next ``train()`` begins, or
+    a ``with`` block around it is left.
+    """
+
+    def __init__(self, run: Run, *, wait_for_company: bool = False, **join: Unpack[JoinKeywords]) -> None:
+        check_keywords(type(self).__name__, join)
+        self._run, self._wait_for_company, self._join = run, wait_for_company, join
+        self._entered = Entered()
+        self.kept: dict[str, Any] = {}  # of the run, in the Trainer's checkpoints. Any: JSON
+
+    @property
+    def peer(self) -> Peer | None:
+        """The peer, while ``train()`` runs: its ``status()``, ``invite``, ``pause()``, ``leave()``."""
+        return self._entered.peer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.leave(error)
+
+    # ---- what the Trainer calls ----
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        lr_scheduler: Any | None = None,  # Any: as of join
+        **_: object,
+    ) -> None:
+        """Enter the run; the model becomes the run's, or this peer's as it was when it left."""
+        check_whole(type(self).__name__)
+        _before_trackers(self)
+        peer = decentral.join(self._run, model, optimizer, accelerator=World(), scheduler=lr_scheduler, **self._join)
+        _check_resumed(state.stateful_callbacks.get(type(self).__name__), peer, args)
+        self._entered.enter(peer)
+        if peer.invite and not self._join.get("quiet"):
+            sys.stderr.write(f"decentral: decentral join {peer.invite} --script {sys.argv[0]}\n")
+        if self._wait_for_company and not peer.done:
+            peer.wait_for_company()
+        self._remember(peer)
+        if peer.done:  # the folder held the end of the run
+            control.should_training_stop = True
+            control.should_epoch_stop = True
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> TrainerControl:
+        """Stop when the run is over for this peer."""
+        if self.peer is not None and self.peer.done:
+            control.should_training_stop = True
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Write the peer's own checkpoint beside the Trainer's."""
+        if self.peer is not None:
+            self.peer.save()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: object,
+    ) -> None:
+        """Tell the run the losses, and the Trainer's logs what the run is like."""
+        if self.peer is None or logs is None or not state.is_world_process_zero:
+            return
+        told = {ours: logs[theirs] for theirs, ours in _LOSSES.items() if theirs in logs}
+        if told:
+            self.peer.log(**told)
+        numbers = swarm_numbers(self.peer.status())
+        logs.update(numbers)
+        if state.log_history:  # it has a copy, made before
+            state.log_history[-1].update(numbers)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Leave the run, with a checkpoint."""
+        self._entered.leave()
+
+    # ---- what is in the Trainer's checkpoints ----
+
+    def state(self) -> dict[str, Any]:
+        """To make this callback again, with ``restore_callback_states_from_checkpoint``, but for what is no JSON.
+
+        No invite and no token is in there, as checkpoints are shared: the run's folder has both.
+        """
+        if self.peer is not None:
+            self._remember(self.peer)
+        folder = self.kept.get("out")
+        run = None if folder is None else str(Path(folder) / "run.toml")
+        join = written_down(self._join) | ({} if folder is None else {"out": folder})
+        return {
+            "args": {"run": run, "wait_for_company": self._wait_for_company, **join},
+            "attributes": {"kept": self.kept},
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> DecentralCallback:
+        """The callback that ``state()`` was asked for."""
+        given = dict(state["args"])
+        made = cls(given.pop("run"), wait_for_company=given.pop("wait_for_company"), **read_back(given))
+        made.kept = dict(state["attributes"]["kept"])
+        return made
+
+    def _remember(self, peer: Peer) -> None:
+        where = {"out": str(peer.out), "run_id": peer.manifest.digest.hex()}
+        self.kept = {**where, "round": peer.round, "inner_steps": peer.inner_steps}
+
+
+_LOSSES = {"loss": "loss", "eval_loss": "held_out_loss"}  # the Trainer's names, ours
+
+
+def _check_resumed(before: dict[str, Any] | None, peer: Peer, args: TrainingArguments) -> None:
+    """ConfigError for a peer that would found a run anew of which the Trainer's checkpoint has rounds behind it."""
+    kept = (before or {}).get("attributes", {}).get("kept", {})
+    if not kept.get("round") or kept["run_id"] != peer.manifest.digest.hex() or peer.settings.invite is not None:
+        return
+    if not any((peer.out / "checkpoints").glob("*")):
+        raise ConfigError(
+            f"resume_from_checkpoint: that checkpoint of {args.output_dir} was written after round {kept['round']} of "
+            f"this run, and {peer.out} holds no checkpoint of the peer; pass out={kept['out']!r}, or join by an invite"
+        )
+
+
+def _before_trackers(callback: DecentralCallback) -> None:
+    """Stand before the callbacks that log to trackers, so that what is added to the logs reaches them, too.
+
+    The Trainer puts its own callbacks first, and tells a callback neither of the others nor of itself: the list is
+    found with the caller. Behind the first one, which decides what is due in a step. Where there is none, as in a test,
+    nothing is done, and the numbers reach the callbacks that come later.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+    callbacks = [] if frame is None else frame.f_locals["self"].callbacks
+    if callback in callbacks[2:]:
+        callbacks.remove(callback)  # the Trainer is walking the list: those in between move into the gap behind it
+        callbacks.insert(1, callback)

@@ -1,0 +1,147 @@
+"""A Trainer with a DecentralCallback: joins, stops, saves, resumes, logs; alone over a network in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from decentral.errors import ConfigError
+from decentral.integrations.transformers import DecentralCallback
+from decentral.manifest import Manifest, preset_manifest
+from decentral.parameters import schema_of
+from decentral.parameters.flat import gather
+from decentral.swarm.identity import Identity
+from decentral.transport.memory.transport import MemoryNetwork
+
+
+def terms(rounds: int = 4, steps: int = 3, preset: str = "diloco") -> Manifest:
+    limits = {"deadline_floor": 1.0, "deadline_ceiling": 20.0, "lease": 10.0, "shrink_after": 12.0, "min_peers": 1}
+    inner = {"steps": steps, "learning_rate": 1e-2, "weight_decay": 0.0}
+    run = {"name": "trainer", "rounds": rounds, "salt": "trainer"}
+    return preset_manifest(preset, run=run, inner=inner, swarm=limits, model={"task": "custom"})
+
+
+def alone(out: Path, manifest: Manifest | None, **given: Any) -> DecentralCallback:
+    """A callback whose peer nobody joins, over a network in memory."""
+    identity = Identity.load_or_create(out / "identity.key")
+    transport = MemoryNetwork().transport(identity.signer)
+    return DecentralCallback(manifest, out=out, transport=transport, quiet=True, lan=False, **given)
+
+
+class Seen(TrainerCallback):
+    """What a tracker that the Trainer put first would be told."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, float]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        self.logs.append(dict(logs or {}))
+
+
+class AtStep(TrainerCallback):
+    """Does something after a step."""
+
+    def __init__(self, step: int, act: Any) -> None:
+        self.step, self.act = step, act
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.act()
+
+
+def test_training_stops_with_the_run_and_the_model_is_its_anchor(tmp_path, tiny_gpt2, make_trainer):
+    callback = alone(tmp_path / "run", terms())
+    anchors: list[torch.Tensor] = []
+    trainer = make_trainer(tiny_gpt2, callback, AtStep(12, lambda: anchors.extend(callback.peer.anchor())))
+    trainer.train()
+    assert trainer.state.global_step == 12
+    assert callback.peer is None
+    (fragment,) = schema_of(tiny_gpt2, 1).fragments
+    assert torch.equal(gather(dict(tiny_gpt2.named_parameters()), fragment), anchors[0])
+
+
+def test_the_swarms_numbers_are_in_the_logs_also_of_trackers_that_come_first(tmp_path, tiny_gpt2, make_trainer):
+    tracker, callback = Seen(), alone(tmp_path / "run", terms())
+    trainer = make_trainer(tiny_gpt2, tracker, callback)
+    trainer.train()
+    rounds = [one["swarm/round"] for one in tracker.logs if "loss" in one]
+    assert rounds == [0, 1, 2, 2, 3, 4]
+    assert all(one["swarm/members"] == 1 for one in trainer.state.log_history)
+    assert tracker.logs[-1]["swarm/inner_steps"] == 12
+
+
+def test_accumulated_gradients_are_one_inner_step(tmp_path, tiny_gpt2, make_trainer):
+    trainer = make_trainer(tiny_gpt2, alone(tmp_path / "run", terms(rounds=2)), gradient_accumulation_steps=3)
+    trainer.train()
+    assert trainer.state.global_step == 6
+
+
+def test_somebody_asks_the_peer_to_leave_and_training_stops(tmp_path, tiny_gpt2, make_trainer):
+    callback = alone(tmp_path / "run", terms(rounds=100))
+    trainer = make_trainer(tiny_gpt2, callback, AtStep(5, lambda: callback.peer.leave()))
+    trainer.train()
+    assert trainer.state.global_step == 6
+
+
+def test_a_trainer_resumes_where_its_peer_and_its_data_were(tmp_path, make_trainer, tiny_gpt2):
+    def run(model: torch.nn.Module, callback: DecentralCallback, resume: str | None, stop: int) -> Any:
+        chosen = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "steps", "eval_steps": 5}
+        chosen |= {"lr_scheduler_type": "linear", "warmup_steps": 4, "max_steps": 12}
+        trainer = make_trainer(model, callback, AtStep(stop, lambda: callback.peer.leave()), **chosen)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    begin = {name: value.clone() for name, value in tiny_gpt2.state_dict().items()}
+    first = run(tiny_gpt2, alone(tmp_path / "whole", terms()), None, stop=99)
+    whole = {name: value.clone() for name, value in first.model.state_dict().items()}
+    tiny_gpt2.load_state_dict(begin)
+    run(tiny_gpt2, alone(tmp_path / "run", terms()), None, stop=4)  # leaves at 5, after the checkpoints of both
+    checkpoint = tmp_path / "trainer" / "checkpoint-5"
+    kept = json.loads((checkpoint / "trainer_state.json").read_text())["stateful_callbacks"]["DecentralCallback"]
+    assert kept["args"]["run"] == str(tmp_path / "run" / "run.toml")
+    assert kept["attributes"]["kept"]["inner_steps"] == 5
+    resumed = run(tiny_gpt2, alone(tmp_path / "run", terms()), str(checkpoint), stop=99)
+    assert resumed.state.global_step == 12
+    for name, value in resumed.model.state_dict().items():
+        assert torch.equal(value, whole[name]), name
+
+
+def test_a_checkpoint_whose_peer_is_not_in_the_folder_is_refused(tmp_path, make_trainer, tiny_gpt2):
+    callback = alone(tmp_path / "run", terms())
+    chosen = {"save_strategy": "steps", "save_steps": 5}
+    make_trainer(tiny_gpt2, callback, AtStep(4, lambda: callback.peer.leave()), **chosen).train()
+    elsewhere = make_trainer(tiny_gpt2, alone(tmp_path / "elsewhere", terms()), **chosen)
+    with pytest.raises(
+        ConfigError, match=r"after round 1 of this run, and .*elsewhere holds no checkpoint of the peer"
+    ):
+        elsewhere.train(resume_from_checkpoint=True)
+    assert not (tmp_path / "elsewhere" / "checkpoints").exists()
+
+
+def test_the_state_makes_the_callback_again_and_holds_no_token(tmp_path):
+    callback = DecentralCallback(
+        "decentral1:secret", out=tmp_path, admit="twelve-letters", tokens_per_step=48, observer=print
+    )
+    state = json.loads(json.dumps(callback.state()))
+    assert state["args"] == {"run": None, "wait_for_company": False, "out": str(tmp_path), "tokens_per_step": 48}
+    assert DecentralCallback.from_state(state).state() == callback.state()
+
+
+def test_a_keyword_that_join_has_not_is_refused_at_once():
+    with pytest.raises(TypeError, match=r"no keyword 'max_uplaod'; did you mean max_upload\?"):
+        DecentralCallback("run.toml", max_uplaod="5mbit")
+
+
+def test_a_trainer_that_fails_ends_its_peer_with_the_block_around_it(tmp_path, tiny_gpt2, make_trainer):
+    def fail() -> None:
+        raise ValueError("no more data")
+
+    with pytest.raises(ValueError, match="no more data"), alone(tmp_path / "run", terms()) as callback:
+        make_trainer(tiny_gpt2, callback, AtStep(4, fail)).train()
+    assert callback.peer is None
+    assert not tiny_gpt2.lm_head.weight._backward_hooks
