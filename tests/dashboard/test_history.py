@@ -143,3 +143,11 @@ def test_who_was_let_in_by_a_commit_did_not_miss_its_round() -> None:
     history.event(commit(2, [ME], [ME, OTHER, THIRD]))
     names = list(history.names)
     assert [[names[at] for at in made["late"]] for made in history.rounds] == [[], [OTHER, THIRD]]
+
+
+def test_who_comes_and_who_goes_is_said() -> None:
+    history = History()
+    for step, members in enumerate([[ME, OTHER], [ME, OTHER, THIRD], [ME, THIRD]]):
+        history.event({"event": "membership", "members": members} if step < 2 else commit(1, [ME], members))
+    said = [one["text"] for one in history.sentences]
+    assert said == [f"…{THIRD[-6:]} was let in", f"the run goes on without …{OTHER[-6:]}"]
