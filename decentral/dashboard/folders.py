@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from decentral.observe.status import STATUS_FILE
 
+MANIFEST_FILE = "run.toml"
 MOST = 64  # folders on one page
 
 
@@ -17,10 +19,20 @@ def peers_in(directory: Path) -> dict[str, Path]:
     if (directory / STATUS_FILE).is_file():
         return {"": directory}
     try:
-        found = sorted(path.parent for path in directory.glob(f"*/{STATUS_FILE}"))
+        found = sorted(
+            (_began(path.parent), path.parent.name, path.parent) for path in directory.glob(f"*/{STATUS_FILE}")
+        )
     except OSError:
         return {}
-    return {path.name: path for path in found[:MOST]}
+    return {name: path for _, name, path in found[:MOST]}
+
+
+def _began(folder: Path) -> float:
+    """When its peer learnt of the run: a newcomer stands behind those who were there."""
+    try:
+        return (folder / MANIFEST_FILE).stat().st_mtime
+    except OSError:
+        return math.inf
 
 
 def chosen(folders: dict[str, Path], asked: str | None) -> str | None:

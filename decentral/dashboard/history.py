@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from decentral.dashboard.series import Series
-from decentral.dashboard.words import sentence_of
+from decentral.dashboard.words import members_sentence, sentence_of
 from decentral.replica.diagnosing.names import NAMES
 
 ROUNDS = 300  # on the strip
@@ -35,13 +35,16 @@ class History:
         self.last_outer: dict[str, Any] = {}
         self.num_events = self.num_metrics = 0
         self._last_mono: float | None = None
+        self._members: list[str] = []  # of the round in progress: a commit names those of the next
         self._seconds = _Clock()
 
     def event(self, row: Mapping[str, Any]) -> None:
         """One row of ``events.jsonl``."""
         self.num_events += 1
         if row.get("event") == "commit":
-            self._round(row, str_list(row.get("contributors")), str_list(row.get("members")))
+            self._round(row, str_list(row.get("contributors")), self._members or str_list(row.get("members")))
+        if row.get("event") in ("commit", "membership"):
+            self._next_members(row, str_list(row.get("members")))
         elif row.get("event") == "pair":
             partner = row.get("partner")
             self._round(row, [partner] if isinstance(partner, str) else [], [])
@@ -80,6 +83,15 @@ class History:
             }
         )
         self._last_mono = mono
+
+    def _next_members(self, row: Mapping[str, Any], members: list[str]) -> None:
+        """Who is a member of the next round, and who came or went with that."""
+        before, self._members = self._members, members
+        said = members_sentence(
+            [name for name in members if name not in before], [name for name in before if name not in members]
+        )
+        if before and said:
+            self.sentences.append({"t": number(row.get("t")), "event": "membership", "text": said})
 
     def _since_last(self, mono: float | None) -> float | None:
         """Seconds between two rounds; not known over a restart, which may have begun the clock anew."""

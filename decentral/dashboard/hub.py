@@ -25,6 +25,10 @@ class Reader(Protocol):
         """All parts; blocks while it reads."""
         ...
 
+    def close(self) -> None:
+        """Nobody will ask any more."""
+        ...
+
 
 class Hub:
     """The viewers of one folder, all on one event loop.
@@ -54,6 +58,10 @@ class Hub:
         """All parts as they are."""
         await self._look()
         return {part: text for part, (_, text) in self._told.items()}
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
 
     async def _look(self) -> None:
         """Read, if nobody has for a period."""

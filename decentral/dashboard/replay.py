@@ -18,6 +18,12 @@ from decentral.observe.events import read_events
 from decentral.observe.metrics import read_metrics
 from decentral.observe.status import Status, read_status
 
+_SAME = ("peer", "run", "run_id", "algorithm", "rounds", "num_parameters", "library")  # all along
+_NOT_KEPT = dict.fromkeys(
+    ("sent_per_second", "received_per_second", "max_upload", "max_download", "uplink_bits", "reachability")
+)
+_MEMBER = {"presence": "member"}  # who of them was there at that moment is in no file
+
 
 class Replay:
     """One folder. ``span`` is read once: nothing is added to a run that is over."""
@@ -46,8 +52,9 @@ class Replay:
                 break
             history.metric(row)
         status = _as_of(self._last, wanted, commit, history)
+        now = now_of(status, history, health=status.health, alive=False)
         return {
-            "now": now_of(status, history, health=status.health, alive=False),
+            "now": {**now, "me": {**now["me"], **_NOT_KEPT}, "peers": [{**peer, **_MEMBER} for peer in now["peers"]]},
             "rounds": rounds_of(history),
             "learning": learning_of(history),
             "events": events_of(history),
@@ -69,7 +76,7 @@ def _as_of(last: Status, round_: int, commit: Mapping[str, Any], history: Histor
     members = [name for name in commit.get("members", ()) if isinstance(name, str)]
     return Status(
         state="replay",
-        **{name: getattr(last, name) for name in ("peer", "run", "run_id", "algorithm", "rounds")},
+        **{name: getattr(last, name) for name in _SAME},
         round=round_,
         epoch=int(number(commit.get("epoch")) or 0),
         inner_steps=int(number(outer.get("step")) or 0),
@@ -81,7 +88,7 @@ def _as_of(last: Status, round_: int, commit: Mapping[str, Any], history: Histor
         loss=_newest(history.training.columns()["loss"]),
         diagnostics=figures,
         updated=number(commit.get("t")) or 0.0,
-        health=_sentence(round_, last, commit),
+        health=_sentence(round_, last, commit, history),
     )
 
 
@@ -89,12 +96,10 @@ def _newest(values: list[Any]) -> float | None:
     return next((value for value in reversed(values) if value is not None), None)
 
 
-def _sentence(round_: int, last: Status, commit: Mapping[str, Any]) -> str:
+def _sentence(round_: int, last: Status, commit: Mapping[str, Any], history: History) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(number(commit.get("t")) or 0))
     end = "" if last.rounds is None else f" of {last.rounds}"
-    contributors, members = commit.get("contributors"), commit.get("members")
-    if isinstance(contributors, list) and isinstance(members, list):
-        return (
-            f"replay: round {round_}{end}, made at {at} of the updates of {len(contributors)} of {len(members)} peers"
-        )
+    if commit.get("event") == "commit" and history.rounds:
+        taken, late = len(history.rounds[-1]["contributors"]), len(history.rounds[-1]["late"])
+        return f"replay: round {round_}{end}, made at {at} of the updates of {taken} of {taken + late} peers"
     return f"replay: step {round_}{end}, taken at {at}"

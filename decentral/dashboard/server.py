@@ -51,6 +51,12 @@ class Page:
         ]
         return Guard(Starlette(routes=routes), token=token, port=port)
 
+    def close(self) -> None:
+        """Close what is open, once nobody is served any more."""
+        for hub in self._hubs.values():
+            hub.close()
+        self._hubs.clear()
+
     async def _index(self, request: Request) -> Response:
         return FileResponse(STATIC / "index.html")
 
@@ -111,7 +117,9 @@ class Page:
         return name, None if name is None else folders[name]
 
     def _hub(self, folder: Path) -> Hub:
-        return self._hubs.setdefault(folder, Hub(LiveFolder(folder), self._period))
+        if folder not in self._hubs:
+            self._hubs[folder] = Hub(LiveFolder(folder), self._period)
+        return self._hubs[folder]
 
     def _run(self, folder: Path) -> Replay:
         if folder not in self._replays:

@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 
 from decentral.dashboard.guard import is_loopback
+from decentral.dashboard.hub import PERIOD
 from decentral.dashboard.server import Page
 from decentral.errors import UsageError
 
@@ -64,7 +65,10 @@ class Listening:
 
     def serve(self) -> None:
         """Until Ctrl-C."""
-        self.server().run(sockets=[self.bound])
+        try:
+            self.server().run(sockets=[self.bound])
+        finally:
+            self.close()
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -77,9 +81,15 @@ class Listening:
         finally:
             server.should_exit = True
             thread.join(_END_SECONDS + 2)
+            self.close()
+
+    def close(self) -> None:
+        """Once the server has ended."""
+        self.bound.close()
+        self.page.close()
 
 
-def listen(directory: Path, place: Place, *, version: str, replay: bool = False) -> Listening:
+def listen(directory: Path, place: Place, *, version: str, replay: bool = False, period: float = PERIOD) -> Listening:
     """Bind now, so that a port that is taken is said before anything else is done. UsageError."""
     settled = place.settled()
     family = socket.AF_INET6 if ":" in settled.host else socket.AF_INET
@@ -87,9 +97,10 @@ def listen(directory: Path, place: Place, *, version: str, replay: bool = False)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((settled.host, settled.port))
+        bound.listen(64)  # who opens the page before the server has begun waits a moment
     except OSError as error:
         bound.close()
         where = f"{settled.host}:{settled.port}"
         raise UsageError(f"the page cannot listen at {where} ({error.strerror}); choose another --port") from error
     got = Place(host=settled.host, port=bound.getsockname()[1], token=settled.token)
-    return Listening(Page(directory, version=version, replay=replay), got, bound)
+    return Listening(Page(directory, version=version, replay=replay, period=period), got, bound)

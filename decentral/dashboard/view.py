@@ -74,7 +74,10 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
 def peer_of(member: Mapping[str, Any], history: History, last: Mapping[str, Any] | None) -> View:
     """One member, as this peer sees it."""
     name = str(member.get("peer", "?"))
-    taken = None if last is None else history.names.get(name, -1) in last["contributors"]
+    known = history.names.get(name, -1)
+    taken = None  # no member then, for all that is known
+    if last is not None and known in (*last["contributors"], *last["late"]):
+        taken = known in last["contributors"]
     return {
         "peer": name,
         "short": short_name(name),

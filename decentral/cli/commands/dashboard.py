@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from decentral.cli.failure import INTERRUPTED
 from decentral.cli.options import directory_of_a_peer, remember
 from decentral.cli.page import check_page_there
 
@@ -46,4 +47,7 @@ def dashboard_command(
     )
     click.echo(listening.place.address)
     click.echo("the page is up, Ctrl-C ends it", err=True)
-    listening.serve()
+    try:
+        listening.serve()
+    except KeyboardInterrupt:
+        context.exit(INTERRUPTED)

@@ -39,6 +39,7 @@ function why(me, now) {
   if (me.problem) return `${me.state}: ${me.problem}`;
   if (me.waiting_for.length) return `${me.state}, because ${me.waiting_for.join(", ")} ${me.waiting_for.length === 1 ? "has" : "have"} not offered yet`;
   if (me.stalled_by && me.stalled_seconds) return `${me.state}, stalled for ${span(me.stalled_seconds)}: ${me.stalled_by}`;
+  if (me.state === "waiting" && now.word === "waiting") return `waiting, because ${now.health.slice(now.health.indexOf(":") + 1).trim()}`;
   return me.state;
 }
 
@@ -49,7 +50,7 @@ function contributed(me) {
 }
 
 function speed(now, cap) {
-  if (now === undefined) return NOT_KNOWN;
+  if (typeof now !== "number") return NOT_KNOWN;
   return cap ? [`${rate(now)} of ${rate(cap)} allowed`, meter(now / cap, "plain", "share of the cap in use")] : `${rate(now)}, no cap`;
 }
 

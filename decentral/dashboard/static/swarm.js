@@ -19,6 +19,8 @@ export function showSwarm(peers) {
   fill(byId("graph"), peers.length ? drawing : el("p", { class: "quiet" }, "nobody is known here yet"), hidden ? el("p", { class: "quiet" }, `and ${hidden} more, in the table`) : null, peers.length ? legend() : null);
 }
 
+const isGone = (peer) => peer.presence === "left" || peer.presence === "gone";
+
 function place(at, many) {
   const angle = (2 * Math.PI * at) / many - (many === 1 ? 0 : many === 2 ? Math.PI : Math.PI / 2);
   const x = WIDTH / 2 + 160 * Math.cos(angle), y = HEIGHT / 2 + 108 * Math.sin(angle);
@@ -27,7 +29,7 @@ function place(at, many) {
 
 function edge(peer, to, many) {
   const from = { x: WIDTH / 2, y: HEIGHT / 2 };
-  const line = svg("line", { class: "edge", x1: from.x, y1: from.y, x2: to.x, y2: to.y, "data-path": peer.path ?? "", "data-gone": peer.presence !== "live" });
+  const line = svg("line", { class: "edge", x1: from.x, y1: from.y, x2: to.x, y2: to.y, "data-path": peer.path ?? "", "data-gone": isGone(peer) });
   if (many > 12 || typeof peer.answers_in !== "number") return [line];
   const x = from.x + 0.52 * (to.x - from.x), y = from.y + 0.52 * (to.y - from.y) - 5;
   return [line, svg("text", { class: "quiet", x, y, "text-anchor": "middle" }, span(peer.answers_in))];
@@ -35,7 +37,7 @@ function edge(peer, to, many) {
 
 function node(peer, at, many) {
   const small = many > 16;
-  const circle = svg("circle", { class: "node", cx: at.x, cy: at.y, r: small ? 7 : 12, "data-in": peer.in_last_round === true, "data-late": peer.in_last_round === false, "data-gone": peer.presence !== "live", "data-self": peer.self });
+  const circle = svg("circle", { class: "node", cx: at.x, cy: at.y, r: small ? 7 : 12, "data-in": peer.in_last_round === true, "data-late": peer.in_last_round === false, "data-gone": isGone(peer), "data-self": peer.self });
   if (small && !peer.self) return [circle];
   const below = at.side === 0 || Math.abs(at.side) < 0.7;
   const up = at.y < HEIGHT / 2 && !peer.self;
@@ -61,7 +63,7 @@ export function showTable(peers) {
     el("span", { class: "mono", title: peer.peer }, peer.short + (peer.self ? " (you)" : "")),
     el("span", { class: "tag", "data-is": PRESENCE[peer.presence] ?? "" }, peer.presence),
     peer.round ?? "?",
-    peer.in_last_round === null ? NOT_KNOWN : peer.in_last_round ? "yes" : "no",
+    peer.in_last_round === null ? "no round yet" : peer.in_last_round ? "yes" : "no",
     peer.self ? "" : path(peer),
     peer.self ? "" : span(peer.answers_in),
     peer.self ? "" : peer.uplink_bits ? bits(peer.uplink_bits) : NOT_KNOWN,
