@@ -27,6 +27,7 @@ COMMANDS = {
     "leave": "decentral.cli.commands.control",
     "schedule": "decentral.cli.commands.control",
     "set": "decentral.cli.commands.control",
+    "service": "decentral.cli.commands.service",
     "export": "decentral.cli.commands.export",
     "identity": "decentral.cli.commands.identity",
     "optimizers": "decentral.cli.commands.methods",

@@ -104,6 +104,11 @@ COMMANDS = {
     "set": [("max-uploads 5mbit", 2), ("max-upload 1kbit", 2), ("threads 0", 10), ("threads 2 --out ended", 2)],
     "resume": [("--out new", 2), ("--out ended", 2)],
     "leave": [("--out new", 2), ("--out ended --wait 1", 2)],
+    "dashboard": [("--bogus", 2), ("--port 99999", 2), ("--replay new", 2)],
+    "service": [("--bogus", 2), ("nothing", 2)],
+    "service install": [("-- train", 2), ("-- join", 2), ("-- join garbage", 2), ("--name A -- relay", 2), ("", 2)],
+    "service remove": [("--name nobody", 2), ("--name A/B", 2)],
+    "service status": [("--bogus", 2)],
     "export": [
         ("new --to model", 2),
         ("damaged --to model", 50),
