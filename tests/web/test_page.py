@@ -59,7 +59,7 @@ def test_a_live_swarm_moves_on_the_page_and_a_killed_peer_is_seen(address: str, 
     expect(desk.page.locator("#peers .tag", has_text="gone")).to_have_count(1, timeout=PATIENCE)
     expect(desk.page.locator("#graph .node[data-gone]")).not_to_have_count(0)
     desk.shoot("killed-light")
-    desk.page.wait_for_function(f"document.querySelectorAll('.strip li').length > {seen}", timeout=PATIENCE)
+    expect(desk.page.locator(".strip li").nth(seen)).to_be_visible(timeout=PATIENCE)  # one more than there were
     expect(phone.page.locator("#health-word")).not_to_be_empty()
     phone.shoot("phone-dark", whole=True)
     for one in (desk, phone):
