@@ -47,7 +47,7 @@ class History:
             self._next_members(row, str_list(row.get("members")))
         elif row.get("event") == "pair":
             partner = row.get("partner")
-            self._round(row, [partner] if isinstance(partner, str) else [], [])
+            self._round(row, [partner] if isinstance(partner, str) else [], [])  # who else met is not told
         elif (said := sentence_of(row)) is not None:
             self.sentences.append({"t": number(row.get("t")), "event": str(row["event"]), "text": said})
 
@@ -64,8 +64,7 @@ class History:
             self.diagnostics.add(row)
 
     def _round(self, row: Mapping[str, Any], contributors: list[str], members: list[str]) -> None:
-        step = row.get("outer_step", row.get("step"))
-        if not isinstance(step, int):
+        if (step := steps_made(row)) is None:
             return
         while self.rounds and self.rounds[-1]["step"] >= step:  # made anew, on another branch
             self.rounds.pop()
@@ -127,6 +126,15 @@ def _details(row: Mapping[str, Any], index: Callable[[str], int]) -> dict[str, A
     if seconds is not None and waited is not None:
         found["split"] = split_of(seconds, waited, found.get("sending") or 0.0, found.get("applying") or 0.0)
     return found
+
+
+def steps_made(row: Mapping[str, Any]) -> int | None:
+    """Outer steps made with an event: gossip steps are counted from 0. None where it is of no round."""
+    if row.get("event") == "commit" and isinstance(row.get("outer_step"), int):
+        return int(row["outer_step"])
+    if row.get("event") == "pair" and isinstance(row.get("step"), int):
+        return int(row["step"]) + 1
+    return None
 
 
 def split_of(seconds: float, waited: float, sending: float, applying: float) -> dict[str, float]:

@@ -64,6 +64,7 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
             "short": short_name(status.peer),
             "waiting_for": [short_name(name) for name in status.waiting_for],
         },
+        "gossips": last is not None and is_pair(last),
         "peers": [peer_of(member, history, last) for member in status.members],
         "open": _open_round(status),
         "diagnostics": _diagnostics(status),
@@ -75,9 +76,11 @@ def peer_of(member: Mapping[str, Any], history: History, last: Mapping[str, Any]
     """One member, as this peer sees it."""
     name = str(member.get("peer", "?"))
     known = history.names.get(name, -1)
-    taken = None  # no member then, for all that is known
+    taken = None  # no member then, or not told: of gossip steps a peer knows its own
     if last is not None and known in (*last["contributors"], *last["late"]):
         taken = known in last["contributors"]
+    elif last is not None and is_pair(last) and member.get("self"):
+        taken = bool(last["contributors"])
     return {
         "peer": name,
         "short": short_name(name),
@@ -87,6 +90,11 @@ def peer_of(member: Mapping[str, Any], history: History, last: Mapping[str, Any]
         **{key: member.get(key) for key in ("round", "path", "relayed_share", "answers_in", "uplink_bits", "seen")},
         **{key: member.get(key) for key in ("bytes_sent", "bytes_received")},
     }
+
+
+def is_pair(made: Mapping[str, Any]) -> bool:
+    """Whether a round is a gossip step of this peer."""
+    return "disagreement" in made
 
 
 def _diagnostics(status: Status) -> list[View]:

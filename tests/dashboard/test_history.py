@@ -76,6 +76,7 @@ def test_a_gossip_step_has_a_partner_or_none() -> None:
     history.event({"event": "pair", "step": 2, "partner": None, "disagreement": None})
     met, alone = history.rounds
     assert list(history.names) == [OTHER]
+    assert (met["step"], alone["step"]) == (2, 3), "steps made: they are counted from 0"
     assert (met["contributors"], met["disagreement"]) == ([0], 0.02)
     assert (alone["contributors"], alone["disagreement"]) == ([], None)
 

@@ -11,7 +11,7 @@ import pytest
 from decentral.dashboard.rates import PeerRates
 from decentral.observe.status import ProcessInfo, Status, write_status
 from tests.dashboard.conftest import Live
-from tests.dashboard.site import ME, OTHER, Folder, looked
+from tests.dashboard.site import ME, OTHER, THIRD, Folder, looked
 
 
 def test_what_comes_is_shown_and_what_was_there_is_read_once(
@@ -123,3 +123,11 @@ def test_a_dense_all_reduce_is_what_the_ring_of_all_members_would_have_sent(fold
     assert looked(folder.path)["now"]["bytes"]["dense"] == 10 * 4 * 1000
     folder.write(num_parameters=0)
     assert looked(folder.path)["now"]["bytes"]["dense"] is None
+
+
+def test_in_gossip_the_partner_and_this_peer_met_and_of_others_nothing_is_known(folder: Folder) -> None:
+    folder.write(members=tuple({"peer": name, "self": name == ME} for name in (ME, OTHER, THIRD)))
+    folder.events("pair", step=0, partner=OTHER, disagreement=0.1)
+    now = looked(folder.path)["now"]
+    assert now["gossips"] is True
+    assert [peer["in_last_round"] for peer in now["peers"]] == [True, True, None]

@@ -36,7 +36,7 @@ const show = {
     document.title = `${now.word} · ${now.run.name || "decentral"}`;
     showPeer(now);
     showSwarm(now.peers);
-    showTable(now.peers);
+    showTable(now.peers, now.gossips);
     showOpenRound(now.open);
     showFigures(now);
     showBytes(now);

@@ -56,14 +56,14 @@ function legend() {
 
 const PRESENCE = { live: "ok", left: "", gone: "bad" };
 
-export function showTable(peers) {
-  const head = ["Peer", "Is", "Round", "In last round", "Path", "Answers in", "Uplink", "Sent to", "Received from", "Last seen"];
+export function showTable(peers, gossips) {
+  const head = ["Peer", "Is", "Round", gossips ? "Met last" : "In last round", "Path", "Answers in", "Uplink", "Sent to", "Received from", "Last seen"];
   const numeric = new Set([2, 5, 6, 7, 8, 9]);
   const row = (peer) => [
     el("span", { class: "mono", title: peer.peer }, peer.short + (peer.self ? " (you)" : "")),
     el("span", { class: "tag", "data-is": PRESENCE[peer.presence] ?? "" }, peer.presence),
     peer.round ?? "?",
-    peer.in_last_round === null ? "no round yet" : peer.in_last_round ? "yes" : "no",
+    peer.in_last_round === null ? (gossips ? "no" : "no round yet") : peer.in_last_round ? "yes" : "no",
     peer.self ? "" : path(peer),
     peer.self ? "" : span(peer.answers_in),
     peer.self ? "" : peer.uplink_bits ? bits(peer.uplink_bits) : NOT_KNOWN,
