@@ -132,7 +132,9 @@ class Page:
         if self._replay and folder in self._replays:
             span = self._replays[folder].span
         folders = [{"name": one, "word": _word(path)} for one, path in peers_in(self._directory).items()]
-        return as_json({"version": self._version, "folder": name, "folders": folders, "replay": span})
+        return as_json(
+            {"version": self._version, "folder": name, "folders": folders, "live": not self._replay, "replay": span}
+        )
 
 
 class _Stream(StreamingResponse):

@@ -117,8 +117,8 @@ function details(round) {
   const rows = [
     ["Round", [`${round.step}`, round.t ? `, at ${clock(round.t)}` : "", round.epoch === undefined ? "" : `, epoch ${round.epoch}`]],
     ["Took", round.seconds === null ? NOT_KNOWN : span(round.seconds)],
-    !isPair(round) ? ["In it", names(round.contributors)] : ["Partner", round.contributors.length ? names(round.contributors) : "none: taken alone"],
-    !isPair(round) ? ["Not in it", names(round.late)] : ["Apart by", round.disagreement === null ? NOT_KNOWN : `${(100 * round.disagreement).toFixed(2)} %`],
+    !isPair(round) ? ["In it", names(round.contributors) + (round.truncated ? " and more: the list was cut" : "")] : ["Partner", round.contributors.length ? names(round.contributors) : "none: taken alone"],
+    !isPair(round) ? ["Not in it", round.truncated ? NOT_KNOWN : names(round.late)] : ["Apart by", round.disagreement === null ? NOT_KNOWN : `${(100 * round.disagreement).toFixed(2)} %`],
     !isPair(round) ? ["Leader", round.leader === undefined ? NOT_KNOWN : `${latest.names[round.leader] ?? "?"}, ${plural(round.ballot ?? 0, "change")}`] : null,
     !isPair(round) ? ["Votes", round.votes === undefined ? NOT_KNOWN : `${round.votes}, as proof that it is decided`] : null,
     round.sending === undefined && round.applying === undefined ? null : ["Sending", round.sending === undefined ? NOT_KNOWN : `${span(round.sending)}, until the others had this peer's update`],
