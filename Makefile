@@ -30,7 +30,7 @@ test: $(STAMP)  ## every test but the long ones: make test ARGS="tests/cli -x"
 test-long: $(STAMP)  ## those that make test leaves out: more seeds, sizes and phases of what it tries a part of
 	$(TESTED) $(BIN)/python -m pytest -m long -n $(WORKERS) --dist worksteal $(ARGS)
 
-X$(STAMP)  ## hostile bytes for every decoder, on two cores: make fuzz MINUTES=30 ARGS="--only stream"
+fuzz: $(STAMP)  ## hostile bytes for every decoder, on two cores: make fuzz MINUTES=30 ARGS="--only stream"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(ARGS)
 

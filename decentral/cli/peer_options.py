@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from decentral.cli.metrics_port import with_metrics
 from decentral.cli.options import DEFAULT_DIRECTORY, Decorator
 from decentral.cli.page import with_page
 from decentral.cli.quantities import HoursOfDay, Rate, Size
@@ -144,6 +145,7 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             help="What NaN or Inf in this peer's progress does: end with one line, or go back to the anchor.",
         ),
         with_page,
+        with_metrics,
         click.option(
             "--json",
             "as_json",

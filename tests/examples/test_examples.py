@@ -3,25 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from decentral.observe.status import Status
+from tests.examples import own_package
 from tests.examples.two_peers import FirstPeers, first_peers
+from tests.laws import outside
 
 
 @pytest.fixture(scope="module")
-def first() -> Iterator[FirstPeers]:
-    with first_peers() as process:
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packages")
+    own_package.install(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first(packages: Path) -> Iterator[FirstPeers]:
+    with first_peers(packages) as process:
         yield process
+
+
+def check_agreed(ends: list[Status], rounds: int) -> None:
+    one, other = ends
+    assert one.anchor_digest == other.anchor_digest != ""
+    assert [one.round, other.round] == [rounds, rounds]
+    assert other.rounds_contributed > 0
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")  # a Trainer without a GPU
 def test_two_trainers_end_with_the_same_model(first, tmp_path):
-    one, other = first.swarm_of_two("trainer.py", tmp_path, "--rounds", "3")
-    assert one.anchor_digest == other.anchor_digest != ""
-    assert [one.round, other.round] == [3, 3]
-    assert other.rounds_contributed > 0
+    check_agreed(first.swarm_of_two("trainer.py", tmp_path, "--rounds", "3"), 3)
     models = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("first", "second")]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_a_network_with_batchnorm_learns_digits(first, tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    check_agreed(first.swarm_of_two("images.py", tmp_path, "--rounds", "5"), 5)
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert float(said.split("%")[0]) > 80
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
+def test_of_a_model_folder_only_the_adapters_travel(first, tmp_path, tiny_folder):
+    pytest.importorskip("peft")
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{n} and {n + 1} and " for n in range(400)), encoding="utf-8")
+    given = ["--model", str(tiny_folder), "--text", str(text), "--rounds", "3"]
+    ends = first.swarm_of_two("lora.py", tmp_path, *given)
+    check_agreed(ends, 3)
+    adapters = [load_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("first", "second")]
+    assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+    assert all("lora_" in name for name in adapters[0])
+    base = (tiny_folder / "model.safetensors").stat().st_size
+    assert sum(end.bytes_per_round for end in ends) / 2 < base / 10
+
+
+@pytest.mark.long
+def test_a_package_of_ones_own_adds_a_compressor_and_a_method(first, packages, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(packages))
+    check_agreed(first.swarm_of_two("own_package/train.py", tmp_path, "--rounds", "5"), 5)
+
+
+@pytest.mark.long
+def test_what_the_package_adds_obeys_every_law(packages):
+    assert outside.laws(
+        packages, "--compressor", "coarse(levels=7)", "--compressor", "topk(k=64, chunk=4096) >> coarse"
+    )
+    assert outside.laws(packages, "--outer", "outer_lion")

@@ -50,7 +50,11 @@ class FirstPeers:
         assert self._process.stdin is not None
         print(json.dumps([str(script), "--out", str(outs[0]), *arguments]), file=self._process.stdin, flush=True)
         invite = self._until(r"decentral join (\S+)")
-        run_example(script, ["--out", str(outs[1]), "--seed", "1", *arguments], {"run": invite, "out": outs[1]})
+        try:
+            run_example(script, ["--out", str(outs[1]), "--seed", "1", *arguments], {"run": invite, "out": outs[1]})
+        except BaseException:
+            self._process.kill()  # it would train on alone, and the next example wait for it
+            raise
         assert self._until(f"{ENDED}(.*)") == "well", "".join(self._said)
         return [read_status(out) for out in outs]
 
@@ -66,10 +70,10 @@ class FirstPeers:
 
 
 @contextmanager
-def first_peers() -> Iterator[FirstPeers]:
-    """The process lives while the block lasts."""
+def first_peers(packages: Path) -> Iterator[FirstPeers]:
+    """The process lives while the block lasts; it finds what is installed in ``packages``, too."""
     command = [sys.executable, "-u", "-m", "tests.examples.two_peers"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT)])}
     with subprocess.Popen(
         command,
         cwd=ROOT,

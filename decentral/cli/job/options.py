@@ -36,6 +36,7 @@ class JobOptions:
     solo: bool = False  # the baseline, without a swarm
     pace: Path | None = None  # a baseline keeps in step with the peer that runs there
     dashboard: bool = False  # the page beside it
+    metrics: tuple[str, int] | None = None  # address and port at which Prometheus asks
     as_json: bool = False  # summary.json on stdout, and nothing else there
 
     @property

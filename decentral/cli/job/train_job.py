@@ -18,6 +18,7 @@ from decentral.cli.job.pacing import BaselinePace
 from decentral.cli.job.recording import conclude, live_fragments, progress_alone, progress_of, record_round
 from decentral.cli.job.steering import StatusPublisher, Steering, SteeringAlone
 from decentral.cli.job.training_context import TrainingContext, set_up
+from decentral.cli.metrics_port import metrics_beside
 from decentral.cli.page import page_beside
 from decentral.cli.stopping import Stop
 from decentral.errors import DeviceError
@@ -85,6 +86,7 @@ def train_with_swarm(
         if context.is_main:
             stack.enter_context(Beacon(options.out, teller, controls.obey, display=display))
             stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
+            stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
         stack.enter_context(peer)
         stop.gently(steering.leave)
         if options.waits_for_company:
@@ -127,7 +129,8 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
         return wanted and not halted.is_set()
 
     page = page_beside(options.out, display.say, wanted=options.dashboard)
-    with closing(context.metrics), Beacon(options.out, read, controls.obey, display=display), page:
+    numbers = metrics_beside(options.out, options.metrics, display.say)
+    with closing(context.metrics), Beacon(options.out, read, controls.obey, display=display), page, numbers:
         stop.gently(steering.leave)
         for batch in _batches(context, b"solo", 0):
             if not goes_on():
