@@ -119,6 +119,8 @@ class _Clock:
 def _details(row: Mapping[str, Any]) -> dict[str, Any]:
     """Who led, how many votes, and how this peer spent the time, as far as the event tells."""
     found: dict[str, Any] = {name: value for name in _TOLD if (value := number(row.get(name))) is not None}
+    if isinstance(record := row.get("record"), str):
+        found["record"] = record[:12]  # enough to compare two peers' by eye
     if isinstance(leader := row.get("leader"), str):
         found["leader"] = leader
     seconds, waited = number(row.get("seconds")), found.get("waited")

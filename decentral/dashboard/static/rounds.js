@@ -27,7 +27,7 @@ export function showOpenRound(open) {
   if (!open) return setText(node, "");
   const parts = [`Round ${open.round} in progress: ${open.offers} of ${open.members} updates offered`];
   if (open.leader) parts.push(`led by ${open.leader}`);
-  if (open.ballot) parts.push(`${plural(open.ballot, "leader change")}`);
+  if (open.ballot) parts.push(`${plural(open.ballot, "leader")} passed over`);
   if (open.proposed) parts.push(open.votes === null ? "a record is proposed" : `${open.votes} of ${open.members} votes`);
   parts.push(`${span(open.seconds)} so far`);
   setText(node, parts.join(", "));
@@ -116,15 +116,22 @@ function details(round) {
   const names = (indexes) => (indexes.length ? indexes.slice(0, 12).map((at) => latest.names[at] ?? "?").join(", ") + (indexes.length > 12 ? ` and ${indexes.length - 12} more` : "") : "nobody");
   const rows = [
     ["Round", [`${round.step}`, round.t ? `, at ${clock(round.t)}` : "", round.epoch === undefined ? "" : `, epoch ${round.epoch}`]],
+    round.record ? ["Commit", [el("code", {}, round.record), `, record ${round.round}`]] : null,
     ["Took", round.seconds === null ? NOT_KNOWN : span(round.seconds)],
     !isPair(round) ? ["In it", names(round.contributors) + (round.truncated ? " and more: the list was cut" : "")] : ["Partner", round.contributors.length ? names(round.contributors) : "none: taken alone"],
     !isPair(round) ? ["Not in it", round.truncated ? NOT_KNOWN : names(round.late)] : ["Apart by", round.disagreement === null ? NOT_KNOWN : `${(100 * round.disagreement).toFixed(2)} %`],
-    !isPair(round) ? ["Leader", round.leader === undefined ? NOT_KNOWN : `${latest.names[round.leader] ?? "?"}, ${plural(round.ballot ?? 0, "change")}`] : null,
+    !isPair(round) ? ["Leader", leader(round)] : null,
     !isPair(round) ? ["Votes", round.votes === undefined ? NOT_KNOWN : `${round.votes}, as proof that it is decided`] : null,
     round.sending === undefined && round.applying === undefined ? null : ["Sending", round.sending === undefined ? NOT_KNOWN : `${span(round.sending)}, until the others had this peer's update`],
     round.applying === undefined ? null : ["Applying", `${span(round.applying)}, the outer step`],
   ];
   return [el("dl", { class: "columns" }, rows.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, [value].flat())])), split(round)];
+}
+
+function leader(round) {
+  if (round.leader === undefined) return NOT_KNOWN;
+  const name = latest.names[round.leader] ?? "?";
+  return round.ballot ? `${name}, after ${plural(round.ballot, "other")} ${round.ballot === 1 ? "was" : "were"} passed over` : `${name}, the first in line`;
 }
 
 // How this peer spent the time, where it told.
