@@ -26,14 +26,26 @@ class LiveFolder:
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._directory, self._clock = directory, clock
-        self.history = History()
-        self._events, self._metrics = FileTail(directory / EVENTS_FILE), FileTail(directory / METRICS_FILE)
-        self._rates = PeerRates()
+        self._of = Status()  # the status that was read last
+        self._begin()
+
+    def _begin(self) -> None:
+        self.history, self._rates = History(), PeerRates()
+        self._events, self._metrics = FileTail(self._directory / EVENTS_FILE), FileTail(self._directory / METRICS_FILE)
         self._made = (-1, -1)  # events and metrics that the parts below were made of
         self._parts: dict[str, View] = {}
 
     def look(self) -> Mapping[str, View]:
-        """All parts as they are now; one that has not changed is the same object as at the last look."""
+        """All parts as they are now; one that has not changed is the same object as at the last look.
+
+        Another peer or run in the folder, as after a second demo, begins anew.
+        """
+        status = self._read()
+        if isinstance(status, Status):
+            if _is_another(self._of, status):
+                self.close()
+                self._begin()
+            self._of = status
         for row in rows_of(self._events.new_lines()):
             self.history.event(row)
         for row in rows_of(self._metrics.new_lines()):
@@ -44,14 +56,19 @@ class LiveFolder:
         if metrics != self._made[1]:
             self._parts |= {"learning": learning_of(self.history)}
         self._made = (events, metrics)
-        self._parts |= {"now": self._now()}
+        self._parts |= {"now": self._now(status)}
         return dict(self._parts)
 
-    def _now(self) -> View:
+    def _read(self) -> Status | str:
+        """The status, or why there is none."""
         try:
-            status = read_status(self._directory)
+            return read_status(self._directory)
         except DecentralError as error:
-            return {"health": str(error), "word": "nothing", "alive": False}
+            return str(error)
+
+    def _now(self, status: Status | str) -> View:
+        if isinstance(status, str):
+            return {"health": status, "word": "nothing", "alive": False}
         alive = is_running(status)
         now = now_of(status, self.history, health=health_now(status, self._clock()), alive=alive)
         rates = self._rates.see(status) if alive else {}
@@ -61,6 +78,12 @@ class LiveFolder:
         """Close the files."""
         self._events.close()
         self._metrics.close()
+
+
+def _is_another(before: Status, now: Status) -> bool:
+    """Of another peer or run; who begins does not know its name yet."""
+    pairs = ((before.peer, now.peer), (before.run_id, now.run_id))
+    return any(old and new and old != new for old, new in pairs)
 
 
 def health_now(status: Status, now: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from decentral.dashboard.history import History, number
+from decentral.dashboard.history import History, number, steps_made
 from decentral.dashboard.view import View, events_of, learning_of, now_of, rounds_of
 from decentral.errors import UsageError
 from decentral.observe.events import read_events
@@ -31,7 +31,7 @@ class Replay:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._last = read_status(directory)
-        steps = [step for row in read_events(directory) if (step := _step(row)) is not None]
+        steps = [step for row in read_events(directory) if (step := steps_made(row)) is not None]
         if not steps:
             raise UsageError(f"{directory}: its events tell of no round; a run with one can be replayed")
         self.span = (min(steps), max(steps))
@@ -43,9 +43,9 @@ class Replay:
         history = History()
         commit: Mapping[str, Any] = {}
         for row in read_events(self._directory):
-            if (_step(row) or 0) > wanted:
+            if (steps_made(row) or 0) > wanted:
                 break
-            commit = row if _step(row) is not None else commit
+            commit = row if steps_made(row) is not None else commit
             history.event(row)
         for row in read_metrics(self._directory):
             if row.get("scope") == "outer" and (number(row.get("round")) or 0) > wanted:
@@ -59,12 +59,6 @@ class Replay:
             "learning": learning_of(history),
             "events": events_of(history),
         }
-
-
-def _step(row: Mapping[str, Any]) -> int | None:
-    """Outer steps made with this row; None where it is of no round."""
-    step = {"commit": row.get("outer_step"), "pair": row.get("step")}.get(str(row.get("event")))
-    return step if isinstance(step, int) else None
 
 
 def _as_of(last: Status, round_: int, commit: Mapping[str, Any], history: History) -> Status:

@@ -76,8 +76,13 @@ class Page:
         if not self._replay:
             return await self._hub(folder).now()
         round_ = int(asked) if asked is not None and asked.isdecimal() and len(asked) < 12 else None
-        found = await anyio.to_thread.run_sync(self._run(folder).at, round_)
-        return {part: as_json(value) for part, value in found.items()}
+        return await anyio.to_thread.run_sync(self._at, folder, round_)
+
+    def _at(self, folder: Path, round_: int | None) -> Mapping[str, str]:
+        """Parts of a replay; reads whole files, on a thread."""
+        if folder not in self._replays:
+            self._replays[folder] = Replay(folder)
+        return {part: as_json(value) for part, value in self._replays[folder].at(round_).items()}
 
     async def _stream(self, request: Request) -> Response:
         if self._replay:
@@ -121,18 +126,15 @@ class Page:
             self._hubs[folder] = Hub(LiveFolder(folder), self._period)
         return self._hubs[folder]
 
-    def _run(self, folder: Path) -> Replay:
-        if folder not in self._replays:
-            self._replays[folder] = Replay(folder)
-        return self._replays[folder]
-
     def _page(self, name: str | None, folder: Path | None) -> str:
         """What belongs to no peer: which there are, and whether this is a replay."""
         span = None
         if self._replay and folder in self._replays:
             span = self._replays[folder].span
         folders = [{"name": one, "word": _word(path)} for one, path in peers_in(self._directory).items()]
-        return as_json({"version": self._version, "folder": name, "folders": folders, "replay": span})
+        return as_json(
+            {"version": self._version, "folder": name, "folders": folders, "live": not self._replay, "replay": span}
+        )
 
 
 class _Stream(StreamingResponse):

@@ -18,6 +18,7 @@ from decentral.dashboard.server import Page
 from decentral.errors import UsageError
 
 PORT = 7070
+_EVERYWHERE = ("0.0.0.0", "::")  # nobody can be asked for by that name
 _END_SECONDS = 2  # for streams to end; then they are cut
 
 
@@ -37,7 +38,8 @@ class Place:
     @property
     def address(self) -> str:
         """For a browser."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        name = socket.gethostname() if self.host in _EVERYWHERE else self.host
+        host = f"[{name}]" if ":" in name else name
         return f"http://{host}:{self.port}/" + (f"?token={self.token}" if self.token else "")
 
 

@@ -24,6 +24,7 @@ _TOLD = (  # fields of the status that the page shows as they are
     *("next_sync_seconds", "usual_round_seconds", "stalled_seconds", "stalled_by", "notices", "problem", "library"),
 )
 
+PEERS = 200  # in the table: who is sent a thousand rows a second sees none of them
 _KINDS = {  # protocols as people call what they carry
     "frame": "updates",
     "fetch": "updates",
@@ -64,20 +65,23 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
             "short": short_name(status.peer),
             "waiting_for": [short_name(name) for name in status.waiting_for],
         },
-        "peers": [peer_of(member, history, last) for member in status.members],
+        "gossips": last is not None and is_pair(last),
+        "peers": [peer_of(member, last) for member in _shown(status)],
+        "more_peers": max(0, len(status.members) - PEERS),
         "open": _open_round(status),
         "diagnostics": _diagnostics(status),
         "bytes": bytes_of(status),
     }
 
 
-def peer_of(member: Mapping[str, Any], history: History, last: Mapping[str, Any] | None) -> View:
+def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None) -> View:
     """One member, as this peer sees it."""
     name = str(member.get("peer", "?"))
-    known = history.names.get(name, -1)
-    taken = None  # no member then, for all that is known
-    if last is not None and known in (*last["contributors"], *last["late"]):
-        taken = known in last["contributors"]
+    taken = None  # no member then, or not told: of gossip steps a peer knows its own
+    if last is not None and name in (*last["contributors"], *last["late"]):
+        taken = name in last["contributors"]
+    elif last is not None and is_pair(last) and member.get("self"):
+        taken = bool(last["contributors"])
     return {
         "peer": name,
         "short": short_name(name),
@@ -87,6 +91,18 @@ def peer_of(member: Mapping[str, Any], history: History, last: Mapping[str, Any]
         **{key: member.get(key) for key in ("round", "path", "relayed_share", "answers_in", "uplink_bits", "seen")},
         **{key: member.get(key) for key in ("bytes_sent", "bytes_received")},
     }
+
+
+def _shown(status: Status) -> list[Mapping[str, Any]]:
+    """So many members, this peer among them, those that are gone first: they are what a person looks for."""
+    if len(status.members) <= PEERS:
+        return list(status.members)
+    return sorted(status.members, key=lambda member: (not member.get("self"), presence(member) == "live"))[:PEERS]
+
+
+def is_pair(made: Mapping[str, Any]) -> bool:
+    """Whether a round is a gossip step of this peer."""
+    return "disagreement" in made
 
 
 def _diagnostics(status: Status) -> list[View]:
@@ -134,8 +150,22 @@ def _open_round(status: Status) -> View | None:
 
 
 def rounds_of(history: History) -> View:
-    """The strip: rounds from the oldest that is kept, and the names that they count."""
-    return {"names": [short_name(name) for name in history.names], "rounds": list(history.rounds)}
+    """The strip: rounds from the oldest that is kept, and their peers' names, which they have by number."""
+    names: dict[str, int] = {}
+
+    def numbers(of: list[str]) -> list[int]:
+        return [names.setdefault(name, len(names)) for name in of]
+
+    rounds = [
+        {
+            **made,
+            "contributors": numbers(made["contributors"]),
+            "late": numbers(made["late"]),
+            **({"leader": numbers([made["leader"]])[0]} if "leader" in made else {}),
+        }
+        for made in history.rounds
+    ]
+    return {"names": [short_name(name) for name in names], "rounds": rounds}
 
 
 def learning_of(history: History) -> View:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decentral.dashboard.history import ROUNDS, History, split_of
+from decentral.dashboard.history import LONGEST, ROUNDS, History, split_of
 from decentral.dashboard.series import Series
 from tests.dashboard.site import ME, OTHER, THIRD
 
@@ -22,9 +22,7 @@ def test_a_round_tells_who_was_in_it_and_who_was_not() -> None:
     history = History()
     history.event(commit(1, [ME, THIRD], [ME, OTHER, THIRD]))
     (made,) = history.rounds
-    names = list(history.names)
-    assert [names[at] for at in made["contributors"]] == [ME, THIRD]
-    assert [names[at] for at in made["late"]] == [OTHER]
+    assert (made["contributors"], made["late"]) == ([ME, THIRD], [OTHER])
     assert made["contributed"] is True
 
 
@@ -49,7 +47,7 @@ def test_what_a_peer_tells_of_a_round_is_shown_as_it_told_it() -> None:
     history.event(commit(1, [ME], [ME, OTHER], **told))
     (made,) = history.rounds
     assert (made["seconds"], made["ballot"], made["votes"]) == (8.0, 1, 3)
-    assert list(history.names)[made["leader"]] == OTHER
+    assert made["leader"] == OTHER
     assert made["split"] == {"computing": 5.0, "sending": 1.0, "waiting": 1.5, "applying": 0.5}
 
 
@@ -75,8 +73,8 @@ def test_a_gossip_step_has_a_partner_or_none() -> None:
     history.event({"event": "pair", "step": 1, "partner": OTHER, "disagreement": 0.02})
     history.event({"event": "pair", "step": 2, "partner": None, "disagreement": None})
     met, alone = history.rounds
-    assert list(history.names) == [OTHER]
-    assert (met["contributors"], met["disagreement"]) == ([0], 0.02)
+    assert (met["step"], alone["step"]) == (2, 3), "steps made: they are counted from 0"
+    assert (met["contributors"], met["disagreement"]) == ([OTHER], 0.02)
     assert (alone["contributors"], alone["disagreement"]) == ([], None)
 
 
@@ -141,8 +139,22 @@ def test_who_was_let_in_by_a_commit_did_not_miss_its_round() -> None:
     history.event({"event": "membership", "members": [ME, OTHER]})
     history.event(commit(1, [ME, OTHER], [ME, OTHER, THIRD]))
     history.event(commit(2, [ME], [ME, OTHER, THIRD]))
-    names = list(history.names)
-    assert [[names[at] for at in made["late"]] for made in history.rounds] == [[], [OTHER, THIRD]]
+    assert [made["late"] for made in history.rounds] == [[], [OTHER, THIRD]]
+
+
+def test_of_lists_that_were_cut_nobody_is_said_to_be_missing() -> None:
+    """A line has 16 KiB at most: of some 150 members its lists name the first 64."""
+    history = History()
+    history.event({"event": "membership", "members": [ME, OTHER]})
+    history.event(commit(1, [ME], [ME], truncated=True))
+    (made,) = history.rounds
+    assert (made["late"], made["truncated"], list(history.sentences)) == ([], True, [])
+
+
+def test_a_sentence_is_no_longer_than_a_page_can_show() -> None:
+    history = History()
+    history.event({"event": "dropped", "what": "a", "why": "b" * 10_000})
+    assert len(history.sentences[0]["text"]) == LONGEST
 
 
 def test_who_comes_and_who_goes_is_said() -> None:

@@ -11,7 +11,7 @@ import pytest
 from decentral.dashboard.rates import PeerRates
 from decentral.observe.status import ProcessInfo, Status, write_status
 from tests.dashboard.conftest import Live
-from tests.dashboard.site import ME, OTHER, Folder, looked
+from tests.dashboard.site import ME, OTHER, THIRD, Folder, looked
 
 
 def test_what_comes_is_shown_and_what_was_there_is_read_once(
@@ -123,3 +123,39 @@ def test_a_dense_all_reduce_is_what_the_ring_of_all_members_would_have_sent(fold
     assert looked(folder.path)["now"]["bytes"]["dense"] == 10 * 4 * 1000
     folder.write(num_parameters=0)
     assert looked(folder.path)["now"]["bytes"]["dense"] is None
+
+
+def test_in_gossip_the_partner_and_this_peer_met_and_of_others_nothing_is_known(folder: Folder) -> None:
+    folder.write(members=tuple({"peer": name, "self": name == ME} for name in (ME, OTHER, THIRD)))
+    folder.events("pair", step=0, partner=OTHER, disagreement=0.1)
+    now = looked(folder.path)["now"]
+    assert now["gossips"] is True
+    assert [peer["in_last_round"] for peer in now["peers"]] == [True, True, None]
+
+
+def test_a_second_run_in_the_folder_begins_anew(folder: Folder, live_folder: Live) -> None:
+    """After a second demo in the same place the page showed rounds of both."""
+    live = live_folder(folder.path)
+    folder.write(run_id="aa")
+    folder.round(ME)
+    folder.round(ME)
+    live.look()
+    for name in ("events.jsonl", "metrics.jsonl"):
+        (folder.path / name).unlink()
+    second = Folder(folder.path)
+    second.write(run_id="bb", peer=OTHER)
+    second.round(OTHER)
+    parts = live.look()
+    assert [made["step"] for made in parts["rounds"]["rounds"]] == [1]
+    assert parts["rounds"]["names"] == ["…" + name[-6:] for name in (OTHER, ME)]
+    second.events.close()
+    second.metrics.close()
+
+
+def test_of_a_thousand_members_those_that_a_person_looks_for_are_shown(folder: Folder) -> None:
+    gone = {"peer": "gone", "live": False}
+    others = [{"peer": f"peer {number}", "live": True} for number in range(998)]
+    folder.write(members=(*others, gone, {"peer": ME, "self": True}))
+    now = looked(folder.path)["now"]
+    assert [peer["peer"] for peer in now["peers"][:2]] == [ME, "gone"]
+    assert len(now["peers"]) + now["more_peers"] == 1000

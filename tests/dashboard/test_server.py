@@ -185,3 +185,15 @@ def test_text_that_would_be_markup_is_only_ever_text(folder: Folder, serve: Serv
     for path in STATIC.glob("*.js"):
         script = path.read_text(encoding="utf-8")
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", script)
+
+
+def test_all_viewers_of_a_folder_are_told_alike(folder: Folder, serve: Serve) -> None:
+    site = serve(folder.path)
+    folder.round(ME)
+    viewers = [site.told(site.ask("/api/stream")) for _ in range(3)]
+    for viewer in viewers:
+        next(value for part, value in viewer if part == "rounds")
+    folder.round(ME, OTHER)
+    told = [next(value for part, value in viewer if part == "rounds") for viewer in viewers]
+    assert told[0] == told[1] == told[2]
+    assert [made["step"] for made in told[0]["rounds"]] == [1, 2]

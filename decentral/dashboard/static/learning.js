@@ -81,7 +81,7 @@ class Chart {
     const label = tick(x);
     return {
       ...this.size(),
-      scales: { x: { time: false } },
+      scales: { x: { time: false }, y: { range: (_, low, high) => (low === high ? [low - 0.1, high + 0.1] : uPlot.rangeNum(low, high, 0.1, false)) } },
       cursor: { y: false, points: { size: 6 } },
       legend: { show: false },
       axes: [

@@ -35,8 +35,8 @@ const show = {
     setText(byId("run-what"), now.run.algorithm);
     document.title = `${now.word} · ${now.run.name || "decentral"}`;
     showPeer(now);
-    showSwarm(now.peers);
-    showTable(now.peers);
+    showSwarm(now.peers, now.more_peers);
+    showTable(now.peers, now.gossips, now.more_peers);
     showOpenRound(now.open);
     showFigures(now);
     showBytes(now);
@@ -74,7 +74,7 @@ async function ask(round) {
 
 function follow() {
   stream = new EventSource(`api/stream?${query}`);
-  stream.onopen = () => link("live", "live");
+  stream.onopen = () => link("live", "connected");
   stream.onerror = () => {
     link("lost", "not reached, trying again");
     if (stream.readyState !== EventSource.CLOSED) return;
@@ -93,7 +93,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
 try {
   const parts = await ask();
-  if (parts.page.replay) link("", "replay");
+  if (!parts.page.live) link("", "replay");
   else follow();
 } catch (error) {
   link("lost", `not reached: ${error.message}`);

@@ -27,7 +27,7 @@ export function showOpenRound(open) {
   if (!open) return setText(node, "");
   const parts = [`Round ${open.round} in progress: ${open.offers} of ${open.members} updates offered`];
   if (open.leader) parts.push(`led by ${open.leader}`);
-  if (open.ballot) parts.push(`${plural(open.ballot, "leader change")}`);
+  if (open.ballot) parts.push(`${plural(open.ballot, "leader")} passed over`);
   if (open.proposed) parts.push(open.votes === null ? "a record is proposed" : `${open.votes} of ${open.members} votes`);
   parts.push(`${span(open.seconds)} so far`);
   setText(node, parts.join(", "));
@@ -38,12 +38,16 @@ function stripOf(part) {
   if (!strip) {
     strip = el("ol", { class: "strip", "aria-label": "Rounds, oldest first; arrow keys move, Enter keeps one" });
     strip.addEventListener("keydown", move);
-    fill(byId("strip"), strip, el("div", { class: "legend" }, sample("r-in", "updates in the round"), sample("r-late", "members that were not in it"), sample("r-me", "yours was in it"), sample("r-missed", "yours was not"), el("span", {}, "height: how long it took")));
+    fill(byId("strip"), strip, el("div", { class: "legend" }));
   }
+  fill(byId("strip").querySelector(".legend"), part.rounds.some(isPair) ? [sample("r-in", "met a partner"), sample("r-alone", "taken alone")]
+    : [sample("r-in", "updates in the round"), sample("r-late", "members that were not in it"), sample("r-me", "yours was in it"), sample("r-missed", "yours was not")],
+  el("span", {}, "height: how long it took"));
   byId("strip").hidden = part.rounds.length === 0;
   return strip;
 }
 
+const isPair = (round) => round.disagreement !== undefined;
 const sample = (is, text) => el("span", {}, svg("svg", { viewBox: "0 0 26 12", "aria-hidden": "true" }, is === "r-me" || is === "r-missed" ? svg("circle", { class: is, cx: 13, cy: 6, r: 3.5 }) : svg("rect", { class: is, x: 6, y: 0, width: 12, height: 12 })), text);
 
 // Bars are as high as the longest but a few: one stall of an hour must not flatten the others.
@@ -69,17 +73,17 @@ function item(round, part, longest, isNewest) {
 
 function bar(round, share) {
   const all = round.contributors.length + round.late.length || 1;
+  if (isPair(round)) return svg("svg", { viewBox: `0 0 14 ${HEIGHT + FOOT + 2}`, "aria-hidden": "true" }, svg("rect", { class: round.contributors.length ? "r-in" : "r-alone", x: 1, y: HEIGHT * (1 - share), width: 12, height: HEIGHT * share }));
   const height = share * HEIGHT, late = (round.late.length / all) * height;
   const picture = svg("svg", { viewBox: `0 0 14 ${HEIGHT + FOOT + 2}`, "aria-hidden": "true" },
     svg("rect", { class: "r-in", x: 1, y: HEIGHT - height + late, width: 12, height: height - late }),
     svg("rect", { class: "r-late", x: 1, y: HEIGHT - height, width: 12, height: late }));
-  const mine = round.contributed ?? round.contributors.length > 0;
-  picture.append(svg("circle", { class: mine ? "r-me" : "r-missed", cx: 7, cy: HEIGHT + 7, r: 3.5 }));
+  picture.append(svg("circle", { class: round.contributed ? "r-me" : "r-missed", cx: 7, cy: HEIGHT + 7, r: 3.5 }));
   return picture;
 }
 
 function sentence(round) {
-  const who = `${round.contributors.length} of ${round.contributors.length + round.late.length} updates`;
+  const who = isPair(round) ? (round.contributors.length ? "with a partner" : "taken alone") : `${round.contributors.length} of ${round.contributors.length + round.late.length} updates`;
   return `Round ${round.step}, ${who}, ${round.seconds === null ? "time not known" : span(round.seconds)}`;
 }
 
@@ -112,15 +116,22 @@ function details(round) {
   const names = (indexes) => (indexes.length ? indexes.slice(0, 12).map((at) => latest.names[at] ?? "?").join(", ") + (indexes.length > 12 ? ` and ${indexes.length - 12} more` : "") : "nobody");
   const rows = [
     ["Round", [`${round.step}`, round.t ? `, at ${clock(round.t)}` : "", round.epoch === undefined ? "" : `, epoch ${round.epoch}`]],
+    round.record ? ["Commit", [el("code", {}, round.record), `, record ${round.round}`]] : null,
     ["Took", round.seconds === null ? NOT_KNOWN : span(round.seconds)],
-    round.disagreement === undefined ? ["In it", names(round.contributors)] : ["Partner", round.contributors.length ? names(round.contributors) : "none: taken alone"],
-    round.disagreement === undefined ? ["Not in it", names(round.late)] : ["Apart by", round.disagreement === null ? NOT_KNOWN : `${(100 * round.disagreement).toFixed(2)} %`],
-    round.disagreement === undefined ? ["Leader", round.leader === undefined ? NOT_KNOWN : `${latest.names[round.leader] ?? "?"}, ${plural(round.ballot ?? 0, "change")}`] : null,
-    round.disagreement === undefined ? ["Votes", round.votes === undefined ? NOT_KNOWN : `${round.votes}, as proof that it is decided`] : null,
+    !isPair(round) ? ["In it", names(round.contributors) + (round.truncated ? " and more: the list was cut" : "")] : ["Partner", round.contributors.length ? names(round.contributors) : "none: taken alone"],
+    !isPair(round) ? ["Not in it", round.truncated ? NOT_KNOWN : names(round.late)] : ["Apart by", round.disagreement === null ? NOT_KNOWN : `${(100 * round.disagreement).toFixed(2)} %`],
+    !isPair(round) ? ["Leader", leader(round)] : null,
+    !isPair(round) ? ["Votes", round.votes === undefined ? NOT_KNOWN : `${round.votes}, as proof that it is decided`] : null,
     round.sending === undefined && round.applying === undefined ? null : ["Sending", round.sending === undefined ? NOT_KNOWN : `${span(round.sending)}, until the others had this peer's update`],
     round.applying === undefined ? null : ["Applying", `${span(round.applying)}, the outer step`],
   ];
   return [el("dl", { class: "columns" }, rows.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, [value].flat())])), split(round)];
+}
+
+function leader(round) {
+  if (round.leader === undefined) return NOT_KNOWN;
+  const name = latest.names[round.leader] ?? "?";
+  return round.ballot ? `${name}, after ${plural(round.ballot, "other")} ${round.ballot === 1 ? "was" : "were"} passed over` : `${name}, the first in line`;
 }
 
 // How this peer spent the time, where it told.

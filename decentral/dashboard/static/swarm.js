@@ -6,17 +6,17 @@ import { bits, bytes, rate, span, NOT_KNOWN } from "./format.js";
 const SHOWN = 40; // peers in the graph; the table has all
 const WIDTH = 520, HEIGHT = 300;
 
-export function showSwarm(peers) {
+export function showSwarm(peers, more) {
   const others = peers.filter((peer) => !peer.self).slice(0, SHOWN);
   const self = peers.find((peer) => peer.self);
-  const label = `${peers.length} members: ` + others.map((peer) => `${peer.short} ${peer.presence}, ${peer.path ?? "path not known"}`).join("; ");
+  const label = `${peers.length + more} members: ` + others.map((peer) => `${peer.short} ${peer.presence}, ${peer.path ?? "path not known"}`).join("; ");
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label });
   const places = others.map((_, at) => place(at, others.length));
   others.forEach((peer, at) => drawing.append(...edge(peer, places[at], others.length)));
   others.forEach((peer, at) => drawing.append(...node(peer, places[at], others.length)));
   if (self) drawing.append(...node(self, { x: WIDTH / 2, y: HEIGHT / 2, side: 0 }, 1));
-  const hidden = peers.length - others.length - (self ? 1 : 0);
-  fill(byId("graph"), peers.length ? drawing : el("p", { class: "quiet" }, "nobody is known here yet"), hidden ? el("p", { class: "quiet" }, `and ${hidden} more, in the table`) : null, peers.length ? legend() : null);
+  const hidden = peers.length - others.length - (self ? 1 : 0) + more;
+  fill(byId("graph"), peers.length ? drawing : el("p", { class: "quiet" }, "nobody is known here yet"), hidden ? el("p", { class: "quiet" }, `and ${hidden} more`) : null, peers.length ? legend() : null);
 }
 
 const isGone = (peer) => peer.presence === "left" || peer.presence === "gone";
@@ -56,14 +56,14 @@ function legend() {
 
 const PRESENCE = { live: "ok", left: "", gone: "bad" };
 
-export function showTable(peers) {
-  const head = ["Peer", "Is", "Round", "In last round", "Path", "Answers in", "Uplink", "Sent to", "Received from", "Last seen"];
+export function showTable(peers, gossips, more) {
+  const head = ["Peer", "Is", "Round", gossips ? "Met last" : "In last round", "Path", "Answers in", "Uplink", "Sent to", "Received from", "Last seen"];
   const numeric = new Set([2, 5, 6, 7, 8, 9]);
   const row = (peer) => [
     el("span", { class: "mono", title: peer.peer }, peer.short + (peer.self ? " (you)" : "")),
     el("span", { class: "tag", "data-is": PRESENCE[peer.presence] ?? "" }, peer.presence),
     peer.round ?? "?",
-    peer.in_last_round === null ? "no round yet" : peer.in_last_round ? "yes" : "no",
+    peer.in_last_round === null ? (gossips ? "no" : "no round yet") : peer.in_last_round ? "yes" : "no",
     peer.self ? "" : path(peer),
     peer.self ? "" : span(peer.answers_in),
     peer.self ? "" : peer.uplink_bits ? bits(peer.uplink_bits) : NOT_KNOWN,
@@ -73,7 +73,7 @@ export function showTable(peers) {
   ];
   const cell = (tag, at, content) => el(tag, { class: numeric.has(at) ? "n" : null, scope: tag === "th" ? "col" : null }, content);
   const body = peers.map((peer) => el("tr", {}, row(peer).map((content, at) => cell("td", at, content))));
-  fill(byId("peers"), el("table", {}, el("thead", {}, el("tr", {}, head.map((name, at) => cell("th", at, name)))), el("tbody", {}, body)));
+  fill(byId("peers"), el("table", {}, el("thead", {}, el("tr", {}, head.map((name, at) => cell("th", at, name)))), el("tbody", {}, body)), more ? el("p", { class: "quiet" }, `and ${more} more: decentral peers lists all`) : null);
 }
 
 function path(peer) {
