@@ -24,6 +24,8 @@ COMMANDS = {
     "resume": "decentral.cli.commands.control",
     "leave": "decentral.cli.commands.control",
     "export": "decentral.cli.commands.export",
+    "generate": "decentral.cli.commands.model",
+    "evaluate": "decentral.cli.commands.model",
     "identity": "decentral.cli.commands.identity",
     "optimizers": "decentral.cli.commands.methods",
     "aggregation": "decentral.cli.commands.methods",
