@@ -19,6 +19,7 @@ COMMANDS = {
     "status": "decentral.cli.commands.inspect",
     "peers": "decentral.cli.commands.inspect",
     "logs": "decentral.cli.commands.inspect",
+    "compare": "decentral.cli.commands.compare",
     "doctor": "decentral.cli.commands.inspect",
     "pause": "decentral.cli.commands.control",
     "resume": "decentral.cli.commands.control",
