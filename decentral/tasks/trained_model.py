@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from decentral.errors import DiskError, UsageError
+from decentral.errors import ConfigError, DiskError, UsageError
 from decentral.manifest import Manifest, load_manifest
 from decentral.state.checkpoint import Checkpoint, load_newest
 from decentral.state.export import CONFIG, MODEL, PACKED, config_of, whole_model
+from decentral.tasks.weights import put_in
 
 CHECKPOINTS, TERMS = "checkpoints", "run.toml"
 
@@ -103,22 +104,15 @@ def _built(checkpoint: Checkpoint, directory: Path) -> Any:  # Any: as in Traine
     kind = config.pop("model_type")
     with torch.random.fork_rng(devices=[]):  # weights are drawn, and overwritten
         module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config), dtype=torch.float32)
-    tensors = whole_model(checkpoint, directory)
-    missing, unexpected = module.load_state_dict(tensors, strict=False)
-    if unexpected or not set(missing) <= _tied(module, tensors):
-        raise DiskError(f"{checkpoint.path} does not fit its own configuration; restore it from a copy")
+    try:
+        put_in(module, whole_model(checkpoint, directory))
+    except ConfigError as error:
+        raise DiskError(f"{checkpoint.path} does not fit its own configuration: {error}") from error
     return module
 
 
 def _is_causal(config: dict[str, Any]) -> bool:
     return any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in config.get("architectures") or ())
-
-
-def _tied(module: nn.Module, tensors: dict[str, Tensor]) -> set[str]:
-    """Names under which a tensor that was read is known besides: it was written once."""
-    named = module.state_dict(keep_vars=True)
-    read = {id(named[name]) for name in tensors if name in named}
-    return {name for name, tensor in named.items() if id(tensor) in read}
 
 
 def _of_folder(directory: Path, tokenizer: Path | None) -> TrainedModel:
