@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from decentral.tasks.trained_model import TrainedModel
 
+_HARMLESS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 _directory = click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 _tokenizer = click.option(
     "--tokenizer",
@@ -99,12 +100,15 @@ def _tokens(trained: TrainedModel, prompt: str) -> Tensor:
 
 
 def _streamed() -> Callable[[str], None]:
-    """Prints what a growing text has more than before; a character that is not whole yet is waited for."""
+    """Prints what a growing text has more than before; a character that is not whole yet is waited for.
+
+    Control characters are shown as signs: a model may say what a terminal would obey.
+    """
     shown = ""
 
     def tell(text: str) -> None:
         nonlocal shown
-        whole = text.rstrip("\N{REPLACEMENT CHARACTER}")
+        whole = text.rstrip("\N{REPLACEMENT CHARACTER}").translate(_HARMLESS)
         if whole.startswith(shown):
             click.echo(whole[len(shown) :], nl=False)
             shown = whole
