@@ -22,6 +22,7 @@ COMMANDS = {
     "dashboard": "decentral.cli.commands.dashboard",
     "compare": "decentral.cli.commands.compare",
     "doctor": "decentral.cli.commands.inspect",
+    "support": "decentral.cli.commands.support",
     "pause": "decentral.cli.commands.control",
     "resume": "decentral.cli.commands.control",
     "finish": "decentral.cli.commands.control",
