@@ -19,7 +19,7 @@ from decentral.errors import UsageError
 
 PORT = 7070
 _EVERYWHERE = ("0.0.0.0", "::")  # nobody can be asked for by that name
-_END_SECONDS = 2  # for streams to end; then they are cut
+_END_SECONDS = 1  # for streams to end; then they are cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
