@@ -21,6 +21,7 @@ from transformers.trainer_callback import CallbackHandler, ExportableState
 import decentral
 from decentral.integrations.entered import Entered, check_goes_on, kept_of
 from decentral.integrations.joining import JoinKeywords, Run, check_keywords, read_back, written_down
+from decentral.integrations.own_order import draw_in_own_order
 from decentral.integrations.world import World, check_whole
 from decentral.observe.swarm_numbers import swarm_numbers
 from decentral.peer import Peer
@@ -73,6 +74,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         lr_scheduler: Any | None = None,  # Any: as of join
+        train_dataloader: Any | None = None,  # Any: accelerate is untyped
         **_: object,
     ) -> None:
         """Enter the run; the model becomes the run's, or this peer's as it was when it left."""
@@ -83,6 +85,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         check_goes_on(before.get("kept", {}), peer, f"resume_from_checkpoint: a checkpoint of {args.output_dir}")
         self._entered.enter(peer, wait_for_company=self._wait_for_company)
         self.kept = kept_of(peer)
+        draw_in_own_order(train_dataloader, peer.seed)
         if peer.done:  # the folder held the end of the run
             control.should_training_stop = True
             control.should_epoch_stop = True
