@@ -65,7 +65,6 @@ def main() -> None:
         lr_scheduler_type="constant",
         logging_steps=10,
         save_strategy="no",
-        seed=chosen.seed,  # of the order of the data, too
         report_to="none",
     )
     data = Counting(512, chosen.seed)

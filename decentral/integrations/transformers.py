@@ -8,7 +8,6 @@ logged to and evaluated stays its own: numbers of the swarm are in its logs unde
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -20,14 +19,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import CallbackHandler, ExportableState
 
 import decentral
-from decentral.errors import ConfigError
-from decentral.integrations.entered import Entered
+from decentral.integrations.entered import Entered, check_goes_on, kept_of
 from decentral.integrations.joining import JoinKeywords, Run, check_keywords, read_back, written_down
+from decentral.integrations.own_order import draw_in_own_order
 from decentral.integrations.world import World, check_whole
 from decentral.observe.swarm_numbers import swarm_numbers
 from decentral.peer import Peer
-
-logger = logging.getLogger("decentral")
 
 
 class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]  # transformers is untyped
@@ -77,19 +74,18 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         lr_scheduler: Any | None = None,  # Any: as of join
+        train_dataloader: Any | None = None,  # Any: accelerate is untyped
         **_: object,
     ) -> None:
         """Enter the run; the model becomes the run's, or this peer's as it was when it left."""
         check_whole(type(self).__name__)
         _before_trackers(self)
         peer = decentral.join(self._run, model, optimizer, accelerator=World(), scheduler=lr_scheduler, **self._join)
-        _check_resumed(state.stateful_callbacks.get(type(self).__name__), peer, args)
-        self._entered.enter(peer)
-        if peer.invite and not self._join.get("quiet"):
-            sys.stderr.write(f"decentral: decentral join {peer.invite} --script {sys.argv[0]}\n")
-        if self._wait_for_company and not peer.done:
-            peer.wait_for_company()
-        self._remember(peer)
+        before = (state.stateful_callbacks.get(type(self).__name__) or {}).get("attributes", {})
+        check_goes_on(before.get("kept", {}), peer, f"resume_from_checkpoint: a checkpoint of {args.output_dir}")
+        self._entered.enter(peer, wait_for_company=self._wait_for_company)
+        self.kept = kept_of(peer)
+        draw_in_own_order(train_dataloader, peer.seed)
         if peer.done:  # the folder held the end of the run
             control.should_training_stop = True
             control.should_epoch_stop = True
@@ -138,7 +134,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         No invite and no token is in there, as checkpoints are shared: the run's folder has both.
         """
         if self.peer is not None:
-            self._remember(self.peer)
+            self.kept = kept_of(self.peer)
         folder = self.kept.get("out")
         run = None if folder is None else str(Path(folder) / "run.toml")
         join = written_down(self._join) | ({} if folder is None else {"out": folder})
@@ -155,24 +151,8 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         made.kept = dict(state["attributes"]["kept"])
         return made
 
-    def _remember(self, peer: Peer) -> None:
-        where = {"out": str(peer.out), "run_id": peer.manifest.digest.hex()}
-        self.kept = {**where, "round": peer.round, "inner_steps": peer.inner_steps}
-
 
 _LOSSES = {"loss": "loss", "eval_loss": "held_out_loss"}  # the Trainer's names, ours
-
-
-def _check_resumed(before: dict[str, Any] | None, peer: Peer, args: TrainingArguments) -> None:
-    """ConfigError for a peer that would found a run anew of which the Trainer's checkpoint has rounds behind it."""
-    kept = (before or {}).get("attributes", {}).get("kept", {})
-    if not kept.get("round") or kept["run_id"] != peer.manifest.digest.hex() or peer.settings.invite is not None:
-        return
-    if not any((peer.out / "checkpoints").glob("*")):
-        raise ConfigError(
-            f"resume_from_checkpoint: that checkpoint of {args.output_dir} was written after round {kept['round']} of "
-            f"this run, and {peer.out} holds no checkpoint of the peer; pass out={kept['out']!r}, or join by an invite"
-        )
 
 
 def _before_trackers(callback: DecentralCallback) -> None:

@@ -1,6 +1,8 @@
-"""From a manifest to what people read: a summary, the differences between two."""
+"""From a manifest to what people read: a summary, the differences between several."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from decentral.manifest.commented import toml_value
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
@@ -53,13 +55,19 @@ def _aggregated(chosen: Combining) -> str:
 
 def differences(mine: Manifest, theirs: Manifest) -> list[str]:
     """Every key that differs, with both values: ``inner.steps: 30 here, 60 there``."""
-    found = []
+    found = differing([mine, theirs]).items()
+    return [f"{key}: {toml_value(here)} here, {toml_value(there)} there" for key, (here, there) in found]
+
+
+def differing(several: Sequence[Manifest]) -> dict[str, list[str | int | float | None]]:
+    """Every key that is not the same in all of them, with the value of each; None: it is not there."""
+    found: dict[str, list[str | int | float | None]] = {}
     for table in Manifest.model_fields:
-        here, there = _flat(getattr(mine, table), table), _flat(getattr(theirs, table), table)
-        for key in dict.fromkeys([*here, *there]):
-            a, b = here.get(key), there.get(key)
-            if a != b:
-                found.append(f"{key}: {toml_value(a)} here, {toml_value(b)} there")
+        flat = [_flat(getattr(one, table), table) for one in several]
+        for key in dict.fromkeys(key for one in flat for key in one):
+            values = [one.get(key) for one in flat]
+            if any(value != values[0] for value in values):
+                found[key] = values
     return found
 
 

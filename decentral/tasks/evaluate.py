@@ -1,6 +1,7 @@
 """Held-out loss in bits per byte: what a compressor built on the model would need."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from decentral.errors import DataError
+from decentral.tasks.trained_model import TrainedModel
 
 
 def held_out_windows(held_out: Tensor, *, context: int, num_windows: int) -> Tensor:
@@ -38,6 +40,29 @@ def bits_per_byte(model: Any, held_out: Tensor, *, context: int, num_windows: in
     finally:
         model.train(training)
     return nats / (windows.numel() - windows.shape[0]) / math.log(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A model on a text."""
+
+    nats_per_token: float
+    bits_per_byte: float  # comparable between models with other tokens
+    num_tokens: int  # that were predicted
+
+
+def evaluated(trained: TrainedModel, text_N: Tensor, *, num_windows: int = 128, batch_size: int = 16) -> Evaluated:
+    """The loss of a trained model over fixed windows of a text, uint8 (N,): those that ``bits_per_byte`` takes.
+
+    Raises DataError for a text shorter than what the model sees at once.
+    """
+    windows = held_out_windows(trained.tokenizer.tokens_of(text_N), context=trained.context, num_windows=num_windows)
+    device = next(trained.module.parameters()).device
+    with torch.no_grad():
+        nats = math.fsum(_summed_loss(trained.module, batch.to(device)) for batch in torch.split(windows, batch_size))
+    num_tokens = windows.numel() - windows.shape[0]
+    nbytes = sum(trained.tokenizer.nbytes_of(window[1:].tolist()) for window in windows)
+    return Evaluated(nats / num_tokens, nats / nbytes / math.log(2), num_tokens)
 
 
 def _summed_loss(model: Any, batch: Tensor) -> float:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from decentral.observe.status import Status
 from tests.examples import own_package
-from tests.examples.two_peers import FirstPeers, first_peers
+from tests.examples.two_peers import EXAMPLES, FirstPeers, first_peers
 from tests.laws import outside
 
 
@@ -76,3 +76,19 @@ def test_what_the_package_adds_obeys_every_law(packages):
         packages, "--compressor", "coarse(levels=7)", "--compressor", "topk(k=64, chunk=4096) >> coarse"
     )
     assert outside.laws(packages, "--outer", "outer_lion")
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of the notebook's own machinery
+def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(outside.ROOT))
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
+    nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    printed = "".join(output.get("text", "") for output in said if output.output_type == "stream")
+    assert "decentral1:" in printed
+    assert "round 20," in printed
+    assert any("image/png" in output.get("data", {}) for output in said)

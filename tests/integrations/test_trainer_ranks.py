@@ -32,4 +32,5 @@ def test_a_trainer_of_two_processes_is_one_peer(tmp_path):
     assert len(found["ranks"]) == 2
     assert found["ranks"][0] == found["ranks"][1]
     assert found["ranks"][0][::2] == [12, 2]
+    assert sorted(item for part in found["first_pass"] for item in part) == list(range(64))
     assert found["logs"][-1]["swarm/inner_steps"] == 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from decentral.parameters import schema_of
 from decentral.parameters.flat import gather
 from decentral.swarm.identity import Identity
 from decentral.transport.memory.transport import MemoryNetwork
+from tests.integrations.tiny import Watched
 
 
 def terms(rounds: int = 4, steps: int = 3, preset: str = "diloco") -> Manifest:
@@ -81,6 +83,34 @@ def test_accumulated_gradients_are_one_inner_step(tmp_path, tiny_gpt2, make_trai
     assert trainer.state.global_step == 6
 
 
+def test_each_peer_draws_the_same_data_in_an_order_of_its_own(tmp_path, tiny_gpt2, make_trainer):
+    def drawn(name: str, times: int) -> list[list[int]]:
+        orders = []
+        for _ in range(times):
+            trainer = make_trainer(tiny_gpt2, alone(tmp_path / name, terms(rounds=100)), max_steps=4)
+            order: list[int] = []
+            trainer.train_dataset = Watched(trainer.train_dataset, order)
+            trainer.train()
+            orders.append(order)
+        return orders
+
+    (one, again), (other,) = drawn("a", 2), drawn("b", 1)
+    assert one == again != other
+    assert len(set(one)) == len(one)
+
+
+def test_what_a_checkpoint_restores_takes_part_as_before(tmp_path, make_trainer, tiny_gpt2):
+    chosen = {"save_strategy": "steps", "save_steps": 5}
+    native = {"transport": "native", "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False, "quiet": True}
+    first = DecentralCallback(terms(), out=tmp_path / "run", **native)
+    make_trainer(tiny_gpt2, first, AtStep(4, lambda: first.peer.leave()), **chosen).train()
+    again = make_trainer(tiny_gpt2, DecentralCallback(None, **native), **chosen)
+    again.args.restore_callback_states_from_checkpoint = True
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 12
+    assert again.state.log_history[-1]["swarm/round"] == 4
+
+
 def test_somebody_asks_the_peer_to_leave_and_training_stops(tmp_path, tiny_gpt2, make_trainer):
     callback = alone(tmp_path / "run", terms(rounds=100))
     trainer = make_trainer(tiny_gpt2, callback, AtStep(5, lambda: callback.peer.leave()))
@@ -100,6 +130,8 @@ def test_a_trainer_resumes_where_its_peer_and_its_data_were(tmp_path, make_train
     first = run(tiny_gpt2, alone(tmp_path / "whole", terms()), None, stop=99)
     whole = {name: value.clone() for name, value in first.model.state_dict().items()}
     tiny_gpt2.load_state_dict(begin)
+    (tmp_path / "run").mkdir()
+    shutil.copy(tmp_path / "whole/identity.key", tmp_path / "run")  # the same order of the data
     run(tiny_gpt2, alone(tmp_path / "run", terms()), None, stop=4)  # leaves at 5, after the checkpoints of both
     checkpoint = tmp_path / "trainer" / "checkpoint-5"
     kept = json.loads((checkpoint / "trainer_state.json").read_text())["stateful_callbacks"]["DecentralCallback"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils.data import Dataset
 
@@ -18,3 +20,17 @@ class Tokens(Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"input_ids": self._rows[index], "labels": self._rows[index]}
+
+
+class Watched(Dataset[Any]):
+    """Tells what is drawn."""
+
+    def __init__(self, data: Any, order: list[int]) -> None:
+        self._data, self._order = data, order
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        self._order.append(index)
+        return self._data[index]

@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from decentral.integrations.transformers import DecentralCallback
-from tests.integrations.tiny import Tokens
+from tests.integrations.tiny import Tokens, Watched
 
 
 def main(manifest: str, out: str) -> None:
@@ -32,12 +32,15 @@ def main(manifest: str, out: str) -> None:
         use_cpu=True,
         disable_tqdm=True,
     )
-    trainer = Trainer(model, args, train_dataset=Tokens(64, 0), callbacks=[callback])
+    drawn: list[int] = []
+    trainer = Trainer(model, args, train_dataset=Watched(Tokens(64, 0), drawn), callbacks=[callback])
     trainer.train()
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     told = gather_object([(trainer.state.global_step, flat.double().sum().item(), trainer.args.world_size)])
+    first_pass = gather_object([drawn[:32]])
     if trainer.is_world_process_zero():
-        Path(out, "ranks.json").write_text(json.dumps({"ranks": told, "logs": trainer.state.log_history}))
+        found = {"ranks": told, "first_pass": first_pass, "logs": trainer.state.log_history}
+        Path(out, "ranks.json").write_text(json.dumps(found))
     trainer.accelerator.wait_for_everyone()
 
 

@@ -33,6 +33,13 @@ NOBODY = (
 @click.option(
     "--admit", metavar="TOKEN", help="Let in only peers that have this token: it is in the invites of all peers."
 )
+@click.option(
+    "--from",
+    "begins_from",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Model folder whose weights the run begins from, as export writes it; its sizes are the manifest's.",
+)
 @click.option("--alone", is_flag=True, help="Train at once; the first peer waits for a second one else.")
 @click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
 @click.option(

@@ -14,6 +14,7 @@ class JobOptions:
 
     out: Path
     data: Path | None = None
+    begins_from: Path | None = None  # model folder with the run's first weights; None: drawn from the run's seed
     listen: tuple[str, ...] = ()  # multiaddrs; none: all interfaces
     transport: str | None = None  # "daemon", "native", "py-libp2p"; None: the daemon where this system has one
     relays: tuple[str, ...] = ()  # multiaddrs

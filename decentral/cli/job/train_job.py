@@ -48,7 +48,7 @@ def train_with_swarm(
     """
     from decentral.peer import join  # brings hivemind along, which a solo peer does not need
 
-    context = set_up(manifest, options.out, options.data)
+    context = set_up(manifest, options.out, options.data, options.begins_from)
     peer = join(
         options.invite or manifest,
         context.model,
@@ -111,7 +111,7 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
     """The same loop without a swarm, for as many inner steps as the run has or as the peer to pace has done."""
     from decentral.node.folder import keep_terms
 
-    context = set_up(manifest, options.out, options.data)
+    context = set_up(manifest, options.out, options.data, options.begins_from)
     keep_terms(options.out, manifest)
     interval = manifest.inner.steps // manifest.outer.fragments
     num_steps = manifest.run.rounds * interval

@@ -15,6 +15,7 @@ from decentral.parameters import schema_of
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
 from decentral.tasks.schedule import warm_up
+from decentral.tasks.weights import begin_from
 from decentral.training.inner import Averages, build_inner
 
 
@@ -51,12 +52,17 @@ class TrainingContext:
         return int(num_windows * self.manifest.model.context)
 
 
-def set_up(manifest: Manifest, out: Path, data: Path | None) -> TrainingContext:
-    """Build everything. Raises DataError, ConfigError, DeviceError, DiskError; nothing is trained then."""
+def set_up(manifest: Manifest, out: Path, data: Path | None, begins_from: Path | None = None) -> TrainingContext:
+    """Build everything; ``begins_from``: a model folder whose weights are the first ones, but for a run that goes on.
+
+    Raises DataError, UsageError, ConfigError, DeviceError, DiskError; nothing is trained then.
+    """
     config, inner, seed = LanguageModelConfig.of(manifest.model), manifest.inner, manifest.run.seed
     corpus = load_corpus(data, held_out=manifest.data.held_out)
     accelerator = Accelerator()
     bare = build_language_model(config, seed=seed)
+    if begins_from is not None and not (out / "checkpoints").exists():
+        begin_from(begins_from, bare)
     raw = build_inner(inner, bare)
     schedulers = [warm_up(one, inner.warmup) for one in raw]
     watch = Stopwatch(raw[-1])  # before the swarm's hook, so that waiting for a round is not counted as training

@@ -13,7 +13,7 @@ from decentral.lab.runs.cell import Cell
 from decentral.lab.runs.curve import Curve
 from decentral.lab.work.base import Work
 
-__all__ = ["Outcome", "failed", "run_cell", "text_of"]
+__all__ = ["Outcome", "failed", "run_cell", "text_of", "work_of"]
 
 Status = Literal["done", "diverged", "failed"]
 
@@ -76,11 +76,12 @@ def _curve(cell: Cell) -> Curve:
     from decentral.lab.runs.in_swarm import run_swarm
     from decentral.lab.runs.together import run_together
 
-    work = _work(cell)
+    work = work_of(cell)
     return run_swarm(cell, work) if cell.kind == "swarm" else run_together(cell, work)
 
 
-def _work(cell: Cell) -> Work:
+def work_of(cell: Cell) -> Work:
+    """What its replicas learn."""
     if cell.task == "digits":
         from decentral.lab.work.digits import Digits
 

@@ -23,7 +23,7 @@ from decentral.training.moments import Moments
 from decentral.training.sync_schedule import SyncSchedule, make_schedule
 from decentral.wire.keys import Signer
 
-__all__ = ["LabPeer", "lab_peers"]
+__all__ = ["LabPeer", "lab_peers", "lab_signers"]
 
 Backward = Callable[[Tensor], object]
 
@@ -119,9 +119,14 @@ class LabPeer:
 
 def lab_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[LabPeer]:
     """One for each module, all at the same anchor; in the order of their ids, in which all sums are made."""
-    signers = [Signer(hashlib.blake2b(b"lab%d" % n, digest_size=32).digest()) for n in range(len(modules))]
-    signers.sort(key=lambda signer: signer.peer)
+    signers = lab_signers(len(modules))
     return [_lab_peer(manifest, rank, *pair) for rank, pair in enumerate(zip(signers, modules, strict=True))]
+
+
+def lab_signers(count: int) -> list[Signer]:
+    """The keys of so many peers, by rank: the same in every run."""
+    signers = [Signer(hashlib.blake2b(b"lab%d" % n, digest_size=32).digest()) for n in range(count)]
+    return sorted(signers, key=lambda signer: signer.peer)
 
 
 def _lab_peer(manifest: Manifest, rank: int, signer: Signer, module: nn.Module) -> LabPeer:

@@ -1,0 +1,168 @@
+"""``generate`` and ``evaluate``: look at the model that a run has made so far, or at a model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from decentral.cli.options import as_json, remember
+from decentral.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.tasks.trained_model import TrainedModel
+
+_HARMLESS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+_directory = click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+_tokenizer = click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Folder with the tokenizer, for a run of a script's own transformers model.",
+)
+
+
+@click.command("generate")
+@_directory
+@click.option("--prompt", required=True, help="What the model goes on from.")
+@click.option("--tokens", type=click.IntRange(1, 100_000), default=200, show_default=True, help="How many it adds.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 10),
+    default=0.8,
+    show_default=True,
+    help="0 takes the likeliest token each time; higher ones surprise more.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn.")
+@_tokenizer
+@as_json
+@click.pass_context
+def generate_command(
+    context: click.Context,
+    directory: Path,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    tokenizer: Path | None,
+    as_json: bool,
+) -> None:
+    """Have a run's newest checkpoint, or a model folder, go on with a text.
+
+    DIRECTORY is what --out of the run was, or what export wrote. A peer may run there meanwhile.
+
+    \b
+    $ decentral generate decentral-run --prompt "def main("
+    """
+    import torch
+
+    from decentral.tasks.generating import continued
+    from decentral.tasks.trained_model import open_trained
+
+    remember(context, directory)
+    trained = open_trained(directory, tokenizer)
+    prompt_T = _tokens(trained, prompt)
+    drawn: list[int] = []
+    tell = (lambda text: None) if as_json else _streamed()
+    tell(prompt)
+    for token in continued(
+        trained.module,
+        prompt_T,
+        num_tokens=tokens,
+        context=trained.context,
+        temperature=temperature,
+        generator=torch.Generator().manual_seed(seed),
+    ):
+        drawn.append(token)
+        tell(prompt + trained.tokenizer.text_of(drawn))
+    text = trained.tokenizer.text_of(drawn)
+    if as_json:
+        click.echo(json.dumps({"model": trained.source, "prompt": prompt, "text": text, "tokens": len(drawn)}))
+    else:
+        tell(prompt + text + "\n")
+
+
+def _tokens(trained: TrainedModel, prompt: str) -> Tensor:
+    import torch
+
+    written = prompt.encode()
+    token_T = trained.tokenizer.tokens_of(torch.tensor(list(written), dtype=torch.uint8))
+    if not token_T.numel():
+        raise UsageError("--prompt: an empty text has no token to go on from; give it a word at least")
+    device = next(trained.module.parameters()).device
+    return token_T.to(device)
+
+
+def _streamed() -> Callable[[str], None]:
+    """Prints what a growing text has more than before; a character that is not whole yet is waited for.
+
+    Control characters are shown as signs: a model may say what a terminal would obey.
+    """
+    shown = ""
+
+    def tell(text: str) -> None:
+        nonlocal shown
+        whole = text.rstrip("\N{REPLACEMENT CHARACTER}").translate(_HARMLESS)
+        if whole.startswith(shown):
+            click.echo(whole[len(shown) :], nl=False)
+            shown = whole
+
+    return tell
+
+
+@click.command("evaluate")
+@_directory
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Text: a file or a folder. The standard library's source when not given, where the run trains on it.",
+)
+@click.option("--all", "whole", is_flag=True, help="All of the text, not its held-out end: for text nobody trained on.")
+@_tokenizer
+@as_json
+@click.pass_context
+def evaluate_command(
+    context: click.Context, directory: Path, data: Path | None, whole: bool, tokenizer: Path | None, as_json: bool
+) -> None:
+    """Tell how well a run's newest checkpoint, or a model folder, foretells a text: bits per byte.
+
+    It is the anchor that is evaluated, the model all peers share. What is held out is the end of the text, as large a
+    part as the run keeps from training.
+
+    \b
+    $ decentral evaluate decentral-run
+    """
+    from decentral.tasks.evaluate import evaluated
+    from decentral.tasks.trained_model import open_trained
+
+    remember(context, directory)
+    trained = open_trained(directory, tokenizer)
+    text_N, source = _text(trained, data, whole)
+    found = evaluated(trained, text_N)
+    if as_json:
+        click.echo(json.dumps({"model": trained.source, "text": source, **asdict(found)}))
+        return
+    click.echo(f"{found.bits_per_byte:.3f} bits per byte, {found.nats_per_token:.3f} nats per token")
+    click.echo(f"of {trained.source}, on {found.num_tokens:,} tokens all over {source}")
+
+
+def _text(trained: TrainedModel, data: Path | None, whole: bool) -> tuple[Tensor, str]:
+    """What to evaluate on, uint8 (N,), and its name."""
+    import torch
+
+    from decentral.tasks.corpus import load_corpus
+
+    terms: Any = None if trained.manifest is None else trained.manifest.data
+    if data is None and terms is not None and terms.corpus != "stdlib":
+        raise DataError(f'the run trains on "{terms.corpus}": name this peer\'s text, or any other, with --data')
+    held_out = 0.05 if terms is None else terms.held_out
+    corpus = load_corpus(data, held_out=held_out)
+    if whole:
+        return torch.cat([corpus.train, corpus.held_out]), corpus.source
+    return corpus.held_out, f"the last {100 * held_out:g} % of {corpus.source}"

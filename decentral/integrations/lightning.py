@@ -1,0 +1,105 @@
+"""A peer of a run inside the ``Trainer`` of Lightning. pip install 'decentral[lightning]'
+
+    Trainer(callbacks=[DecentralCallback("run.toml")], max_epochs=-1).fit(module, loader)
+
+The run's terms say when a round is due and when training ends; the Trainer does all else as ever. Its loggers get the
+swarm's numbers after every round, under ``swarm/``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+
+import decentral
+from decentral.errors import ConfigError
+from decentral.integrations.entered import Entered, check_goes_on, kept_of
+from decentral.integrations.joining import JoinKeywords, Run, check_keywords
+from decentral.observe.swarm_numbers import swarm_numbers
+from decentral.peer import Peer
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ConfigError("decentral.integrations.lightning needs Lightning; pip install 'decentral[lightning]'") from error
+
+
+class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are looser than ours
+    """Makes the module that a Trainer fits a peer's, from ``fit()`` until it returns.
+
+    Args:
+        run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line.
+        wait_for_company: begin to train when the run has a second member; not at all if it ever had one.
+        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``tokens_per_step=`` and so on.
+
+    Training stops when the run is over, or somebody asks for it (``decentral leave``). With ``ckpt_path`` module,
+    optimizers, schedules and what is owed are those of the peer's own checkpoint, which is written beside each of
+    Lightning's. An error inside ``fit()`` ends the peer, too.
+
+    ``fit()`` raises what ``decentral.join`` does, and ConfigError for a Trainer of several processes.
+    """
+
+    def __init__(self, run: Run, *, wait_for_company: bool = False, **join: Unpack[JoinKeywords]) -> None:
+        check_keywords(type(self).__name__, join)
+        self._run, self._wait_for_company, self._join = run, wait_for_company, join
+        self._entered = Entered()
+        self._kept: dict[str, Any] = {}  # of the run, in Lightning's checkpoints. Any: JSON
+        self._logged = 0  # rounds
+
+    @property
+    def peer(self) -> Peer | None:
+        """The peer, while ``fit()`` trains: its ``status()``, ``invite``, ``pause()``, ``leave()``."""
+        return self._entered.peer
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Enter the run; the module becomes the run's, or this peer's as it was when it left."""
+        if trainer.world_size > 1:
+            raise ConfigError(
+                f"DecentralCallback: this Trainer has {trainer.world_size} processes, and a Lightning peer is one; use "
+                "devices=1, or a loop of your own with accelerate"
+            )
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        peer = decentral.join(self._run, pl_module, trainer.optimizers, scheduler=schedulers or None, **self._join)
+        check_goes_on(self._kept, peer, f"ckpt_path: {trainer.ckpt_path}")
+        self._entered.enter(peer, wait_for_company=self._wait_for_company)
+        self._kept, self._logged = kept_of(peer), peer.round
+        trainer.should_stop = trainer.should_stop or peer.done
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:  # Any: as Lightning has them
+        """Tell the run the loss and the loggers the round that has ended; stop when the run is over for this peer."""
+        if self.peer is None:
+            return
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, torch.Tensor):
+            self.peer.log(loss=loss)
+        if self.peer.round != self._logged:
+            self._logged, numbers = self.peer.round, swarm_numbers(self.peer.status())
+            for logger in trainer.loggers:
+                logger.log_metrics(numbers, step=trainer.global_step)
+        trainer.should_stop = trainer.should_stop or self.peer.done
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the run, with a checkpoint."""
+        self._entered.leave()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave it as the error would have left a ``with`` block."""
+        self._entered.leave(exception)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write the peer's own checkpoint beside Lightning's."""
+        if self.peer is not None:
+            self.peer.save()
+
+    def state_dict(self) -> dict[str, Any]:
+        """In Lightning's checkpoints: which run and which folder, and neither invite nor token."""
+        if self.peer is not None:
+            self._kept = kept_of(self.peer)
+        return dict(self._kept)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What a checkpoint remembers."""
+        self._kept = dict(state_dict)

@@ -1,0 +1,1 @@
+"""Runs side by side, from what their peers left behind."""

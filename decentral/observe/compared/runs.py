@@ -1,0 +1,124 @@
+"""What one peer's run directory tells of its run over time, to be set beside others.
+
+Of ``start`` and ``join`` it is read from ``metrics.jsonl``: held-out bits per byte of the anchor, bytes, steps. A loop
+of one's own leaves ``events.jsonl``: there a point is what ``peer.log`` was given, at the round that it was given in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from decentral.errors import UsageError
+from decentral.manifest import Manifest, load_manifest
+from decentral.observe.events import EVENTS_FILE
+from decentral.observe.jsonlines import read_json_lines
+from decentral.observe.metrics import METRICS_FILE, read_metrics
+from decentral.observe.status import STATUS_FILE, Status, read_status
+
+BITS, LOSS = "held-out bits per byte", "training loss"
+TERMS = "run.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One value, and what it took until there."""
+
+    steps: float  # inner steps of this peer
+    seconds: float
+    nbytes: float | None  # sent by this peer; None: not known
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRun:
+    """One peer's run."""
+
+    directory: Path
+    manifest: Manifest
+    status: Status | None  # the last one; None: none was written
+    curves: Mapping[str, tuple[Point, ...]]  # of BITS and LOSS, those that there are
+    steps: int
+    seconds: float  # of training, over all its processes
+
+
+def read_run(directory: Path) -> SeenRun:
+    """What is left of a run in ``directory``, which may be going on. UsageError where no peer ever trained."""
+    if not (directory / TERMS).is_file():
+        raise UsageError(f"{directory}: no run directory of a peer; name what was given to --out")
+    manifest = load_manifest(directory / TERMS)
+    status = read_status(directory) if (directory / STATUS_FILE).is_file() else None
+    points = _of_metrics(directory) if (directory / METRICS_FILE).is_file() else _of_events(directory, manifest)
+    curves: dict[str, list[Point]] = {}
+    last = Point(0, 0.0, None, 0.0)
+    for kind, point in points:
+        curves.setdefault(kind, []).append(point)
+        last = point
+    steps = max(int(last.steps), 0 if status is None else status.inner_steps)
+    return SeenRun(directory, manifest, status, {k: tuple(v) for k, v in curves.items()}, steps, last.seconds)
+
+
+def _of_metrics(directory: Path) -> Iterator[tuple[str, Point]]:
+    """Seconds and bytes are counted by each process anew: what earlier ones counted is added."""
+    sent = 0.0
+    for row in _added_up(read_metrics(directory), ("seconds", "bytes_sent")):
+        sent = float(row.get("bytes_sent", sent))  # rows of inner steps have none
+        for kind, key in ((BITS, "bits_per_byte"), (LOSS, "loss")):
+            if isinstance(row.get(key), int | float):
+                yield kind, Point(float(row["step"]), float(row["seconds"]), sent, float(row[key]))
+
+
+def _added_up(rows: Iterable[dict[str, Any]], counters: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Rows whose ``counters`` never fall: a fall is another process that began at zero."""
+    before, added = dict.fromkeys(counters, 0.0), dict.fromkeys(counters, 0.0)
+    for row in rows:
+        for key in counters:
+            if key in row:
+                added[key] += before[key] if row[key] < before[key] else 0.0
+                before[key] = float(row[key])
+        yield row | {key: row[key] + added[key] for key in counters if key in row}
+
+
+def _of_events(directory: Path, manifest: Manifest) -> Iterator[tuple[str, Point]]:
+    """The mean of the losses logged in each round: a loop may log every step."""
+    interval = manifest.inner.steps / manifest.outer.fragments
+    for outer_step, told in groupby(_logged(directory), key=lambda one: one[0]):
+        several = list(told)
+        mean = sum(loss for _, _, loss in several) / len(several)
+        yield LOSS, Point((outer_step + 1) * interval, several[-1][1], None, mean)
+
+
+def _logged(directory: Path) -> Iterator[tuple[int, float, float]]:
+    """Outer steps made before, seconds of this peer's lives, loss."""
+    outer_step, began, lived = 0, 0.0, 0.0
+    for row in read_json_lines(directory / EVENTS_FILE):
+        now, event = float(row.get("t", 0.0)), row.get("event")
+        if event == "joined":
+            outer_step, began = int(row["round"]), now - lived
+        elif event == "commit":
+            outer_step = int(row["outer_step"])
+        elif event == "metrics" and isinstance(row.get("loss"), int | float):
+            lived = now - began
+            yield outer_step, lived, float(row["loss"])
+
+
+def common_kind(runs: Iterable[SeenRun]) -> str:
+    """What all of them tell: bits per byte of the anchor, or training losses. UsageError where it is neither."""
+    kinds = [set(run.curves) for run in runs]
+    shared = set.intersection(*kinds)
+    if not shared:
+        raise UsageError(
+            "these runs tell no number that all of them have: a loop of your own tells peer.log(loss=...), "
+            "decentral start the held-out bits per byte; compare runs of one kind, after a few rounds"
+        )
+    return BITS if BITS in shared else LOSS
+
+
+def names_of(runs: Iterable[SeenRun]) -> list[str]:
+    """One for each: the folder's, or its whole path where two folders are named alike."""
+    several = list(runs)
+    names = [run.directory.name for run in several]
+    return [run.directory.name if names.count(run.directory.name) == 1 else str(run.directory) for run in several]

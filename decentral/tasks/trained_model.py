@@ -1,0 +1,161 @@
+"""A causal language model to be looked at: the anchor of a run directory's newest checkpoint, or a model folder.
+
+Nothing is fetched and no code of the folder runs: weights come from safetensors, architectures from transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError, DiskError, UsageError
+from decentral.manifest import Manifest, load_manifest
+from decentral.state.checkpoint import Checkpoint, load_newest
+from decentral.state.export import CONFIG, MODEL, PACKED, config_of, whole_model
+from decentral.tasks.weights import put_in
+
+CHECKPOINTS, TERMS = "checkpoints", "run.toml"
+
+
+class Tokenizer(Protocol):
+    """Text, as UTF-8, to tokens and back."""
+
+    def tokens_of(self, utf8_N: Tensor) -> Tensor:
+        """Tokens (T,) of bytes, uint8 (N,)."""
+        ...
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; what is no text is replaced."""
+        ...
+
+    def nbytes_of(self, tokens: Sequence[int]) -> int:
+        """Bytes of UTF-8 that they stand for."""
+        ...
+
+
+class Bytes:
+    """The tokens of the built-in model: the bytes."""
+
+    def tokens_of(self, utf8_N: Tensor) -> Tensor:
+        """Themselves."""
+        return utf8_N.long()
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text; bytes that are none become a sign that says so."""
+        return bytes(tokens).decode(errors="replace")
+
+    def nbytes_of(self, tokens: Sequence[int]) -> int:
+        """As many as tokens."""
+        return len(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A model in evaluation mode, on the accelerator where there is one."""
+
+    module: Any  # transformers' causal interface; it ships no types
+    tokenizer: Tokenizer
+    context: int  # tokens that it sees at once
+    source: str  # for the screen
+    manifest: Manifest | None  # of the run that it is of; None: of a folder that does not say
+
+
+def open_trained(directory: Path, tokenizer: Path | None = None) -> TrainedModel:
+    """Open what is in ``directory``; ``tokenizer``: a folder with one, where the model's tokens are not bytes.
+
+    Raises UsageError for a folder with no such model in it, DiskError for damaged files.
+    """
+    if (directory / CHECKPOINTS).is_dir():
+        return _of_run(directory, tokenizer)
+    if (directory / PACKED).is_file():
+        raise UsageError(f"{directory} is packed; unpack it with decentral export {directory} --to FOLDER")
+    if (directory / MODEL).is_file() and (directory / CONFIG).is_file():
+        return _of_folder(directory, tokenizer)
+    raise UsageError(f"{directory}: neither a run directory with checkpoints nor a model folder; name one of them")
+
+
+def _of_run(directory: Path, tokenizer: Path | None) -> TrainedModel:
+    checkpoint = load_newest(directory / CHECKPOINTS)
+    if checkpoint is None:
+        raise DiskError(f"no checkpoint in {directory / CHECKPOINTS}; train until one is written")
+    manifest = load_manifest(directory / TERMS) if (directory / TERMS).exists() else None
+    module = _built(checkpoint, directory)
+    reads_bytes = manifest is not None and manifest.model.task == "causal-lm"
+    if tokenizer is None and not reads_bytes:
+        raise UsageError(f"{directory} holds a script's own model and no tokenizer; name its folder with --tokenizer")
+    reads = Bytes() if tokenizer is None else _tokenizer_of(tokenizer)
+    return _ready(module, reads, f"{directory}, {checkpoint.path.name}", manifest)
+
+
+def _built(checkpoint: Checkpoint, directory: Path) -> Any:  # Any: as in TrainedModel
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = config_of(checkpoint)
+    if config is None or not _is_causal(config):
+        raise UsageError(
+            f"{directory} holds a model that only its script can build, and no causal language model of transformers; "
+            f"decentral export {directory} --to FOLDER gives its tensors"
+        )
+    kind = config.pop("model_type")
+    with torch.random.fork_rng(devices=[]):  # weights are drawn, and overwritten
+        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config), dtype=torch.float32)
+    try:
+        put_in(module, whole_model(checkpoint, directory))
+    except ConfigError as error:
+        raise DiskError(f"{checkpoint.path} does not fit its own configuration: {error}") from error
+    return module
+
+
+def _is_causal(config: dict[str, Any]) -> bool:
+    return any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in config.get("architectures") or ())
+
+
+def _of_folder(directory: Path, tokenizer: Path | None) -> TrainedModel:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    reads = _tokenizer_of(directory if tokenizer is None else tokenizer)
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            directory, local_files_only=True, use_safetensors=True, dtype=torch.float32
+        )
+    except (ValueError, KeyError, OSError) as error:
+        why = str(error).split("\n", 1)[0]
+        raise UsageError(f"{directory} is no causal language model that transformers opens: {why}") from error
+    return _ready(module, reads, str(directory), None)
+
+
+def _tokenizer_of(folder: Path) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        return _OfTransformers(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    except (ValueError, KeyError, OSError) as error:
+        raise UsageError(f"{folder} holds no tokenizer; name a folder that does with --tokenizer") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _OfTransformers:
+    given: Any
+
+    def tokens_of(self, utf8_N: Tensor) -> Tensor:
+        text = bytes(utf8_N.tolist()).decode(errors="replace")
+        return torch.tensor(self.given(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.long)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        return str(self.given.decode(tokens))
+
+    def nbytes_of(self, tokens: Sequence[int]) -> int:
+        return len(self.text_of(tokens).encode())
+
+
+def _ready(module: Any, tokenizer: Tokenizer, source: str, manifest: Manifest | None) -> TrainedModel:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    module.to(accelerator or "cpu").eval()
+    return TrainedModel(module, tokenizer, int(module.config.max_position_embeddings), source, manifest)
