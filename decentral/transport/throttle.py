@@ -127,12 +127,14 @@ class ThrottledStream(Holdable):
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
         gate = self._transport.down
-        self._count.received += nbytes
         if gate is None:
-            return await self._inner.receive_exactly(nbytes, on_bytes)
+            data = await self._inner.receive_exactly(nbytes, on_bytes)
+            self._count.received += nbytes
+            return data
         pieces, piece = [], piece_of(gate.rate)
         for start in range(0, nbytes, piece):
             pieces.append(await self._inner.receive_exactly(min(piece, nbytes - start), on_bytes))
+            self._count.received += len(pieces[-1])
             await self._pass(gate, len(pieces[-1]))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

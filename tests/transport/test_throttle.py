@@ -395,3 +395,18 @@ def test_a_transport_without_caps_keeps_one_meter_and_lets_all_push_at_once():
             assert anyio.current_time() == began
 
     run(script)
+
+
+@pytest.mark.parametrize("caps", [None, Caps(up=CAP, down=CAP)])
+def test_bytes_are_counted_by_kind_of_message_as_the_transport_counts_them(caps: Caps | None) -> None:
+    async def script() -> None:
+        async with World(caps, others=1) as world:
+            await request(world.a, world.others[0].peer, BULK, bytes(100_000), limit=10, timeout=100.0)
+            await request(world.others[0], world.a.peer, VOTE, bytes(300), limit=10, timeout=100.0)
+            bulk, vote = (world.a.traffic.kinds[protocol] for protocol in (BULK, VOTE))
+            total = world.a.traffic.total
+            assert bulk.sent >= 100_000 > bulk.received
+            assert vote.received >= 300 > vote.sent
+            assert (bulk.sent + vote.sent, bulk.received + vote.received) == (total.sent, total.received)
+
+    run(script)
