@@ -1,6 +1,4 @@
-"""What ``decentral doctor`` says of this machine's network before anybody is asked: both kinds of IP, UDP, port mapping,
-how far the relays are.
-"""
+"""What ``decentral doctor`` says of this machine's network: both kinds of IP, UDP, port mapping, how far relays are."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from decentral.cli.findings import Finding
 from decentral.transport.native.tcp import endpoint
 
-_ABROAD = {
+_ABROAD = {  # set aside for documentation: nobody's
     "ipv4": (socket.AF_INET, "192.0.2.1"),
     "ipv6": (socket.AF_INET6, "2001:db8::1"),
-}  # for documentation: nobody's
+}
 _PATIENCE = 5.0  # s for a relay to take a connection
 
 Source = Callable[[socket.AddressFamily, str], str]
