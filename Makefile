@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 NODE_STAMP := tests/interop/node_modules/.package-lock.json
+AXE_STAMP := tests/web/node_modules/.package-lock.json
 ARGS ?=
 
 MINUTES ?= 2
@@ -18,7 +19,7 @@ TESTED := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 SEEDS ?= 1-2400
 ROUNDS ?= 50
 
-.PHONY: demo test test-long simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss interop js-libp2p lint format constraints clean
+.PHONY: demo test test-long simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss interop js-libp2p test-web browser lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -57,6 +58,9 @@ powerloss: $(STAMP)  ## SIGKILLs while checkpoints are written: make powerloss K
 interop: $(STAMP) $(NODE_STAMP)  ## js-libp2p against all transports, with node and npm: make interop ARGS="-k relay"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/interop $(ARGS)
 
+test-web: $(STAMP) browser  ## the page in a real Chromium, with npm: make test-web ARGS="--shots shots -k replay"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/web $(ARGS)
+
 lint: $(STAMP)  ## the last line: whether every test can be imported
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -79,6 +83,14 @@ $(STAMP): pyproject.toml constraints.txt
 
 js-libp2p: $(NODE_STAMP)
 
+browser: $(STAMP) $(AXE_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	command -v chromium chromium-browser google-chrome >/dev/null || { echo "install a Chromium: apt-get install chromium"; exit 1; }
+
+$(AXE_STAMP): tests/web/package.json tests/web/package-lock.json
+	cd tests/web && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	touch $@
+
 # npm warns that two packages want node 22; node 20 runs them (tests/interop/peer.mjs), and its errors are still shown.
 $(NODE_STAMP): tests/interop/package.json tests/interop/package-lock.json
 	cd tests/interop && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
@@ -89,4 +101,4 @@ constraints: $(STAMP)  ## write down what is installed now, without local build 
 	  | sed 's/+[a-z0-9.]*$$//' | sort -f; } > constraints.new && mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv tests/interop/node_modules demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv tests/interop/node_modules tests/web/node_modules demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,16 +14,16 @@ Read = TypeVar("Read", int, float)
 
 RATE_HINT = "write it as 20mbit or 2.5MB/s, or as 900kbit or 1gbit"
 SIZE_HINT = "write it as 50GB or 800MB"
-SECONDS_HINT = "write it as 0.4s or 400ms"
+SECONDS_HINT = "write it as 0.4s or 400ms, 30min or 2h"
 COUNT_HINT = "write it as 30M, 1.5B or 635776"
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)\s*"
 _BITS = re.compile(_NUMBER + r"([kmg])bit(?:/s)?", re.IGNORECASE)
 _BYTES_PER_SECOND = re.compile(_NUMBER + r"([kKMG])B/s")  # a small b is a bit to some people: refused
-_SECONDS = re.compile(_NUMBER + r"(ms|s|min)")
+_SECONDS = re.compile(_NUMBER + r"(ms|s|min|h)")
 _COUNT = re.compile(_NUMBER + r"([kKMBG]?)")  # a small m may be a thousandth: refused
-_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
+_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _COUNTS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 _BYTES = re.compile(_NUMBER + r"([kmgt])b", re.IGNORECASE)
 
@@ -48,7 +48,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of ``0.4s``, ``400ms`` or ``2min``. Raises ConfigError, which shows how a time is written."""
+    """Seconds of ``0.4s``, ``400ms``, ``2min`` or ``2h``. Raises ConfigError, which shows how a time is written."""
     found = _SECONDS.fullmatch(text.strip())
     if found is None or not float(found[1]):
         raise ConfigError(f"{text.strip()[:40]!r} is no time; {SECONDS_HINT}")

@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
+from decentral.cli.metrics_port import with_metrics
 from decentral.cli.options import DEFAULT_DIRECTORY, Decorator
-from decentral.cli.quantities import Rate, Size
+from decentral.cli.page import with_page
+from decentral.cli.quantities import HoursOfDay, Rate, Size
 from decentral.swarm.patience import moment_in
 
 
@@ -62,6 +64,31 @@ CAPS: tuple[Decorator, ...] = (  # how fast
         help="Receive no faster than this, such as 20mbit or 2.5MB/s.",
     ),
 )
+WHEN: tuple[Decorator, ...] = (  # and with how much of the machine; all of it can be set while the peer runs
+    click.option(
+        "--schedule",
+        type=HoursOfDay(),
+        default="always",
+        metavar="HOURS",
+        help="Train only in these hours, local time, such as 22:00-07:00; several with commas between.",
+    ),
+    click.option(
+        "--on-battery",
+        type=click.Choice(["train", "pause"]),
+        default="train",
+        show_default=True,
+        help="What a laptop without mains power does.",
+    ),
+    click.option(
+        "--only-when-idle",
+        is_flag=True,
+        help="Wait while somebody types at this machine, or other programs take more than a quarter of it.",
+    ),
+    click.option(
+        "--max-memory", type=Size(), metavar="SIZE", help="Leave, with code 40, when this process holds more, as 8GB."
+    ),
+    click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Compute with so many threads."),
+)
 
 
 def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,6 +130,7 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             help="After the run's end stay, also when started again, and give its last state to those who come late.",
         ),
         *CAPS,
+        *WHEN,
         click.option(
             "--daily-upload",
             type=Size(),
@@ -116,6 +144,8 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="What NaN or Inf in this peer's progress does: end with one line, or go back to the anchor.",
         ),
+        with_page,
+        with_metrics,
         click.option(
             "--json",
             "as_json",

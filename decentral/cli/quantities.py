@@ -3,6 +3,7 @@
 import click
 
 from decentral.errors import ConfigError
+from decentral.preferences.hours import Hours
 from decentral.quantities import parse_count, parse_rate, parse_seconds, parse_size
 
 
@@ -56,6 +57,21 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # as above
             return value
         try:
             return parse_seconds(str(value))
+        except ConfigError as error:
+            self.fail(str(error), parameter, context)
+
+
+class HoursOfDay(click.ParamType):  # type: ignore[type-arg]  # as above
+    """Hours in which a machine may train."""
+
+    name = "hours"
+
+    def convert(self, value: object, parameter: click.Parameter | None, context: click.Context | None) -> Hours:
+        """Read them; a usage error that shows how they are written."""
+        if isinstance(value, Hours):
+            return value
+        try:
+            return Hours.parse(str(value))
         except ConfigError as error:
             self.fail(str(error), parameter, context)
 

@@ -65,6 +65,12 @@ class Schedule:
             heapq.heappop(self._order)
         return self._order[0][2] if self._order else None
 
+    def change(self, rate: float, now: float) -> None:
+        """From ``now`` on it is another rate; what was saved up beyond its burst is lost, what is owed stays owed."""
+        self._fill(now)
+        self.rate = rate
+        self._fill(now)
+
     def ask(self, peer: PeerId, nbytes: int, now: float, *, urgent: bool = False) -> Turn:
         """Want to move ``nbytes`` with ``peer``; granted at once when nobody has to wait for it."""
         self._fill(now)

@@ -25,12 +25,15 @@ DAY = 86_400  # s
 
 
 class DailyUpload:
-    """At most ``limit`` bytes a day, kept in ``folder``. ``wall`` tells seconds since 1970, UTC."""
+    """At most ``limit`` bytes a day, kept in ``folder``; None: no limit yet, and nothing is kept.
 
-    def __init__(self, folder: Path, limit: int, *, wall: Callable[[], float] = time.time, disk: Disk = DISK) -> None:
-        if limit < 1:
-            raise ConfigError(f"daily_upload={limit}: at least a byte; leave it out for no limit")
-        self.limit = limit
+    ``wall`` tells seconds since 1970, UTC.
+    """
+
+    def __init__(
+        self, folder: Path, limit: int | None, *, wall: Callable[[], float] = time.time, disk: Disk = DISK
+    ) -> None:
+        self.limit = checked(limit)
         self._path, self._wall, self._disk = folder / UPLOAD_FILE, wall, disk
         self._counted = 0  # of this process
         self._saved_at = float("-inf")
@@ -44,12 +47,12 @@ class DailyUpload:
     @property
     def used_up(self) -> bool:
         """Whether nothing should be contributed any more today."""
-        return self.sent >= (1 - RESERVE) * self.limit
+        return self.limit is not None and self.sent >= (1 - RESERVE) * self.limit
 
     @property
     def may_upload(self) -> bool:
         """Whether others may still be helped."""
-        return self.sent < self.limit
+        return self.limit is None or self.sent < self.limit
 
     @property
     def until_next(self) -> float:
@@ -67,7 +70,7 @@ class DailyUpload:
     @property
     def is_due(self) -> bool:
         """Whether it should be saved now."""
-        return abs(self._wall() - self._saved_at) >= SAVE_EVERY
+        return self.limit is not None and abs(self._wall() - self._saved_at) >= SAVE_EVERY
 
     def save(self) -> None:
         """Make the count durable. Raises DiskError."""
@@ -89,3 +92,10 @@ class DailyUpload:
             return self._today(), 0
         whole = isinstance(day, int) and isinstance(sent, int) and sent >= 0
         return (day, sent) if whole else (self._today(), 0)
+
+
+def checked(limit: int | None) -> int | None:
+    """A limit that can be kept. Raises ConfigError."""
+    if limit is not None and limit < 1:
+        raise ConfigError(f"daily_upload={limit}: at least a byte; leave it out for no limit")
+    return limit

@@ -57,7 +57,8 @@ class Suspension:
                 await anyio.sleep(LOOK_EVERY)
         finally:
             daily.count(traffic.total.sent)
-            self._save(daily)
+            if daily.limit is not None:
+                self._save(daily)
 
     def _save(self, daily: DailyUpload) -> None:
         try:

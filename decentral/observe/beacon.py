@@ -14,7 +14,7 @@ from typing import Self
 
 from decentral.errors import DiskError
 from decentral.observe.health import health_sentence
-from decentral.observe.requests import drop_requests, take_requests
+from decentral.observe.requests import Request, drop_requests, take_requests
 from decentral.observe.screen.terminal import Display
 from decentral.observe.status import ProcessInfo, Status, write_status
 
@@ -29,7 +29,7 @@ class Beacon:
         self,
         directory: Path | None,
         read: Callable[[], Status],
-        on_request: Callable[[str], None],
+        on_request: Callable[[Request], None],
         *,
         display: Display | None = None,
         period: float = 1.0,

@@ -53,9 +53,17 @@ class EventLog:
         self._lines.close()
 
 
-def read_events(directory: Path, *, last: int | None = None, event: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run directory in order: only those named ``event``, only the ``last`` ones."""
-    rows = (row for row in read_json_lines(directory / EVENTS_FILE) if event in (None, row.get("event")))
+def read_events(
+    directory: Path, *, last: int | None = None, event: str | None = None, since: float = 0.0
+) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run directory in order: only those named ``event``, only those of ``since`` (s since 1970)
+    or later, and of these the ``last`` ones.
+    """
+    rows = (
+        row
+        for row in read_json_lines(directory / EVENTS_FILE)
+        if event in (None, row.get("event")) and float(row.get("t") or 0) >= since
+    )
     yield from rows if last is None else deque(rows, maxlen=last)
 
 

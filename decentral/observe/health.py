@@ -132,8 +132,11 @@ def _stalled(status: Status) -> str:
 
 
 def _paused(status: Status) -> str:
+    why = "; ".join(status.paused_because)
+    goes_on = "it goes on by itself" if why and "decentral resume" not in why else _RESUME
     meanwhile = "; your loop trains on, and contributes nothing" if status.trains_while_paused else ""
-    return f"paused: after round {status.round}; the others go on without you{meanwhile}; {_RESUME}"
+    reason = f", {why}" if why else ""
+    return f"paused: after round {status.round}{reason}; the others go on without you{meanwhile}; {goes_on}"
 
 
 def _resting(status: Status) -> str:
@@ -151,6 +154,8 @@ def _training(status: Status) -> str:
     if status.notices:
         word = f"attention: {status.notices[0]}; you train on"
     parts = [f"{word}: round {status.round}", _useful(status)]
+    if status.finishing:
+        parts.append("leaves with the round that is made now")
     if status.rounds_contributed:
         parts.append(f"{in_units(status.bytes_per_round)} sent per round")
     if status.next_sync_seconds is not None:

@@ -1,5 +1,7 @@
 """Numbers of a running process for Prometheus, over HTTP: a scraper asks ``http://HOST:PORT/metrics``.
 
+``/healthz`` says in one line how it is, with 200 while that is well and 503 else, for what restarts or alarms.
+
 One request per connection, one answer, closed. Whoever reaches the port can read the numbers and nothing else, and can
 cost us no more than a few connections of a few seconds: so it is meant for localhost. That is why the server is ours:
 prometheus_client's has a thread for each connection and waits for its request without end.
@@ -21,6 +23,7 @@ _PATIENCE = 5.0  # s for all of it
 _AT_ONCE = 16  # connections; a scraper needs one
 
 Read = Callable[[], Iterable[Metric]]
+Health = Callable[[], tuple[bool, str]]  # whether it is well, and a line for people
 
 
 class _Now(Collector):
@@ -41,8 +44,8 @@ def exposition(read: Read) -> bytes:
     return generate_latest(registry)
 
 
-async def serve_metrics(listener: anyio.abc.Listener[anyio.abc.SocketStream], read: Read) -> None:
-    """Answer until cancelled; ``read`` gives the numbers of the moment."""
+async def serve_metrics(listener: anyio.abc.Listener[anyio.abc.SocketStream], read: Read, health: Health) -> None:
+    """Answer until cancelled; ``read`` gives the numbers of the moment, ``health`` the word."""
     room = anyio.CapacityLimiter(_AT_ONCE)
 
     async def attend(stream: anyio.abc.SocketStream) -> None:
@@ -51,22 +54,28 @@ async def serve_metrics(listener: anyio.abc.Listener[anyio.abc.SocketStream], re
                 return
             async with room:
                 with anyio.move_on_after(_PATIENCE):
-                    await _answer(stream, read)
+                    await _answer(stream, read, health)
 
     await listener.serve(attend)
 
 
-async def _answer(stream: anyio.abc.SocketStream, read: Read) -> None:
+async def _answer(stream: anyio.abc.SocketStream, read: Read, health: Health) -> None:
     try:
-        request = await _head(stream)
-        method, _, rest = request.partition(b" ")
-        if method in (b"GET", b"HEAD") and rest.partition(b" ")[0] in (b"/metrics", b"/"):
-            await stream.send(_response("200 OK", exposition(read), head_only=method == b"HEAD"))
-        else:
-            await stream.send(_response("404 Not Found", b"the numbers are at /metrics\n"))
+        await stream.send(_answer_to(await _head(stream), read, health))
         await stream.send_eof()
     except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
         return
+
+
+def _answer_to(request: bytes, read: Read, health: Health) -> bytes:
+    method, _, rest = request.partition(b" ")
+    path, head_only = rest.partition(b" ")[0], method == b"HEAD"
+    if method not in (b"GET", b"HEAD") or path not in (b"/metrics", b"/", b"/healthz"):
+        return _response("404 Not Found", b"the numbers are at /metrics, one word at /healthz\n")
+    if path != b"/healthz":
+        return _response("200 OK", exposition(read), head_only=head_only)
+    well, line = health()
+    return _response("200 OK" if well else "503 Service Unavailable", f"{line}\n".encode(), head_only=head_only)
 
 
 async def _head(stream: anyio.abc.SocketStream) -> bytes:

@@ -1,43 +1,82 @@
 """``requests/``: how a command steers the peer that runs in a directory, without a socket.
 
-A command drops an empty file ``requests/leave``, ``requests/pause`` or ``requests/resume``; the peer takes
-it away when it acts. Files of a directory belong to whoever may write there, so no other right is needed.
+A command leaves a file, ``requests/leave``, ``requests/pause`` or ``requests/set.max-upload``, with its values as JSON;
+the peer takes it away when it acts. Files of a directory belong to whoever may write there, so no other right is
+needed.
 """
 
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from decentral.errors import DiskError, UsageError
 
-REQUESTS = ("leave", "pause", "resume")
+REQUESTS = ("leave", "finish", "pause", "resume", "set")  # in the order in which they are obeyed
 _FOLDER = "requests"
+_MOST_NBYTES = 4096  # of one request
 
 
-def ask(directory: Path, request: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody asks of a peer. ``set`` has ``key`` and ``value``, ``pause`` may have ``until`` (s since 1970)."""
+
+    name: str  # one of REQUESTS
+    values: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
+
+    @property
+    def file(self) -> str:
+        """Its name in the folder: two settings do not replace each other, the newer value of one does the older."""
+        return f"{self.name}.{self.values['key']}" if self.name == "set" else self.name
+
+
+def ask(directory: Path, request: str, **values: Any) -> None:
     """Leave a request for the peer in ``directory``."""
     if request not in REQUESTS:
         raise UsageError(f"request {request!r}: unknown; one of {', '.join(REQUESTS)}")
     try:
         folder = directory / _FOLDER
         folder.mkdir(exist_ok=True)
-        (folder / request).touch()
+        wanted = folder / Request(request, values).file
+        begun = folder / f".{wanted.name}.{os.getpid()}"  # a peer that looks now must not read half of it
+        begun.write_text(json.dumps(values), encoding="utf-8")
+        begun.replace(wanted)
     except OSError as error:
         raise DiskError(
             f"{directory}: the request cannot be left ({error.strerror}); use the peer's own account"
         ) from error
 
 
-def take_requests(directory: Path) -> tuple[str, ...]:
-    """Take and return the requests that wait, ``leave`` first."""
-    taken = []
-    for request in REQUESTS:
-        try:
-            (directory / _FOLDER / request).unlink()
-        except OSError:
-            continue
-        taken.append(request)
-    return tuple(taken)
+def take_requests(directory: Path) -> tuple[Request, ...]:
+    """Take and return the requests that wait, ``leave`` first; what cannot be read is dropped."""
+    try:
+        waiting = sorted(path for path in (directory / _FOLDER).iterdir() if not path.name.startswith("."))
+    except OSError:
+        return ()
+    taken = [request for path in waiting if (request := _take(path)) is not None]
+    return tuple(sorted(taken, key=lambda request: REQUESTS.index(request.name)))
 
 
 def drop_requests(directory: Path) -> None:
     """Forget what was asked of an earlier process."""
     take_requests(directory)
+
+
+def _take(path: Path) -> Request | None:
+    """A file that a person touched, empty, asks as well."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            values = json.loads(file.read(_MOST_NBYTES) or "{}")
+    except (OSError, ValueError, RecursionError):
+        values = None
+    try:
+        path.unlink()
+    except OSError:
+        return None
+    request = Request(path.name.partition(".")[0], values if isinstance(values, dict) else {})
+    known = request.name in REQUESTS and (request.name != "set" or "key" in request.values)
+    return request if known and values is not None else None

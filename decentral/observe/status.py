@@ -4,6 +4,7 @@ The running peer replaces the file atomically about once a second; anyone may re
 by its pid and its creation time together, because pids are reused.
 """
 
+import functools
 import json
 import os
 import time
@@ -69,6 +70,9 @@ class Status:
     own_loop: bool = False  # beside a script's loop, by decentral.join; not one of decentral start or join
     trains_while_paused: bool = False  # a loop of one's own trains on, and holds back contributions only
     anchor_digest: str = ""
+    num_parameters: int = 0  # that are trained; 0: not known yet
+    open_round: Mapping[str, Any] | None = None  # the round in progress: round, members, offers, leader, ballot, votes
+    kinds: Mapping[str, Any] = field(default_factory=dict)  # bytes sent and received, by kind of message
     invite: str = ""
     addresses: tuple[str, ...] = ()
     reachability: str = ""  # public, nat, symmetric nat, firewall, local, unknown; empty before it was looked at
@@ -78,10 +82,14 @@ class Status:
     diagnosed_round: int = 0  # outer steps made with that round; 0: none had any
     diagnosed_part: bool = False  # those between peers are of the part of a reduce that this peer summed
     out_of_band: tuple[str, ...] = ()  # names of the figures that are out of their bands
+    paused_because: tuple[str, ...] = ()  # in words, while it is paused; empty: nobody said why
+    finishing: bool = False  # it leaves with the next round that is committed
+    preferences: Mapping[str, str] = field(default_factory=dict)  # what this volunteer wants otherwise than usual
     problem: str = ""  # one sentence when something is wrong, empty when nothing is
     health: str = ""  # the sentence of health.py
     pid: int = 0
     process_created: float = 0.0  # seconds since the epoch
+    library: str = ""  # version of this library, by which it was written
     updated: float = 0.0  # seconds since the epoch
 
     @classmethod
@@ -89,7 +97,17 @@ class Status:
         """Take the fields that are known and leave the others at their defaults."""
         known = {f.name for f in fields(cls)}
         taken = {key: value for key, value in values.items() if key in known}
-        for key in ("members", "given_up", "waiting_for", "gone", "addresses", "relays", "notices", "out_of_band"):
+        for key in (
+            "members",
+            "given_up",
+            "waiting_for",
+            "gone",
+            "addresses",
+            "relays",
+            "notices",
+            "out_of_band",
+            "paused_because",
+        ):
             if key in taken:
                 taken[key] = tuple(taken[key] or ())
         return cls(**taken)
@@ -114,7 +132,7 @@ class ProcessInfo:
 
 def write_status(directory: Path, status: Status, process: ProcessInfo) -> None:
     """Replace ``status.json`` in one step, so that a reader never sees half of it."""
-    stamped = replace(status, pid=process.pid, process_created=process.created, updated=time.time())
+    stamped = replace(status, pid=process.pid, process_created=process.created, updated=time.time(), library=_library())
     text = json.dumps({"version": STATUS_VERSION, **plain(asdict(stamped))}, indent=1)
     temporary = directory / f".{STATUS_FILE}.{process.pid}"
     try:
@@ -124,6 +142,16 @@ def write_status(directory: Path, status: Status, process: ProcessInfo) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise DiskError(f"{directory}: status cannot be written ({error.strerror}); free some space") from error
+
+
+@functools.cache
+def _library() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # 0.05 s: only who writes one pays
+
+    try:
+        return version("decentral")
+    except PackageNotFoundError:  # run from a folder of sources
+        return ""
 
 
 def read_status(directory: Path) -> Status:

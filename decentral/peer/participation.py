@@ -15,6 +15,7 @@ from decentral.training.diagnosed import Diagnosed
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.reporting import Reporter
 from decentral.training.swarm.thread import SwarmThread
+from decentral.transport.throttle import ThrottledTransport
 from decentral.wire.keys import peer_name
 
 
@@ -38,6 +39,7 @@ class Participation:
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._network: NetworkSetup | None = None
         self._swarm: SwarmThread[Node] | None = None
+        self._links: ThrottledTransport | None = None
         self._loop: OuterLoop | None = None
         self._is_closed = False
 
@@ -75,6 +77,16 @@ class Participation:
     @swarm.setter
     def swarm(self, made: SwarmThread[Node]) -> None:
         self._swarm = made
+
+    @property
+    def links(self) -> ThrottledTransport:
+        """What holds to the caps, from before the swarm side is up."""
+        assert self._links is not None
+        return self._links
+
+    @links.setter
+    def links(self, made: ThrottledTransport) -> None:
+        self._links = made
 
     @property
     def loop(self) -> OuterLoop:

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, DecentralError, NoPeersError
-from decentral.node.daily_upload import DailyUpload
 from decentral.node.folder import kept_terms, kept_token
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
 from decentral.observe.status import Status, check_free
 from decentral.peer.ending import end_before_the_run, end_of_run
 from decentral.peer.gathering import Gathering
+from decentral.peer.limits import Limits
 from decentral.peer.network_setup import check_relays
 from decentral.peer.participation import Participation, StepCount
 from decentral.peer.settings import Settings
@@ -35,6 +35,7 @@ from decentral.peer.shown.status import Shown, status_of
 from decentral.peer.shown.trackers import Trackers
 from decentral.peer.standing import Standing
 from decentral.peer.startup import Startup
+from decentral.preferences.preferences import Preferences
 from decentral.swarm.lan.discovery import Lan
 from decentral.tasks.shards import ShardPlace, seed_of, shard
 from decentral.training.inner_optimizers import InnerSteps
@@ -54,8 +55,7 @@ class Peer:
         self._model = settings.model
         self._announce = Announcer(settings.options.observer)
         self._lan = Lan(self._announce) if settings.options.lan else None
-        limit = settings.daily_upload
-        self._daily_upload = None if limit is None else DailyUpload(settings.out, limit)
+        self._limits = Limits(settings)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
         self._count, self._trackers = StepCount(), Trackers(settings.options.accelerator)
         self._part: Participation | None = None
@@ -162,22 +162,11 @@ class Peer:
         return self._last_status
 
     async def _ask_status(self, part: Participation) -> Status:
-        node = part.swarm.node
-        shown = Shown(
-            manifest=self.manifest,
-            node=node,
-            transport=part.swarm.transport,
-            network=part.network,
-            counted=part.reporter,
-            caps=self.settings.caps,
-            notices=self._announce.notices.now(node.driver.head.round),
-            diagnosed=part.diagnosed,
-            inner_steps=self.inner_steps,
-            invite=part.invite,
-            done=self.done,
-            paused=self.paused,
+        notices = self._announce.notices.now(part.swarm.node.driver.head.round)
+        asked = {"paused": self.paused, "leaving": self._control.leaving, "done": self.done}
+        return status_of(
+            Shown(manifest=self.manifest, part=part, notices=notices, inner_steps=self.inner_steps, **asked)
         )
-        return status_of(shown)
 
     def _last_word(self) -> Status:
         """The status, and at the end how it ended."""
@@ -212,6 +201,14 @@ class Peer:
         self._control.paused = False
         if self._up is not None:
             self._up.swarm.begin(self._up.swarm.node.resting.end, PAUSED)
+
+    def finish(self) -> None:
+        """End with the next round that is committed: ``done`` becomes true after it."""
+        self._control.finishes_after = self.round
+
+    def limit(self, wanted: Preferences) -> None:
+        """Hold to other rates and another day's upload from now on, and compute with other threads."""
+        self._limits.change(wanted, self._up)
 
     def save(self) -> bool:
         """Write a checkpoint, between two steps, on every process of the peer; False while a commit arrives, too."""
@@ -260,7 +257,8 @@ class Peer:
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
         self._seed = seed_of(self.manifest.digest, part.identity.peer)
-        Startup(part, self._control, self._count, self._daily_upload, self._lan).begin()
+        Startup(part, self._control, self._count, self._limits.daily_upload, self._lan).begin()
+        self._limits.hold(part)  # somebody may have changed them meanwhile
 
     def _require_peers(self, count: int) -> None:
         me = self._part.identity.peer if self._part is not None else b""
@@ -325,6 +323,8 @@ class Peer:
         loop, swarm = self._part.loop, self._part.swarm
         loop.schedule.stepped()
         changed = run_blocking(loop.step_boundary())
+        if (last := self._control.finishes_after) is not None and self.round > last:
+            self.leave()
         if not (swarm.alive or loop.done or self.done):
             raise swarm.error or DecentralError("the swarm's thread ended; see events.jsonl, then restart")
         return changed

@@ -149,6 +149,7 @@ class Startup:
         part, signer = self._part, self._part.identity.signer
         admission = Admission(part.token, self._manifest.digest, signer.peer) if part.token is not None else None
         transport = throttled(part.network.transport, self._settings.caps, self._daily_upload, admission)
+        part.links = transport
 
         def make_node(on_update: Callable[[CommittedUpdate], None]) -> Node:
             node = Node(

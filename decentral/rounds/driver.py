@@ -28,7 +28,7 @@ from decentral.rounds.looking import Looking
 from decentral.rounds.peer_watch import PeerWatch
 from decentral.rounds.reducing import Reducer
 from decentral.rounds.steps import Steps
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.updates import CommittedUpdate, Decision
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Behind, Commit, JoinRequest, Record
@@ -238,6 +238,7 @@ class Driver:
     async def _decide(self, commit: Commit) -> None:
         """Durable first, then applied, then announced."""
         state, record = self.state, commit.record
+        sending = self.frames.sending(None if state.pending is None else state.pending.offered)
         frames = {ref.frame: state.stored(ref.frame) for ref in record.frames}
         data = [frames[ref.frame].data for ref in record.frames]
         await state.offload(state.ledger.append, commit, data)
@@ -245,6 +246,7 @@ class Driver:
         inner: Mapping[str, Tensor] = {}
         channels: frozenset[str] = frozenset()
         unmoved, step = False, None
+        began = anyio.current_time()
         if moves_anchor(record):
             step = await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
             before_N, after_N = step.before_N, step.after_N
@@ -255,6 +257,7 @@ class Driver:
                 state.on_event("unmoved", fields)
             buffers_B = state.replica.shared_buffers(record.fragment)
             inner, channels = step.state if state.replica.method.inner else {}, step.channels
+        decision = self._decision(commit, sending, anyio.current_time() - began)
         state.tasks.spawn(self.looking.name_peers, record, frames, self.looking.measured(record, step))
         named, taken_N = self.bookkeeping.settle(record, frames)
         self.looking.at_round(record, frames, step, named)
@@ -265,13 +268,19 @@ class Driver:
         self.frames.tidy(record.round)
         anchor = state.replica.digest if moves_anchor(record) else record.base
         moved = (record.fragment, before_N, after_N, named, anchor)
-        update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N)
+        update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N, decision=decision)
         state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
         await self._carry_out(state.machine.applied(anchor, anyio.current_time()))
         if record.final:
             self._tell_the_end(record)
         if state.pending is not None and self._takes_again(record):
             await self._offer()
+
+    def _decision(self, commit: Commit, sending: float | None, applying: float) -> Decision:
+        """Before the machine goes on: the leaders are those of the round that the commit ends."""
+        ballot = commit.certificate.ballot
+        leader = self.machine.state.leader_of(ballot)
+        return Decision(leader, ballot, len(commit.certificate.votes), sending, applying)
 
     def _tell_the_end(self, record: Record) -> None:
         """Nothing follows that would show who has it: say so, for those who stay until everybody has, and followers."""

@@ -33,6 +33,7 @@ class FrameIO:
         self.state, self.steps, self.watch = state, steps, watch
         self.transport, self.arrivals = swarm.transport, Arrivals()
         self._pushes: dict[anyio.CancelScope, Frame] = {}
+        self._pushed: dict[bytes, tuple[float, float | None]] = {}  # by frame: since when, and until when
         serve_requests(self.transport, CONTROL, self._on_control, limit=CONTROL_LIMIT)
         limit = state.frame_limit
         serve_requests(self.transport, gather.PUSH, self._on_push, limit=limit, watch=self.arrivals.push)
@@ -117,17 +118,28 @@ class FrameIO:
     async def push(self, frame: Frame, members: Sequence[PeerId]) -> None:
         """Give a frame to all ``members`` but this peer, unless its round ends before."""
         others = [peer for peer in members if peer != self.state.me]
+        began = anyio.current_time()
+        self._pushed[frame.hash] = began, None
         with anyio.CancelScope() as scope:
             self._pushes[scope] = frame
             try:
                 await self.broadcast.give(frame, others, self.unreachable)
             finally:
                 del self._pushes[scope]
+                self._pushed[frame.hash] = began, anyio.current_time()
+
+    def sending(self, frame: bytes | None) -> float | None:
+        """Seconds that pushing a frame took, or takes so far; None: it was not pushed lately."""
+        if frame is None or frame not in self._pushed:
+            return None
+        began, ended = self._pushed[frame]
+        return (anyio.current_time() if ended is None else ended) - began
 
     def end_pushes(self, record: Record) -> None:
         """A round that is over wants no frames but those it names: what is still on its way would slow the next one."""
         named = {ref.frame for ref in record.frames}
         self.cancel_pushes(lambda frame: frame.header.round <= record.round and frame.hash not in named)
+        self._pushed = {frame: times for frame, times in self._pushed.items() if times[1] is None}
 
     def cancel_pushes(self, useless: Callable[[Frame], bool]) -> None:
         """Call off what is on its way and ``useless``."""

@@ -9,9 +9,21 @@ from torch import Tensor
 
 from decentral.consensus.chain import Digest, Head
 from decentral.replica.contribution import Contribution
+from decentral.wire.keys import PeerId
 from decentral.wire.messages import Commit, Record
 
 # Shape suffixes: N = elements of one fragment, B = elements of all shared buffers; flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a commit came about, as this peer saw it; seconds of the loop's clock."""
+
+    leader: PeerId
+    ballot: int  # 0: the round's first leader; each above is a change of leader
+    votes: int  # that prove it
+    sending: float | None  # s until the others had this peer's frame, or so far; None: none was pushed
+    applying: float  # s that the outer step took
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,7 @@ class CommittedUpdate:
     unmoved: bool = False  # the commit moved nothing: what it took is given up
     took: bool = False  # adopted: what this peer had in flight was taken, and ``before_N`` is without what it measured
     taken_N: Tensor | None = None  # bool: where progress is in the anchor already, sent by a previous incarnation
+    decision: Decision | None = None  # None: adopted
 
 
 @dataclass(slots=True)

@@ -108,6 +108,10 @@ class Directory:
         """Seconds since the lease of ``peer`` ended: 0 while it is live, infinity when it was never here."""
         return self._table.silent_for(peer, anyio.current_time())
 
+    def heard(self, peer: PeerId) -> float | None:
+        """Seconds since ``peer`` last said that it is here; None: it never did."""
+        return self._table.heard(peer, anyio.current_time())
+
     def said_goodbye(self, peer: PeerId) -> bool:
         """Whether a peer that is not here any more left in good order."""
         return self._table.said_goodbye(peer)

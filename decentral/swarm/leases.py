@@ -96,6 +96,17 @@ class LeaseTable:
             return max(0.0, now - self._live[peer][0])
         return now - self._silent[peer].since if peer in self._silent else float("inf")
 
+    def heard(self, peer: PeerId, now: float) -> float | None:
+        """Seconds since the peer last said that it is here, to us or to whom we have it from; None: never, for all we
+        know.
+        """
+        if peer in self._live:
+            end, lease = self._live[peer]
+            return max(0.0, now - end + min(self.ttl, lease.ttl))
+        if (silence := self._silent.get(peer)) is None:
+            return None
+        return now - silence.since + (0.0 if silence.said_goodbye else min(self.ttl, silence.lease.ttl))
+
     def said_goodbye(self, peer: PeerId) -> bool:
         """Whether the peer is silent because it left in good order."""
         return peer in self._silent and self._silent[peer].said_goodbye

@@ -73,6 +73,7 @@ class LoopControl:
 
     paused: bool = False  # contribute nothing
     leaving: bool = False  # wait for nothing any more
+    finishes_after: int | None = None  # outer steps, beyond which the peer leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from decentral.consensus.chain import contributions, moves_anchor
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Swapped
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.updates import CommittedUpdate, Decision
 from decentral.training.absence import Away
 from decentral.wire.keys import PeerId, peer_name
 
@@ -48,6 +48,7 @@ class Reporter:
         self._round_seconds: deque[float] = deque(maxlen=USUAL)
         self.waited = 0.0  # s the training thread stood still for the swarm
         self._wait_began = 0.0
+        self._waited_before = 0.0  # until the last round ended
 
     def metrics(self, logged: Mapping[str, float | Tensor]) -> None:
         """Values the training loop logged."""
@@ -90,6 +91,8 @@ class Reporter:
             "record": record.hash.hex(),
             "anchor": update.anchor.hex(),
         }
+        if moves_anchor(record):
+            fields |= {**({} if of_pairs else self._times()), **_told_by(update.decision)}
         self._emit("commit" if moves_anchor(record) else "membership", fields)
         was_there = self._me in record.members or update.contribution is not None
         if not moves_anchor(record) or of_pairs:
@@ -121,6 +124,7 @@ class Reporter:
             "step": outcome.step,
             "partner": partner,
             "disagreement": outcome.disagreement,
+            **self._times(),
         }
         self._emit("pair", fields)
         self._ended(outcome.partner is not None if outcome.matched else None)
@@ -134,6 +138,13 @@ class Reporter:
             self._num_outcomes += 1
         self._round_seconds.append(now - self._round_began)
         self._round_began = now
+
+    def _times(self) -> dict[str, object]:
+        """Seconds since the last round ended here, and for how many of them training stood still."""
+        now = self._clock()
+        waited = self.waited + (now - self._wait_began if self._waiting else 0.0)
+        since, self._waited_before = waited - self._waited_before, waited
+        return {"seconds": round(now - self._round_began, 3), "waited": round(since, 3)}
 
     @property
     def stands_still(self) -> bool:
@@ -191,3 +202,12 @@ class Reporter:
         then, sent_then, received_then = self._traffic[0]
         elapsed = max(now - then, 1e-3)
         return (sent - sent_then) / elapsed, (received - received_then) / elapsed
+
+
+def _told_by(decision: Decision | None) -> dict[str, object]:
+    """How the commit came about, where this peer was there."""
+    if decision is None:
+        return {}
+    sending = None if decision.sending is None else round(decision.sending, 3)
+    who = {"leader": peer_name(decision.leader), "ballot": decision.ballot, "votes": decision.votes}
+    return {**who, "sending": sending, "applying": round(decision.applying, 3)}

@@ -171,6 +171,7 @@ class Traffic:
 
     total: Count = field(default_factory=Count)
     peers: dict[PeerId, Count] = field(default_factory=dict)  # the first 4,096 met; ``total`` has all
+    kinds: dict[str, Count] = field(default_factory=dict)  # by protocol, of those that streams are opened for
 
     def add(self, peer: PeerId, *, sent: int = 0, received: int = 0) -> None:
         """Book bytes exchanged with ``peer``."""

@@ -23,7 +23,7 @@ from decentral.flow.budget import Budget
 from decentral.flow.changes import Changes
 from decentral.flow.schedule import Schedule, Turn, piece_of
 from decentral.flow.uplink import UplinkMeter
-from decentral.transport.base import DhtHost, Handler, Stream, Traffic, Transport
+from decentral.transport.base import Count, DhtHost, Handler, Stream, Traffic, Transport
 from decentral.transport.watchdog import LEAST_RATE, Holdable
 from decentral.wire.keys import PeerId, peer_name
 
@@ -32,6 +32,7 @@ LEAST_CAP = 8 * LEAST_RATE
 _UNCAPPED_PIECE = 1 << 16  # bytes, so that the meter sees when the buffers are full; no slower than larger ones
 _TRIFLE = 64  # bytes: lengths and acknowledgements are booked without waiting
 _QUESTION = 4096  # bytes: asking for what others have is no upload
+_FREE = 1e15  # bytes/s: for those who wait at a cap that was lifted
 _LOOK_EVERY = 0.5  # s between looks whether a push may begin because the others do not use the cap
 
 
@@ -58,6 +59,13 @@ class Gate:
         self.rate = rate
         self._schedule: Schedule | None = None  # made when the loop's clock is there
         self._waiting: dict[Turn, anyio.Event] = {}
+
+    def change(self, rate: float) -> None:
+        """Go on at another rate, for those who wait already, too."""
+        self.rate = rate
+        if self._schedule is not None:
+            self._schedule.change(rate, anyio.current_time())
+            self._wake(self._schedule.head)  # it keeps the time, by the old rate
 
     @property
     def schedule(self) -> Schedule:
@@ -98,12 +106,13 @@ class Gate:
 class ThrottledStream(Holdable):
     """See Stream."""
 
-    def __init__(self, inner: Stream, transport: ThrottledTransport, *, urgent: bool) -> None:
+    def __init__(self, inner: Stream, transport: ThrottledTransport, count: Count, *, urgent: bool) -> None:
+        """``count``: of its protocol, to be added to."""
         super().__init__()
         if isinstance(inner, Holdable):
             self.watchdogs = inner.watchdogs  # whichever holds it up
         self.peer = inner.peer
-        self._inner, self._transport, self._urgent = inner, transport, urgent
+        self._inner, self._transport, self._count, self._urgent = inner, transport, count, urgent
 
     async def send(self, data: bytes | memoryview) -> None:
         """See Stream. TransportError when it is bulk and the transport's owner allows no more."""
@@ -119,10 +128,13 @@ class ThrottledStream(Holdable):
         """See Stream."""
         gate = self._transport.down
         if gate is None:
-            return await self._inner.receive_exactly(nbytes, on_bytes)
+            data = await self._inner.receive_exactly(nbytes, on_bytes)
+            self._count.received += nbytes
+            return data
         pieces, piece = [], piece_of(gate.rate)
         for start in range(0, nbytes, piece):
             pieces.append(await self._inner.receive_exactly(min(piece, nbytes - start), on_bytes))
+            self._count.received += len(pieces[-1])
             await self._pass(gate, len(pieces[-1]))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -146,6 +158,7 @@ class ThrottledStream(Holdable):
         if self._transport.up is not None:
             await self._pass(self._transport.up, len(piece))
         await self._inner.send(piece)
+        self._count.sent += len(piece)
 
     async def _pass(self, gate: Gate, nbytes: int) -> None:
         if nbytes <= _TRIFLE:
@@ -201,6 +214,12 @@ class ThrottledTransport:
         found = self.meter.bytes_per_second
         return found if found is None or self.caps.up is None else min(found, self.caps.up)
 
+    async def cap(self, caps: Caps) -> None:
+        """From now on hold to these. Runs on the transport's loop."""
+        self.caps = caps
+        self.up, self.down = _changed(self.up, caps.up), _changed(self.down, caps.down)
+        self._pushed.tell()
+
     def serve(self, protocol: str, handler: Handler) -> None:
         """See Transport."""
 
@@ -243,10 +262,10 @@ class ThrottledTransport:
         if self.up is None or protocol in self._urgent:
             yield
             return
-        while self._pushes >= self.up.rate // LEAST_CAP:
+        while self.up is not None and self._pushes >= self.up.rate // LEAST_CAP:
             with anyio.move_on_after(_LOOK_EVERY) as look:
                 await self._pushed.next()
-            if look.cancelled_caught and self.up.schedule.idle(anyio.current_time()):
+            if look.cancelled_caught and (self.up is None or self.up.schedule.idle(anyio.current_time())):
                 break
         self._pushes += 1
         try:
@@ -256,4 +275,13 @@ class ThrottledTransport:
             self._pushed.tell()
 
     def _throttled(self, stream: Stream, protocol: str) -> ThrottledStream:
-        return ThrottledStream(stream, self, urgent=protocol in self._urgent)
+        count = self.traffic.kinds.setdefault(protocol, Count())
+        return ThrottledStream(stream, self, count, urgent=protocol in self._urgent)
+
+
+def _changed(gate: Gate | None, rate: float | None) -> Gate | None:
+    """The gate for ``rate``: the same one while there is a cap, because some wait at it."""
+    if gate is None:
+        return None if rate is None else Gate(rate)
+    gate.change(_FREE if rate is None else rate)
+    return None if rate is None else gate

@@ -1,5 +1,6 @@
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from click.testing import Result
 from decentral.cli import COMMANDS, main
 from decentral.manifest import load_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
-from decentral.observe.requests import take_requests
+from decentral.observe.requests import Request, take_requests
 from decentral.observe.rotation import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.laws.tables import PRESETS
@@ -99,6 +100,16 @@ def test_the_example_in_the_help_runs(run: Run, running_peer: Path, name: str, f
         assert result.exit_code == 0, result.stderr
         for fragment in fragments:
             assert fragment in result.stdout
+
+
+def test_logs_of_some_time_leave_out_what_was_before(run: Run, running_peer: Path) -> None:
+    log = EventLog(running_peer, wall=iter((time.time() - 7200, *[time.time() - 60] * 30)).__next__)
+    for number in range(31):
+        log("round", number=number)
+    log.close()
+    assert re.findall(r"number=(\d+)", run("logs", "--since", "1h").stdout) == [str(n) for n in range(1, 31)]
+    assert len(run("logs", "--since", "1h", "--last", "5").stdout.splitlines()) == 5
+    assert "no event in that time" in run("logs", "--since", "1s").stderr
 
 
 def test_logs_are_read_also_where_all_of_them_lie_packed(run: Run, running_peer: Path) -> None:
@@ -226,9 +237,9 @@ def test_pausing_a_loop_that_trains_on_says_so(run: Run, running_peer: Path) -> 
 
 
 def test_leave_pause_and_resume_reach_the_peer(run: Run, running_peer: Path) -> None:
-    for request in ("leave", "pause", "resume"):
+    for request in ("leave", "finish", "pause", "resume"):
         assert run(request).exit_code == 0
-        assert take_requests(running_peer) == (request,)
+        assert take_requests(running_peer) == (Request(request),)
 
 
 def test_a_peer_that_ended_cannot_be_asked_to_leave(run: Run, running_peer: Path) -> None:

@@ -188,6 +188,7 @@ def test_the_curve_counts_what_everybody_had_trained_and_sent_by_then(tmp_path: 
     first, lost = ended(tmp_path, "peer-0"), ended(tmp_path, "peer-1", killed=True)
     newcomer, solo = ended(tmp_path, "newcomer"), ended(tmp_path, "solo")
     log = MetricsLog(first.directory)
+    log.inner(1, loss=5.0)
     log.outer(10, round=1, tokens=100, bytes_sent=10, bits_per_byte=5.0)
     log.outer(20, round=2, tokens=200, bytes_sent=30)  # not evaluated: no time for it
     log.outer(30, round=3, tokens=300, bytes_sent=40, bits_per_byte=4.0)
@@ -206,6 +207,8 @@ def test_the_curve_counts_what_everybody_had_trained_and_sent_by_then(tmp_path: 
     assert list(swarm.tokens) == [0, 100 + 90, 300 + 180 + 70]
     assert list(swarm.nbytes) == [0, 10 + 9, 40 + 18 + 7]
     assert list(swarm.bits_per_byte) == [8.0, 5.0, 4.0]
+    assert swarm.seconds[0] == 0.0
+    assert list(swarm.seconds) == sorted(swarm.seconds), "it began with the first inner step"
     assert list(alone.bits_per_byte) == [8.0]
 
 

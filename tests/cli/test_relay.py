@@ -20,7 +20,8 @@ import trio
 import trio.testing
 from click.testing import Result
 
-from decentral.cli.relay.relaying import _report, advice, host_and_port, introduction
+from decentral.cli.metrics_port import host_and_port
+from decentral.cli.relay.relaying import _report, advice, introduction
 from decentral.errors import PeerUnreachable, UsageError
 from decentral.transport.native.links import Links
 from decentral.transport.native.sessions import SessionEvents

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,15 @@ def test_a_baseline_can_be_paused_goes_on_and_tells_its_losses(tmp_path: Path, t
     assert again.inner_steps <= paused.inner_steps + 1
     ask(out, "resume")
     until(lambda status: status.state == "training" and status.inner_steps > again.inner_steps)
+    in_ten_hours = datetime.now() + timedelta(hours=10)
+    hours = f"{in_ten_hours:%H:%M}-{in_ten_hours + timedelta(hours=1):%H:%M}"
+    ask(out, "set", key="schedule", value=hours)
+    closed = until(lambda status: status.state == "paused")
+    assert closed.preferences == {"schedule": hours}
+    assert f"outside its hours until {in_ten_hours:%H:%M}; " in closed.health
+    assert closed.health.endswith("it goes on by itself")
+    ask(out, "set", key="schedule", value="always")
+    until(lambda status: status.state == "training" and status.inner_steps > closed.inner_steps)
     ask(out, "leave")
     trained.join(60)
     assert read_status(out).state == "left"

@@ -35,8 +35,9 @@ def test_numbers_are_written_as_prometheus_reads_them() -> None:
     [
         (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200 OK\r\n", b"\nplaces 3.0\n"),
         (b"HEAD /metrics HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK\r\n", b"Connection: close\r\n\r\n"),
-        (b"GET /secrets HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found\r\n", b"/metrics\n"),
-        (b"\x16\x03\x01" + b"\xff" * 9000, b"HTTP/1.1 404 Not Found\r\n", b"/metrics\n"),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 503 Service Unavailable\r\n", b"\nstalled: in round 7\n"),
+        (b"GET /secrets HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found\r\n", b"/healthz\n"),
+        (b"\x16\x03\x01" + b"\xff" * 9000, b"HTTP/1.1 404 Not Found\r\n", b"/healthz\n"),
     ],
 )
 def test_a_request_is_answered_and_its_connection_closed(
@@ -46,7 +47,7 @@ def test_a_request_is_answered_and_its_connection_closed(
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
         async with listener, anyio.create_task_group() as group:
-            group.start_soon(serve_metrics, listener, lambda: [PLACES])
+            group.start_soon(serve_metrics, listener, lambda: [PLACES], lambda: (False, "stalled: in round 7"))
             silent = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(5)]
             with anyio.fail_after(20):
                 async with await anyio.connect_tcp("127.0.0.1", port) as stream:

@@ -93,8 +93,8 @@ def test_a_lone_peer_would_send_nothing() -> None:
 
 def test_the_figure_is_drawn_without_a_display(tmp_path: Path) -> None:
     curves = [
-        Curve("swarm", tokens=(0, 100), nbytes=(0, 1e6), bits_per_byte=(8.0, 3.0)),
-        Curve("solo", tokens=(0, 25), nbytes=(0, 0), bits_per_byte=(8.0, 4.0)),
+        Curve("swarm", tokens=(0, 100), nbytes=(0, 1e6), bits_per_byte=(8.0, 3.0), seconds=(0, 60)),
+        Curve("solo", tokens=(0, 25), nbytes=(0, 0), bits_per_byte=(8.0, 4.0), seconds=(0, 60)),
     ]
     draw_figure(tmp_path / "loss.png", curves, title="test")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import DiskError, UsageError, VersionError
-from decentral.observe.requests import REQUESTS, ask, drop_requests, take_requests
+from decentral.observe.requests import REQUESTS, Request, ask, drop_requests, take_requests
 from decentral.observe.status import (
     STATUS_FILE,
     STATUS_VERSION,
@@ -113,8 +113,8 @@ def test_a_status_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None
 
 def test_each_request_is_taken_once_and_leave_comes_first(tmp_path: Path) -> None:
     for request in reversed(REQUESTS):
-        ask(tmp_path, request)
-    assert take_requests(tmp_path) == ("leave", "pause", "resume")
+        ask(tmp_path, request, **({"key": "threads", "value": "2"} if request == "set" else {}))
+    assert [request.name for request in take_requests(tmp_path)] == ["leave", "finish", "pause", "resume", "set"]
     assert take_requests(tmp_path) == ()
 
 
@@ -125,5 +125,26 @@ def test_requests_can_be_dropped(tmp_path: Path) -> None:
 
 
 def test_an_unknown_request_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one of leave, pause, resume"):
+    with pytest.raises(UsageError, match="one of leave, finish, pause, resume, set"):
         ask(tmp_path, "explode")
+
+
+def test_a_request_brings_its_values_and_settings_do_not_replace_each_other(tmp_path: Path) -> None:
+    ask(tmp_path, "pause", until=17.5)
+    for key, value in (("threads", "2"), ("max-upload", "1mbit"), ("max-upload", "5mbit")):
+        ask(tmp_path, "set", key=key, value=value)
+    pause, *settings = take_requests(tmp_path)
+    assert pause == Request("pause", {"until": 17.5})
+    assert {one.values["key"]: one.values["value"] for one in settings} == {"threads": "2", "max-upload": "5mbit"}
+
+
+def test_a_file_that_was_touched_by_hand_asks_and_what_cannot_be_read_is_dropped(tmp_path: Path) -> None:
+    folder = tmp_path / "requests"
+    folder.mkdir()
+    (folder / "pause").touch()
+    (folder / "leave").write_bytes(b"\xff{")
+    (folder / "resume").write_text("[" * 5000)
+    (folder / "explode").touch()
+    (folder / "set").write_text('{"value": "2"}')
+    assert take_requests(tmp_path) == (Request("pause", {}),)
+    assert list(folder.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from decentral.observe.beacon import Beacon
-from decentral.observe.requests import ask
+from decentral.observe.requests import Request, ask
 from decentral.observe.screen.terminal import LiveDisplay, PlainDisplay, open_display, render
 from decentral.observe.status import Status, read_status
 
@@ -128,8 +128,8 @@ def test_the_beacon_publishes_hears_requests_and_leaves_a_last_word(tmp_path: Pa
     heard, status = [], Status(state="training", round=1)
     paused = threading.Event()
 
-    def on_request(request: str) -> None:
-        heard.append(request)
+    def on_request(request: Request) -> None:
+        heard.append(request.name)
         paused.set()
 
     ask(tmp_path, "leave")  # meant for an earlier process: must not reach this one

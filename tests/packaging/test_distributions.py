@@ -36,6 +36,13 @@ def test_the_source_distribution_is_not_emptied_by_the_links_at_the_root(built: 
     assert {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"} <= members.keys()
 
 
+def test_the_wheel_holds_the_page_and_the_licence_of_what_is_vendored_in_it(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    shown = {name.removeprefix("decentral/dashboard/static/") for name in names if "/dashboard/static/" in name}
+    assert {"index.html", "page.css", "main.js", "vendor/uPlot.iife.min.js", "vendor/LICENSE"} <= shown
+
+
 def test_the_wheel_says_that_it_is_typed_and_how_it_is_licensed(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     archive = zipfile.ZipFile(wheel)

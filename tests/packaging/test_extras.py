@@ -33,3 +33,9 @@ def test_libp2p_comes_with_its_extra_only_and_is_tested_by_whoever_develops_on_l
     extras = PROJECT["optional-dependencies"]
     assert extras["libp2p"] == ["libp2p==0.8.1"]  # parts of its inside are replaced: another version is another work
     assert not any("libp2p" in one for one in extras["dev"]), "make installs it where it can be built"
+
+
+def test_the_page_comes_with_its_extra_and_is_tested_by_whoever_develops() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert not any(name in one for one in PROJECT["dependencies"] for name in ("starlette", "uvicorn"))
+    assert set(extras["dashboard"]) <= set(extras["dev"])

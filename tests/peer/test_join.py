@@ -265,6 +265,32 @@ def test_a_peer_of_a_training_loop_is_seen_and_steered_through_its_folder(tmp_pa
     assert read_status(tmp_path).inner_steps == peer.inner_steps
 
 
+def test_limits_of_a_peer_change_while_it_trains_and_it_finishes_after_a_round(tmp_path):
+    problem = Problem(0)
+    manifest = run_terms("sparseloco", run={"rounds": 1000})
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native") as peer:
+
+        def train_until(met: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 60
+            while not met():
+                assert time.monotonic() < deadline
+                problem.step()
+
+        for key, value in (("max-upload", "8mbit"), ("daily-upload", "3GB"), ("threads", "1")):
+            ask(tmp_path, "set", key=key, value=value)
+        train_until(lambda: read_status(tmp_path).max_upload == 1e6)
+        assert read_status(tmp_path).daily_upload == 3 * 10**9
+        train_until(lambda: read_status(tmp_path).preferences == {"threads": "1"})
+        ask(tmp_path, "set", key="max-upload", value="none")
+        train_until(lambda: read_status(tmp_path).max_upload is None)
+        ask(tmp_path, "finish")
+        train_until(lambda: peer.done)
+        assert peer.status().state == "leaving", "the run is not over"
+        assert peer.steps_since_anchor == 0, "it left with a round, and nothing of its work is lost"
+    assert 0 < peer.round < 1000
+    assert read_status(tmp_path).state == "left"
+
+
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     other = psutil.Process(os.getppid())
     write_status(tmp_path, Status(), ProcessInfo(other.pid, other.create_time()))

@@ -34,6 +34,19 @@ def test_a_lease_counts_for_its_life_from_when_it_came():
     assert leases.silent_for(PEERS[1].peer, 113.0) == float("inf")
 
 
+def test_a_peer_was_last_heard_of_when_its_lease_began_or_it_said_goodbye():
+    """Also by way of others, and when it is silent since."""
+    leases, (one, other, third) = table(), (PEERS[number] for number in range(3))
+    assert leases.heard(one.peer, 100.0) is None
+    leases.take(lease(one, 1), now=100.0)
+    leases.take(lease(other, 1), now=100.0, remaining=4.0)
+    leases.take(lease(third, 1), now=100.0)
+    assert [leases.heard(who.peer, 103.0) for who in (one, other)] == [3.0, 9.0]
+    leases.goodbye(third.peer, 102.0)
+    leases.expire(120.0)
+    assert [leases.heard(who.peer, 130.0) for who in (one, other, third)] == [30.0, 36.0, 28.0]
+
+
 def test_a_peer_cannot_give_itself_a_longer_life_than_the_run_allows():
     leases = table()
     leases.take(lease(PEERS[0], 1, ttl=10**6), now=0.0)

@@ -8,7 +8,9 @@ import torch
 
 from decentral.peer.shown.status import state_of
 from decentral.rounds.gossip import Swapped
+from decentral.rounds.updates import Decision
 from decentral.training.reporting import NOTABLE_WAIT, Reporter
+from decentral.wire.keys import peer_name
 
 
 def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -> None:
@@ -98,4 +100,30 @@ def update(members: tuple[bytes, ...], contributed: bool) -> Any:
     frames = (SimpleNamespace(peer=bytes(32)),)
     where = {"round": 1, "epoch": 0, "outer_step": 0, "fragment": 0, "final": False, "hash": b""}
     record = SimpleNamespace(**where, frames=frames, contributors=(), members=members, next_members=())
-    return SimpleNamespace(record=record, fragment=0, contribution=object() if contributed else None, anchor=b"")
+    return SimpleNamespace(
+        record=record, fragment=0, contribution=object() if contributed else None, anchor=b"", decision=None
+    )
+
+
+def test_a_round_tells_its_seconds_how_many_of_them_training_stood_still_and_how_it_was_decided() -> None:
+    now, told = [0.0], []
+    reporter = Reporter(lambda kind, fields: told.append((kind, fields)), b"me", lambda: now[0])
+    decided = update((b"me", b"other"), True)
+    decided.decision = Decision(b"l" * 32, 2, 3, 0.5, 0.25)
+    for waited in (2.0, 1.0):
+        now[0] += 8.0
+        reporter.waits(True)
+        now[0] += waited
+        reporter.round_ended(decided)  # told while the loop still stands
+        reporter.waits(False)
+    keys = ("seconds", "waited", "leader", "ballot", "votes", "sending", "applying")
+    rows = [tuple(fields[key] for key in keys) for kind, fields in told if kind == "commit"]
+    how = (peer_name(b"l" * 32), 2, 3, 0.5, 0.25)
+    assert rows == [(10.0, 2.0, *how), (9.0, 1.0, *how)]
+
+
+def test_a_commit_that_was_adopted_tells_nothing_of_how_it_was_decided() -> None:
+    told: list[dict[str, Any]] = []
+    reporter = Reporter(lambda kind, fields: told.append(fields), b"me", lambda: 0.0)
+    reporter.round_ended(update((b"me", b"other"), True))
+    assert "leader" not in told[0]

@@ -106,6 +106,28 @@ def test_a_download_cap_holds_over_a_minute_and_over_all_streams_together(others
     run(script)
 
 
+@pytest.mark.parametrize(("before", "after"), [(CAP, 4 * CAP), (4 * CAP, CAP), (None, CAP), (CAP, None)])
+def test_a_cap_that_is_changed_holds_from_then_on_for_those_who_wait_already(before, after):
+    world = World(Caps(up=before), 2, bandwidth=4e6)
+
+    async def script():
+        async with world:
+            for other in world.others:
+                world.push_for_ever(world.a, other, 3_000_000)
+            await anyio.sleep(10)
+            await world.a.cap(Caps(up=after))
+            await anyio.sleep(2)
+            sent = world.a.traffic.total.sent
+            await anyio.sleep(MINUTE)
+            rate = (world.a.traffic.total.sent - sent) / MINUTE
+            if after is None:
+                assert rate > 2 * CAP, "nobody waits at a cap that was lifted"
+            else:
+                assert rate == pytest.approx(after, rel=0.05)
+
+    run(script)
+
+
 def test_both_caps_hold_at_once_each_by_itself():
     world = World(Caps(up=CAP, down=2 * CAP), 2)
 
@@ -371,5 +393,20 @@ def test_a_transport_without_caps_keeps_one_meter_and_lets_all_push_at_once():
         began = anyio.current_time()
         async with plain.pushing(BULK), plain.pushing(BULK):
             assert anyio.current_time() == began
+
+    run(script)
+
+
+@pytest.mark.parametrize("caps", [None, Caps(up=CAP, down=CAP)])
+def test_bytes_are_counted_by_kind_of_message_as_the_transport_counts_them(caps: Caps | None) -> None:
+    async def script() -> None:
+        async with World(caps, others=1) as world:
+            await request(world.a, world.others[0].peer, BULK, bytes(100_000), limit=10, timeout=100.0)
+            await request(world.others[0], world.a.peer, VOTE, bytes(300), limit=10, timeout=100.0)
+            bulk, vote = (world.a.traffic.kinds[protocol] for protocol in (BULK, VOTE))
+            total = world.a.traffic.total
+            assert bulk.sent >= 100_000 > bulk.received
+            assert vote.received >= 300 > vote.sent
+            assert (bulk.sent + vote.sent, bulk.received + vote.received) == (total.sent, total.received)
 
     run(script)

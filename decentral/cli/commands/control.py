@@ -1,17 +1,20 @@
-"""``pause``, ``resume``, ``leave``: steer the peer that runs in a directory."""
+"""``pause``, ``resume``, ``finish``, ``leave``, ``schedule``, ``set``: steer the peer that runs in a directory."""
 
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from decentral.cli.options import as_json, directory_of_a_peer, remember
+from decentral.cli.quantities import Duration, Rate
 from decentral.errors import RoundFailed, UsageError
 
 _ANSWERS = {
     "pause": "will pause after this inner step: no training, no contributions until decentral resume",
     "resume": "trains on and contributes again",
+    "finish": "trains on until its next round is committed, and leaves then",
     "leave": "finishes its round and leaves",
 }
 _POLL_SECONDS = 0.2
@@ -19,18 +22,20 @@ _POLL_SECONDS = 0.2
 
 @click.command("pause")
 @directory_of_a_peer
+@click.option("--for", "seconds", type=Duration(), metavar="TIME", help="Go on by itself after so long: 30min, 2h.")
 @as_json
 @click.pass_context
-def pause_command(context: click.Context, directory: Path, as_json: bool) -> None:
+def pause_command(context: click.Context, directory: Path, seconds: float | None, as_json: bool) -> None:
     """Stay in the swarm without contributing, until decentral resume. Nothing is lost.
 
     A peer of decentral start or join stops training meanwhile. A script with a loop of its own, and a peer of several
     processes, train on: only what they would contribute is held back. The answer says which it is.
 
     \b
-    $ decentral pause --out decentral-run
+    $ decentral pause --out decentral-run --for 2h
     """
-    _ask("pause", remember(context, directory), as_json)
+    values = {} if seconds is None else {"until": time.time() + seconds}
+    _ask("pause", remember(context, directory), as_json, values=values)
 
 
 @click.command("resume")
@@ -44,6 +49,20 @@ def resume_command(context: click.Context, directory: Path, as_json: bool) -> No
     $ decentral resume --out decentral-run
     """
     _ask("resume", remember(context, directory), as_json)
+
+
+@click.command("finish")
+@directory_of_a_peer
+@click.option("--wait", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="Wait until it has left.")
+@as_json
+@click.pass_context
+def finish_command(context: click.Context, directory: Path, wait: float, as_json: bool) -> None:
+    """Leave once the round that is made now is committed: nothing of this peer's work is lost.
+
+    \b
+    $ decentral finish --out decentral-run
+    """
+    _ask("finish", remember(context, directory), as_json, wait=wait)
 
 
 @click.command("leave")
@@ -60,21 +79,68 @@ def leave_command(context: click.Context, directory: Path, wait: float, as_json:
     _ask("leave", remember(context, directory), as_json, wait=wait)
 
 
-def _ask(request: str, directory: Path, as_json: bool, *, wait: float = 0.0) -> None:
+@click.command("schedule")
+@click.argument("hours")
+@directory_of_a_peer
+@as_json
+@click.pass_context
+def schedule_command(context: click.Context, hours: str, directory: Path, as_json: bool) -> None:
+    """Train only in these hours of the day, local time, or always; as long as the peer runs.
+
+    \b
+    $ decentral schedule 22:00-07:00 --out decentral-run
+    """
+    _set("schedule", hours, remember(context, directory), as_json)
+
+
+@click.command("set")
+@click.argument("key", metavar="SETTING")
+@click.argument("value")
+@directory_of_a_peer
+@as_json
+@click.pass_context
+def set_command(context: click.Context, key: str, value: str, directory: Path, as_json: bool) -> None:
+    """Change a limit of a peer while it runs: none lifts it.
+
+    SETTING is one of max-upload, max-download, daily-upload, threads, max-memory, schedule, on-battery and
+    only-when-idle, as the options of decentral start and join; the next start takes its options again.
+
+    \b
+    $ decentral set max-upload 5mbit
+    $ decentral set only-when-idle on
+    """
+    _set(key, value, remember(context, directory), as_json)
+
+
+def _set(key: str, value: str, directory: Path, as_json: bool) -> None:
+    """Refused before anything is asked when the peer could not read it."""
+    from decentral.preferences import Preferences, changed
+
+    changed(Preferences(), key, value)
+    if key in ("max-upload", "max-download") and value.strip().lower() != "none":
+        Rate().convert(value, None, None)  # it may be too little
+    _ask("set", directory, as_json, values={"key": key, "value": value})
+
+
+def _ask(
+    request: str, directory: Path, as_json: bool, *, wait: float = 0.0, values: dict[str, Any] | None = None
+) -> None:
     from decentral.observe.requests import ask
     from decentral.observe.status import is_running, read_status
 
     status = read_status(directory)
     if not is_running(status):
         raise UsageError(f"{directory}: the peer that ran here has ended (it was {status.state}); nothing to {request}")
-    ask(directory, request)
+    ask(directory, request, **(values or {}))
     if wait:
         _wait_for_the_end(directory, wait)
     if as_json:
-        asked: dict[str, object] = {"asked": request, "pid": status.pid, "peer": status.peer}
+        asked: dict[str, object] = {"asked": request, "pid": status.pid, "peer": status.peer, **(values or {})}
         click.echo(json.dumps(asked | {"trains_while_paused": status.trains_while_paused}))
     elif request == "pause" and status.trains_while_paused:
         click.echo("asked: the peer will contribute nothing until decentral resume; its own loop trains on meanwhile")
+    elif request == "set":
+        click.echo(f"asked: {' '.join(map(str, (values or {}).values()))} until the peer ends")
     else:
         click.echo(f"asked: the peer {_ANSWERS[request]}")
 

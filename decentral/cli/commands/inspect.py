@@ -3,6 +3,7 @@ this machine can.
 """
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decentral.cli.options import as_json, directory_of_a_peer, remember
+from decentral.cli.quantities import Duration
 
 if TYPE_CHECKING:
     from decentral.observe.status import Status
@@ -154,11 +156,18 @@ def _way(member: Mapping[str, Any]) -> str:
 @directory_of_a_peer
 @click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="How many events.")
 @click.option("--event", help="Only events of this name, such as commit.")
+@click.option("--since", type=Duration(), metavar="TIME", help="Only those of the last 30min, 2h; all of them.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens, until the peer ends or Ctrl-C.")
 @as_json
 @click.pass_context
 def logs_command(
-    context: click.Context, directory: Path, last: int, event: str | None, follow: bool, as_json: bool
+    context: click.Context,
+    directory: Path,
+    last: int,
+    event: str | None,
+    since: float | None,
+    follow: bool,
+    as_json: bool,
 ) -> None:
     """Show the last events of the peer.
 
@@ -172,16 +181,20 @@ def logs_command(
     if not there(remember(context, directory) / EVENTS_FILE):
         raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
     shape = json.dumps if as_json else event_line
+    if since is not None and context.get_parameter_source("last") is not click.core.ParameterSource.COMMANDLINE:
+        last = sys.maxsize
+    begin = 0.0 if since is None else time.time() - since
     if follow:
-        context.exit(_follow(directory, last, event, shape))
-    rows = list(read_events(directory, last=last, event=event))
+        context.exit(_follow(directory, last, event, begin, shape))
+    rows = list(read_events(directory, last=last, event=event, since=begin))
     for row in rows:
         click.echo(shape(row))
     if not rows:
-        click.echo(f"no event {'yet' if event is None else f'called {event!r} yet'}", err=True)
+        wanted = "" if event is None else f" called {event!r}"
+        click.echo(f"no event{wanted} {'yet' if since is None else 'in that time'}", err=True)
 
 
-def _follow(directory: Path, last: int, event: str | None, shape: Callable[[dict[str, Any]], str]) -> int:
+def _follow(directory: Path, last: int, event: str | None, begin: float, shape: Callable[[dict[str, Any]], str]) -> int:
     """Print events as they come, until the peer ends; returns the exit code, Ctrl-C's when that ended it before."""
     from decentral.cli.failure import INTERRUPTED
     from decentral.observe.follow import follow_events
@@ -195,7 +208,8 @@ def _follow(directory: Path, last: int, event: str | None, shape: Callable[[dict
             idle=lambda: _idle(nobody),
             ended=lambda: _has_ended(directory),
         ):
-            click.echo(shape(row))
+            if float(row.get("t") or 0) >= begin:
+                click.echo(shape(row))
     except KeyboardInterrupt:
         return INTERRUPTED
     click.echo(f"the peer has ended: {_read(directory)[0].health}", err=True)

@@ -53,10 +53,13 @@ def lab_command(study: Path, out: Path | None, workers: int | None, as_json: boo
     check_installed(declared)
     plan, store = Plan(declared), Store(out or Path("decentral-lab") / declared.study.name)
     store.begin(study.read_text(encoding="utf-8-sig"))
-    there = store.known()
-    known = _run(plan, store, there, workers or os.cpu_count() or 1)
-    found = found_by(plan, known)
-    write_report(store, found)
+    try:
+        there = store.known()
+        known = _run(plan, store, there, workers or os.cpu_count() or 1)
+        found = found_by(plan, known)
+        write_report(store, found)
+    finally:
+        store.end()
     _tell(found, store.folder, len(known) - len(there), as_json)
 
 
@@ -82,11 +85,12 @@ def _tell(found: Found, folder: Path, ran: int, as_json: bool) -> None:
     """The result on stdout; code 1 where something stands in the way of trusting it."""
     from decentral.lab.report.comparing import problems
     from decentral.lab.report.tables import as_json as told
-    from decentral.lab.report.tables import tables_md
+    from decentral.lab.report.tables import pairs_json, tables_md
 
     troubles = problems(found)
     if as_json:
-        click.echo(json.dumps({"folder": str(folder), "ran": ran, "problems": troubles, "rows": told(found)}))
+        summary = {"folder": str(folder), "ran": ran, "problems": troubles, "rows": told(found)}
+        click.echo(json.dumps(summary | {"pairs": pairs_json(found)}))
     else:
         click.echo(tables_md(found))
         click.echo(f"{ran} cells were run; all is in {folder}")

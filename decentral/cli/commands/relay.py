@@ -41,7 +41,9 @@ LISTEN = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")  # a port of its own: inv
     metavar="SIZE",
     help="Memory of the process, whatever peers do; it bounds how many connections are relayed at a time.",
 )
-@click.option("--metrics", metavar="[HOST:]PORT", help="Answer Prometheus there, such as 9400; on localhost only.")
+@click.option(
+    "--metrics", metavar="[HOST:]PORT", help="Answer Prometheus there, such as 9400, on localhost; /healthz, too."
+)
 @click.option(
     "--identity",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -91,14 +91,21 @@ def _mean(values: Iterator[float]) -> float:
 
 def _swarm_curve(plan: DemoPlan, directories: Sequence[Path]) -> Curve:
     """The anchor as the first peer saw it, over what every peer had trained and sent when that round ended."""
-    tokens, nbytes, bits = [0.0], [0.0], [plan.bits_first]
+    tokens, nbytes, bits, seconds = [0.0], [0.0], [plan.bits_first], [0.0]
+    began = _began(directories[0])
     everybody = [list(read_metrics(directory, "outer")) for directory in directories]
     for row in everybody[0]:
         if "bits_per_byte" in row:
             tokens.append(sum(_until(rows, row["round"], "tokens") for rows in everybody))
             nbytes.append(sum(_until(rows, row["round"], "bytes_sent") for rows in everybody))
             bits.append(row["bits_per_byte"])
-    return Curve("swarm", tokens, nbytes, bits)
+            seconds.append(row["seconds"] - began)
+    return Curve("swarm", tokens, nbytes, bits, seconds)
+
+
+def _began(directory: Path) -> float:
+    """When a peer's training began, on its log's clock: before that it waited for the others."""
+    return next((float(row["seconds"]) for row in read_metrics(directory)), 0.0)
 
 
 def _until(rows: Sequence[dict[str, Any]], round_: int, key: str) -> float:
@@ -109,4 +116,6 @@ def _until(rows: Sequence[dict[str, Any]], round_: int, key: str) -> float:
 def _solo_curve(plan: DemoPlan, directory: Path) -> Curve:
     rows = [row for row in read_metrics(directory, "outer") if "bits_per_byte" in row]
     tokens = (0.0, *(row["tokens"] for row in rows))
-    return Curve("solo", tokens, (0.0,) * len(tokens), (plan.bits_first, *(row["bits_per_byte"] for row in rows)))
+    began = _began(directory)
+    bits = (plan.bits_first, *(row["bits_per_byte"] for row in rows))
+    return Curve("solo", tokens, (0.0,) * len(tokens), bits, (0.0, *(row["seconds"] - began for row in rows)))

@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import IO, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from decentral.cli.demo.children import DemoProcess
 from decentral.cli.failure import INTERRUPTED
 from decentral.cli.stopping import Stop
 from decentral.errors import DecentralError, UsageError
-from decentral.observe.health import in_units
+from decentral.observe.health import in_time, in_units
 from decentral.observe.status import Status, read_status
 
 _LOOK_SECONDS = 0.2
@@ -69,9 +69,9 @@ class DemoProgress:
     def __init__(self, stream: IO[str], rounds: int) -> None:
         console = Console(file=stream, highlight=False)
         self._stream, self._rounds, self._round = stream, rounds, -1
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
         self._bar = Bar(*columns, console=console) if console.is_terminal else None
-        self._task = self._bar.add_task("starting", total=rounds) if self._bar else None
+        self._task = self._bar.add_task("starting", total=rounds, left="") if self._bar else None
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -85,7 +85,8 @@ class DemoProgress:
     def show(self, status: Status) -> None:
         """Show where the first peer is."""
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=status.round, description=self._sentence(status))
+            left = "" if status.seconds_left is None else f"{in_time(status.seconds_left)} left"
+            self._bar.update(self._task, completed=status.round, description=self._sentence(status), left=left)
         elif status.round != self._round:
             self.say(self._sentence(status))
         self._round = status.round

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from decentral.cli.doctor.network import network
 from decentral.cli.doctor.reached import reachable
 from decentral.cli.failure import one_line
 from decentral.cli.findings import Finding
@@ -31,6 +32,7 @@ def examine(
         "machine": _machine,
         "disk": lambda: _disk(directory),
         "listening": lambda: _listening(listen),
+        "network": lambda: network(relays),
         "reached": lambda: reachable(listen, relays, invite),
     }
     if invite is not None:

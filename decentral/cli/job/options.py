@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from decentral.preferences.hours import ALWAYS, Hours
+from decentral.preferences.preferences import Preferences
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
@@ -24,8 +27,29 @@ class JobOptions:
     max_upload: float | None = None  # bytes/s
     max_download: float | None = None  # bytes/s
     daily_upload: int | None = None  # bytes
+    schedule: Hours = ALWAYS  # hours of the day in which it trains
+    on_battery: Literal["train", "pause"] = "train"
+    only_when_idle: bool = False  # it waits while somebody uses the machine
+    max_memory: int | None = None  # bytes
+    threads: int | None = None  # that torch computes with
     admit: str | None = None  # admission token; None: the invite's, or the folder's
     invite: str | None = None  # None: this is the first peer
     solo: bool = False  # the baseline, without a swarm
     pace: Path | None = None  # a baseline keeps in step with the peer that runs there
+    dashboard: bool = False  # the page beside it
+    metrics: tuple[str, int] | None = None  # address and port at which Prometheus asks
     as_json: bool = False  # summary.json on stdout, and nothing else there
+
+    @property
+    def preferences(self) -> Preferences:
+        """What of it may be set anew while the peer runs."""
+        return Preferences(
+            schedule=self.schedule,
+            on_battery=self.on_battery,
+            only_when_idle=self.only_when_idle,
+            max_memory=self.max_memory,
+            threads=self.threads,
+            max_upload=self.max_upload,
+            max_download=self.max_download,
+            daily_upload=self.daily_upload,
+        )

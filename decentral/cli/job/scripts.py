@@ -8,6 +8,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from traceback import TracebackException
 from typing import Any
@@ -16,6 +17,7 @@ import click
 
 from decentral.cli.job.options import JobOptions
 from decentral.cli.options import remember
+from decentral.cli.page import page_beside
 from decentral.errors import DecentralError, UsageError
 from decentral.swarm.patience import time_left
 
@@ -38,7 +40,8 @@ def run_script(context: click.Context, script: Path, arguments: Sequence[str], o
             "--data and --json are for the model of the manifest; give a script its own arguments after --"
         )
     remember(context, options.out)
-    with handed_over(_arguments_of_join(context, options)), _started_as(script, arguments):
+    page = page_beside(options.out, partial(click.echo, err=True), wanted=options.dashboard)
+    with handed_over(_arguments_of_join(context, options)), _started_as(script, arguments), page:
         try:
             runpy.run_path(str(script), run_name="__main__")
         except (DecentralError, KeyboardInterrupt, SystemExit):

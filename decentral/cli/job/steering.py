@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Event
 from typing import TYPE_CHECKING
+
+import torch
 
 from decentral.cli.job.training_context import TrainingContext
 from decentral.observe.status import Status
+from decentral.preferences.preferences import Preferences
 
 if TYPE_CHECKING:
     from decentral.peer import Peer
@@ -18,15 +22,19 @@ class Steering:
         self._context, self._peer = context, peer
         self.left = False
 
-    def obey(self, request: str) -> None:
-        """Do what one of ``leave``, ``pause``, ``resume`` asks."""
-        {"leave": self.leave, "pause": self.pause, "resume": self.resume}[request]()
-
     def leave(self) -> None:
         """End at the next step boundary."""
         self.left = True
         self._peer.leave()
         self._context.running.set()
+
+    def finish(self) -> None:
+        """End with the next round that is committed."""
+        self._peer.finish()
+
+    def limit(self, wanted: Preferences) -> None:
+        """Hold to these rates, and compute with so many threads."""
+        self._peer.limit(wanted)
 
     @property
     def trains_while_paused(self) -> bool:
@@ -45,18 +53,49 @@ class Steering:
         self._context.running.set()
 
 
+class SteeringAlone:
+    """What people ask of a baseline: it has no rounds, and no lines to others."""
+
+    def __init__(self, context: TrainingContext, halted: Event) -> None:
+        self._context, self._halted = context, halted
+
+    def leave(self) -> None:
+        """End at the next step."""
+        self._halted.set()
+        self._context.running.set()
+
+    finish = leave
+
+    def pause(self) -> None:
+        """Stop training."""
+        self._context.running.clear()
+
+    def resume(self) -> None:
+        """Train on."""
+        self._context.running.set()
+
+    def limit(self, wanted: Preferences) -> None:
+        """Compute with so many threads."""
+        if wanted.threads is not None:
+            torch.set_num_threads(wanted.threads)
+
+
 class StatusPublisher:
-    """Tells the beacon how the peer is; hands its invite on once; has the last word when the peer has gone."""
+    """Tells the beacon how the peer is; hands its invite on once; has the last word when the peer has gone.
+
+    ``look`` acts on a status before it is told, and adds to it.
+    """
 
     def __init__(
         self,
         peer: "Peer",
         on_invite: Callable[[str], None],
+        look: Callable[[Status], Status] = lambda status: status,
         *,
         trains_while_paused: bool,
         keeps_serving: bool = False,
     ) -> None:
-        self._peer, self._on_invite = peer, on_invite
+        self._peer, self._on_invite, self._look = peer, on_invite, look
         self._trains_while_paused, self._keeps_serving = trains_while_paused, keeps_serving
         self._ended = ""
 
@@ -68,7 +107,7 @@ class StatusPublisher:
         if status.invite and self._on_invite is not _keep_quiet and self._lets_in(status):
             self._on_invite(status.invite)
             self._on_invite = _keep_quiet
-        return status
+        return self._look(status)
 
     def _lets_in(self, status: Status) -> bool:
         """Not who is no member: it may have come after the run's end, and goes at once then.

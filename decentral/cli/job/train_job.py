@@ -16,14 +16,18 @@ from decentral.cli.job.measuring import RecentLoss
 from decentral.cli.job.options import JobOptions
 from decentral.cli.job.pacing import BaselinePace
 from decentral.cli.job.recording import conclude, live_fragments, progress_alone, progress_of, record_round
-from decentral.cli.job.steering import StatusPublisher, Steering
+from decentral.cli.job.steering import StatusPublisher, Steering, SteeringAlone
 from decentral.cli.job.training_context import TrainingContext, set_up
+from decentral.cli.metrics_port import metrics_beside
+from decentral.cli.page import page_beside
 from decentral.cli.stopping import Stop
+from decentral.errors import DeviceError
 from decentral.manifest import Manifest
 from decentral.observe.beacon import Beacon
 from decentral.observe.report import read_summary
 from decentral.observe.screen.terminal import Display
 from decentral.observe.status import Status
+from decentral.preferences.controls import Controls
 from decentral.swarm.identity import Identity
 from decentral.swarm.patience import time_left
 from decentral.tasks.batches import batch_loader
@@ -69,13 +73,20 @@ def train_with_swarm(
         quiet=True,  # its display shows the same
     )
     steering = Steering(context, peer)
+    controls = Controls(steering, options.preferences)
     teller = StatusPublisher(
-        peer, on_invite, trains_while_paused=steering.trains_while_paused, keeps_serving=options.keep_serving
+        peer,
+        on_invite,
+        controls.look,
+        trains_while_paused=steering.trains_while_paused,
+        keeps_serving=options.keep_serving,
     )
     with ExitStack() as stack:
         stack.enter_context(closing(context.metrics))
         if context.is_main:
-            stack.enter_context(Beacon(options.out, teller, steering.obey, display=display))
+            stack.enter_context(Beacon(options.out, teller, controls.obey, display=display))
+            stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
+            stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
         stack.enter_context(peer)
         stop.gently(steering.leave)
         if options.waits_for_company:
@@ -85,7 +96,9 @@ def train_with_swarm(
         summary = _summary(context, peer, left=steering.left) if context.is_main else {}
         teller.end("left" if steering.left else "done")
         stop.gently(steering.leave if options.keep_serving else None)
-        return summary
+    if controls.too_large:
+        raise DeviceError(controls.too_large)
+    return summary
 
 
 def _summary(context: TrainingContext, peer: "Peer", *, left: bool) -> dict[str, Any]:
@@ -104,22 +117,21 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
     num_steps = manifest.run.rounds * interval
     pace = BaselinePace(options.pace) if options.pace is not None else None
     halted, over = Event(), Event()
-
-    def halt(request: str = "leave") -> None:
-        {"leave": halted.set, "pause": context.running.clear, "resume": context.running.set}[request]()
-        if request == "leave":
-            context.running.set()
+    steering = SteeringAlone(context, halted)
+    controls = Controls(steering, options.preferences)
 
     def read() -> Status:
-        return _alone(context, halted.is_set(), done=over.is_set())
+        return controls.look(_alone(context, halted.is_set(), done=over.is_set()))
 
     def goes_on() -> bool:
         context.running.wait()
         wanted = context.num_steps < num_steps if pace is None else pace.may_step(context.num_steps, halted)
         return wanted and not halted.is_set()
 
-    with closing(context.metrics), Beacon(options.out, read, halt, display=display):
-        stop.gently(halt)
+    page = page_beside(options.out, display.say, wanted=options.dashboard)
+    numbers = metrics_beside(options.out, options.metrics, display.say)
+    with closing(context.metrics), Beacon(options.out, read, controls.obey, display=display), page, numbers:
+        stop.gently(steering.leave)
         for batch in _batches(context, b"solo", 0):
             if not goes_on():
                 break
@@ -128,7 +140,9 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
                 record_round(context, live_fragments(context), progress_alone(context))
         summary = conclude(context, None, evaluate=not halted.is_set())
         over.set()
-        return summary
+    if controls.too_large:
+        raise DeviceError(controls.too_large)
+    return summary
 
 
 def _train_until_done(context: TrainingContext, peer: "Peer") -> None:

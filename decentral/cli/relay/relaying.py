@@ -10,12 +10,12 @@ from pathlib import Path
 
 import anyio
 import click
-from anyio.abc import SocketAttribute, SocketListener
 
 from decentral.cli.keeping import Keeping, keep
+from decentral.cli.metrics_port import host_and_port, metrics_socket
 from decentral.cli.relay.numbers import numbers
 from decentral.cli.stopping import Stop, stop_signals
-from decentral.errors import ListenError, UsageError
+from decentral.errors import UsageError
 from decentral.observe.prometheus import serve_metrics
 from decentral.swarm.identity import Identity
 from decentral.transport.dialback import serve_dialback
@@ -62,7 +62,7 @@ async def _run(plan: RelayPlan, where: tuple[str, int] | None, stop: Stop) -> No
     stop.gently(leave)
     options = NativeOptions(announce=plan.announce, relay=plan.limits)
     async with AsyncExitStack() as stack:
-        metrics = await _metrics_socket(where, stack)
+        metrics = None if where is None else await metrics_socket(where, stack, partial(click.echo, err=True))
         identity = Identity.load_or_create(plan.identity)
         transport = NativeTransport(identity.signer, listen=plan.listen, options=options, limits=plan.limits.streams)
         serve_dialback(transport)
@@ -71,7 +71,7 @@ async def _run(plan: RelayPlan, where: tuple[str, int] | None, stop: Stop) -> No
         assert relay is not None, "asked for"
         async with anyio.create_task_group() as group:
             if metrics is not None:
-                group.start_soon(serve_metrics, metrics, partial(numbers, relay))
+                group.start_soon(serve_metrics, metrics, partial(numbers, relay), lambda: (True, "relaying"))
             for line in introduction(transport.addresses()):
                 click.echo(line)
             click.echo(_terms(plan.limits), err=True)
@@ -110,36 +110,6 @@ def status_line(relay: Relay, seconds: float, nbytes: int) -> str:
         f"{relay.places} of {limits.places} places, {relay.connections} of {limits.connections} connections, "
         f"{relay.counts.nbytes / 1e6:.1f} MB relayed, {8 * nbytes / seconds / 1e6:.1f} Mbit/s"
     )
-
-
-def host_and_port(text: str) -> tuple[str, int]:
-    """``9400`` is on localhost; ``127.0.0.1:9400`` and ``[::1]:9400`` name the address. UsageError."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    try:
-        if not (port.isdecimal() and 0 <= int(port) < 65536):
-            raise ValueError(port)
-        ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-    except ValueError:
-        raise UsageError(f"--metrics {text!r}: want PORT, or HOST:PORT with an IP address, such as 9400") from None
-    return ("127.0.0.1" if host == "localhost" else host), int(port)
-
-
-async def _metrics_socket(where: tuple[str, int] | None, stack: AsyncExitStack) -> SocketListener | None:
-    """Where Prometheus asks; said on stderr, because port 0 lets the system choose."""
-    if where is None:
-        return None
-    try:
-        made = await anyio.create_tcp_listener(local_host=where[0], local_port=where[1])
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ListenError(f"--metrics {where[0]}:{where[1]}: cannot listen ({reason}); name another port") from None
-    (listener,) = made.listeners
-    assert isinstance(listener, SocketListener), "TCP"
-    stack.push_async_callback(listener.aclose)
-    port = listener.extra(SocketAttribute.local_port)
-    click.echo(f"metrics at http://{f'[{where[0]}]' if ':' in where[0] else where[0]}:{port}/metrics", err=True)
-    return listener
 
 
 async def _report(relay: Relay, say: Callable[[str], None] = lambda line: click.echo(line, err=True)) -> None:

@@ -1,12 +1,13 @@
 """What a peer's status tells Prometheus. The names are public: dashboards are built on them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from decentral.observe.diagnostics.bands import BANDS
 from decentral.observe.prometheus import exposition
-from decentral.observe.status import Status
+from decentral.observe.status import STATES, Status
 from decentral.replica.diagnosing.names import NAMES
 
 _OURS = "decentral_peer"
@@ -33,12 +34,30 @@ def numbers(status: Status, *, alive: bool) -> Iterator[Metric]:
     yield _gauge("round", "Outer steps made.", status.round)
     yield _gauge("members", "Members of the epoch.", len(status.members))
     yield _gauge("inner_steps", "Inner steps of this peer, over all its lives.", status.inner_steps)
+    yield _state(status)
+    yield _gauge("live_members", "Members that are here, this one included.", sum(map(_is_live, status.members)))
+    yield _gauge("rounds_seen", "Rounds that ended since this peer is a member, at most 100.", status.rounds_seen)
+    yield _gauge("rounds_contributed", "Those of them that carry this peer's update.", status.rounds_contributed)
+    yield _gauge("stalled_seconds", "Without a round, where that is unusual; 0: as usual.", status.stalled_seconds)
+    yield _gauge("send_rate_bytes", "Bytes sent per second, of late.", status.sent_per_second)
+    yield _gauge("receive_rate_bytes", "Bytes received per second, of late.", status.received_per_second)
     yield _counter("sent_bytes", "Bytes sent since the process began.", status.bytes_sent)
     yield _counter("received_bytes", "Bytes received since the process began.", status.bytes_received)
     for name, loss in (("loss", status.loss), ("held_out_loss", status.held_out_loss)):
         if loss is not None:
             yield _gauge(name, "Nats per token.", loss)
     yield from _diagnostics(status)
+
+
+def _state(status: Status) -> Metric:
+    states = GaugeMetricFamily(f"{_OURS}_state", "1 for the state that it is in.", labels=["state"])
+    for state in STATES:
+        states.add_metric([state], float(state == status.state))
+    return states
+
+
+def _is_live(member: Mapping[str, Any]) -> bool:
+    return bool(member.get("live", True))
 
 
 def _diagnostics(status: Status) -> Iterator[Metric]:

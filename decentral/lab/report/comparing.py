@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from decentral.lab.report.rows import Found, Row, of_base
 from decentral.lab.report.statistics import Interval, equivalence_p, interval, verdict
 
-__all__ = ["Compared", "compared", "problems"]
+__all__ = ["Compared", "compared", "paired", "problems", "trouble"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,21 @@ def compared(row: Row, base: Row | None, margin: float) -> Compared | None:
     """None: one of them has no loss, so that there is nothing to compare."""
     if base is None:
         return None
-    mine, other = row.losses, base.losses
+    return paired(row.losses, base.losses, margin, trouble(row) or trouble(base))
+
+
+def paired(mine: Mapping[int, float], other: Mapping[int, float], margin: float, told: str = "") -> Compared | None:
+    """Losses by seed against others; ``told``: the word where there is no verdict. None: no seed has both."""
     seeds = sorted(mine.keys() & other.keys())
     if not seeds:
         return None
     mean = math.fsum(other[seed] for seed in seeds) / len(seeds)
     shares = [(mine[seed] - other[seed]) / mean for seed in seeds]
     found = interval(shares)
-    word = _trouble(row) or _trouble(base) or verdict(found, margin)
-    return Compared(len(seeds), found, equivalence_p(shares, margin), word)
+    return Compared(len(seeds), found, equivalence_p(shares, margin), told or verdict(found, margin))
 
 
-def _trouble(row: Row) -> str:
+def trouble(row: Row) -> str:
     """One that lost a seed is not judged by the others: what is left is what went well."""
     return row.troubles.partition(" ")[0] if row.troubles else ""
 

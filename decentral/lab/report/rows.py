@@ -85,6 +85,7 @@ class Found:
     margin: float
     links: tuple[str, ...]
     rows: tuple[Row, ...]
+    compare: tuple[tuple[str, str], ...] = ()  # pairs of names, beside what is compared with the base
     searched: tuple[Row, ...] = field(default=())  # one for each setting that was tried, with the search's seeds
 
     @property

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from decentral.lab.report.comparing import Compared, compared, problems
+from decentral.lab.report.pairs import Pair, pairs
 from decentral.lab.report.rows import Found, Row, of_base
 from decentral.lab.report.statistics import CONFIDENCE, interval
 
-__all__ = ["as_json", "tables_md"]
+__all__ = ["as_json", "pairs_json", "tables_md"]
 
 
 _MORE = 1.05  # times the base's tokens, from which on it is said
@@ -26,6 +27,8 @@ def tables_md(found: Found) -> str:
         if point:
             parts.append("## " + ", ".join(f"{key} = {value}" for key, value in point.items()))
         parts.append(_table(found, found.at(point)))
+    if found.compare:
+        parts += ["## Pairs", _PAIRED, _paired_table(found)]
     if edges := [row.label for row in found.rows if row.at_the_edge and row.role != "control"]:
         parts.append(
             "The best learning rate is at an edge of what was tried for "
@@ -68,6 +71,27 @@ def _table(found: Found, rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+_PAIRED = (
+    "The first against the second, in % of the second's loss, paired by seed as above. At equal hours: when the faster "
+    "one of each seed ends, with straight lines between the points of the other's curve."
+)
+
+
+def _paired_table(found: Found) -> str:
+    lines = [["", "at equal tokens, %", "verdict", *(f"at equal hours, {link}, %" for link in found.links)]]
+    lines.append(["---"] * len(lines[0]))
+    for pair in pairs(found):
+        point = ", ".join(f"{key} = {value}" for key, value in pair.a.point.items())
+        name = f"{pair.a.label} against {pair.b.label}" + (f" ({point})" if point else "")
+        lines.append([name, *_against(pair.a, pair.at_tokens, ""), *(_at_hours(pair, link) for link in found.links)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _at_hours(pair: Pair, link: str) -> str:
+    at = pair.at_hours.get(link)
+    return "-" if at is None else f"{_share(at.compared)} {at.compared.word} at {at.hours:.3g} h"
+
+
 def _name(row: Row) -> str:
     return row.label if row.role == "method" else f"{row.label} ({row.role})"
 
@@ -85,9 +109,13 @@ def _against(row: Row, against: Compared | None, base: str) -> list[str]:
         return ["", row.troubles]
     if against is None:
         return ["", row.troubles or "nothing to compare with"]
+    return [_share(against), against.word]
+
+
+def _share(against: Compared) -> str:
     share = against.share
     span = f" [{100 * share.low:+.2f}, {100 * share.high:+.2f}]" if math.isfinite(share.low) else ""
-    return [f"{100 * share.mean:+.2f}{span}", against.word]
+    return f"{100 * share.mean:+.2f}{span}"
 
 
 def _spent(row: Row) -> list[str]:
@@ -133,9 +161,24 @@ def _row_json(row: Row, against: Compared | None) -> dict[str, object]:
     told |= {"settings": dict(row.settings), "losses": row.losses, "trouble": row.troubles}
     told |= {"nbytes": [run.nbytes for run in row.curves]}
     told["hours"] = {link: hours[-1] for run in row.curves[:1] for link, hours in run.hours.items()}
-    if against is not None:
-        share = against.share
-        low, high = (value if math.isfinite(value) else None for value in (share.low, share.high))
-        told |= {"share": share.mean, "low": low, "high": high}
-        told |= {"equivalence_p": against.equivalence_p, "verdict": against.word}
-    return told
+    return told | _compared_json(against)
+
+
+def _compared_json(against: Compared | None) -> dict[str, object]:
+    if against is None:
+        return {}
+    share = against.share
+    low, high = (value if math.isfinite(value) else None for value in (share.low, share.high))
+    told: dict[str, object] = {"share": share.mean, "low": low, "high": high}
+    return told | {"equivalence_p": against.equivalence_p, "verdict": against.word}
+
+
+def pairs_json(found: Found) -> list[dict[str, object]]:
+    """The pairs that the study names."""
+    return [_pair_json(pair) for pair in pairs(found)]
+
+
+def _pair_json(pair: Pair) -> dict[str, object]:
+    told: dict[str, object] = {"a": pair.a.label, "b": pair.b.label, "point": dict(pair.a.point)}
+    hours = {link: {"hours": at.hours, **_compared_json(at.compared)} for link, at in pair.at_hours.items()}
+    return told | {"tokens": _compared_json(pair.at_tokens), "hours": hours}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Final, Literal
@@ -17,13 +16,13 @@ from decentral.lab.runs.line import Line
 from decentral.manifest import Manifest
 from decentral.manifest.table import canonical
 
-__all__ = ["FORMAT", "Cell", "Flips", "Kind", "Task", "id_of"]
+__all__ = ["FORMAT", "Cell", "Flips", "Kind", "Task"]
 
 Kind = Literal["swarm", "data-parallel", "alone"]
 Task = Literal["language", "language-uneven", "digits", "mixture"]
 Flips = Literal["update", "momentum"]
 
-FORMAT: Final = 1  # raised whenever the same cell would have other numbers, or its record another form
+FORMAT: Final = 2  # raised whenever the same cell would have other numbers, or its record another form
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,15 @@ class Cell:
         return asdict(self) | {"terms": json.loads(self.terms), "format": FORMAT}
 
     @property
+    def told(self) -> dict[str, Any]:  # Any: JSON
+        """What a reader of its record wants to know; all that decides its numbers is behind its id."""
+        manifest = self.manifest
+        told: dict[str, Any] = {"kind": self.kind, "task": self.task, "peers": self.peers, "steps": self.steps}
+        told |= {"method": manifest.outer.method} if self.kind == "swarm" else {}
+        told |= {"inner": manifest.inner.named, "learning_rate": manifest.inner.learning_rate}
+        return told | {"seed": manifest.run.seed} | ({"flips": self.flips} if self.flips else {})
+
+    @property
     def id(self) -> str:
         """The first 16 hexadecimal digits of the sha256 of its canonical JSON."""
         return _id_of(self)
@@ -64,10 +72,5 @@ class Cell:
 
 @cache
 def _id_of(cell: Cell) -> str:
-    return id_of(cell.to_json())
-
-
-def id_of(told: Mapping[str, Any]) -> str:  # Any: JSON
-    """The id of a cell by its JSON."""
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(cell.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]

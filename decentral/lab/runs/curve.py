@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 __all__ = ["Curve", "Looks", "Point"]
 
@@ -27,6 +29,17 @@ class Curve:
     points: tuple[Point, ...]
     peak_nbytes: float  # most that one peer sent at one inner step
     numel: int  # parameters of the model
+
+    def columns(self) -> dict[str, list[Any]]:  # Any: numbers, or None
+        """Its points for JSON, name by name; what no point has is left out."""
+        found = {one.name: [getattr(point, one.name) for point in self.points] for one in fields(Point)}
+        return {name: column for name, column in found.items() if any(value is not None for value in column)}
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Sequence[Any]], peak_nbytes: float, numel: int) -> Curve:  # Any: as above
+        """From what ``columns`` gave. ValueError where they have other lengths, TypeError for other names."""
+        points = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return cls(tuple(Point(**{"loss": None} | point) for point in points), peak_nbytes, numel)
 
     @property
     def diverged(self) -> bool:

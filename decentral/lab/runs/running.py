@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from typing import Any, Literal
 
 from decentral.errors import DecentralError, NonFiniteError
 from decentral.lab.runs.cell import Cell
-from decentral.lab.runs.curve import Curve, Point
+from decentral.lab.runs.curve import Curve
 from decentral.lab.work.base import Work
 
-__all__ = ["Outcome", "failed", "run_cell", "text_of"]
+__all__ = ["Outcome", "failed", "run_cell", "text_of", "work_of"]
 
 Status = Literal["done", "diverged", "failed"]
 
@@ -34,14 +34,13 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON
         """Its part of a record."""
-        curve = [asdict(point) for point in self.curve.points] if self.curve is not None else []
         sent, peak = (self.curve.points[-1].nbytes, self.curve.peak_nbytes) if self.curve is not None else (0.0, 0.0)
         numel = 0 if self.curve is None else self.curve.numel
         totals = {"nbytes": sent, "peak_nbytes": peak, "numel": numel, "seconds": round(self.seconds, 3)}
         return {
             "status": self.status,
             "reason": self.reason,
-            "curve": curve,
+            "curve": self.curve.columns() if self.curve is not None else {},
             "totals": totals,
             "made_with": _versions(),
         }
@@ -50,8 +49,7 @@ class Outcome:
     def from_json(cls, told: dict[str, Any]) -> Outcome:  # Any: JSON
         """From a record."""
         totals = told["totals"]
-        points = tuple(Point(**point) for point in told["curve"])
-        curve = Curve(points, totals["peak_nbytes"], totals["numel"]) if points else None
+        curve = Curve.of(told["curve"], totals["peak_nbytes"], totals["numel"]) if told["curve"] else None
         return cls(told["status"], told["reason"], curve, totals["seconds"])
 
 
@@ -78,11 +76,12 @@ def _curve(cell: Cell) -> Curve:
     from decentral.lab.runs.in_swarm import run_swarm
     from decentral.lab.runs.together import run_together
 
-    work = _work(cell)
+    work = work_of(cell)
     return run_swarm(cell, work) if cell.kind == "swarm" else run_together(cell, work)
 
 
-def _work(cell: Cell) -> Work:
+def work_of(cell: Cell) -> Work:
+    """What its replicas learn."""
     if cell.task == "digits":
         from decentral.lab.work.digits import Digits
 

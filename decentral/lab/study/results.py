@@ -39,6 +39,7 @@ def found_by(plan: Plan, known: Known) -> Found:
         aims.margin,
         tuple(link.name for link in plan.study.link),
         tuple(rows),
+        tuple((one.a, one.b) for one in plan.study.compare),
         tuple(searched),
     )
 

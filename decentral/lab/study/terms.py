@@ -16,7 +16,7 @@ from decentral.lab.runs.line import Line
 from decentral.manifest.table import Table
 from decentral.manifest.values import Count, NotNegative, Positive, Word
 
-__all__ = ["Aims", "Control", "Link", "Method", "Reference", "Study"]
+__all__ = ["Aims", "Compare", "Control", "Link", "Method", "Reference", "Study"]
 
 Keys = dict[str, Any]  # Any: values of every TOML type
 Lists = dict[str, Annotated[list[str | bool | int | float], Field(min_length=1, max_length=64)]]
@@ -117,6 +117,13 @@ class Link(Table):
         return Line(self.rate_mbit, self.latency_ms, self.step_seconds, self.parameters, self.slow, self.thin)
 
 
+class Compare(Table):
+    """[[compare]]: two that are set against each other, beside the base."""
+
+    a: Word = Field(description="a method, reference or control")
+    b: Word = Field(description="what it is measured against")
+
+
 class Study(Table):
     """Everything that a study declares before its first run."""
 
@@ -129,6 +136,7 @@ class Study(Table):
     reference: list[Reference] = Field(default=[], description="what methods are measured against")
     control: list[Control] = Field(default=[], description="what must come out worse")
     link: list[Link] = Field(default=[], description="where hours are told")
+    compare: list[Compare] = Field(default=[], description="pairs that are compared beside the base")
 
     @property
     def entries(self) -> list[Method | Reference]:
@@ -150,6 +158,12 @@ class Study(Table):
         for control in self.control:
             if control.of not in [method.name for method in self.method]:
                 raise ValueError(f"control {control.name} is of {control.of}: no method has that name")
+        for compare in self.compare:
+            for name in (compare.a, compare.b):
+                if name not in self._names_compared():
+                    raise ValueError(f"compare {name}: no method, reference or control has that name")
+            if compare.a == compare.b:
+                raise ValueError(f"compare {compare.a}: with itself; name another")
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from torch import Tensor
 from decentral.consensus.chain import Head
 from decentral.lab.swarm.gossiping import Gossiping
 from decentral.lab.swarm.lab_peer import LabPeer
+from decentral.lab.swarm.lockstep import lockstep_of
 from decentral.lab.swarm.meeting import Met, body_of, first_head, gathered, reduced, slice_of
 from decentral.lab.swarm.world import LabWorld
 from decentral.lab.work.base import Trained, Work
@@ -42,7 +43,7 @@ class Course:
     def __init__(self, work: Work, peers: list[LabPeer], trained: Trained, world: LabWorld) -> None:
         self.work, self.peers, self.world = work, peers, world
         self.manifest = peers[0].manifest
-        self._trained = trained
+        self.trained = trained
         self.head: Head = first_head(peers)
         for peer in peers:
             peer.schedule.seen = self.head.hash
@@ -50,6 +51,7 @@ class Course:
         self._ready = [world.seconds_of_step(peer.rank) for peer in peers]  # when each one's inner step ends
         self._offers: dict[int, tuple[Contribution, float]] = {}  # by rank, with when everybody has it
         self._pairs = Gossiping(self.head, peers, world) if self._gossips else None
+        self._lockstep = lockstep_of(peers, trained)
         self._forward_only = INNER_OPTIMIZERS[self.manifest.inner.named].forward_only
 
     @property
@@ -76,11 +78,20 @@ class Course:
     # ---- inner steps ----
 
     def _step(self, ranks: list[int]) -> None:
-        losses = {} if self._forward_only else self._trained.backward({r: self.peers[r].steps for r in ranks})
-        for rank in ranks:
-            self._step_one(self.peers[rank], losses)
+        if self._lockstep is not None and len(ranks) < len(self.peers):
+            self._lockstep.dissolve()
+            self._lockstep = None
+        if self._lockstep is not None:
+            self._lockstep.step([self._pace(rank) for rank in ranks])
+        else:
+            self._step_apart(ranks)
         for rank in ranks:
             self._boundary(self.peers[rank])
+
+    def _step_apart(self, ranks: list[int]) -> None:
+        losses = {} if self._forward_only else self.trained.backward({r: self.peers[r].steps for r in ranks})
+        for rank in ranks:
+            self._step_one(self.peers[rank], losses)
 
     def _step_one(self, peer: LabPeer, losses: Mapping[int, Tensor]) -> None:
         rank, step = peer.rank, peer.steps
@@ -107,12 +118,16 @@ class Course:
         made = peer.take(self.head, self.head.outer_step)
         if made is None:
             return
-        kind = self.manifest.exchange.kind
-        nbytes = body_of(peer, made) if kind == "gather" else slice_of(peer, made)
-        there = self.now + self.world.seconds_of_round(peer.rank, nbytes, kind, len(self.peers))
-        self._offers[peer.rank] = (made, there)
+        self._offers[peer.rank] = (made, self.now + self._seconds_to_all(peer, made))
         if not peer.schedule.overlap:
             self._ready[peer.rank] = NEVER
+
+    def _seconds_to_all(self, peer: LabPeer, made: Contribution) -> float:
+        """A slice is encoded for this alone, so not where bytes take no time."""
+        kind = self.manifest.exchange.kind
+        takes_time = self.world.rate < NEVER
+        nbytes = (body_of(peer, made) if kind == "gather" else slice_of(peer, made)) if takes_time else 0
+        return self.world.seconds_of_round(peer.rank, nbytes, kind, len(self.peers))
 
     # ---- rounds ----
 

@@ -23,7 +23,7 @@ from decentral.training.moments import Moments
 from decentral.training.sync_schedule import SyncSchedule, make_schedule
 from decentral.wire.keys import Signer
 
-__all__ = ["LabPeer", "lab_peers"]
+__all__ = ["LabPeer", "lab_peers", "lab_signers"]
 
 Backward = Callable[[Tensor], object]
 
@@ -44,10 +44,12 @@ class LabPeer:
     steps: int = 0  # inner steps made
     outer_step: int = 0  # gossip steps made; of a swarm that agrees, the head's
     _schedulers: list[Any] = field(default_factory=list)
+    _parameters: list[Tensor] = field(default_factory=list)
     _to_adopt: dict[int, tuple[Mapping[str, Tensor], frozenset[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._schedulers = [warm_up(optimizer, self.manifest.inner.warmup) for optimizer in self.optimizers]
+        self._parameters = list(self.module.parameters())  # to look them up takes as long as to step them
 
     # ---- inner steps ----
 
@@ -57,16 +59,26 @@ class LabPeer:
         def clipped(value: Tensor) -> None:
             backward(value)
             if self.manifest.inner.clip is not None:
-                nn.utils.clip_grad_norm_(self.module.parameters(), self.manifest.inner.clip)
+                nn.utils.clip_grad_norm_(self._parameters, self.manifest.inner.clip)
 
         inner_step(self.manifest.inner, self.optimizers, loss, backward=clipped, begins=self.schedule.stepping)
         for scheduler in self._schedulers:
             scheduler.step()
+        self.stepped(seconds)
+
+    def stepped(self, seconds: float) -> None:
+        """An inner step was made, by its own optimizers or for it."""
         self.schedule.stepped()
         self.schedule.trained(seconds)
         self.steps += 1
-        self.module.zero_grad()
+        for parameter in self._parameters:
+            parameter.grad = None
         self._adopt()
+
+    def schedule_as(self, schedulers: Sequence[Any]) -> None:
+        """Go on with its own learning rates where others stepped for it."""
+        for mine, other in zip(self._schedulers, schedulers, strict=True):
+            mine.load_state_dict(other.state_dict())
 
     # ---- rounds ----
 
@@ -107,9 +119,14 @@ class LabPeer:
 
 def lab_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[LabPeer]:
     """One for each module, all at the same anchor; in the order of their ids, in which all sums are made."""
-    signers = [Signer(hashlib.blake2b(b"lab%d" % n, digest_size=32).digest()) for n in range(len(modules))]
-    signers.sort(key=lambda signer: signer.peer)
+    signers = lab_signers(len(modules))
     return [_lab_peer(manifest, rank, *pair) for rank, pair in enumerate(zip(signers, modules, strict=True))]
+
+
+def lab_signers(count: int) -> list[Signer]:
+    """The keys of so many peers, by rank: the same in every run."""
+    signers = [Signer(hashlib.blake2b(b"lab%d" % n, digest_size=32).digest()) for n in range(count)]
+    return sorted(signers, key=lambda signer: signer.peer)
 
 
 def _lab_peer(manifest: Manifest, rank: int, signer: Signer, module: nn.Module) -> LabPeer:

@@ -17,6 +17,19 @@ __all__ = ["OneByOne", "Trained", "Work"]
 class Trained(Protocol):
     """Makes gradients for several replicas; ``modules`` are the ones it was built for."""
 
+    @property
+    def stacked(self) -> Mapping[str, Tensor]:
+        """The weights of all replicas by name, (replicas, ...), of which theirs are views; empty: there are none."""
+        ...
+
+    def gradients(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
+        """As ``backward``, but that gradients are left in ``stacked`` alone."""
+        ...
+
+    def hand_out(self, ranks: Sequence[int]) -> None:
+        """The gradients in ``stacked``, as views, to the parameters of these modules."""
+        ...
+
     def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
         """Gradients in the parameters of each module of ``steps``, by rank its inner step; the losses, by rank."""
         ...
@@ -52,6 +65,14 @@ class OneByOne:
 
     def __init__(self, work: Work, modules: Sequence[nn.Module]) -> None:
         self._work, self._modules = work, modules
+        self.stacked: Mapping[str, Tensor] = {}
+
+    def gradients(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
+        """See Trained."""
+        return self.backward(steps)
+
+    def hand_out(self, ranks: Sequence[int]) -> None:
+        """They are there."""
 
     def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
         """See Trained."""

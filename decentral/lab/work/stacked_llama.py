@@ -28,26 +28,33 @@ class StackedLlama:
         self._config: Any = modules[0].config  # Any: transformers ships no types
         self._tokens = tokens
         self._named = [dict(module.named_parameters()) for module in modules]
-        self._weights = {name: _shared([named[name] for named in self._named]) for name in self._named[0]}
+        self.stacked = {name: _shared([named[name] for named in self._named]) for name in self._named[0]}
 
     def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
+        """See Trained."""
+        losses = self.gradients(steps)
+        self.hand_out(list(losses))
+        for stacked in self.stacked.values():
+            stacked.grad = None
+        return losses
+
+    def gradients(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
         """See Trained."""
         ranks = sorted(steps)
         tokens_RBT = torch.stack([self._tokens(rank, steps[rank]) for rank in ranks])
         chosen = None if len(ranks) == len(self._named) else torch.tensor(ranks)
-        weights = {name: one if chosen is None else one[chosen] for name, one in self._weights.items()}
+        weights = {name: one if chosen is None else one[chosen] for name, one in self.stacked.items()}
         losses_R = stacked_losses(weights, tokens_RBT.to(weights["model.norm.weight"].device), self._config)
         losses_R.sum().backward()  # type: ignore[no-untyped-call]
-        self._hand_out(ranks)
         return dict(zip(ranks, losses_R.detach(), strict=True))
 
-    def _hand_out(self, ranks: Sequence[int]) -> None:
-        """The gradients, as views, to the replicas' own parameters."""
-        for name, stacked in self._weights.items():
-            gradient, stacked.grad = stacked.grad, None
-            assert gradient is not None, "every weight of a Llama has a part in the loss"
+    def hand_out(self, ranks: Sequence[int]) -> None:
+        """See Trained."""
+        for name, stacked in self.stacked.items():
+            assert stacked.grad is not None, "every weight of a Llama has a part in the loss"
+            rows = stacked.grad.unbind(0)
             for rank in ranks:
-                self._named[rank][name].grad = gradient[rank]
+                self._named[rank][name].grad = rows[rank]
 
 
 def _shared(parameters: Sequence[nn.Parameter]) -> Tensor:

@@ -10,12 +10,10 @@ from decentral.flow.uplink import lease_bits
 from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.observe.status import Status
-from decentral.peer.network_setup import NetworkSetup
+from decentral.peer.participation import Participation
 from decentral.peer.shown.stall import stall_of
-from decentral.training.diagnosed import Diagnosed
 from decentral.training.reporting import Reporter
 from decentral.transport import Transport
-from decentral.transport.throttle import Caps
 from decentral.wire.keys import peer_name
 from decentral.wire.lease import PRIVATE, Lease
 
@@ -25,17 +23,27 @@ class Shown:
     """One peer as it is now."""
 
     manifest: Manifest
-    node: Node
-    transport: Transport
-    network: NetworkSetup
-    counted: Reporter
-    caps: Caps
+    part: Participation
     notices: tuple[str, ...]
-    diagnosed: Diagnosed
     inner_steps: int
-    invite: str
     done: bool
     paused: bool
+    leaving: bool
+
+    @property
+    def node(self) -> Node:
+        """Its swarm side."""
+        return self.part.swarm.node
+
+    @property
+    def counted(self) -> Reporter:
+        """What it has counted."""
+        return self.part.reporter
+
+    @property
+    def transport(self) -> Transport:
+        """What carries its bytes."""
+        return self.part.swarm.transport
 
 
 def status_of(shown: Shown) -> Status:
@@ -74,8 +82,8 @@ def status_of(shown: Shown) -> Status:
         bytes_per_round=counted.sent_per_round(sent),
         sent_per_second=up,
         received_per_second=down,
-        max_upload=shown.caps.up,
-        max_download=shown.caps.down,
+        max_upload=shown.part.links.caps.up,
+        max_download=shown.part.links.caps.down,
         daily_upload=None if node.daily_upload is None else node.daily_upload.limit,
         sent_today=0 if node.daily_upload is None else node.daily_upload.sent,
         uplink_bits=lease_bits(node.uplink()),
@@ -83,18 +91,21 @@ def status_of(shown: Shown) -> Status:
         seconds_left=_left(shown),
         loss=counted.loss,
         notices=shown.notices,
-        diagnostics=shown.diagnosed.now.values,
-        diagnosed_round=shown.diagnosed.now.outer_step,
-        diagnosed_part=shown.diagnosed.now.of_part,
-        out_of_band=shown.diagnosed.out,
+        diagnostics=shown.part.diagnosed.now.values,
+        diagnosed_round=shown.part.diagnosed.now.outer_step,
+        diagnosed_part=shown.part.diagnosed.now.of_part,
+        out_of_band=shown.part.diagnosed.out,
         held_out_loss=counted.held_out_loss,
+        num_parameters=sum(anchor_N.numel() for anchor_N in node.replica.anchors),
+        open_round=_open_round(node),
+        kinds={_kind(protocol): [count.sent, count.received] for protocol, count in traffic.kinds.items()},
         own_loop=True,
         trains_while_paused=True,
         anchor_digest=node.replica.digest.hex(),
-        invite=shown.invite,
+        invite=shown.part.invite,
         addresses=shown.transport.addresses(),
-        reachability=shown.network.kind,
-        relays=shown.network.relays,
+        reachability=shown.part.network.kind,
+        relays=shown.part.network.relays,
     )
 
 
@@ -102,7 +113,7 @@ def state_of(shown: Shown) -> str:
     """In one word."""
     node, counted = shown.node, shown.counted
     if shown.done:
-        return "done"
+        return "leaving" if shown.leaving else "done"
     if node.state in ("leaving", "syncing"):
         return str(node.state)
     if not node.ready.is_set():
@@ -149,14 +160,39 @@ def _way(shown: Shown, member: bytes) -> dict[str, object]:
     path, lease = node.paths.get(member), node.directory.live().get(member)
     if path is None and lease is not None:
         node.paths.look_soon()  # the next status has it
-    hidden = lease is not None and bool(lease.state & PRIVATE) and shown.network.is_private
+    hidden = lease is not None and bool(lease.state & PRIVATE) and shown.part.network.is_private
     names = {None: None, False: "relayed", True: "punched" if hidden else "direct"}
     return {
         "path": names[None if path is None else path.direct],
         "relayed_share": None if path is None else round(path.relayed_share, 3),
         "answers_in": node.directory.answered_in.get(member),
+        "seen": node.directory.heard(member),
         "uplink_bits": 0 if lease is None else lease.uplink,
     }
+
+
+def _open_round(node: Node) -> dict[str, object] | None:
+    """What this peer knows of the round in progress; None where there is none, as in gossip and at the end."""
+    if node.gossip is not None or not node.ready.is_set() or node.driver.head.final:
+        return None
+    state, head = node.driver.machine.state, node.driver.head
+    ballot, leading = max(0, state.acceptor.promised), state.leading
+    voted = leading is not None and leading.proposal is not None
+    return {
+        "round": head.outer_step + 1,
+        "members": len(head.members),
+        "offers": len(state.round.offers),
+        "leader": peer_name(state.leader_of(ballot)),
+        "ballot": ballot,
+        "proposed": voted or state.proposal is not None,
+        "votes": len(leading.votes) if leading is not None and voted else None,  # they go to the leader only
+        "seconds": round(anyio.current_time() - state.round.opened, 3),
+    }
+
+
+def _kind(protocol: str) -> str:
+    """``frame`` of ``/decentral/frame/1``."""
+    return protocol.split("/")[-2] if protocol.count("/") > 2 else protocol
 
 
 def _awaited(node: Node) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from decentral.lab.study.reading import check_installed, load_study, parse_study
 from tests.lab.study.declared import TEXT
 
 ROOT = Path(__file__).parents[3]
-SHIPPED = ["decentral/lab/study/example.toml", "experiments/methods/smoke.toml", "experiments/methods/full.toml"]
+SHIPPED = [ROOT / "decentral/lab/study/example.toml", *sorted(ROOT.glob("experiments/methods/*.toml"))]
 
 MISTAKES = [
     ('task = "digits"', 'task = "chess"', "study.task = 'chess'"),
@@ -51,6 +51,8 @@ MISTAKES = [
     ("[inner]", "[grid]\npeers = [0]\n[inner]", "grid.peers: 0 is no number of peers"),
     ("[inner]", '[grid]\n"inner.stepps" = [6]\n[inner]', "unknown key inner.stepps"),
     ("rate_mbit = 20", "rate_mbit = 0", "link.0.rate_mbit = 0"),
+    ("[inner]", '[[compare]]\na = "diloco"\nb = "muon"\n[inner]', "compare muon: no method, reference or control"),
+    ("[inner]", '[[compare]]\na = "diloco"\nb = "diloco"\n[inner]', "compare diloco: with itself"),
     ("hidden = 16", "hidden = 16\nwidth = 3", "unknown key model.width"),
     ("[model]", "[model", "not TOML"),
 ]
@@ -67,9 +69,9 @@ def test_a_mistake_is_told_in_one_line(was: str, now: str, told: str) -> None:
     assert caught.value.exit_code == 10
 
 
-@pytest.mark.parametrize("path", SHIPPED)
-def test_the_studies_that_are_shipped_can_be_run(path: str) -> None:
-    assert Plan(load_study(ROOT / path)).size() > 40
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+def test_the_studies_that_are_shipped_can_be_run(path: Path) -> None:
+    assert Plan(load_study(path)).size() >= 1
 
 
 @pytest.mark.parametrize(("module", "package"), [("scipy", "scipy"), ("sklearn", "scikit-learn")])

@@ -15,9 +15,10 @@ from decentral.cli import main
 from decentral.cli.shown.study_line import StudyLine
 from decentral.lab.report.comparing import compared, problems
 from decentral.lab.report.figures import frontier, mean_curve
+from decentral.lab.report.pairs import pairs
 from decentral.lab.report.rows import Found, Row, Run
 from decentral.lab.report.statistics import interval
-from decentral.lab.report.tables import tables_md
+from decentral.lab.report.tables import pairs_json, tables_md
 from decentral.lab.runs.curve import Curve, Point
 from decentral.lab.runs.running import Outcome
 from decentral.lab.study.laboratory import run_study
@@ -97,7 +98,6 @@ def test_the_command_writes_tables_and_figures_from_cells_alone(tmp_path: Path) 
     """All cells are there, so that no process is started."""
     (tmp_path / "study.toml").write_text(TEXT)
     folder = tmp_path / "found"
-    Store(folder).begin(TEXT)
     known = run_study(plan(), Store(folder), Here())
     typed = ["lab", str(tmp_path / "study.toml"), "--out", str(folder)]
     told = CliRunner().invoke(main, [*typed, "--json"])
@@ -113,6 +113,33 @@ def test_the_command_writes_tables_and_figures_from_cells_alone(tmp_path: Path) 
     assert (folder / "tables.md").read_text() in CliRunner().invoke(main, typed).stdout
     names = ["frontier", "loss-over-bytes", "loss-over-hours-home", "loss-over-tokens"]
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == names
+
+
+def timed(row: Row, hours: float) -> Row:
+    """Its runs, which fell from 8 to their losses in a straight line within so many hours."""
+    runs = {}
+    for seed, run in row.runs.items():
+        loss = run.outcome.loss
+        curve = Curve((Point(0, 0, 0, 0, 0, 8.0), Point(1, 1, 1, 1, 1, loss)), 1.0, 10)
+        runs[seed] = Run(run.cell, Outcome("done", "", curve), {"home": [0.0, hours]})
+    return replace(row, runs=runs)
+
+
+def test_pairs_are_compared_at_equal_tokens_and_when_the_faster_one_ends() -> None:
+    quick = timed(row("quick", 3.0, 3.2, 3.4), 1.0)
+    slow = timed(row("slow", 2.0, 2.0, 2.0), 4.0)
+    both = replace(found(quick, slow), links=("home",), compare=(("slow", "quick"),))
+    (pair,) = pairs(both)
+    assert pair.at_tokens is not None
+    assert pair.at_tokens.word == "better"
+    assert pair.at_tokens.share.mean == pytest.approx((2.0 - 3.2) / 3.2)
+    at = pair.at_hours["home"]
+    assert (at.hours, at.compared.word) == (1.0, "worse")
+    assert at.compared.share.mean == pytest.approx((8 - 6 / 4 - 3.2) / 3.2)
+    line = next(line for line in tables_md(both).splitlines() if line.startswith("| slow against quick |"))
+    assert "-37.50 [" in line
+    assert "worse at 1 h" in line
+    assert pairs_json(both)[0]["hours"]["home"]["verdict"] == "worse"  # type: ignore[index]
 
 
 def test_the_example_that_is_printed_is_a_study() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from decentral.cli import main
 from decentral.lab.runs.cell import Cell
 from decentral.lab.runs.running import Outcome, failed, run_cell
 from decentral.lab.study.laboratory import run_study
@@ -39,13 +42,14 @@ def test_a_killed_study_goes_on_without_running_a_cell_twice(tmp_path: Path) -> 
     _, left = psutil.wait_procs(workers, timeout=60)
     assert not left, "workers end with the one that started them"
 
-    there = {path.stem: path.stat().st_mtime_ns for path in (tmp_path / "found/cells").glob("*.json")}
+    lines = (tmp_path / "found/cells.jsonl").read_bytes().splitlines()
+    there = Store(tmp_path / "found").known()
     mine, here = plan(), Here()
     known = run_study(mine, Store(tmp_path / "found"), here)
     assert len(there) >= 2
     assert not there.keys() & set(here.ran)
     assert len(known) == len(there) + len(here.ran) == mine.size()
-    assert there.items() <= {p.stem: p.stat().st_mtime_ns for p in (tmp_path / "found/cells").glob("*.json")}.items()
+    assert (tmp_path / "found/cells.jsonl").read_bytes().splitlines()[: len(there)] == lines[: len(there)]
     assert run_study(mine, Store(tmp_path / "found"), again := Here()).keys() == known.keys()
     assert again.ran == []
 
@@ -65,15 +69,36 @@ def test_a_study_that_is_stopped_ends_with_the_signals_code_and_leaves_no_proces
     assert not psutil.wait_procs(workers, timeout=60)[1]
 
 
-def test_a_file_that_is_no_record_of_its_cell_is_run_again(tmp_path: Path) -> None:
-    mine, store = plan(), Store(tmp_path)
-    cell, other = mine.wanted({})[:2]
-    store.keep(cell, ended(1.0))
-    assert store.known()[cell.id].loss == 1.0
-    kept = tmp_path / f"cells/{cell.id}.json"
-    kept.rename(tmp_path / f"cells/{other.id}.json")
-    (tmp_path / "cells/half.json").write_text('{"cell": {')
-    assert store.known() == {}
+def test_a_line_that_was_cut_off_costs_its_own_cell_and_no_other(tmp_path: Path) -> None:
+    store, (first, second, third) = Store(tmp_path), plan().wanted({})[:3]
+    store.keep(first, ended(1.0))
+    store.keep(second, ended(None))
+    path = tmp_path / "cells.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert store.known().keys() == {first.id}
+    store.keep(third, ended(3.0))
+    assert {name: outcome.loss for name, outcome in store.known().items()} == {first.id: 1.0, third.id: 3.0}
+
+
+def test_a_second_process_on_a_studys_folder_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(TEXT)
+    first = Store(tmp_path / "found")
+    first.begin(TEXT)
+    typed = ["lab", str(tmp_path / "study.toml"), "--out", str(tmp_path / "found")]
+    told = CliRunner().invoke(main, typed)
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert "found is in use by another decentral lab; wait for its end" in told.stderr
+    first.end()
+    Store(tmp_path / "found").begin(TEXT)
+
+
+def test_a_folder_that_was_carried_to_another_place_has_all_its_cells(tmp_path: Path) -> None:
+    mine, here, again = plan(), Here(), Here()
+    run_study(mine, Store(tmp_path / "here"), here)
+    (tmp_path / "there").mkdir()
+    shutil.copy(tmp_path / "here/cells.jsonl", tmp_path / "there/cells.jsonl")
+    assert len(run_study(mine, Store(tmp_path / "there"), again)) == len(here.ran) == mine.size()
+    assert again.ran == []
 
 
 def test_what_is_kept_reads_back_as_it_was(tmp_path: Path) -> None:

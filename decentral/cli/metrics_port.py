@@ -1,0 +1,103 @@
+"""The port at which Prometheus asks a relay or a peer, and whatever restarts it asks how it is."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import anyio
+import click
+from anyio.abc import SocketAttribute, SocketListener
+from anyio.from_thread import start_blocking_portal
+from prometheus_client.metrics_core import Metric
+
+from decentral.errors import DecentralError, ListenError, UsageError
+from decentral.observe.prometheus import serve_metrics
+
+_ILL = ("attention", "stalled", "gone")  # first words of a health sentence
+
+
+def _wanted(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
+    """Refused before anything is read or made."""
+    return None if text is None else host_and_port(text)
+
+
+with_metrics = click.option(
+    "--metrics",
+    callback=_wanted,
+    metavar="[HOST:]PORT",
+    help="Answer Prometheus at /metrics there, and whoever asks how the peer is at /healthz; localhost when not named.",
+)
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """``9400`` is on localhost; ``127.0.0.1:9400`` and ``[::1]:9400`` name the address. UsageError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    try:
+        if not (port.isdecimal() and 0 <= int(port) < 65536):
+            raise ValueError(port)
+        ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        raise UsageError(f"--metrics {text!r}: want PORT, or HOST:PORT with an IP address, such as 9400") from None
+    return ("127.0.0.1" if host == "localhost" else host), int(port)
+
+
+async def metrics_socket(where: tuple[str, int], stack: AsyncExitStack, say: Callable[[str], None]) -> SocketListener:
+    """Where Prometheus asks; said, because port 0 lets the system choose. ListenError when it is taken."""
+    try:
+        made = await anyio.create_tcp_listener(local_host=where[0], local_port=where[1])
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ListenError(f"--metrics {where[0]}:{where[1]}: cannot listen ({reason}); name another port") from None
+    (listener,) = made.listeners
+    assert isinstance(listener, SocketListener), "TCP"
+    stack.push_async_callback(listener.aclose)
+    port = listener.extra(SocketAttribute.local_port)
+    say(f"metrics at http://{f'[{where[0]}]' if ':' in where[0] else where[0]}:{port}/metrics")
+    return listener
+
+
+@contextmanager
+def metrics_beside(directory: Path, where: tuple[str, int] | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Answer for the peer that runs in ``directory``, on a thread, while the block lasts; not at all without a port."""
+    if where is None:
+        yield
+        return
+    opened: AsyncExitStack = AsyncExitStack()
+    with start_blocking_portal() as portal:
+        listener = portal.call(metrics_socket, where, opened, say)
+        served = portal.start_task_soon(serve_metrics, listener, lambda: _numbers(directory), lambda: health(directory))
+        try:
+            yield
+        finally:
+            served.cancel()
+            portal.call(opened.aclose)
+
+
+def health(directory: Path) -> tuple[bool, str]:
+    """Whether the peer of ``directory`` is well, and its sentence. Nobody there, or nothing that can be read: not."""
+    from decentral.observe.health import lost_sentence
+    from decentral.observe.status import is_lost, read_status
+
+    try:
+        status = read_status(directory)
+    except DecentralError as error:
+        return False, str(error)
+    if is_lost(status):
+        return False, lost_sentence(status, time.time())
+    return status.health.partition(":")[0] not in _ILL, status.health
+
+
+def _numbers(directory: Path) -> Iterator[Metric]:
+    from decentral.cli.shown.status_numbers import numbers
+    from decentral.observe.status import is_running, read_status
+
+    try:
+        status = read_status(directory)
+    except DecentralError:  # none has been written yet
+        return
+    yield from numbers(status, alive=is_running(status))

@@ -1,0 +1,67 @@
+"""The files of one zip: versions, doctor, terms, status, the last events and numbers. Never a key, a model or data."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from decentral.cli.doctor.checks import examine
+from decentral.cli.support.redaction import Redaction
+from decentral.errors import DiskError, UsageError
+from decentral.node.folder import TOKEN_FILE
+from decentral.observe.events import read_events
+from decentral.observe.jsonlines import read_json_lines
+from decentral.observe.metrics import METRICS_FILE
+from decentral.observe.status import STATUS_FILE
+
+LAST_EVENTS, LAST_NUMBERS = 5000, 2000
+_AS_THEY_ARE = ("run.toml", STATUS_FILE, "summary.json", "error.txt")  # redacted, too
+
+
+def write_support(directory: Path, to: Path, *, examined: bool) -> list[str]:
+    """Write the zip; returns the names in it. UsageError where no peer has run, or when ``to`` is there."""
+    if not (directory / STATUS_FILE).exists():
+        raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
+    if to.exists():
+        raise UsageError(f"{to} is there already; name another file with --to")
+    redact = Redaction(_secrets(directory), str(Path.home()))
+    try:
+        with zipfile.ZipFile(to, "x", zipfile.ZIP_DEFLATED) as file:
+            for name, text in _texts(directory, examined=examined):
+                file.writestr(name, redact(text))
+            return file.namelist()
+    except OSError as error:
+        to.unlink(missing_ok=True)
+        raise DiskError(f"{to}: cannot be written ({error.strerror}); name another place with --to") from error
+
+
+def _texts(directory: Path, *, examined: bool) -> Iterator[tuple[str, str]]:
+    for name in _AS_THEY_ARE:
+        if (directory / name).is_file():
+            yield name, (directory / name).read_text(encoding="utf-8", errors="replace")
+    yield "events.jsonl", _lines(read_events(directory, last=LAST_EVENTS))
+    yield "metrics.jsonl", _lines(deque(read_json_lines(directory / METRICS_FILE), maxlen=LAST_NUMBERS))
+    yield "folder.txt", "".join(_sizes(directory))
+    if examined:
+        yield "doctor.json", json.dumps([asdict(finding) for finding in examine(directory, None)], indent=1)
+
+
+def _lines(rows: Iterator[dict[str, object]] | deque[dict[str, object]]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def _sizes(directory: Path) -> Iterator[str]:
+    """What there is and how large: a checkpoint that is missing or empty shows here."""
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            yield f"{path.stat().st_size:>14} {path.relative_to(directory)}\n"
+
+
+def _secrets(directory: Path) -> Iterator[str]:
+    path = directory / TOKEN_FILE
+    if path.is_file():
+        yield path.read_text(encoding="utf-8", errors="replace").strip()

@@ -1,0 +1,182 @@
+"""From a status and a history to what the page shows, as plain data in four parts. Pure.
+
+``now`` changes every second, ``rounds`` and ``events`` with a round, ``learning`` with a row of metrics: each part is
+sent when it changed. What a peer does not know is null, and the page says "not known".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from decentral.dashboard.history import History
+from decentral.observe.diagnostics.words import in_words
+from decentral.observe.health import short_name
+from decentral.observe.report import dense_allreduce_nbytes
+from decentral.observe.status import ENDED, Status, presence
+
+View = dict[str, Any]  # JSON
+
+_TOLD = (  # fields of the status that the page shows as they are
+    *("peer", "state", "rounds_seen", "rounds_contributed", "inner_steps", "loss", "held_out_loss"),
+    *("bytes_sent", "bytes_received", "bytes_measuring", "bytes_per_round", "sent_per_second", "received_per_second"),
+    *("max_upload", "max_download", "daily_upload", "sent_today", "uplink_bits", "reachability", "addresses", "relays"),
+    *("next_sync_seconds", "usual_round_seconds", "stalled_seconds", "stalled_by", "notices", "problem", "library"),
+)
+
+PEERS = 200  # in the table: who is sent a thousand rows a second sees none of them
+_KINDS = {  # protocols as people call what they carry
+    "frame": "updates",
+    "fetch": "updates",
+    "piece": "updates",
+    "pair": "updates",
+    "control": "offers and votes",
+    "lease": "who is here",
+    "leases": "who is here",
+    "hello": "terms",
+    "admission": "terms",
+    "chain": "models for newcomers",
+    "index": "models for newcomers",
+    "state": "models for newcomers",
+    "speed": "measuring lines",
+    "dialback": "measuring lines",
+}
+
+
+def now_of(status: Status, history: History, *, health: str, alive: bool) -> View:
+    """The peer and its swarm at this moment; ``health``: the sentence, another one when the process is gone."""
+    last = history.rounds[-1] if history.rounds else None
+    return {
+        "health": health,
+        "word": health.partition(":")[0],
+        "alive": alive,
+        "updated": status.updated,
+        "run": {
+            "name": status.run,
+            "id": status.run_id,
+            "algorithm": status.algorithm,
+            "round": status.round,
+            "rounds": status.rounds,
+            "epoch": status.epoch,
+            "seconds_left": status.seconds_left,
+        },
+        "me": {
+            **{name: getattr(status, name) for name in _TOLD},
+            "short": short_name(status.peer),
+            "waiting_for": [short_name(name) for name in status.waiting_for],
+        },
+        "gossips": last is not None and is_pair(last),
+        "peers": [peer_of(member, last) for member in _shown(status)],
+        "more_peers": max(0, len(status.members) - PEERS),
+        "open": _open_round(status),
+        "diagnostics": _diagnostics(status),
+        "bytes": bytes_of(status),
+    }
+
+
+def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None) -> View:
+    """One member, as this peer sees it."""
+    name = str(member.get("peer", "?"))
+    taken = None  # no member then, or not told: of gossip steps a peer knows its own
+    if last is not None and name in (*last["contributors"], *last["late"]):
+        taken = name in last["contributors"]
+    elif last is not None and is_pair(last) and member.get("self"):
+        taken = bool(last["contributors"])
+    return {
+        "peer": name,
+        "short": short_name(name),
+        "self": bool(member.get("self")),
+        "presence": presence(member),
+        "in_last_round": taken,
+        **{key: member.get(key) for key in ("round", "path", "relayed_share", "answers_in", "uplink_bits", "seen")},
+        **{key: member.get(key) for key in ("bytes_sent", "bytes_received")},
+    }
+
+
+def _shown(status: Status) -> list[Mapping[str, Any]]:
+    """So many members, this peer among them, those that are gone first: they are what a person looks for."""
+    if len(status.members) <= PEERS:
+        return list(status.members)
+    return sorted(status.members, key=lambda member: (not member.get("self"), presence(member) == "live"))[:PEERS]
+
+
+def is_pair(made: Mapping[str, Any]) -> bool:
+    """Whether a round is a gossip step of this peer."""
+    return "disagreement" in made
+
+
+def _diagnostics(status: Status) -> list[View]:
+    return [
+        {"name": name, "text": in_words({name: value}), "out": name in status.out_of_band}
+        for name, value in status.diagnostics.items()
+    ]
+
+
+def bytes_of(status: Status) -> View:
+    """What this peer sent, and what a float32 all-reduce at every step would have; null without the model's size."""
+    num_peers, size = len(status.members), status.num_parameters
+    dense = None
+    if size and num_peers > 1:
+        dense = dense_allreduce_nbytes(num_parameters=size, steps=[status.inner_steps], num_peers=num_peers)
+    return {
+        "sent": status.bytes_sent,
+        "received": status.bytes_received,
+        "dense": dense,
+        "num_parameters": size or None,
+        "kinds": _kinds(status),
+    }
+
+
+def _kinds(status: Status) -> list[View]:
+    """Bytes by kind of message, most first; what no stream carried, as the DHT's, is the rest."""
+    found: dict[str, list[int]] = {}
+    for kind, (sent, received) in status.kinds.items():
+        name = _KINDS.get(kind, kind)
+        before = found.get(name, [0, 0])
+        found[name] = [before[0] + sent, before[1] + received]
+    totals = (status.bytes_sent + status.bytes_measuring, status.bytes_received)
+    rest = [max(0, total - sum(moved[at] for moved in found.values())) for at, total in enumerate(totals)]
+    if found and sum(rest):
+        found["discovery, and the rest"] = rest
+    named = [{"name": name, "sent": sent, "received": received} for name, (sent, received) in found.items()]
+    return sorted(named, key=lambda kind: -(kind["sent"] + kind["received"]))
+
+
+def _open_round(status: Status) -> View | None:
+    """The round in progress; none where nobody trains any more."""
+    if status.open_round is None or status.state in ENDED:
+        return None
+    return {**status.open_round, "leader": short_name(str(status.open_round.get("leader", "?")))}
+
+
+def rounds_of(history: History) -> View:
+    """The strip: rounds from the oldest that is kept, and their peers' names, which they have by number."""
+    names: dict[str, int] = {}
+
+    def numbers(of: list[str]) -> list[int]:
+        return [names.setdefault(name, len(names)) for name in of]
+
+    rounds = [
+        {
+            **made,
+            "contributors": numbers(made["contributors"]),
+            "late": numbers(made["late"]),
+            **({"leader": numbers([made["leader"]])[0]} if "leader" in made else {}),
+        }
+        for made in history.rounds
+    ]
+    return {"names": [short_name(name) for name in names], "rounds": rounds}
+
+
+def learning_of(history: History) -> View:
+    """Columns of the charts."""
+    return {
+        "held_out": history.held_out.columns(),
+        "training": history.training.columns(),
+        "diagnostics": history.diagnostics.columns(),
+    }
+
+
+def events_of(history: History) -> View:
+    """Sentences, the newest first."""
+    return {"events": list(reversed(history.sentences))}

@@ -1,0 +1,35 @@
+"""What a peer sends, receives and computes with at most, while that changes."""
+
+from __future__ import annotations
+
+import torch
+
+from decentral.node.daily_upload import DailyUpload, checked
+from decentral.peer.participation import Participation
+from decentral.peer.settings import Settings
+from decentral.preferences.preferences import Preferences
+from decentral.transport.throttle import Caps
+
+
+class Limits:
+    """One peer's: as ``join`` was told at first. Any thread may change them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
+        self._caps = settings.caps
+
+    def change(self, wanted: Preferences, part: Participation | None) -> None:
+        """Hold to other ones. Raises ConfigError for a rate that is too little; nothing is changed then.
+
+        ``part`` is what takes part, once there is a swarm side.
+        """
+        caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), checked(wanted.daily_upload)
+        self._caps, self.daily_upload.limit = caps, limit
+        if wanted.threads is not None:
+            torch.set_num_threads(wanted.threads)
+        self.hold(part)
+
+    def hold(self, part: Participation | None) -> None:
+        """Make the transport keep to them."""
+        if part is not None:
+            part.swarm.begin(part.links.cap, self._caps)

@@ -1,0 +1,9 @@
+"""When a volunteer's machine may train, and how much of it: hours, battery, idleness, memory, threads.
+
+Pure but for ``machine.py``, which looks at the computer. Nothing here knows of rounds or peers.
+"""
+
+from decentral.preferences.hours import Hours
+from decentral.preferences.preferences import SETTINGS, Preferences, changed, reasons_to_wait
+
+__all__ = ["SETTINGS", "Hours", "Preferences", "changed", "reasons_to_wait"]

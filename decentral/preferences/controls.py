@@ -1,0 +1,142 @@
+"""Between one peer and the people around it: what they ask, what they prefer, and why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from decentral.errors import ConfigError
+from decentral.observe.requests import Request
+from decentral.observe.status import Status
+from decentral.preferences.machine import Machine
+from decentral.preferences.preferences import Preferences, Seen, changed, reasons_to_wait, spelled
+
+_TRAINS = (
+    "training",
+    "looking",
+    "waiting",
+    "paused",
+    "resting",
+)  # states of a peer that may be paused, or trains again
+_FOR_GOOD = float("inf")
+
+
+class Steered(Protocol):
+    """A peer, or the job around one."""
+
+    def leave(self) -> None:
+        """End at the next step."""
+
+    def finish(self) -> None:
+        """End with the next round that is committed."""
+
+    def pause(self) -> None:
+        """Contribute nothing for now."""
+
+    def resume(self) -> None:
+        """Contribute again."""
+
+    def limit(self, wanted: Preferences) -> None:
+        """Hold to these rates, and compute with so many threads."""
+
+
+class Controls:
+    """Obeys requests, looks whether training may go on, and tells a status why it does not.
+
+    ``wall`` tells the local time. The peer's beacon calls it, about once a second.
+    """
+
+    def __init__(
+        self,
+        steered: Steered,
+        wanted: Preferences | None = None,
+        *,
+        machine: Machine | None = None,
+        wall: Callable[[], datetime] = lambda: datetime.now().astimezone(),
+    ) -> None:
+        self.wanted = wanted or Preferences()
+        self.because: tuple[str, ...] = ()  # it waits
+        self.finishing = False
+        self.too_large = ""  # a sentence, once the process holds more memory than it may
+        self._steered, self._machine, self._wall = steered, machine or Machine(), wall
+        self._paused_until: float | None = None  # s since 1970
+        if self.wanted.threads is not None:
+            steered.limit(self.wanted)
+
+    def obey(self, request: Request) -> None:
+        """Do what one request asks. A value that cannot be read changes nothing: the command has checked it."""
+        {
+            "leave": self._leave,
+            "finish": self._finish,
+            "pause": self._pause,
+            "resume": self._resume,
+            "set": self._set,
+        }[request.name](**request.values)
+        self._look_at_reasons()
+
+    def look(self, status: Status) -> Status:
+        """Pause or go on as the hour, the machine and its people will have it; ``status`` with what follows from it."""
+        if status.state in _TRAINS:
+            self._look_at_reasons()
+            self._look_at_memory()
+        problem = status.problem or self.too_large
+        return replace(
+            status,
+            paused_because=self.because if status.state == "paused" else (),
+            finishing=self.finishing,
+            preferences=spelled(self.wanted),
+            problem=problem,
+        )
+
+    def _leave(self, **_: Any) -> None:
+        self._steered.leave()
+
+    def _finish(self, **_: Any) -> None:
+        self.finishing = True
+        self._steered.finish()
+
+    def _pause(self, until: object = None, **_: Any) -> None:
+        self._paused_until = float(until) if isinstance(until, int | float) else _FOR_GOOD
+
+    def _resume(self, **_: Any) -> None:
+        self._paused_until = None
+
+    def _set(self, key: object = "", value: object = "", **_: Any) -> None:
+        with suppress(ConfigError):
+            wanted = changed(self.wanted, str(key), str(value))
+            self._steered.limit(wanted)
+            self.wanted = wanted
+
+    def _look_at_reasons(self) -> None:
+        now = self._wall()
+        reasons = (*self._asked_for(now), *reasons_to_wait(self.wanted, self._seen(), now))
+        if bool(reasons) != bool(self.because):
+            (self._steered.pause if reasons else self._steered.resume)()
+        self.because = reasons
+
+    def _asked_for(self, now: datetime) -> tuple[str, ...]:
+        if self._paused_until is not None and self._paused_until <= now.timestamp():
+            self._paused_until = None
+        if self._paused_until is None:
+            return ()
+        if self._paused_until == _FOR_GOOD:
+            return ("as asked, until decentral resume",)
+        return (f"as asked, until {datetime.fromtimestamp(self._paused_until, now.tzinfo):%H:%M}",)
+
+    def _seen(self) -> Seen:
+        """Looking costs a little, so only what somebody wants to know is looked at."""
+        wanted = self.wanted
+        return self._machine.look(battery=wanted.on_battery == "pause", use=wanted.only_when_idle)
+
+    def _look_at_memory(self) -> None:
+        most = self.wanted.max_memory
+        if most is None or self.too_large or (held := self._machine.memory()) <= most:
+            return
+        self.too_large = (
+            f"this process holds {held / 1e9:.2f} GB, more than the {most / 1e9:.2f} GB of max-memory, and leaves; "
+            "everything is kept: start it again with more, or with a smaller batch"
+        )
+        self._steered.leave()

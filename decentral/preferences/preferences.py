@@ -1,0 +1,113 @@
+"""What a volunteer allows, and which of it stands against training now. Pure: the machine is looked at elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Literal
+
+from decentral.errors import ConfigError, UsageError
+from decentral.preferences.hours import ALWAYS, Hours
+from decentral.quantities import parse_rate, parse_size
+
+IN_USE = 180.0  # s since a key was pressed for which a machine is in use; BOINC's default
+BUSY = 0.25  # share of the processors that other programs may take before the machine is in use; BOINC's default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """Of one peer; the defaults let it train at all times. Sizes in bytes, rates in bytes per second."""
+
+    schedule: Hours = ALWAYS
+    on_battery: Literal["train", "pause"] = "train"
+    only_when_idle: bool = False
+    max_memory: int | None = None  # of this process; a peer that holds more leaves
+    threads: int | None = None  # that torch computes with; None: as torch chooses
+    max_upload: float | None = None
+    max_download: float | None = None
+    daily_upload: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The machine as it is now; None where this system does not tell."""
+
+    on_battery: bool | None = None
+    unused_seconds: float | None = None  # since a person last typed at it
+    others_share: float | None = None  # of all its processors, taken by other programs
+
+
+def reasons_to_wait(wanted: Preferences, seen: Seen, now: datetime) -> tuple[str, ...]:
+    """Why a peer with these preferences does not train at ``now``, in words; none: it may."""
+    reasons = []
+    if not wanted.schedule.are_open(now):
+        reasons.append(f"outside its hours until {wanted.schedule.next_opening(now):%H:%M}")
+    if wanted.on_battery == "pause" and seen.on_battery:
+        reasons.append("on battery until there is mains power")
+    if wanted.only_when_idle and seen.unused_seconds is not None and seen.unused_seconds < IN_USE:
+        reasons.append(f"somebody uses this machine; until nobody has for {IN_USE / 60:.0f} min")
+    elif wanted.only_when_idle and seen.others_share is not None and seen.others_share > BUSY:
+        reasons.append(f"other programs take {seen.others_share:.0%} of the processors; until it is {BUSY:.0%} at most")
+    return tuple(reasons)
+
+
+def changed(before: Preferences, key: str, text: str) -> Preferences:
+    """``before`` with one setting as a person writes it: ``max-upload``, ``5mbit``; ``none`` lifts a limit.
+
+    Raises UsageError for a setting that there is not, ConfigError for a value that cannot be read.
+    """
+    name, read = setting(key)
+    return replace(before, **{name: read(text)})
+
+
+def spelled(wanted: Preferences) -> dict[str, str]:
+    """What differs from the defaults, as a person writes it; rates and the day's upload have fields of their own."""
+    said = {
+        "schedule": str(wanted.schedule),
+        "on-battery": wanted.on_battery,
+        "only-when-idle": "on" if wanted.only_when_idle else "off",
+        "max-memory": "none" if wanted.max_memory is None else f"{wanted.max_memory / 1e6:g}MB",
+        "threads": "none" if wanted.threads is None else str(wanted.threads),
+    }
+    usual = {"schedule": "always", "on-battery": "train", "only-when-idle": "off"}
+    return {key: value for key, value in said.items() if value != usual.get(key, "none")}
+
+
+def setting(key: str) -> tuple[str, Callable[[str], Any]]:
+    """The field that ``key`` names, and what reads its value. Raises UsageError, which names the known ones."""
+    if key not in _READ:
+        raise UsageError(f"setting {key!r}: unknown; one of {', '.join(_READ)}")
+    return key.replace("-", "_"), _READ[key]
+
+
+def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: None if text.strip().lower() == "none" else read(text)
+
+
+def _one_of(**known: Any) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if text.strip().lower() not in known:
+            raise ConfigError(f"{text[:40]!r}: one of {', '.join(known)}")
+        return known[text.strip().lower()]
+
+    return read
+
+
+def _threads(text: str) -> int:
+    if not text.strip().isdecimal() or not 1 <= int(text) <= 1024:
+        raise ConfigError(f"{text[:40]!r} is no number of threads; write 1 or more, or none for torch's choice")
+    return int(text)
+
+
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "max-upload": _or_none(parse_rate),
+    "max-download": _or_none(parse_rate),
+    "daily-upload": _or_none(parse_size),
+    "threads": _or_none(_threads),
+    "max-memory": _or_none(parse_size),
+    "schedule": Hours.parse,
+    "on-battery": _one_of(train="train", pause="pause"),
+    "only-when-idle": _one_of(on=True, off=False),
+}
+SETTINGS = tuple(_READ)

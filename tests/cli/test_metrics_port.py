@@ -1,0 +1,67 @@
+"""The port beside a peer: what Prometheus and a health check get from the folder that it runs in."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from decentral.cli.metrics_port import health, metrics_beside
+from decentral.errors import ListenError
+from decentral.observe.status import ProcessInfo, Status, write_status
+
+
+def get(address: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_peer_answers_prometheus_and_a_health_check_while_it_runs(tmp_path: Path) -> None:
+    said: list[str] = []
+    with metrics_beside(tmp_path, ("127.0.0.1", 0), said.append):
+        numbers = said[0].removeprefix("metrics at ")
+        word = numbers.replace("/metrics", "/healthz")
+        assert get(numbers) == (200, ""), "nothing is known yet"
+        assert get(word)[0] == 503
+        write_status(tmp_path, Status(state="training", round=41, health="healthy: round 41"), ProcessInfo())
+        assert "\ndecentral_peer_round 41.0\n" in get(numbers)[1]
+        assert '\ndecentral_peer_state{state="training"} 1.0\n' in get(numbers)[1]
+        assert get(word) == (200, "healthy: round 41\n")
+        write_status(tmp_path, Status(state="training", health="stalled: no round"), ProcessInfo())
+        assert get(word) == (503, "stalled: no round\n")
+    with pytest.raises(urllib.error.URLError):
+        get(word)
+
+
+def test_a_peer_that_was_killed_is_not_well(tmp_path: Path) -> None:
+    write_status(tmp_path, Status(state="training", health="healthy: round 41"), ProcessInfo(pid=1, created=0.0))
+    well, line = health(tmp_path)
+    assert not well
+    assert line.startswith("gone: ")
+
+
+def test_a_peer_that_ended_is_well(tmp_path: Path) -> None:
+    write_status(tmp_path, Status(state="done", health="done: 100 rounds"), ProcessInfo(pid=1, created=0.0))
+    assert health(tmp_path) == (True, "done: 100 rounds")
+
+
+def test_a_port_that_is_taken_is_said_and_nothing_is_left_open(tmp_path: Path) -> None:
+    said: list[str] = []
+    with metrics_beside(tmp_path, ("127.0.0.1", 0), said.append):
+        port = int(said[0].split(":")[-1].split("/")[0])
+        with (
+            pytest.raises(ListenError, match=f"127.0.0.1:{port}: cannot listen"),
+            metrics_beside(tmp_path, ("127.0.0.1", port), said.append),
+        ):
+            pass
+
+
+def test_without_a_port_nothing_listens(tmp_path: Path) -> None:
+    said: list[str] = []
+    with metrics_beside(tmp_path, None, said.append):
+        assert said == []

@@ -1,0 +1,161 @@
+"""A folder that grows while it is looked at."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from decentral.dashboard.rates import PeerRates
+from decentral.observe.status import ProcessInfo, Status, write_status
+from tests.dashboard.conftest import Live
+from tests.dashboard.site import ME, OTHER, THIRD, Folder, looked
+
+
+def test_what_comes_is_shown_and_what_was_there_is_read_once(
+    folder: Folder, live_folder: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes read of the growing files, over a hundred looks, are their bytes."""
+    from decentral.observe.follow import FileTail
+
+    read, whole = [0], FileTail._read
+
+    def counted(tail: FileTail) -> list[bytes]:
+        before = tail._file.tell() if tail._file is not None else 0
+        lines = whole(tail)
+        read[0] += (tail._file.tell() - before) if tail._file is not None else 0
+        return lines
+
+    monkeypatch.setattr(FileTail, "_read", counted)
+    live = live_folder(folder.path)
+    for made in range(100):
+        folder.round(ME, OTHER)
+        parts = live.look()
+        assert parts["rounds"]["rounds"][-1]["step"] == made + 1
+    nbytes = sum((folder.path / name).stat().st_size for name in ("events.jsonl", "metrics.jsonl"))
+    assert read[0] == nbytes
+
+
+def test_a_part_that_did_not_change_is_the_same_object(folder: Folder, live_folder: Live) -> None:
+    live = live_folder(folder.path)
+    folder.round(ME)
+    first, second = live.look(), live.look()
+    assert first["rounds"] is second["rounds"]
+    assert first["learning"] is second["learning"]
+    folder.round(ME)
+    assert live.look()["rounds"] is not second["rounds"]
+
+
+def test_a_file_that_is_put_aside_loses_no_round(folder: Folder, live_folder: Live) -> None:
+    live = live_folder(folder.path)
+    folder.round(ME)
+    live.look()
+    folder.round(ME)
+    folder.events.close()
+    os.rename(folder.path / "events.jsonl", folder.path / "events.1.jsonl")
+    other = Folder(folder.path, made=folder.made)
+    other.round(ME)
+    steps = [made["step"] for made in (live.look(), live.look())[1]["rounds"]["rounds"]]
+    assert steps == [1, 2, 3]
+    other.events.close()
+    other.metrics.close()
+
+
+def test_a_peer_that_was_killed_is_gone(folder: Folder) -> None:
+    write_status(folder.path, Status(state="training", health="healthy: round 3"), ProcessInfo(pid=1, created=0.0))
+    now = looked(folder.path)["now"]
+    assert (now["word"], now["alive"]) == ("gone", False)
+
+
+def test_a_folder_whose_status_is_damaged_says_so(folder: Folder) -> None:
+    (folder.path / "status.json").write_text("{", encoding="utf-8")
+    assert looked(folder.path)["now"]["word"] == "nothing"
+
+
+def test_rates_with_each_peer_follow_from_two_statuses() -> None:
+    rates = PeerRates()
+    members = [({"peer": OTHER, "bytes_sent": sent, "bytes_received": 0},) for sent in (0, 500)]
+    assert rates.see(Status(members=members[0], updated=10.0)) == {}
+    told = rates.see(Status(members=members[1], updated=15.0))
+    assert told == {OTHER: {"sent_per_second": 100.0, "received_per_second": 0.0}}
+    assert rates.see(Status(members=members[1], updated=15.0)) == told, "the same status, read again"
+
+
+def test_a_peer_without_members_or_with_strange_ones_is_shown(folder: Folder) -> None:
+    strange: tuple[dict[str, Any], ...] = ({}, {"peer": 7}, {"peer": "<script>", "bytes_sent": None})
+    folder.write(members=strange)
+    now = looked(folder.path)["now"]
+    assert [peer["peer"] for peer in now["peers"]] == ["?", "7", "<script>"]
+
+
+def test_the_invite_is_nowhere(folder: Folder) -> None:
+    folder.write(invite="decentral1:secret")
+    folder.events("joined", invite="decentral1:secret", round=0, resumed=False)
+    assert "secret" not in str(looked(folder.path))
+    assert "secret" in str(asdict(folder.status))
+
+
+def test_an_open_round_is_shown_until_the_run_is_over(folder: Folder) -> None:
+    begun = {"round": 4, "members": 3, "offers": 2, "leader": OTHER, "ballot": 1, "votes": None, "seconds": 1.5}
+    folder.write(open_round=begun)
+    shown = looked(folder.path)["now"]["open"]
+    assert shown == {**begun, "leader": "…" + OTHER[-6:]}
+    folder.write(state="done")
+    assert looked(folder.path)["now"]["open"] is None
+
+
+def test_bytes_by_kind_are_all_bytes(folder: Folder) -> None:
+    kinds = {"frame": [700, 600], "fetch": [100, 0], "control": [50, 50], "speed": [30, 0]}
+    folder.write(kinds=kinds, bytes_sent=900, bytes_measuring=30, bytes_received=700)
+    shown = looked(folder.path)["now"]["bytes"]["kinds"]
+    assert [(kind["name"], kind["sent"], kind["received"]) for kind in shown] == [
+        ("updates", 800, 600),
+        ("offers and votes", 50, 50),
+        ("discovery, and the rest", 50, 50),
+        ("measuring lines", 30, 0),
+    ]
+
+
+def test_a_dense_all_reduce_is_what_the_ring_of_all_members_would_have_sent(folder: Folder) -> None:
+    folder.write(num_parameters=1000, inner_steps=10, members=({"peer": ME}, {"peer": OTHER}))
+    assert looked(folder.path)["now"]["bytes"]["dense"] == 10 * 4 * 1000
+    folder.write(num_parameters=0)
+    assert looked(folder.path)["now"]["bytes"]["dense"] is None
+
+
+def test_in_gossip_the_partner_and_this_peer_met_and_of_others_nothing_is_known(folder: Folder) -> None:
+    folder.write(members=tuple({"peer": name, "self": name == ME} for name in (ME, OTHER, THIRD)))
+    folder.events("pair", step=0, partner=OTHER, disagreement=0.1)
+    now = looked(folder.path)["now"]
+    assert now["gossips"] is True
+    assert [peer["in_last_round"] for peer in now["peers"]] == [True, True, None]
+
+
+def test_a_second_run_in_the_folder_begins_anew(folder: Folder, live_folder: Live) -> None:
+    """After a second demo in the same place the page showed rounds of both."""
+    live = live_folder(folder.path)
+    folder.write(run_id="aa")
+    folder.round(ME)
+    folder.round(ME)
+    live.look()
+    for name in ("events.jsonl", "metrics.jsonl"):
+        (folder.path / name).unlink()
+    second = Folder(folder.path)
+    second.write(run_id="bb", peer=OTHER)
+    second.round(OTHER)
+    parts = live.look()
+    assert [made["step"] for made in parts["rounds"]["rounds"]] == [1]
+    assert parts["rounds"]["names"] == ["…" + name[-6:] for name in (OTHER, ME)]
+    second.events.close()
+    second.metrics.close()
+
+
+def test_of_a_thousand_members_those_that_a_person_looks_for_are_shown(folder: Folder) -> None:
+    gone = {"peer": "gone", "live": False}
+    others = [{"peer": f"peer {number}", "live": True} for number in range(998)]
+    folder.write(members=(*others, gone, {"peer": ME, "self": True}))
+    now = looked(folder.path)["now"]
+    assert [peer["peer"] for peer in now["peers"][:2]] == [ME, "gone"]
+    assert len(now["peers"]) + now["more_peers"] == 1000

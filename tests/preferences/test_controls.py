@@ -1,0 +1,218 @@
+"""What a volunteer asks and prefers, against a peer that only notes what it is told: time and machine are given."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from decentral.observe.requests import Request
+from decentral.observe.status import Status
+from decentral.preferences import Hours, Preferences
+from decentral.preferences.controls import Controls
+from decentral.preferences.machine import Machine, OthersLoad, unused_seconds
+from decentral.preferences.preferences import SETTINGS, Seen, changed, reasons_to_wait, spelled
+
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+class Noted:
+    """A peer that is there to be steered."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.wanted: Preferences | None = None
+
+    def leave(self) -> None:
+        self.told.append("leave")
+
+    def finish(self) -> None:
+        self.told.append("finish")
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+    def limit(self, wanted: Preferences) -> None:
+        self.wanted = wanted
+
+
+class Room(Machine):
+    """A computer whose state is set."""
+
+    def __init__(self) -> None:
+        self.seen, self.held = Seen(), 0
+
+    def look(self, *, battery: bool, use: bool) -> Seen:
+        return self.seen if battery or use else Seen()
+
+    def memory(self) -> int:
+        return self.held
+
+
+class Story:
+    """Controls, and everything around them."""
+
+    def __init__(self, **wanted: Any) -> None:
+        self.peer, self.room, self.now = Noted(), Room(), NOON
+        self.controls = Controls(self.peer, Preferences(**wanted), machine=self.room, wall=lambda: self.now)
+
+    def look(self, state: str = "training") -> Status:
+        return self.controls.look(Status(state=state))
+
+    def ask(self, name: str, **values: Any) -> None:
+        self.controls.obey(Request(name, values))
+
+
+def test_a_pause_for_some_time_ends_by_itself_and_says_when() -> None:
+    story = Story()
+    story.ask("pause", until=(NOON + timedelta(hours=2)).timestamp())
+    assert story.look("paused").paused_because == ("as asked, until 14:00",)
+    story.now += timedelta(hours=1, minutes=59)
+    story.look("paused")
+    assert story.peer.told == ["pause"]
+    story.now += timedelta(minutes=1)
+    story.look("paused")
+    assert story.peer.told == ["pause", "resume"]
+
+
+def test_a_pause_without_an_end_lasts_until_resume() -> None:
+    story = Story()
+    story.ask("pause")
+    story.now += timedelta(days=30)
+    assert story.look("paused").paused_because == ("as asked, until decentral resume",)
+    story.ask("resume")
+    assert story.peer.told == ["pause", "resume"]
+
+
+def test_a_peer_trains_within_its_hours_only_and_is_told_once() -> None:
+    story = Story(schedule=Hours.parse("22:00-07:00"))
+    for _ in range(3):
+        assert story.look("training").paused_because == ()  # it was told just now, and has not stopped yet
+    assert story.look("paused").paused_because == ("outside its hours until 22:00",)
+    assert story.peer.told == ["pause"]
+    story.now += timedelta(hours=10)
+    story.look("paused")
+    assert story.peer.told == ["pause", "resume"]
+
+
+def test_resume_does_not_overrule_the_schedule_and_schedule_always_does() -> None:
+    story = Story(schedule=Hours.parse("22:00-07:00"))
+    story.look()
+    story.ask("resume")
+    assert story.peer.told == ["pause"]
+    story.ask("set", key="schedule", value="always")
+    assert story.peer.told == ["pause", "resume"]
+
+
+def test_a_laptop_without_mains_power_waits_when_it_is_asked_to() -> None:
+    careless, careful = Story(), Story(on_battery="pause")
+    for story in (careless, careful):
+        story.room.seen = Seen(on_battery=True)
+        story.look()
+    assert careless.peer.told == []
+    assert careful.look("paused").paused_because == ("on battery until there is mains power",)
+
+
+@pytest.mark.parametrize(
+    ("seen", "waits"),
+    [
+        (Seen(), False),  # a machine that does not tell stands against nothing
+        (Seen(unused_seconds=179.0), True),
+        (Seen(unused_seconds=181.0, others_share=0.2), False),
+        (Seen(unused_seconds=181.0, others_share=0.3), True),
+        (Seen(others_share=0.3), True),
+    ],
+)
+def test_a_machine_in_use_is_left_to_who_uses_it(seen: Seen, waits: bool) -> None:
+    assert bool(reasons_to_wait(Preferences(only_when_idle=True), seen, NOON)) is waits
+    assert not reasons_to_wait(Preferences(), seen, NOON)
+
+
+def test_a_peer_that_holds_too_much_memory_leaves_once_and_says_why() -> None:
+    story = Story(max_memory=2_000_000_000)
+    story.room.held = 2_000_000_000
+    assert not story.look().problem
+    story.room.held += 10_000_000
+    for _ in range(2):
+        assert "holds 2.01 GB, more than the 2.00 GB of max-memory" in story.look().problem
+    assert story.peer.told == ["leave"]
+
+
+def test_nothing_is_asked_of_a_peer_that_has_not_begun_or_has_ended() -> None:
+    story = Story(schedule=Hours.parse("22:00-07:00"), max_memory=1)
+    story.room.held = 2
+    for state in ("starting", "syncing", "leaving", "left", "done"):
+        story.look(state)
+    assert story.peer.told == []
+
+
+def test_finish_is_told_and_shown() -> None:
+    story = Story()
+    story.ask("finish")
+    assert story.peer.told == ["finish"]
+    assert story.look().finishing
+
+
+WRITTEN = {
+    **{"max-upload": "5mbit", "max-download": "2.5MB/s", "daily-upload": "20GB", "threads": "3"},
+    **{"max-memory": "8GB", "schedule": "22:00-07:00", "on-battery": "pause", "only-when-idle": "on"},
+}
+
+
+@pytest.mark.parametrize(("key", "value"), list(WRITTEN.items()))
+def test_every_setting_changes_what_it_names_and_nothing_else(key: str, value: str) -> None:
+    story = Story()
+    story.ask("set", key=key, value=value)
+    before, after = Preferences(), story.peer.wanted
+    assert after is not None
+    differing = {name for name in Preferences.__slots__ if getattr(before, name) != getattr(after, name)}
+    assert differing == {key.replace("-", "_")}
+    own_fields = ("max-upload", "max-download", "daily-upload")  # a status has them anyway
+    assert spelled(after) == ({} if key in own_fields else {key: value.replace("8GB", "8000MB")})
+
+
+def test_the_settings_of_these_tests_are_all_there_are() -> None:
+    assert list(WRITTEN) == list(SETTINGS)
+
+
+@pytest.mark.parametrize("key", ["max-upload", "max-download", "daily-upload", "threads", "max-memory"])
+def test_none_lifts_a_limit(key: str) -> None:
+    limited = changed(Preferences(), key, WRITTEN[key])
+    assert changed(limited, key, "none") == Preferences()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("threads", "0"), ("schedule", "night"), ("explode", "1"), ("max-upload", "1")]
+)
+def test_a_request_that_cannot_be_obeyed_changes_nothing(key: str, value: str) -> None:
+    story = Story()
+    story.ask("set", key=key, value=value)
+    assert story.controls.wanted == Preferences()
+
+
+def test_other_programs_share_leaves_out_our_own_work() -> None:
+    busy, own, clock = [0.0], [0.0], [0.0]
+    load = OthersLoad(lambda: busy[0], lambda: own[0], lambda: clock[0], num_cpus=2)
+    assert load.share() is None
+    for _ in range(60):
+        clock[0] += 2.0
+        busy[0] += 3.0  # of four seconds of processor
+        own[0] += 2.0
+        share = load.share()
+    assert share == pytest.approx(0.25)
+
+
+def test_a_machine_on_which_nobody_is_logged_in_does_not_say_when_it_was_used() -> None:
+    assert unused_seconds(1.0, lambda: []) is None
+    assert unused_seconds(1.0, lambda: ["no/such/terminal"]) is None
+    assert unused_seconds(0.0, lambda: ["null"]) == 0.0  # touched after 1970
+
+
+def test_this_machine_can_be_looked_at() -> None:
+    machine = Machine()
+    machine.look(battery=True, use=True)
+    assert 1e6 < machine.memory() < 1e12
