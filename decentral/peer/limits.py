@@ -11,7 +11,7 @@ from decentral.preferences.preferences import Preferences
 from decentral.transport.throttle import Caps
 
 
-class Limits:
+class PeerLimits:
     """One peer's: as ``join`` was told at first. Any thread may change them."""
 
     def __init__(self, settings: Settings) -> None:

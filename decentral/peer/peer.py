@@ -25,7 +25,7 @@ from decentral.node.suspension import PAUSED
 from decentral.observe.status import Status, check_free
 from decentral.peer.ending import end_before_the_run, end_of_run
 from decentral.peer.gathering import Gathering
-from decentral.peer.limits import Limits
+from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import check_relays
 from decentral.peer.participation import Participation, StepCount
 from decentral.peer.settings import Settings
@@ -55,7 +55,7 @@ class Peer:
         self._model = settings.model
         self._announce = Announcer(settings.options.observer)
         self._lan = Lan(self._announce) if settings.options.lan else None
-        self._limits = Limits(settings)
+        self._limits = PeerLimits(settings)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
         self._count, self._trackers = StepCount(), Trackers(settings.options.accelerator)
         self._part: Participation | None = None

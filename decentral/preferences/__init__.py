@@ -1,6 +1,6 @@
 """When a volunteer's machine may train, and how much of it: hours, battery, idleness, memory, threads.
 
-Pure but for ``machine.py``, which looks at the computer. Nothing here knows of rounds or peers.
+Pure but for ``computer.py``, which looks at the computer. Nothing here knows of rounds or peers.
 """
 
 from decentral.preferences.hours import Hours

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from decentral.errors import ConfigError
 from decentral.observe.requests import Request
 from decentral.observe.status import Status
-from decentral.preferences.machine import Machine
+from decentral.preferences.computer import Computer
 from decentral.preferences.preferences import Preferences, Seen, changed, reasons_to_wait, spelled
 
 _TRAINS = (
@@ -54,14 +54,14 @@ class Controls:
         steered: Steered,
         wanted: Preferences | None = None,
         *,
-        machine: Machine | None = None,
+        machine: Computer | None = None,
         wall: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ) -> None:
         self.wanted = wanted or Preferences()
         self.because: tuple[str, ...] = ()  # it waits
         self.finishing = False
         self.too_large = ""  # a sentence, once the process holds more memory than it may
-        self._steered, self._machine, self._wall = steered, machine or Machine(), wall
+        self._steered, self._machine, self._wall = steered, machine or Computer(), wall
         self._paused_until: float | None = None  # s since 1970
         if self.wanted.threads is not None:
             steered.limit(self.wanted)

@@ -10,8 +10,8 @@ import pytest
 from decentral.observe.requests import Request
 from decentral.observe.status import Status
 from decentral.preferences import Hours, Preferences
+from decentral.preferences.computer import Computer, OthersLoad, unused_seconds
 from decentral.preferences.controls import Controls
-from decentral.preferences.machine import Machine, OthersLoad, unused_seconds
 from decentral.preferences.preferences import SETTINGS, Seen, changed, reasons_to_wait, spelled
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -40,7 +40,7 @@ class Noted:
         self.wanted = wanted
 
 
-class Room(Machine):
+class Room(Computer):
     """A computer whose state is set."""
 
     def __init__(self) -> None:
@@ -213,6 +213,6 @@ def test_a_machine_on_which_nobody_is_logged_in_does_not_say_when_it_was_used() 
 
 
 def test_this_machine_can_be_looked_at() -> None:
-    machine = Machine()
+    machine = Computer()
     machine.look(battery=True, use=True)
     assert 1e6 < machine.memory() < 1e12

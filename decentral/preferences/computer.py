@@ -19,7 +19,7 @@ _DEVICES = Path("/dev")
 _SMOOTH = 15.0  # s over which other programs' share is averaged: a page that loads is no use
 
 
-class Machine:
+class Computer:
     """Looks at this computer."""
 
     def __init__(self) -> None:
