@@ -30,7 +30,7 @@ COMMANDS = {
     "schedule": "decentral.cli.commands.control",
     "set": "decentral.cli.commands.control",
     "service": "decentral.cli.commands.service",
-    "export": "decentral.cli.commands.export",
+    "export": "decentral.cli.commands.model",
     "generate": "decentral.cli.commands.model",
     "evaluate": "decentral.cli.commands.model",
     "identity": "decentral.cli.commands.identity",

@@ -8,6 +8,7 @@ swarm's numbers after every round, under ``swarm/``.
 
 from __future__ import annotations
 
+import os
 from typing import Any, Unpack
 
 import torch
@@ -16,11 +17,13 @@ import decentral
 from decentral.errors import ConfigError
 from decentral.integrations.entered import Entered, check_goes_on, kept_of
 from decentral.integrations.joining import JoinKeywords, Run, check_keywords
+from decentral.integrations.world import World
 from decentral.observe.swarm_numbers import swarm_numbers
 from decentral.peer import Peer
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ImportError as error:
     raise ConfigError("decentral.integrations.lightning needs Lightning; pip install 'decentral[lightning]'") from error
 
@@ -37,7 +40,7 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
     optimizers, schedules and what is owed are those of the peer's own checkpoint, which is written beside each of
     Lightning's. An error inside ``fit()`` ends the peer, too.
 
-    ``fit()`` raises what ``decentral.join`` does, and ConfigError for a Trainer of several processes.
+    ``fit()`` raises what ``decentral.join`` does, and ConfigError where processes hold parts of the model (FSDP).
     """
 
     def __init__(self, run: Run, *, wait_for_company: bool = False, **join: Unpack[JoinKeywords]) -> None:
@@ -54,13 +57,15 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the run; the module becomes the run's, or this peer's as it was when it left."""
-        if trainer.world_size > 1:
-            raise ConfigError(
-                f"DecentralCallback: this Trainer has {trainer.world_size} processes, and a Lightning peer is one; use "
-                "devices=1, or a loop of your own with accelerate"
-            )
-        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        peer = decentral.join(self._run, pl_module, trainer.optimizers, scheduler=schedulers or None, **self._join)
+        _check_whole(trainer)
+        peer = decentral.join(
+            self._run,
+            pl_module,
+            trainer.optimizers,
+            accelerator=_world(trainer),
+            scheduler=[config.scheduler for config in trainer.lr_scheduler_configs] or None,
+            **self._join,
+        )
         check_goes_on(self._kept, peer, f"ckpt_path: {trainer.ckpt_path}")
         self._entered.enter(peer, wait_for_company=self._wait_for_company)
         self._kept, self._logged = kept_of(peer), peer.round
@@ -103,3 +108,26 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What a checkpoint remembers."""
         self._kept = dict(state_dict)
+
+
+def _check_whole(trainer: Trainer) -> None:
+    """ConfigError unless each process has the whole model."""
+    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        raise ConfigError(
+            f"DecentralCallback: {type(trainer.strategy).__name__} does not leave the whole model with each process, "
+            'and a round needs all of it; use strategy="ddp", or devices=1'
+        )
+
+
+def _world(trainer: Trainer) -> World | None:
+    """The processes of this peer; None: it is one. Lightning has begun their group, and accelerate takes it over."""
+    if trainer.world_size == 1:
+        return None
+    os.environ.setdefault("RANK", str(trainer.global_rank))  # accelerate asks for it, and Lightning does not say it
+    world = World(cpu=trainer.strategy.root_device.type == "cpu")
+    if world.num_processes != trainer.world_size:
+        raise ConfigError(
+            f"DecentralCallback: Lightning has {trainer.world_size} processes, and accelerate, which was used before "
+            f"in this one, {world.num_processes}; make no Accelerator in a script of Lightning's"
+        )
+    return world

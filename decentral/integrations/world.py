@@ -13,10 +13,14 @@ _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEG
 
 
 class World:
-    """This process among those of its peer, as accelerate's shared state tells it."""
+    """This process among those of its peer, as accelerate's shared state tells it.
 
-    def __init__(self) -> None:
-        self._state = PartialState()
+    ``cpu``: of a framework that began the process group by itself, whether it computes on the processor; accelerate
+    then has to be told.
+    """
+
+    def __init__(self, *, cpu: bool = False) -> None:
+        self._state = PartialState(cpu=cpu)
 
     @property
     def is_main_process(self) -> bool:

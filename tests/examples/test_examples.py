@@ -65,6 +65,13 @@ def test_of_a_model_folder_only_the_adapters_travel(first, tmp_path, tiny_folder
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # Lightning warns of its own imports, and of a loader with one worker
+def test_two_trainers_of_lightning_end_with_the_same_anchor(first, tmp_path):
+    pytest.importorskip("lightning")
+    check_agreed(first.swarm_of_two("fit_lightning.py", tmp_path, "--rounds", "5"), 5)
+
+
+@pytest.mark.long
 def test_a_package_of_ones_own_adds_a_compressor_and_a_method(first, packages, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(packages))
     check_agreed(first.swarm_of_two("own_package/train.py", tmp_path, "--rounds", "5"), 5)

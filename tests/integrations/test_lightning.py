@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ import torch
 from decentral.errors import ConfigError
 from tests.integrations.test_transformers import terms
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")  # it warns of a loader with one worker, of its own checkpoints
 
 
@@ -67,6 +72,32 @@ def test_an_error_while_fitting_ends_the_peer(tmp_path, fitting):
     with pytest.raises(ValueError, match="no more data"):
         fitting.trainer(tmp_path, callback, fitting.AtStep(4, fail)).fit(fitting.Line(), fitting.data())
     assert callback.peer is None
+
+
+@pytest.mark.long
+def test_a_trainer_of_two_processes_is_one_peer(tmp_path):
+    (tmp_path / "run.toml").write_text(terms().to_toml())
+    script = ["-W", "ignore", "-m", "tests.integrations.fitting_ranks"]
+    run = subprocess.run(
+        [sys.executable, *script, str(tmp_path / "run.toml"), str(tmp_path / "out")],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    one, other = json.loads((tmp_path / "out" / "ranks.json").read_text())
+    assert one == other
+    assert one[0] == 12
+
+
+def test_a_strategy_that_shards_the_model_is_refused(fitting):
+    from decentral.integrations.lightning import _check_whole
+
+    with pytest.raises(ConfigError, match=r'does not leave the whole model with each process.*strategy="ddp"'):
+        _check_whole(SimpleNamespace(strategy=object()))
 
 
 def test_without_lightning_the_extra_is_named(monkeypatch, fitting):
