@@ -121,6 +121,6 @@ def test_the_tutorial_works_from_its_first_command_to_its_last(reader: Reader):
     assert "paused" in health[1]
     assert Path("model/model.safetensors").exists()
     assert next(text for words, text in said if words[1] == "generate").startswith("def main(")
-    first, second = read_status("loop-first"), read_status("loop-second")
+    first, second = read_status(Path("loop-first")), read_status(Path("loop-second"))
     assert first.round == second.round == 20
     assert first.anchor_digest == second.anchor_digest != ""
