@@ -99,6 +99,7 @@ def test_each_peer_draws_the_same_data_in_an_order_of_its_own(tmp_path, tiny_gpt
     assert len(set(one)) == len(one)
 
 
+@pytest.mark.long
 def test_what_a_checkpoint_restores_takes_part_as_before(tmp_path, make_trainer, tiny_gpt2):
     chosen = {"save_strategy": "steps", "save_steps": 5}
     native = {"transport": "native", "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False, "quiet": True}
