@@ -19,7 +19,7 @@ TESTED := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 SEEDS ?= 1-2400
 ROUNDS ?= 50
 
-.PHONY: demo test test-long simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss interop js-libp2p test-web browser lint format constraints clean
+.PHONY: demo test test-long simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss interop js-libp2p test-web browser docs lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -61,6 +61,9 @@ interop: $(STAMP) $(NODE_STAMP)  ## js-libp2p against all transports, with node 
 test-web: $(STAMP) browser  ## the page in a real Chromium, with npm: make test-web ARGS="--shots shots -k replay"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/web $(ARGS)
 
+docs: $(STAMP)  ## the documentation as a site in site/, every link checked; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
 lint: $(STAMP)  ## the last line: whether every test can be imported
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -101,4 +104,4 @@ constraints: $(STAMP)  ## write down what is installed now, without local build 
 	  | sed 's/+[a-z0-9.]*$$//' | sort -f; } > constraints.new && mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv tests/interop/node_modules tests/web/node_modules demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv site tests/interop/node_modules tests/web/node_modules demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import anyio
 import click
-from anyio.abc import SocketAttribute, SocketListener
-from anyio.from_thread import start_blocking_portal
-from prometheus_client.metrics_core import Metric
 
 from decentral.errors import DecentralError, ListenError, UsageError
-from decentral.observe.prometheus import serve_metrics
+
+if TYPE_CHECKING:  # help texts need none of it, and it takes a while to import
+    from anyio.abc import SocketListener
+    from prometheus_client.metrics_core import Metric
 
 _ILL = ("attention", "stalled", "gone")  # first words of a health sentence
 
@@ -48,6 +48,9 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 async def metrics_socket(where: tuple[str, int], stack: AsyncExitStack, say: Callable[[str], None]) -> SocketListener:
     """Where Prometheus asks; said, because port 0 lets the system choose. ListenError when it is taken."""
+    import anyio
+    from anyio.abc import SocketAttribute, SocketListener
+
     try:
         made = await anyio.create_tcp_listener(local_host=where[0], local_port=where[1])
     except OSError as error:
@@ -67,6 +70,10 @@ def metrics_beside(directory: Path, where: tuple[str, int] | None, say: Callable
     if where is None:
         yield
         return
+    from anyio.from_thread import start_blocking_portal
+
+    from decentral.observe.prometheus import serve_metrics
+
     opened: AsyncExitStack = AsyncExitStack()
     with start_blocking_portal() as portal:
         listener = portal.call(metrics_socket, where, opened, say)

@@ -236,6 +236,12 @@ def test_pausing_a_loop_that_trains_on_says_so(run: Run, running_peer: Path) -> 
     assert json.loads(run("pause", "--json").stdout)["trains_while_paused"] is True
 
 
+def test_a_pause_for_some_time_says_when_it_ends(run: Run, running_peer: Path) -> None:
+    assert run("pause", "--for", "2h").stdout.endswith("until decentral resume, or for 2.0 h\n")
+    (asked,) = take_requests(running_peer)
+    assert 7100 < asked.values["until"] - time.time() <= 7200
+
+
 def test_leave_pause_and_resume_reach_the_peer(run: Run, running_peer: Path) -> None:
     for request in ("leave", "finish", "pause", "resume"):
         assert run(request).exit_code == 0

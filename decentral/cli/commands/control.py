@@ -125,6 +125,7 @@ def _set(key: str, value: str, directory: Path, as_json: bool) -> None:
 def _ask(
     request: str, directory: Path, as_json: bool, *, wait: float = 0.0, values: dict[str, Any] | None = None
 ) -> None:
+    from decentral.observe.health import in_time
     from decentral.observe.requests import ask
     from decentral.observe.status import is_running, read_status
 
@@ -142,7 +143,8 @@ def _ask(
     elif request == "set":
         click.echo(f"asked: {' '.join(map(str, (values or {}).values()))} until the peer ends")
     else:
-        click.echo(f"asked: the peer {_ANSWERS[request]}")
+        ends = "" if not values else f", or for {in_time(values['until'] - time.time() + 0.5)}"
+        click.echo(f"asked: the peer {_ANSWERS[request]}{ends}")
 
 
 def _wait_for_the_end(directory: Path, seconds: float) -> None:

@@ -1,8 +1,7 @@
 """One round that all agree on: the contributions of some peers become a record, and one outer step for everybody.
 
 What peers make, sign and encode is as in a shipped round. All hold the same anchor and state, so the outer step is made
-once and installed everywhere. A reduce has one owner, whose result is compressed once as every owner's is: who owns
-which range changes no value where blocks do not cross ranges.
+once and installed everywhere.
 """
 
 from __future__ import annotations
@@ -13,14 +12,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.dissemination.reduce import owned_parts
 from decentral.lab.swarm.lab_peer import LabPeer
-from decentral.replica.codec import range_shapes
-from decentral.replica.contribution import Contribution, header_after
+from decentral.lab.swarm.reducing import plan_of, results, slices_of
+from decentral.replica.contribution import Contribution
 from decentral.replica.outer_step import OuterStep
-from decentral.replica.reduction import Reduction
 from decentral.rounds.updates import CommittedUpdate
-from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 
 __all__ = ["Met", "body_of", "first_head", "gathered", "reduced", "slice_of"]
@@ -55,7 +51,7 @@ def body_of(peer: LabPeer, made: Contribution) -> int:
 
 
 def slice_of(peer: LabPeer, made: Contribution) -> int:
-    """Bytes of the body that a reduce's one owner gets: made once more when the round is decided, for its plan."""
+    """Bytes of the slices of a reduce, as one body: made once more when the round is decided, for its plan."""
     numel = peer.replica.numel(made.fragment)
     return len(peer.replica.encode_range(made.fragment, made.gradient_N, 0, numel, states=made.states).body)
 
@@ -76,44 +72,18 @@ def gathered(head: Head, peers: Sequence[LabPeer], offered: Offered) -> Met:
 
 
 def reduced(head: Head, peers: Sequence[LabPeer], offered: Offered) -> Met:
-    """One owner gets every contribution, and everybody its result."""
-    owner = peers[min(offered)]
-    fragment = offered[owner.rank].fragment
-    contributors = tuple(_ref(head, peers[rank], made, made.commitment(head)) for rank, made in offered.items())
-    cut = ((owner.signer.peer, 0, owner.replica.numel(fragment)),)
-    plan = ReducePlan(head.epoch, head.round + 1, 0, 0, contributors, cut)
-    slices = {
-        rank: made.slice_frame(0, plan, head, peers[rank].replica, peers[rank].signer) for rank, made in offered.items()
-    }
-    mine = {peers[rank].signer.peer: _decoded(owner, frame, plan) for rank, frame in slices.items()}
-    result, left = _result(head, owner, fragment, plan, mine)
-    ref = FrameRef(owner.signer.peer, result.hash, 0, 1, 1)
-    record = _record(head, fragment, [ref], plan)
-    step = owner.replica.outer_step(record, {result.hash: result}, {result.hash: _decoded(owner, result, plan)})
-    nbytes = {rank: len(frame.body) for rank, frame in slices.items()}
+    """Each owner gets its part of every contribution, and everybody its result."""
+    fragment = next(iter(offered.values())).fragment
+    contributors = [_ref(head, peers[rank], made, made.commitment(head)) for rank, made in offered.items()]
+    plan = plan_of(head, contributors, peers[0].replica.numel(fragment))
+    slices = slices_of(plan, head, peers, offered)
+    found = list(results(plan, head, fragment, peers, slices))
+    record = _record(head, fragment, [one.ref for one in found], plan)
+    frames, holds = {one.frame.hash: one.frame for one in found}, {one.frame.hash: one.holds for one in found}
+    step = peers[0].replica.outer_step(record, frames, holds)
+    left = {one.frame.hash: one.left for one in found if one.left is not None}
+    nbytes = {rank: sum(len(frame.body) for frame in frames) for rank, frames in slices.items()}
     return Met(_decided(head, peers, record, step, offered, left), step, nbytes)
-
-
-def _decoded(owner: LabPeer, frame: Frame, plan: ReducePlan) -> Tensor:
-    _, start, stop = plan.partition[0]
-    channels = frame.header.channels
-    return owner.replica.codec.decode(frame.body, range_shapes(start, stop) * channels, channels)
-
-
-def _result(
-    head: Head, owner: LabPeer, fragment: int, plan: ReducePlan, slices: Mapping[bytes, Tensor]
-) -> tuple[Frame, dict[bytes, Tensor]]:
-    """The owner's result, and what it leaves to owe by the result's hash."""
-    replica, me = owner.replica, owner.signer.peer
-    assert list(owned_parts(plan, me)) == [0], "one owner has all"
-    weights = replica.weights(plan.contributors, head.outer_step)
-    beside = replica.state_weights(plan.contributors, head.outer_step, weights)
-    outside = replica.outside(plan.contributors, head.outer_step)
-    owed_N = replica.owed(fragment)
-    made = Reduction(plan, 0, dict(slices)).result(replica.codec, weights, owed_N, beside=beside, outside=outside)
-    header = header_after(head, FrameKind.RESULT, fragment, me, 0, 1, plan.number)
-    frame = seal(replace(header, states=len(beside)), made.body, owner.signer)
-    return frame, {frame.hash: made.feedback["debt"]} if "debt" in made.feedback else {}
 
 
 def _ref(head: Head, peer: LabPeer, made: Contribution, name: bytes) -> FrameRef:
@@ -143,7 +113,8 @@ def _decided(
         mine, owed_N = offered.get(peer.rank), peer.replica.owed(record.fragment)
         if mine is not None:
             peer.replica.feedback[record.fragment] = mine.feedback_after(record)
-        peer.replica.owe_after(record, peer.signer.peer, left, owed_N)
+        keeps = mine is not None and (record.round, record.plan) in mine.hands_on_nothing
+        peer.replica.owe_after(record, peer.signer.peer, left, owed_N, keeps)
         peer.replica.install(step)
         peer.replica.senders.keep_only(record.next_members)
         moved = (record.fragment, step.before_N, step.after_N, mine)
