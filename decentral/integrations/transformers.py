@@ -8,6 +8,7 @@ logged to and evaluated stays its own: numbers of the swarm are in its logs unde
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -86,6 +87,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._entered.enter(peer, wait_for_company=self._wait_for_company)
         self.kept = kept_of(peer)
         draw_in_own_order(train_dataloader, peer.seed)
+        _warn_if_short(state.max_steps - state.global_step, peer)
         if peer.done:  # the folder held the end of the run
             control.should_training_stop = True
             control.should_epoch_stop = True
@@ -153,6 +155,18 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 _LOSSES = {"loss": "loss", "eval_loss": "held_out_loss"}  # the Trainer's names, ours
+
+
+def _warn_if_short(steps: int, peer: Peer) -> None:
+    """Say at the beginning, and not after hours, that the Trainer has fewer ``steps`` left than the run."""
+    rounds = peer.manifest.run.rounds - peer.round
+    wanted = rounds * peer.manifest.inner.steps // peer.manifest.outer.fragments
+    if steps < wanted and World().is_main_process:
+        logging.getLogger("decentral").warning(
+            "the Trainer ends after %d more steps, and the run's %d more rounds take about %d: it leaves the run then; "
+            "raise max_steps or num_train_epochs to go along to the end",
+            *(steps, rounds, wanted),
+        )
 
 
 def _before_trackers(callback: DecentralCallback) -> None:

@@ -7,6 +7,8 @@ share after the last commit: it evaluates better than any single peer's live cop
 checkpoint's meta must hold ``parameters`` (``Schema.to_json()``); ``model`` = {"task": "causal-lm", "config": {...}}
 adds the config, ``buffers`` = "own" says that each peer keeps its own.
 
+Of adapters of peft on a frozen base the folder holds them alone, as ``PeftModel.from_pretrained`` opens them.
+
 For the way to another machine ``model.safetensors.packed`` takes the tensors' place; ``unpack`` makes the folder of it.
 """
 
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError, DiskError, PayloadError, UsageError
 from decentral.parameters import Schema, in_dtype_of, split
+from decentral.state.adapters import ADAPTER, ADAPTER_CONFIG, TASK, saved_name
 from decentral.state.checkpoint import Checkpoint, load_newest
 from decentral.state.durable import DISK, TEMPORARY, disk_errors
 from decentral.state.frozen import read_frozen
@@ -49,6 +52,9 @@ def export(checkpoints: Path, to: Path, beside: Beside | None = None, *, packed:
     checkpoint = load_newest(checkpoints)
     if checkpoint is None:
         raise DiskError(f"no checkpoint in {checkpoints}; train until one is written, or check the folder")
+    if (adapters := _adapters_of(checkpoint)) is not None:
+        _export_adapters(checkpoint, adapters, to, packed)
+        return checkpoint
     model = whole_model(checkpoint, checkpoints.parent)
     with disk_errors(f"writing the model to {to}"), _new_folder(to) as temporary:
         _write(temporary, model, packed)
@@ -64,6 +70,28 @@ def unpack(folder: Path, to: Path) -> None:
         unpack_file(folder / PACKED, temporary / MODEL)
         for path in folder.glob("*.json"):  # its configuration and tokenizer
             DISK.write(temporary / path.name, [path.read_bytes()])
+
+
+def is_of_adapters(checkpoint: Checkpoint) -> bool:
+    """Whether what was trained are adapters of peft, whose base is elsewhere."""
+    return _adapters_of(checkpoint) is not None
+
+
+def _adapters_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    model = checkpoint.meta.get("model") or {}
+    return model if model.get("task") == TASK else None
+
+
+def _export_adapters(checkpoint: Checkpoint, described: Mapping[str, Any], to: Path, packed: bool) -> None:
+    """The folder that peft's ``save_pretrained`` would have written, of the anchor."""
+    if packed:
+        raise UsageError("--packed: the run trained adapters, which are small; export them as they are")
+    trained = anchor_parameters(checkpoint)
+    named = {saved_name(name, described["adapter"]) or name: tensor for name, tensor in trained.items()}
+    document = json.dumps(described["config"], indent=2, sort_keys=True) + "\n"
+    with disk_errors(f"writing the adapters to {to}"), _new_folder(to) as temporary:
+        write_tensor_file(temporary / ADAPTER, named, {"format": "pt"})
+        DISK.write(temporary / ADAPTER_CONFIG, [document.encode()])
 
 
 def config_of(checkpoint: Checkpoint) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ step boundary, one small tensor that says what changed, and the fragments that d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from decentral.parameters import (
     schema_of,
 )
 from decentral.state.snapshot import live_buffer_name
+from decentral.training.describing import description_of
 from decentral.training.inner.averages import Averages
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU.
@@ -54,15 +54,8 @@ class LiveModel:
         self._trained = {spec.name for fragment in self.schema.fragments for spec in fragment.parameters}
 
     def description(self) -> dict[str, Any] | None:
-        """How ``export`` can build the model again: a transformers configuration, or None for a model without one."""
-        config = getattr(self._bare, "config", None)
-        if config is None or not hasattr(config, "to_json_string"):
-            return None
-        document = json.loads(config.to_json_string())
-        is_theirs = type(self._bare).__module__.startswith("transformers.")
-        if is_theirs and not document.get("architectures"):  # they write it when they save a model, as nobody did here
-            document["architectures"] = [type(self._bare).__name__]
-        return {"task": "causal-lm", "config": document}
+        """How ``export`` can build the model again; None for one that only its script can build."""
+        return description_of(self._bare, self._trained)
 
     @property
     def trained(self) -> dict[str, Tensor]:

@@ -1,7 +1,9 @@
 """What `decentral export` says of what it wrote, and that it is true."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -11,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decentral.manifest import preset_manifest
+from decentral.state.adapters import saved_name
 from decentral.state.checkpoint import save
 from decentral.state.snapshot import anchor_name
 from decentral.tasks.language_model import LanguageModelConfig, build_language_model
@@ -75,3 +78,65 @@ def test_another_kind_of_transformers_model_is_opened_by_its_own_class(run: Run,
     kept(tmp_path / "run", BertForSequenceClassification(config), "custom")
     assert 'BertForSequenceClassification.from_pretrained("model")' in run("export", "run", "--to", "model").stdout
     BertForSequenceClassification.from_pretrained("model", local_files_only=True)
+
+
+class Layer(nn.Module):
+    """A linear map with an adapter, named as peft names it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer = nn.Linear(4, 4, bias=False).requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(4, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, 4, bias=False)})
+
+
+class Adapted(nn.Module):
+    """What peft makes of a model, as far as an export looks at it."""
+
+    __module__ = "peft.peft_model"
+    active_adapter = "default"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj = Layer()
+        kind = {"r": 2, "target_modules": {"q_proj"}, "inference_mode": False}
+        self.peft_config = {"default": SimpleNamespace(to_dict=lambda: kind)}
+
+
+def test_adapters_are_exported_alone_as_peft_opens_them(run: Run, tmp_path: Path) -> None:
+    model = Adapted()
+    kept(tmp_path / "run", model, "custom")
+    result = run("export", "run", "--to", "adapter")
+    assert 'PeftModel.from_pretrained(base, "adapter")' in result.stdout
+    assert sorted(path.name for path in Path("adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    tensors = safetensors.torch.load_file("adapter/adapter_model.safetensors")
+    assert sorted(tensors) == ["q_proj.lora_A.weight", "q_proj.lora_B.weight"]
+    assert torch.equal(tensors["q_proj.lora_A.weight"], model.q_proj.lora_A["default"].weight)
+    told = json.loads(Path("adapter/adapter_config.json").read_text())
+    assert told == {"r": 2, "target_modules": ["q_proj"], "inference_mode": True}
+    assert run("export", "run", "--to", "packed", "--packed").exit_code == 2
+
+
+def test_adapters_beside_what_else_is_trained_are_left_to_the_script() -> None:
+    model = Adapted()
+    assert LiveModel(model, 1, None).description() is not None
+    model.more = nn.Linear(2, 2)
+    assert LiveModel(model, 1, None).description() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [
+        ("m.q_proj.lora_A.default.weight", "m.q_proj.lora_A.weight"),
+        ("m.embed.lora_embedding_A.default", "m.embed.lora_embedding_A"),
+        ("m.score.modules_to_save.default.weight", "m.score.weight"),
+        ("m.q_proj.lora_A.defaults.weight", None),
+        ("m.default.weight", None),
+        ("m.norm.weight", None),
+    ],
+)
+def test_names_in_a_model_become_those_of_pefts_files(name: str, saved: str | None) -> None:
+    assert saved_name(name, "default") == saved

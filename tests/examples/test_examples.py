@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from decentral.observe.status import Status
+from decentral.state.export import export
 from tests.examples import own_package
 from tests.examples.two_peers import EXAMPLES, FirstPeers, first_peers
 from tests.laws import outside
@@ -42,6 +44,7 @@ def test_two_trainers_end_with_the_same_model(first, tmp_path):
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+@pytest.mark.long
 def test_a_network_with_batchnorm_learns_digits(first, tmp_path, capsys):
     pytest.importorskip("sklearn")
     check_agreed(first.swarm_of_two("images.py", tmp_path, "--rounds", "5"), 5)
@@ -49,6 +52,7 @@ def test_a_network_with_batchnorm_learns_digits(first, tmp_path, capsys):
     assert float(said.split("%")[0]) > 80
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
 def test_of_a_model_folder_only_the_adapters_travel(first, tmp_path, tiny_folder):
     pytest.importorskip("peft")
@@ -60,6 +64,15 @@ def test_of_a_model_folder_only_the_adapters_travel(first, tmp_path, tiny_folder
     adapters = [load_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("first", "second")]
     assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
     assert all("lora_" in name for name in adapters[0])
+    exported = tmp_path / "exported"
+    export(tmp_path / "second/checkpoints", exported)
+    written = [load_file(folder / "adapter_model.safetensors") for folder in (exported, tmp_path / "second/adapter")]
+    assert written[0].keys() == written[1].keys()
+    assert all(torch.equal(written[0][name], written[1][name]) for name in written[0])
+    kinds = [
+        json.loads((folder / "adapter_config.json").read_text()) for folder in (exported, tmp_path / "second/adapter")
+    ]
+    assert kinds[0] == kinds[1] | {"target_modules": sorted(kinds[1]["target_modules"])}
     base = (tiny_folder / "model.safetensors").stat().st_size
     assert sum(end.bytes_per_round for end in ends) / 2 < base / 10
 

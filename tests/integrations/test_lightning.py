@@ -24,11 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # it warns of a loader with o
 
 @pytest.fixture(scope="module")
 def fitting() -> Any:
-    """tests/integrations/fitting.py, with Lightning."""
+    """tests/integrations/fitting.py, with Lightning: two to five seconds to import, so nearly all of this is long."""
     pytest.importorskip("lightning")
     return importlib.import_module("tests.integrations.fitting")
 
 
+@pytest.mark.long
 def test_fitting_stops_with_the_run_and_loggers_have_its_rounds(tmp_path, fitting):
     logger = fitting.CSVLogger(tmp_path / "logs")
     callback = fitting.alone(tmp_path / "run", terms())
@@ -41,12 +42,14 @@ def test_fitting_stops_with_the_run_and_loggers_have_its_rounds(tmp_path, fittin
     assert [(row["step"], float(row["swarm/round"])) for row in rows] == [("3", 1), ("6", 2), ("9", 3), ("12", 4)]
 
 
+@pytest.mark.long
 def test_batches_that_are_accumulated_are_one_inner_step(tmp_path, fitting):
     fitted = fitting.trainer(tmp_path, fitting.alone(tmp_path / "run", terms()), accumulate_grad_batches=2)
     fitted.fit(fitting.Line(), fitting.data())
     assert fitted.global_step == 12
 
 
+@pytest.mark.long
 def test_fitting_resumes_where_its_peer_was(tmp_path, fitting):
     def fit(callback: Any, stop: int, ckpt_path: Path | None) -> Any:
         saves = fitting.ModelCheckpoint(tmp_path / "lightning", filename="{step}", every_n_train_steps=5, save_top_k=-1)
@@ -64,6 +67,7 @@ def test_fitting_resumes_where_its_peer_was(tmp_path, fitting):
         fit(fitting.alone(tmp_path / "elsewhere", terms()), 99, tmp_path / "lightning" / "step=5.ckpt")
 
 
+@pytest.mark.long
 def test_an_error_while_fitting_ends_the_peer(tmp_path, fitting):
     def fail() -> None:
         raise ValueError("no more data")
@@ -93,6 +97,7 @@ def test_a_trainer_of_two_processes_is_one_peer(tmp_path):
     assert one[0] == 12
 
 
+@pytest.mark.long
 def test_a_strategy_that_shards_the_model_is_refused(fitting):
     from decentral.integrations.lightning import _check_whole
 
@@ -100,13 +105,15 @@ def test_a_strategy_that_shards_the_model_is_refused(fitting):
         _check_whole(SimpleNamespace(strategy=object()))
 
 
-def test_without_lightning_the_extra_is_named(monkeypatch, fitting):
+def test_without_lightning_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning", None)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
-    monkeypatch.delitem(sys.modules, "decentral.integrations.lightning")
+    monkeypatch.delitem(sys.modules, "decentral.integrations.lightning", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'decentral\[lightning\]'"):
         importlib.import_module("decentral.integrations.lightning")
 
 
+@pytest.mark.long
 def test_a_method_that_changes_gradients_is_refused_in_automatic_optimization(tmp_path, fitting):
     with pytest.raises(ConfigError, match="closure"):
         fitting.trainer(tmp_path, fitting.alone(tmp_path / "run", terms(preset="scaffold"))).fit(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from transformers import TrainerCallback
 
 from decentral.errors import ConfigError
@@ -77,6 +79,21 @@ def test_the_swarms_numbers_are_in_the_logs_also_of_trackers_that_come_first(tmp
     assert tracker.logs[-1]["swarm/inner_steps"] == 12
 
 
+def test_a_trainer_that_is_shorter_than_the_run_says_so_at_its_beginning(tmp_path, tiny_gpt2, make_trainer, caplog):
+    make_trainer(tiny_gpt2, alone(tmp_path / "run", terms(rounds=4)), max_steps=5).train()
+    warnings = [record.getMessage() for record in caplog.records if record.name == "decentral"]
+    assert "the Trainer ends after 5 more steps, and the run's 4 more rounds take about 12" in warnings[0]
+
+
+def test_a_model_that_is_sharded_over_processes_is_refused(tmp_path, tiny_gpt2, make_trainer, monkeypatch):
+    trainer = make_trainer(tiny_gpt2, alone(tmp_path / "run", terms()))
+    sharded = SimpleNamespace(distributed_type=DistributedType.FSDP)
+    monkeypatch.setattr("decentral.integrations.world.AcceleratorState", lambda: sharded)
+    with pytest.raises(ConfigError, match="FSDP shards the model over this peer's processes, and a round needs all"):
+        trainer.train()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 def test_accumulated_gradients_are_one_inner_step(tmp_path, tiny_gpt2, make_trainer):
     trainer = make_trainer(tiny_gpt2, alone(tmp_path / "run", terms(rounds=2)), gradient_accumulation_steps=3)
     trainer.train()
@@ -99,6 +116,7 @@ def test_each_peer_draws_the_same_data_in_an_order_of_its_own(tmp_path, tiny_gpt
     assert len(set(one)) == len(one)
 
 
+@pytest.mark.long
 def test_what_a_checkpoint_restores_takes_part_as_before(tmp_path, make_trainer, tiny_gpt2):
     chosen = {"save_strategy": "steps", "save_steps": 5}
     native = {"transport": "native", "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False, "quiet": True}

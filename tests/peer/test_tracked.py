@@ -10,7 +10,7 @@ from tests.peer.test_absence import alone
 from tests.peer.test_join import Problem, run_terms
 
 
-@pytest.mark.parametrize("preset", ["diloco", "noloco"])
+@pytest.mark.parametrize("preset", ["diloco", pytest.param("noloco", marks=pytest.mark.long)])
 def test_tensorboard_has_round_bytes_and_figures_after_every_round(tmp_path, preset):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

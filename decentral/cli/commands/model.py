@@ -187,7 +187,7 @@ def export_command(context: click.Context, directory: Path, to: Path, packed: bo
     $ decentral export packed --to model
     """
     from decentral.errors import UsageError
-    from decentral.state.export import PACKED, config_of, export, unpack
+    from decentral.state.export import PACKED, config_of, export, is_of_adapters, unpack
     from decentral.tasks.byte_tokenizer import tokenizer_files
 
     if (directory / PACKED).is_file() and not packed:
@@ -204,7 +204,11 @@ def export_command(context: click.Context, directory: Path, to: Path, packed: bo
     if as_json:
         click.echo(json.dumps({"checkpoint": str(checkpoint.path), "to": str(to)}))
     else:
-        opens = f"open it with decentral export {to} --to FOLDER" if packed else _how_to_open(to, config_of(checkpoint))
+        opens = _how_to_open(to, config_of(checkpoint))
+        if packed:
+            opens = f"open it with decentral export {to} --to FOLDER"
+        elif is_of_adapters(checkpoint):
+            opens = f'open it with peft, on the base that it was trained on: PeftModel.from_pretrained(base, "{to}")'
         click.echo(f"{to}: the model of {checkpoint.path.name}; {opens}")
 
 
