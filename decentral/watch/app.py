@@ -33,12 +33,14 @@ class Watch(App[BaseException]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    Screen, ModalScreen { background: ansi_default; }
+    Screen { background: ansi_default; }
+    ModalScreen { background: transparent; }
     Static { height: 1; }
     #panels { height: auto; }
     .framed { border: round ansi_default; padding: 0 1; }
     ModalScreen { align: center middle; }
-    .box { border: round ansi_default; padding: 0 2; width: 64; max-width: 100%; height: auto; }
+    .box { border: round ansi_default; padding: 0 2; width: 56; max-width: 100%; height: auto; }
+    .box { background: ansi_default; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key, f"ask('{request}')") for key, request in REQUESTS.items()),

@@ -21,8 +21,10 @@ def shown(value: object) -> str:
 
 def fit(text: Text | str, width: int) -> Text:
     """At most ``width`` cells, with an ellipsis where that is not all."""
+    if width < 1:
+        return Text()
     line = Text(text) if isinstance(text, str) else text.copy()
-    line.truncate(max(0, width), overflow="ellipsis")
+    line.truncate(width, overflow="ellipsis")
     return line
 
 
@@ -30,7 +32,7 @@ def padded(text: Text | str, width: int, *, right: bool = False) -> Text:
     """Exactly ``width`` cells; ``right``: a number, below others of its column."""
     line = fit(text, width)
     missing = width - line.cell_len
-    return Text(" " * missing) + line if right else line + Text(" " * missing)
+    return Text.assemble(" " * missing, line) if right else Text.assemble(line, " " * missing)
 
 
 def block(lines: Sequence[Text | str], width: int, height: int) -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from decentral.dashboard.history import number
@@ -26,7 +27,7 @@ def title(now: View, width: int, *, folder: str = "", at: int = 0, of: int = 1) 
     line = Text(f" {joined((name, shown(run.get('algorithm') or ''), _progress(run)))}", style="bold")
     if of < 2:
         return fit(line, width)
-    return padded(line, max(0, width - len(which))) + fit(Text(which, style="cyan"), width)
+    return Text.assemble(padded(line, max(0, width - cell_len(which))), fit(Text(which, style="cyan"), width))
 
 
 def _progress(run: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from decentral.watch.cells import block, shown
 def news(part: View, width: int, height: int) -> Text:
     """A line each, in local time."""
     lines = [
-        Text(f" {_clock(one.get('t'))}  ", style="dim") + Text(shown(one.get("text"))) for one in part.get("events", ())
+        Text.assemble((f" {_clock(one.get('t'))}  ", "dim"), shown(one.get("text"))) for one in part.get("events", ())
     ]
     return block(lines[:height], width, height)
 

@@ -21,7 +21,7 @@ def own(now: View, width: int, height: int) -> Text:
     """Rows in the order in which they are given up where there is little room."""
     if not now.get("me"):
         return Text("nothing is known of a peer yet", style="dim")
-    rows = [padded(Text(name, style="dim"), _NAMES) + value for name, value in _rows(now, now["me"])]
+    rows = [Text.assemble(padded(Text(name, style="dim"), _NAMES), value) for name, value in _rows(now, now["me"])]
     return block(rows[:height], width, height)  # a terminal that is higher shows the others
 
 
