@@ -6,9 +6,8 @@ import time
 
 from rich.text import Text
 
-from decentral.dashboard.history import number
 from decentral.dashboard.view import View
-from decentral.watch.cells import block, shown
+from decentral.watch.cells import block, figure, shown
 
 
 def news(part: View, width: int, height: int) -> Text:
@@ -20,7 +19,7 @@ def news(part: View, width: int, height: int) -> Text:
 
 
 def _clock(seconds: object) -> str:
-    known = number(seconds)
+    known = figure(seconds)
     try:
         return "--:--:--" if known is None else time.strftime("%H:%M:%S", time.localtime(known))
     except (OverflowError, ValueError, OSError):  # a time that no calendar has

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from decentral.watch.cells import fit, padded, shown, wrapped
 from decentral.watch.head import health, title
 from decentral.watch.keys import REQUESTS, bottom, question
 from decentral.watch.loss import caption, loss, spread
+from decentral.watch.news import news
 from decentral.watch.others import others
 from decentral.watch.own import own
 from decentral.watch.places import places
@@ -23,7 +25,7 @@ def peer(name: str, **more: Any) -> dict[str, Any]:
     return {"short": name, "presence": "live", "path": "direct", "in_last_round": True, **more}
 
 
-def rounds(*seconds: float | None, **more: Any) -> dict[str, Any]:
+def rounds(*seconds: object, **more: Any) -> dict[str, Any]:
     made = {"contributors": [0, 1], "late": [], "contributed": True, **more}
     return {"rounds": [{"step": at, "seconds": one, **made} for at, one in enumerate(seconds)]}
 
@@ -74,6 +76,15 @@ def test_bars_are_as_high_as_rounds_took_long_and_one_stall_does_not_flatten_the
 )
 def test_a_mark_says_without_colours_who_was_in_a_round(made: dict[str, Any], mark: str) -> None:
     assert strip(rounds(1.0, **made), 9, 2).plain.endswith(f"\n{mark}")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400, "1", None, True, [1.0], {}])
+def test_what_is_no_number_is_drawn_as_not_known(value: object) -> None:
+    assert strip(rounds(1.0, value), 9, 2).plain == "█▂\n●●"
+    assert caption({"training": {"loss": [1.0, value]}})[0] == "training loss, nats per token: 1.000"
+    assert "loss     not known" in own({"me": {"loss": value, "bytes_sent": value}}, 40, 9).plain
+    assert "?" in others({"peers": [peer("a", answers_in=value, seen=value, path=value, round=value)]}, 200, 3).plain
+    assert news({"events": [{"t": value, "text": value}]}, 40, 1).plain.startswith(" --:--:--  ")
 
 
 def test_gossip_steps_have_marks_of_their_own() -> None:
