@@ -33,12 +33,14 @@ class Watch(App[BaseException]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    Screen, ModalScreen { background: ansi_default; }
+    Screen { background: ansi_default; }
+    ModalScreen { background: transparent; }
     Static { height: 1; }
     #panels { height: auto; }
     .framed { border: round ansi_default; padding: 0 1; }
     ModalScreen { align: center middle; }
-    .box { border: round ansi_default; padding: 0 2; width: 64; max-width: 100%; height: auto; }
+    .box { border: round ansi_default; padding: 0 2; width: 56; max-width: 100%; height: auto; }
+    .box { background: ansi_default; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key, f"ask('{request}')") for key, request in REQUESTS.items()),
@@ -59,6 +61,7 @@ class Watch(App[BaseException]):
         self._wanted: str | None = None  # which of several folders
         self._first, self._rows = 0, 0  # of the others, who stands at the top, and rows of their panel
         self._said = ""
+        self._drawn: dict[str, Part] = {}
 
     def compose(self) -> ComposeResult:
         """Parts from top to bottom."""
@@ -94,23 +97,37 @@ class Watch(App[BaseException]):
         async with self._looking:
             try:
                 self._seen = await asyncio.to_thread(self._watched.look, self._wanted)
-                self._draw()
             except Exception as error:  # noqa: BLE001  textual would print a traceback into the terminal
                 self.exit(error)
+            self._draw()
 
     def _draw(self) -> None:
+        """What has changed since it was drawn last."""
+        try:
+            self._show(self._picture())
+        except Exception as error:  # noqa: BLE001  as above
+            self.exit(error)
+
+    def _picture(self) -> dict[str, Part]:
         seen, (width, height) = self._seen, self.size
-        drawn = picture(
+        return picture(
             seen.parts, width, height, folder=seen.name, folders=seen.names, first=self._first, said=self._said
         )
+
+    def _show(self, drawn: dict[str, Part]) -> None:
         self._rows = drawn["others"].height - FRAME
         for name, part in drawn.items():
-            self._place(self.screen_stack[0].query_one(f"#{name}", Static), name, part)
+            before = self._drawn.get(name)
+            if part != before:  # a line that is slow carries what changed, and not the screen every second
+                self._place(self.screen_stack[0].query_one(f"#{name}", Static), name, part, before)
+        self._drawn = drawn
 
-    def _place(self, widget: Static, name: str, part: Part) -> None:
-        widget.display = part.height > 0
-        widget.styles.width, widget.styles.height = part.width, part.height
-        widget.update(part.text)
+    def _place(self, widget: Static, name: str, part: Part, before: Part | None) -> None:
+        moved = before is None or (part.width, part.height) != (before.width, before.height)
+        if moved:
+            widget.display = part.height > 0
+            widget.styles.width, widget.styles.height = part.width, part.height
+        widget.update(part.text, layout=moved)
         if name in FRAMED:
             widget.border_title, widget.border_subtitle = part.above, part.below
 

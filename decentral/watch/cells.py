@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
@@ -21,8 +22,10 @@ def shown(value: object) -> str:
 
 def fit(text: Text | str, width: int) -> Text:
     """At most ``width`` cells, with an ellipsis where that is not all."""
+    if width < 1:
+        return Text()
     line = Text(text) if isinstance(text, str) else text.copy()
-    line.truncate(max(0, width), overflow="ellipsis")
+    line.truncate(width, overflow="ellipsis")
     return line
 
 
@@ -30,7 +33,7 @@ def padded(text: Text | str, width: int, *, right: bool = False) -> Text:
     """Exactly ``width`` cells; ``right``: a number, below others of its column."""
     line = fit(text, width)
     missing = width - line.cell_len
-    return Text(" " * missing) + line if right else line + Text(" " * missing)
+    return Text.assemble(" " * missing, line) if right else Text.assemble(line, " " * missing)
 
 
 def block(lines: Sequence[Text | str], width: int, height: int) -> Text:
@@ -61,21 +64,30 @@ def joined(parts: Iterable[str]) -> str:
     return " · ".join(part for part in parts if part)
 
 
+def figure(value: object) -> float | None:
+    """A number that can be drawn; None for what is none, not finite, or larger than any float."""
+    known = number(value)
+    try:
+        return known if known is not None and math.isfinite(known) else None
+    except OverflowError:
+        return None
+
+
 def nbytes(value: object) -> str:
     """Bytes for people."""
-    known = number(value)
+    known = figure(value)
     return NOT_KNOWN if known is None else in_units(known)
 
 
 def bits(per_second: object) -> str:
     """What a line carries, in the units that it is sold in; 0 says that nobody has measured it."""
-    known = number(per_second)
+    known = figure(per_second)
     return f"{known / 1e6:.1f} Mbit/s" if known else NOT_KNOWN
 
 
 def span(seconds: object) -> str:
     """A short span: ``12 ms``, ``3.4 s``; longer ones in seconds."""
-    known = number(seconds)
+    known = figure(seconds)
     if known is None:
         return ""
     return f"{1000 * known:.0f} ms" if known < 1 else f"{known:.1f} s" if known < 10 else f"{known:.0f} s"

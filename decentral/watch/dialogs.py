@@ -20,7 +20,7 @@ class Question(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         """One box."""
-        yield Static(Text(f"{self._asks}\n", style="bold") + Text(self._does, style="not bold"), classes="box")
+        yield Static(Text.assemble((f"{self._asks}\n", "bold"), self._does), classes="box")
 
     def on_key(self, event: Key) -> None:
         """Any key answers."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.cells import cell_len
 from rich.text import Text
 
-from decentral.dashboard.history import number
 from decentral.dashboard.view import View
 from decentral.observe.health import in_time
-from decentral.watch.cells import fit, joined, padded, shown, wrapped
+from decentral.watch.cells import figure, fit, joined, padded, shown, wrapped
 
 _STYLES = {
     **dict.fromkeys(("healthy", "done"), "green"),
@@ -26,11 +26,11 @@ def title(now: View, width: int, *, folder: str = "", at: int = 0, of: int = 1) 
     line = Text(f" {joined((name, shown(run.get('algorithm') or ''), _progress(run)))}", style="bold")
     if of < 2:
         return fit(line, width)
-    return padded(line, max(0, width - len(which))) + fit(Text(which, style="cyan"), width)
+    return Text.assemble(padded(line, max(0, width - cell_len(which))), fit(Text(which, style="cyan"), width))
 
 
 def _progress(run: dict[str, Any]) -> str:
-    made, rounds, left = number(run.get("round")), number(run.get("rounds")), number(run.get("seconds_left"))
+    made, rounds, left = figure(run.get("round")), figure(run.get("rounds")), figure(run.get("seconds_left"))
     if made is None:
         return ""
     return f"round {made}" + (f" of {rounds}" if rounds else "") + (f", {in_time(left)} left" if left else "")

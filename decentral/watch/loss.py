@@ -7,9 +7,8 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from decentral.dashboard.history import number
 from decentral.dashboard.view import View
-from decentral.watch.cells import block
+from decentral.watch.cells import block, figure
 from decentral.watch.strip import bars
 
 _MOST_CELLS = 4  # of one value
@@ -40,7 +39,7 @@ def caption(learning: View) -> tuple[str, str]:
 def curve(learning: View) -> tuple[str, list[float]]:
     """A name and its values: the training loss, or where none is told the one of held-out text."""
     for series, column, name in _CURVES:
-        found = [one for value in learning.get(series, {}).get(column, ()) if (one := number(value)) is not None]
+        found = [one for value in learning.get(series, {}).get(column, ()) if (one := figure(value)) is not None]
         if found:
             return name, found
     return "loss", []

@@ -6,21 +6,20 @@ import time
 
 from rich.text import Text
 
-from decentral.dashboard.history import number
 from decentral.dashboard.view import View
-from decentral.watch.cells import block, shown
+from decentral.watch.cells import block, figure, shown
 
 
 def news(part: View, width: int, height: int) -> Text:
     """A line each, in local time."""
     lines = [
-        Text(f" {_clock(one.get('t'))}  ", style="dim") + Text(shown(one.get("text"))) for one in part.get("events", ())
+        Text.assemble((f" {_clock(one.get('t'))}  ", "dim"), shown(one.get("text"))) for one in part.get("events", ())
     ]
     return block(lines[:height], width, height)
 
 
 def _clock(seconds: object) -> str:
-    known = number(seconds)
+    known = figure(seconds)
     try:
         return "--:--:--" if known is None else time.strftime("%H:%M:%S", time.localtime(known))
     except (OverflowError, ValueError, OSError):  # a time that no calendar has

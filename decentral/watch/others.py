@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from decentral.dashboard.history import number
 from decentral.dashboard.view import View
-from decentral.watch.cells import block, nbytes, padded, shown, span
+from decentral.watch.cells import block, figure, nbytes, padded, shown, span
 
 _GAP = 2
 _PATHS = {"direct": "green", "punched": "green", "relayed": "yellow"}
@@ -55,7 +54,7 @@ def summary(now: View) -> str:
     """How many are there and not there, for the panel's frame."""
     peers = others_of(now)
     gone = sum(peer.get("presence") != "live" for peer in peers)
-    more = number(now.get("more_peers")) or 0
+    more = figure(now.get("more_peers")) or 0
     return (
         f"the others: {len(peers) - gone} here"
         + (f", {gone} gone" if gone else "")
@@ -102,16 +101,16 @@ def _path(peer: View) -> Text:
 
 
 def _moved(key: str) -> Callable[[View], Text]:
-    return lambda peer: Text("?" if number(peer.get(key)) is None else nbytes(peer.get(key)))
+    return lambda peer: Text("?" if figure(peer.get(key)) is None else nbytes(peer.get(key)))
 
 
 def _uplink(peer: View) -> Text:
-    known = number(peer.get("uplink_bits"))
+    known = figure(peer.get("uplink_bits"))
     return Text(f"{known / 1e6:.1f} Mbit/s" if known else "?")
 
 
 def _seen(peer: View) -> Text:
-    return Text(f"{span(peer.get('seen'))} ago" if number(peer.get("seen")) is not None else "?")
+    return Text(f"{span(peer.get('seen'))} ago" if figure(peer.get("seen")) is not None else "?")
 
 
 _COLUMNS = (

@@ -7,11 +7,10 @@ from typing import Any
 
 from rich.text import Text
 
-from decentral.dashboard.history import number
 from decentral.dashboard.view import View
 from decentral.observe.health import in_units
 from decentral.observe.status import ENDED
-from decentral.watch.cells import NOT_KNOWN, bits, block, nbytes, padded, shown
+from decentral.watch.cells import NOT_KNOWN, bits, block, figure, nbytes, padded, shown
 
 _NAMES = 9  # cells of the first column
 _LATE = 0.5  # of the recent rounds: below it a look at the link is worth it
@@ -21,7 +20,7 @@ def own(now: View, width: int, height: int) -> Text:
     """Rows in the order in which they are given up where there is little room."""
     if not now.get("me"):
         return Text("nothing is known of a peer yet", style="dim")
-    rows = [padded(Text(name, style="dim"), _NAMES) + value for name, value in _rows(now, now["me"])]
+    rows = [Text.assemble(padded(Text(name, style="dim"), _NAMES), value) for name, value in _rows(now, now["me"])]
     return block(rows[:height], width, height)  # a terminal that is higher shows the others
 
 
@@ -34,7 +33,7 @@ def _rows(now: View, me: dict[str, Any]) -> Iterator[tuple[str, Text]]:
     yield "received", Text(_moved(now, "bytes_received", "received_per_second"))
     if caps := _caps(me):
         yield "caps", Text(caps)
-    if number(me.get("daily_upload")):
+    if figure(me.get("daily_upload")):
         yield "today", Text(f"{nbytes(me.get('sent_today'))} of {nbytes(me.get('daily_upload'))}")
     yield "reached", Text(_reached(me))
     yield "uplink", Text(bits(me.get("uplink_bits")))
@@ -53,25 +52,25 @@ def _state(now: View, me: dict[str, Any]) -> Text:
 
 
 def _useful(me: dict[str, Any]) -> Text:
-    seen, contributed = number(me.get("rounds_seen")), number(me.get("rounds_contributed"))
+    seen, contributed = figure(me.get("rounds_seen")), figure(me.get("rounds_contributed"))
     if not seen or contributed is None:
         return Text("no round yet")
     return Text(f"{contributed} of {seen} rounds", style="yellow" if contributed < _LATE * seen else "")
 
 
 def _decimal(loss: object) -> str:
-    known = number(loss)
+    known = figure(loss)
     return NOT_KNOWN if known is None else f"{known:.4f}"
 
 
 def _moved(now: View, total: str, rate: str) -> str:
     """So far, and how fast now where the peer still runs."""
-    per_second = number(now["me"].get(rate)) if now.get("alive") else None
+    per_second = figure(now["me"].get(rate)) if now.get("alive") else None
     return nbytes(now["me"].get(total)) + ("" if per_second is None else f", {in_units(per_second)}/s")
 
 
 def _caps(me: dict[str, Any]) -> str:
-    ways = (("up", number(me.get("max_upload"))), ("down", number(me.get("max_download"))))
+    ways = (("up", figure(me.get("max_upload"))), ("down", figure(me.get("max_download"))))
     return ", ".join(f"{8 * cap / 1e6:g} Mbit/s {way}" for way, cap in ways if cap)
 
 
@@ -84,5 +83,5 @@ def _reached(me: dict[str, Any]) -> str:
 def _fewer(now: View) -> str:
     """How many times fewer bytes than a float32 all-reduce at every step."""
     cost = now.get("bytes") or {}
-    dense, sent = number(cost.get("dense")), number(cost.get("sent"))
+    dense, sent = figure(cost.get("dense")), figure(cost.get("sent"))
     return f"{dense / sent:,.0f} x fewer bytes than all-reduce" if dense and sent else ""

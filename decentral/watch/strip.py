@@ -7,9 +7,8 @@ from typing import Any
 
 from rich.text import Text
 
-from decentral.dashboard.history import number
 from decentral.dashboard.view import View, is_pair
-from decentral.watch.cells import block, shown
+from decentral.watch.cells import block, figure, shown
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 LEGEND = "● all in  ◐ not everybody  ○ not yours"
@@ -24,7 +23,7 @@ def strip(part: View, width: int, height: int) -> Text:
     if not made:
         return Text("no round was made yet", style="dim")
     styles = [_mark(one)[1] for one in made]
-    shares = _shares([number(one.get("seconds")) for one in made])
+    shares = _shares([figure(one.get("seconds")) for one in made])
     lines = bars(shares, styles, max(1, height - 1)) if height > 1 else []
     marks = Text.assemble(*(_mark(one) for one in made))
     return block([*lines, marks], width, height)
@@ -56,7 +55,7 @@ def in_progress(now: View) -> str:
     made = now.get("open")
     if not isinstance(made, Mapping):
         return ""
-    votes = f", {shown(made['votes'])} votes" if number(made.get("votes")) else ""
+    votes = f", {shown(made['votes'])} votes" if figure(made.get("votes")) else ""
     return (
         f"round {shown(made.get('round'))}: {shown(made.get('offers'))} of {shown(made.get('members'))} offered{votes}"
     )

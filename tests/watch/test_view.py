@@ -61,6 +61,11 @@ def test_the_screen_of_a_run_that_is_over_is_the_golden_one(size: tuple[int, int
     assert screen(GOLDEN, size=size) == golden(size).read_text(encoding="utf-8").splitlines()
 
 
+def test_the_picture_in_the_docs_is_the_golden_one() -> None:
+    page = (Path(__file__).parents[2] / "docs/dashboard.md").read_text(encoding="utf-8")
+    assert golden((80, 24)).read_text(encoding="utf-8") in page
+
+
 @every_size
 def test_everything_has_a_line_and_what_is_cut_has_an_ellipsis(folder: Folder, size: tuple[int, int]) -> None:
     busy(folder)
@@ -228,8 +233,8 @@ def test_down_goes_to_the_last_of_many_peers_and_no_further(folder: Folder) -> N
 
 def test_help_tells_the_keys_and_any_key_closes_it(folder: Folder) -> None:
     async def open_and_close(app: Watch, pilot: Pilot[BaseException]) -> None:
-        assert any("pause and resume this peer" in line for line in await typed(app, pilot, "question_mark"))
-        assert not any("pause and resume this peer" in line for line in await typed(app, pilot, "x"))
+        assert any("pause this peer, resume it" in line for line in await typed(app, pilot, "question_mark"))
+        assert not any("pause this peer, resume it" in line for line in await typed(app, pilot, "x"))
 
     drive(folder.path, open_and_close, (60, 20))
 

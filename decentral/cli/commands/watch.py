@@ -29,7 +29,7 @@ def watch_command(context: click.Context, directory: Path) -> None:
     _check_terminal()
     from decentral.watch.app import Watch
 
-    ended = Watch(remember(context, directory)).run()
+    ended = Watch(remember(context, directory)).run(mouse=False)  # so that the terminal's own way to select text works
     if isinstance(ended, KeyboardInterrupt):
         context.exit(INTERRUPTED)
     if ended is not None:
