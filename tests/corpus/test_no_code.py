@@ -56,8 +56,15 @@ def test_a_script_is_run_in_one_place_which_is_the_one_that_the_user_names_it_to
 
 
 def test_nothing_in_the_package_downloads() -> None:
+    opened = 0
     for path in SOURCES:
-        assert not set(imports(ast.parse(path.read_text(encoding="utf-8")))) & DOWNLOADS, path
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert not set(imports(tree)) & DOWNLOADS, path
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "from_pretrained":
+                assert "local_files_only=True" in calls(call), path
+                opened += 1
+    assert opened, "what opens a model of transformers is found"
 
 
 def test_reading_hostile_bytes_runs_nothing_and_reaches_for_nothing() -> None:

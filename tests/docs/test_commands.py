@@ -26,7 +26,7 @@ def test_every_command_on_a_page_can_be_meant(page: Path):
 
 def test_commands_are_found_where_they_are():
     assert sum(len(of_decentral(page)) for page in PAGES) > 40
-    assert len(of_decentral(ROOT / "docs/tutorial.md")) == 19
+    assert len(of_decentral(ROOT / "docs/tutorial.md")) > 15
 
 
 @pytest.mark.parametrize(
