@@ -67,12 +67,22 @@ class Leader:
 
     def _propose_something(self, leading: Ballot, usable: list[PeerId], now: float) -> None:
         """What may have been chosen, or a record of our own."""
+        record = self._already_proposed(leading) or self._bound_or_new(leading, usable, now)
+        if record is not None:
+            self._propose(leading, record, now)
+
+    def _already_proposed(self, leading: Ballot) -> m.Record | None:
+        """What this ballot proposed before its leader restarted: it is that or nothing, or two records had one ballot,
+        and their plans one number, so that voters of the first took it for what had not been planned (seed 3159).
+        """
+        own = self._state.acceptor
+        return own.accepted if own.accepted_ballot == leading.ballot else None
+
+    def _bound_or_new(self, leading: Ballot, usable: list[PeerId], now: float) -> m.Record | None:
         state = self._state
         leading.farewells = state.farewells.votes(state.acceptor.round, but=state.presence.gone)
         bound = leading.bound_value(state.acceptor)
-        record = self._builder.new_record(leading, usable, now) if bound is None else self._builder.carried_on(bound)
-        if record is not None:
-            self._propose(leading, record, now)
+        return self._builder.new_record(leading, usable, now) if bound is None else self._builder.carried_on(bound)
 
     def _propose(self, leading: Ballot, record: m.Record, now: float) -> None:
         """Accept our own proposal durably first: a leader that restarts proposes the same or nothing."""

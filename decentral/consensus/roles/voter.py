@@ -79,7 +79,7 @@ class Voter:
         if not state.succeeds(proposal.record, sender):  # again: the anchor may have been unknown when it came
             state.proposal = None
             return
-        if not state.is_as_planned(proposal.record):
+        if proposal.record != state.acceptor.accepted and not state.is_as_planned(proposal.record):
             return
         if not state.presence.may_drop(proposal.record) or not self._retrieval.all_held(proposal.record, sender, now):
             return
