@@ -20,6 +20,7 @@ COMMANDS = {
     "peers": "decentral.cli.commands.inspect",
     "logs": "decentral.cli.commands.inspect",
     "dashboard": "decentral.cli.commands.dashboard",
+    "watch": "decentral.cli.commands.watch",
     "compare": "decentral.cli.commands.compare",
     "doctor": "decentral.cli.commands.inspect",
     "support": "decentral.cli.commands.support",

@@ -15,9 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from decentral.errors import DiskError, UsageError
+from decentral.observe.status import Status, is_running, read_status
 
 REQUESTS = ("leave", "finish", "pause", "resume", "set")  # in the order in which they are obeyed
 _FOLDER = "requests"
+_ANSWERS = {
+    "pause": "will pause after this inner step: no training, no contributions until decentral resume",
+    "resume": "trains on and contributes again",
+    "finish": "trains on until its next round is committed, and leaves then",
+    "leave": "finishes its round and leaves",
+}
 _MOST_NBYTES = 4096  # of one request
 
 
@@ -49,6 +56,22 @@ def ask(directory: Path, request: str, **values: Any) -> None:
         raise DiskError(
             f"{directory}: the request cannot be left ({error.strerror}); use the peer's own account"
         ) from error
+
+
+def ask_running(directory: Path, request: str, **values: Any) -> Status:
+    """Leave a request, and return the status of the peer that it is left for. UsageError when that has ended."""
+    status = read_status(directory)
+    if not is_running(status):
+        raise UsageError(f"{directory}: the peer that ran here has ended (it was {status.state}); nothing to {request}")
+    ask(directory, request, **values)
+    return status
+
+
+def answer_to(request: str, status: Status) -> str:
+    """What the peer of ``status`` will do, for who asked it to pause, resume, finish or leave."""
+    if request == "pause" and status.trains_while_paused:
+        return "the peer will contribute nothing until decentral resume; its own loop trains on meanwhile"
+    return f"the peer {_ANSWERS[request]}"
 
 
 def take_requests(directory: Path) -> tuple[Request, ...]:

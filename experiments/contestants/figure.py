@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from experiments.contestants.report import TITLES, groups
 from experiments.contestants.results import Result
 
+TOP = 4.6  # bits per byte: above are the first steps, in which all fall alike
 COLOURS = dict(zip(TITLES, ["C0", "C1", "C2", "C4", "C3"], strict=True))
 
 
@@ -37,15 +38,17 @@ def _minutes(axes: Axes, group: list[Result]) -> None:
     for result in group:
         curve = result.curve()
         axes.plot([row[0] for row in curve], [row[2] for row in curve], **_look(result))
+    axes.set_ylim(top=TOP)
     axes.set_xlabel("minutes", fontsize=8)
     axes.set_ylabel("held-out bits per byte", fontsize=8)
 
 
 def _bytes(axes: Axes, group: list[Result]) -> None:
     for result in group:
-        curve = [row for row in result.curve() if row[1] > 0]
+        curve = result.curve()[1:]  # before the first step nothing is sent that trains
         axes.plot([row[1] for row in curve], [row[2] for row in curve], **_look(result))
     axes.set_xscale("log")
+    axes.set_ylim(top=TOP)
     axes.set_xlabel("MB sent by all peers together", fontsize=8)
 
 

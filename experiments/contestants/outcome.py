@@ -12,6 +12,7 @@ from experiments.contestants.terms import BATCH_SIZE, MODEL, Match
 
 Line = dict[str, Any]  # Any: JSON
 UNKNOWN = 8.0  # bits per byte: knowing nothing
+STILL = 15.0  # s without a step after which a peer no longer trains: twice what a round takes here
 WINDOWS = 64  # of 128 bytes, evenly spread over the held-out slice
 
 
@@ -35,6 +36,10 @@ class Peer:
     def bits(self) -> float:
         """Held-out bits per byte of its last weights."""
         return self.curve[-1][3] if self.curve else UNKNOWN
+
+    def trains_at(self, end: float) -> bool:
+        """Whether its process lived, and had made a step not long before."""
+        return self.ended in ("done", "silent") and end - self.last < STILL
 
     @property
     def tokens(self) -> int:

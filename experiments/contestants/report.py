@@ -34,7 +34,7 @@ def main() -> None:
     path.with_name("results.csv").write_text(as_csv(results), encoding="utf-8")
     from experiments.contestants.figure import draw
 
-    draw(matches(results), path.with_name("figure.png"))
+    draw([result for result in matches(results) if result.match.seed == 0], path.with_name("figure.png"))
     print(told)
 
 
@@ -102,8 +102,12 @@ def churn_cells(result: Result) -> list[str]:
 
 def by_hand(result: Result, *, came: bool) -> str:
     """What somebody would have to start again, or let in."""
-    lost = len(result.survivors) - len(result.goers)
-    return ", ".join([*([f"{lost} peers"] if lost else []), *([] if came else ["the newcomer"])])
+    stopped = [peer for peer in result.survivors if peer not in result.goers]
+    waits = [
+        f"unclear: one waits for {result.match.seconds - one.last:.0f} s" for one in stopped if one.ended == "silent"
+    ]
+    failed = len(stopped) - len(waits)
+    return ", ".join([*([f"{failed} peers"] if failed else []), *waits, *([] if came else ["the newcomer"])])
 
 
 QUIET = (
@@ -113,7 +117,7 @@ QUIET = (
 CHURN = (
     (
         "",
-        "who goes on",
+        "train at the end",
         "bits per byte",
         "longest without a step, s",
         "computing",
@@ -134,7 +138,8 @@ def table(kind: tuple, group: list[Result]) -> list[str]:
 
 def title(result: Result) -> str:
     """For people."""
-    return TITLES[result.match.contestant]
+    seed = result.match.seed
+    return TITLES[result.match.contestant] + (f", seed {seed}" if seed else "")
 
 
 def setting(result: Result) -> str:

@@ -29,8 +29,8 @@ class Result:
 
     @property
     def goers(self) -> list[Peer]:
-        """Survivors who trained to the end."""
-        return [peer for peer in self.survivors if peer.ended == "done"]
+        """Survivors who trained to the end, or were in the middle of a round that is no longer than others."""
+        return [peer for peer in self.survivors if peer.trains_at(self.match.seconds)]
 
     @property
     def late(self) -> Peer | None:

@@ -10,6 +10,7 @@ terms but for patience, first weights, batches, and keys, so that sums are made 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import tempfile
 import time
@@ -72,14 +73,20 @@ def _told(contestant: Contestant, cells: Sequence[Reported], known: dict[str, Ou
     seconds, found = time.monotonic() - began, held_out(mine.cell, ended)
     of_mean = points[0].loss_of_mean is not None and found.of_mean is None  # a gossip run ends in the mean of all
     losses = [point.loss_of_mean if of_mean else point.loss for point in points]
-    over = interval([loss for loss in losses if loss is not None])
     steps = "/".join(str(steps) for steps in sorted({one.steps for one in ended}))
-    spread = f"{over.mean:.4f} [{over.low:.4f}, {over.high:.4f}], {min(losses):.4f} to {max(losses):.4f}"  # type: ignore[type-var]
     name = f"{contestant.name}, mean model" if of_mean else contestant.name
-    return [name, str(mine.seed), steps, f"{found.loss:.6f}", f"{losses[0]:.6f}", spread, f"{seconds:.0f}"]
+    return [name, str(mine.seed), steps, f"{found.loss:.6f}", f"{losses[0]:.6f}", spread(losses), f"{seconds:.0f}"]
 
 
-HEADS = ["method", "seed", "inner steps", "swarm", "laboratory", "laboratory, all seeds", "s of the swarm"]
+def spread(losses: Sequence[float | None]) -> str:
+    """Where 90 % of further runs fall by these, Student's prediction interval, and their range."""
+    numbers = [loss for loss in losses if loss is not None]
+    found = interval(numbers)
+    half = (found.high - found.mean) * math.sqrt(len(numbers) + 1)
+    return f"[{found.mean - half:.4f}, {found.mean + half:.4f}], {min(numbers):.4f} to {max(numbers):.4f}"
+
+
+HEADS = ["method", "seed", "inner steps", "swarm", "laboratory", "laboratory, a further run", "s of the swarm"]
 
 
 def main() -> None:

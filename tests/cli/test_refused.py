@@ -109,6 +109,7 @@ COMMANDS = {
     "evaluate": [("new", 2)],
     "compare": [("new new", 2)],
     "dashboard": [("--bogus", 2), ("--port 99999", 2), ("--replay new", 2)],
+    "watch": [("--bogus", 2), ("--out file", 2), ("--out taken", 2)],  # no test has a terminal
     "service": [("--bogus", 2), ("nothing", 2)],
     "service install": [("-- train", 2), ("-- join", 2), ("-- join garbage", 2), ("--name A -- relay", 2), ("", 2)],
     "service remove": [("--name nobody", 2), ("--name A/B", 2)],

@@ -39,3 +39,9 @@ def test_the_page_comes_with_its_extra_and_is_tested_by_whoever_develops() -> No
     extras = PROJECT["optional-dependencies"]
     assert not any(name in one for one in PROJECT["dependencies"] for name in ("starlette", "uvicorn"))
     assert set(extras["dashboard"]) <= set(extras["dev"])
+
+
+def test_the_view_in_a_terminal_comes_with_its_extra_and_is_tested_by_whoever_develops() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert not any("textual" in one for one in PROJECT["dependencies"])
+    assert set(extras["watch"]) <= set(extras["dev"])

@@ -9,14 +9,8 @@ import click
 
 from decentral.cli.options import as_json, directory_of_a_peer, remember
 from decentral.cli.quantities import Duration, Rate
-from decentral.errors import RoundFailed, UsageError
+from decentral.errors import RoundFailed
 
-_ANSWERS = {
-    "pause": "will pause after this inner step: no training, no contributions until decentral resume",
-    "resume": "trains on and contributes again",
-    "finish": "trains on until its next round is committed, and leaves then",
-    "leave": "finishes its round and leaves",
-}
 _POLL_SECONDS = 0.2
 
 
@@ -126,25 +120,19 @@ def _ask(
     request: str, directory: Path, as_json: bool, *, wait: float = 0.0, values: dict[str, Any] | None = None
 ) -> None:
     from decentral.observe.health import in_time
-    from decentral.observe.requests import ask
-    from decentral.observe.status import is_running, read_status
+    from decentral.observe.requests import answer_to, ask_running
 
-    status = read_status(directory)
-    if not is_running(status):
-        raise UsageError(f"{directory}: the peer that ran here has ended (it was {status.state}); nothing to {request}")
-    ask(directory, request, **(values or {}))
+    status = ask_running(directory, request, **(values or {}))
     if wait:
         _wait_for_the_end(directory, wait)
     if as_json:
         asked: dict[str, object] = {"asked": request, "pid": status.pid, "peer": status.peer, **(values or {})}
         click.echo(json.dumps(asked | {"trains_while_paused": status.trains_while_paused}))
-    elif request == "pause" and status.trains_while_paused:
-        click.echo("asked: the peer will contribute nothing until decentral resume; its own loop trains on meanwhile")
     elif request == "set":
         click.echo(f"asked: {' '.join(map(str, (values or {}).values()))} until the peer ends")
     else:
         ends = "" if not values else f", or for {in_time(values['until'] - time.time() + 0.5)}"
-        click.echo(f"asked: the peer {_ANSWERS[request]}{ends}")
+        click.echo(f"asked: {answer_to(request, status)}{ends}")
 
 
 def _wait_for_the_end(directory: Path, seconds: float) -> None:

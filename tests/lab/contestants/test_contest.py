@@ -111,6 +111,14 @@ def test_the_table_of_churn_says_who_goes_on_and_what_has_to_be_started_again():
     assert "| DDP over gloo | 0 of 3 | 3.000 | 1.0 | 28 % | never |  | 3 peers, the newcomer |" in table
 
 
+def test_a_peer_in_the_middle_of_a_round_goes_on_and_one_that_stood_still_for_long_does_not():
+    busy, still = peer(1, "silent", last=176.0), peer(2, "silent", last=145.0)
+    played = result("torchft", 40, peer(0), busy, still, peer(3, "killed"), peer(4, asked=90.0), churn=True)
+    assert played.goers == [peer(0), busy]
+    assert "| 2 of 3 |" in report.markdown([played])
+    assert "unclear: one waits for 35 s |" in report.markdown([played])
+
+
 def test_the_table_of_a_quiet_match_names_the_setting_and_the_csv_has_every_look():
     played = [result("hivemind", 10, peer(0), peer(1, bits=3.5)), result("hivemind", 20, peer(0), seconds=60.0)]
     table = report.markdown(played)
