@@ -114,15 +114,12 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         **_: object,
     ) -> None:
         """Tell the run the losses, and the Trainer's logs what the run is like."""
-        if self.peer is None or logs is None or not state.is_world_process_zero:
+        if self.peer is None or logs is None:
             return
-        told = {ours: logs[theirs] for theirs, ours in _LOSSES.items() if theirs in logs}
-        if told:
-            self.peer.log(**told)
-        numbers = swarm_numbers(self.peer.status())
-        logs.update(numbers)
-        if state.log_history:  # it has a copy, made before
-            state.log_history[-1].update(numbers)
+        if state.is_world_process_zero:
+            _exchange(self.peer, state, logs)
+        if args.load_best_model_at_end and "train_loss" in logs:
+            self._entered.leave()  # its last word: next it may put an older model in the place of what was trained
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Leave the run, with a checkpoint."""
@@ -155,6 +152,17 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 _LOSSES = {"loss": "loss", "eval_loss": "held_out_loss"}  # the Trainer's names, ours
+
+
+def _exchange(peer: Peer, state: TrainerState, logs: dict[str, float]) -> None:
+    """The Trainer's losses to the peer, the swarm's numbers to the Trainer."""
+    told = {ours: logs[theirs] for theirs, ours in _LOSSES.items() if theirs in logs}
+    if told:
+        peer.log(**told)
+    numbers = swarm_numbers(peer.status())
+    logs.update(numbers)
+    if state.log_history:  # it has a copy, made before
+        state.log_history[-1].update(numbers)
 
 
 def _warn_if_short(steps: int, peer: Peer) -> None:

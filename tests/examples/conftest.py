@@ -14,7 +14,7 @@ from decentral.tasks.language_model import VOCAB
 
 @pytest.fixture
 def tiny_folder(tmp_path: Path) -> Path:
-    """A Llama over bytes, 110,000 parameters, with its tokenizer."""
+    """A Llama over bytes, 115,008 parameters, with its tokenizer."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, max_position_embeddings=64, **sizes))

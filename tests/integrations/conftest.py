@@ -16,7 +16,7 @@ MakeTrainer = Callable[..., Trainer]
 
 @pytest.fixture
 def tiny_gpt2() -> GPT2LMHeadModel:
-    """8,000 parameters."""
+    """7,360 parameters."""
     torch.manual_seed(0)
     return GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2))
 

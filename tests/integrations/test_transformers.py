@@ -18,6 +18,7 @@ from decentral.integrations.transformers import DecentralCallback
 from decentral.manifest import Manifest, preset_manifest
 from decentral.parameters import schema_of
 from decentral.parameters.flat import gather
+from decentral.state.checkpoint import load_newest
 from decentral.swarm.identity import Identity
 from decentral.transport.memory.transport import MemoryNetwork
 from tests.integrations.tiny import Watched
@@ -83,6 +84,19 @@ def test_a_trainer_that_is_shorter_than_the_run_says_so_at_its_beginning(tmp_pat
     make_trainer(tiny_gpt2, alone(tmp_path / "run", terms(rounds=4)), max_steps=5).train()
     warnings = [record.getMessage() for record in caplog.records if record.name == "decentral"]
     assert "the Trainer ends after 5 more steps, and the run's 4 more rounds take about 12" in warnings[0]
+
+
+def test_the_best_model_of_the_past_is_not_taken_for_what_was_trained(tmp_path, tiny_gpt2, make_trainer):
+    chosen = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 5}
+    chosen |= {"load_best_model_at_end": True, "greater_is_better": True}  # the worst, that is: the first
+    trained: list[torch.Tensor] = []
+    weight = tiny_gpt2.transformer.wte.weight
+    at_end = AtStep(5, lambda: trained.append(weight.detach().clone()))
+    make_trainer(tiny_gpt2, alone(tmp_path / "run", terms(steps=10)), at_end, **chosen).train()
+    assert not torch.equal(weight, trained[0])
+    kept = load_newest(tmp_path / "run" / "checkpoints")
+    assert kept.meta["inner_steps"] == 5
+    assert torch.equal(kept.tensors["live/0"][: weight.numel()], trained[0].flatten())
 
 
 def test_a_model_that_is_sharded_over_processes_is_refused(tmp_path, tiny_gpt2, make_trainer, monkeypatch):
