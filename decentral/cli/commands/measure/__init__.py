@@ -1,0 +1,1 @@
+"""Commands that measure: this machine, simulated swarms, methods side by side."""
