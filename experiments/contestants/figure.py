@@ -30,7 +30,7 @@ def draw(played: list[Result], path: Path) -> None:
         over_time.set_title(name, fontsize=9, loc="left")
     if rows:
         axes[0][1].legend(fontsize=8)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=90)
     plt.close(figure)
 
 

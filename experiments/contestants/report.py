@@ -86,7 +86,7 @@ def quiet_cells(result: Result) -> list[str]:
 def churn_cells(result: Result) -> list[str]:
     """Of a match with a death and a birth."""
     late, goers, survivors = result.late, len(result.goers), len(result.survivors)
-    came = late is not None and late.ended == "done" and late.first is not None
+    came = late is not None and late.first is not None and late.trains_at(result.match.seconds)
     waited = f"{late.first - (late.asked or 0):.1f}" if came and late and late.first else "never"
     return [
         title(result),
@@ -103,9 +103,7 @@ def churn_cells(result: Result) -> list[str]:
 def by_hand(result: Result, *, came: bool) -> str:
     """What somebody would have to start again, or let in."""
     stopped = [peer for peer in result.survivors if peer not in result.goers]
-    waits = [
-        f"unclear: one waits for {result.match.seconds - one.last:.0f} s" for one in stopped if one.ended == "silent"
-    ]
+    waits = [f"one still waits, {result.match.seconds - one.last:.0f} s" for one in stopped if one.ended == "silent"]
     failed = len(stopped) - len(waits)
     return ", ".join([*([f"{failed} peers"] if failed else []), *waits, *([] if came else ["the newcomer"])])
 

@@ -116,7 +116,7 @@ def test_a_peer_in_the_middle_of_a_round_goes_on_and_one_that_stood_still_for_lo
     played = result("torchft", 40, peer(0), busy, still, peer(3, "killed"), peer(4, asked=90.0), churn=True)
     assert played.goers == [peer(0), busy]
     assert "| 2 of 3 |" in report.markdown([played])
-    assert "unclear: one waits for 35 s |" in report.markdown([played])
+    assert "one still waits, 35 s |" in report.markdown([played])
 
 
 def test_the_table_of_a_quiet_match_names_the_setting_and_the_csv_has_every_look():
