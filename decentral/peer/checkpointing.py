@@ -20,7 +20,7 @@ from decentral.parameters import Schema
 from decentral.peer.participation import StepCount
 from decentral.state.optimizer_state import flatten, random_state, set_random_state, unflatten
 from decentral.swarm.hello import model_difference
-from decentral.training.inner_optimizers import Together
+from decentral.training.inner.together import Together
 from decentral.training.live_model import LiveModel
 from decentral.training.swarm.thread import SwarmThread
 from decentral.training.sync_schedule import SyncSchedule

@@ -31,7 +31,7 @@ from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.swarm.patience import moment_in
 from decentral.training.inner.spsa import SPSA
-from decentral.training.inner_optimizers import Together, check_covers
+from decentral.training.inner.together import Together, check_covers
 from decentral.training.live_model import LiveModel
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps

@@ -11,10 +11,10 @@ from decentral.peer.settings import Settings
 from decentral.peer.shown.announcer import Announcer
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
-from decentral.training.diagnosed import Diagnosed
 from decentral.training.outer_loop import OuterLoop
-from decentral.training.reporting import Reporter
 from decentral.training.swarm.thread import SwarmThread
+from decentral.training.told.diagnosed import Diagnosed
+from decentral.training.told.reporting import Reporter
 from decentral.transport.throttle import ThrottledTransport
 from decentral.wire.keys import peer_name
 

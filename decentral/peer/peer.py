@@ -38,7 +38,7 @@ from decentral.peer.startup import Startup
 from decentral.preferences.preferences import Preferences
 from decentral.swarm.lan.discovery import Lan
 from decentral.tasks.shards import ShardPlace, seed_of, shard
-from decentral.training.inner_optimizers import InnerSteps
+from decentral.training.inner.together import InnerSteps
 from decentral.training.loop_parts import LoopControl
 from decentral.training.starting_over import forget_non_finite
 from decentral.training.swarm.side import run_blocking

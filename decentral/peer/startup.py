@@ -26,7 +26,7 @@ from decentral.state.snapshot import BUFFERS
 from decentral.swarm.admission import Admission
 from decentral.swarm.lan.discovery import Lan
 from decentral.swarm.patience import time_left
-from decentral.training.inner_terms import differences, warning
+from decentral.training.inner.terms import differences, warning
 from decentral.training.live_side import LiveSide
 from decentral.training.loop_parts import LoopControl, LoopParts
 from decentral.training.moments import Moments

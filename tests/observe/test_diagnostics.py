@@ -28,7 +28,7 @@ from decentral.replica.diagnosing.names import (
     REPLICA_VARIANCE,
     Figures,
 )
-from decentral.training.diagnosed import Diagnosed
+from decentral.training.told.diagnosed import Diagnosed
 
 USUAL = {
     NORM_DISPERSION: 0.05,

@@ -17,7 +17,7 @@ from decentral.tasks.language_model import LanguageModelConfig, build_language_m
 from decentral.training.inner import build_inner, inner_step
 from decentral.training.inner.gpa import GPA
 from decentral.training.inner.qh_adopt import QHADOPT
-from decentral.training.inner_terms import differences
+from decentral.training.inner.terms import differences
 
 NAMES = get_args(InnerName)
 every_name = pytest.mark.parametrize("name", NAMES)

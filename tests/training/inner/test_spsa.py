@@ -16,7 +16,7 @@ from decentral.optimizers.zeroth_order.directions import Direction
 from decentral.optimizers.zeroth_order.levels import byte_of, level_of
 from decentral.training.inner import build_inner
 from decentral.training.inner.spsa import SPSA, step_forward
-from decentral.training.inner_optimizers import InnerSteps
+from decentral.training.inner.together import InnerSteps
 from decentral.training.live_model import LiveModel
 from decentral.training.moments import Moments
 
