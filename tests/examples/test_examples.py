@@ -37,6 +37,7 @@ def check_agreed(ends: list[Status], rounds: int) -> None:
     assert other.rounds_contributed > 0
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")  # a Trainer without a GPU
 def test_two_trainers_end_with_the_same_model(first, tmp_path):
     check_agreed(first.swarm_of_two("trainer.py", tmp_path, "--rounds", "3"), 3)

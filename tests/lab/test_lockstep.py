@@ -16,6 +16,7 @@ from decentral.lab.work.language import Language
 from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from tests.lab.test_course import PEERS, SIZE, corpus
+from tests.laws.tables import long_but
 
 STEPS, ROUNDS = 10, 2
 WITH_GRADIENTS = sorted(name for name, one in INNER_OPTIMIZERS.items() if not one.forward_only)
@@ -53,7 +54,7 @@ def assert_same(some: list[LabPeer], others: list[LabPeer], tolerance: float = 1
             torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("optimizer", WITH_GRADIENTS)
+@pytest.mark.parametrize("optimizer", long_but(["adamw", "muon"], WITH_GRADIENTS))
 def test_after_twenty_steps_and_two_rounds_replicas_are_where_their_own_optimizers_take_them(optimizer: str) -> None:
     stacked, apart = (course_of(terms(optimizer=optimizer), stacked=one) for one in (True, False))
     for course in (stacked, apart):
@@ -86,7 +87,7 @@ def test_methods_that_read_gradients_and_moments_find_them(preset: str) -> None:
     assert_same(stacked.peers, apart.peers)
 
 
-@pytest.mark.parametrize("optimizer", WITH_GRADIENTS)
+@pytest.mark.parametrize("optimizer", long_but(["adamw", "muon"], WITH_GRADIENTS))
 def test_replicas_that_stepped_together_go_on_by_themselves_as_if_they_always_had(optimizer: str) -> None:
     stacked, apart = (course_of(terms(optimizer=optimizer), stacked=one) for one in (True, False))
     lockstep = lockstep_of(stacked.peers, stacked.trained)
