@@ -45,6 +45,8 @@ class Reader:
                 return self.trained(Path("second"))
             case ["decentral", "join", *_]:
                 return done([*words, *LOOPBACK])
+            case ["decentral", "pause", *_, "--out", folder, "--for", _]:
+                return done(words) + self.paused(Path(folder))
             case ["decentral", "init", file, *_]:
                 return done(words) + shrunk(Path(file))
         return done(words)
@@ -65,6 +67,11 @@ class Reader:
         """The peer's sentence of health once it took part in two rounds."""
         until(lambda: (folder / "status.json").exists() and read_status(folder).rounds_contributed >= 2)
         return read_status(folder).health
+
+    def paused(self, folder: Path) -> str:
+        """Nothing more to say, once the peer has heard of it: it looks for requests about once a second."""
+        until(lambda: read_status(folder).state == "paused")
+        return ""
 
 
 def program(words: list[str]) -> list[str]:
