@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 AXE = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
+expect.set_options(timeout=60_000)  # ms: on a busy machine a page takes more than the usual 5 s
 DESK, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
 
 

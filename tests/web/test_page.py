@@ -84,6 +84,7 @@ def test_a_replay_is_moved_by_the_keyboard_alone(serve: Serve, look: Looks, dark
     site, one = serve(GOLDEN, replay=True), look(dark=dark, phone=phone)
     page = one.page
     page.goto(f"http://127.0.0.1:{site.port}/")
+    expect(page.locator("#slider-at")).to_have_text(re.compile(r"^(\d+) of \1$"), timeout=PATIENCE)  # it has come
     last = int(page.locator("#slider").get_attribute("max") or 0)
     expect(page.locator("#slider-at")).to_have_text(f"{last} of {last}")
     for _ in range(40):
