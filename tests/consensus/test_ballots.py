@@ -7,7 +7,7 @@ import pytest
 from decentral.consensus import chain
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.lab.machines import digest_of, finish_round
+from tests.lab.machines import digest_of, finish_round, signer_of
 
 
 def test_each_round_is_led_by_the_peer_that_the_hash_chooses(make_swarm):
@@ -192,6 +192,35 @@ def test_a_new_leader_takes_what_may_be_chosen_from_the_promises_it_gets(make_sw
     swarm.lose_leases(gone=False)
     assert finish_round(swarm)
     swarm.check_agreement()
+
+
+@pytest.mark.parametrize("reduce", [False, True])
+def test_a_leader_that_restarts_in_its_ballot_proposes_what_it_proposed(make_swarm, reduce):
+    """Although the other one's promise says that nothing was chosen, and a newcomer has asked to be let in since."""
+    ballot, swarm, newcomer = 9, make_swarm(2, reduce=reduce), signer_of(99).peer
+    for host, signer in zip(list(swarm.hosts.values()), swarm.signers, strict=True):
+        host.disk.acceptor = host.machine.state.acceptor.promise(ballot).to_bytes()
+        swarm.start(signer, host.disk)
+    leader = chain.leaders(swarm.genesis())[ballot % 2]
+    proposed: list[m.Record] = []
+    back = False
+
+    def lose(sender: bytes, to: bytes, message: object) -> bool:
+        if isinstance(message, m.Proposal) and message.ballot == ballot:
+            proposed.append(message.record)
+        return to == newcomer or (isinstance(message, m.Proposal) and not back)
+
+    swarm.lose = lose
+    swarm.offer_all()
+    assert swarm.run(lambda: bool(proposed), limit=60)
+    assert swarm.hosts[leader].machine.state.acceptor.accepted_ballot == ballot
+    first, back = proposed[0], True
+    swarm.restart(leader)
+    asks = m.JoinRequest(first.round - 1, first.previous)
+    swarm.do(leader, swarm.hosts[leader].machine.receive(newcomer, asks, swarm.now))
+    swarm.offer_all()
+    assert swarm.run(lambda: len(proposed) >= 2, limit=60)
+    assert all(record == first for record in proposed), "one ballot, one record"
 
 
 def test_a_leader_that_is_there_and_gets_nowhere_is_followed_by_the_next(make_swarm):
