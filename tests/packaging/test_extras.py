@@ -45,3 +45,9 @@ def test_the_view_in_a_terminal_comes_with_its_extra_and_is_tested_by_whoever_de
     extras = PROJECT["optional-dependencies"]
     assert not any("textual" in one for one in PROJECT["dependencies"])
     assert set(extras["watch"]) <= set(extras["dev"])
+
+
+def test_all_is_every_extra_but_those_for_who_develops() -> None:
+    extras = PROJECT["optional-dependencies"]
+    (everything,) = extras["all"]
+    assert Requirement(everything).extras == set(extras) - {"all", "browser", "dev", "docs", "fuzz"}
