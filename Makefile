@@ -19,7 +19,7 @@ TESTED := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 SEEDS ?= 1-2400
 ROUNDS ?= 50
 
-.PHONY: demo test test-long simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss interop js-libp2p test-web browser docs lint format constraints clean
+.PHONY: demo test test-long simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss soak interop js-libp2p test-web browser docs lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -54,6 +54,9 @@ mutants: $(STAMP)  ## does the simulation catch planted bugs? make mutants ARGS=
 
 powerloss: $(STAMP)  ## SIGKILLs while checkpoints are written: make powerloss KILLS=10000, or ARGS=--states for power cuts
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.powerloss --kills $(KILLS) $(ARGS)
+
+soak: $(STAMP)  ## 1,000 rounds of a swarm whose rounds fail at 50 Mbit/s: does anything grow? As root on Linux
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.run $(ARGS)
 
 interop: $(STAMP) $(NODE_STAMP)  ## js-libp2p against all transports, with node and npm: make interop ARGS="-k relay"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/interop $(ARGS)
@@ -104,4 +107,4 @@ constraints: $(STAMP)  ## write down what is installed now, without local build 
 	  | sed 's/+[a-z0-9.]*$$//' | sort -f; } > constraints.new && mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv site tests/interop/node_modules tests/web/node_modules demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv site tests/interop/node_modules tests/web/node_modules demo-run soak-run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

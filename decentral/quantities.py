@@ -1,4 +1,4 @@
-"""Rates, sizes, times and counts as people write them: ``20mbit``, ``2MB/s``, ``50GB``, ``0.4s``, ``30M``. Decimal.
+"""Rates, sizes, times, counts, shares as people write them: ``20mbit``, ``2MB/s``, ``50GB``, ``0.4s``, ``30M``, ``7%``.
 
 Pure: the command line and ``decentral.join`` read the same spellings by it.
 """
@@ -15,6 +15,7 @@ Read = TypeVar("Read", int, float)
 RATE_HINT = "write it as 20mbit or 2.5MB/s, or as 900kbit or 1gbit"
 SIZE_HINT = "write it as 50GB or 800MB"
 SECONDS_HINT = "write it as 0.4s or 400ms, 30min or 2h"
+SHARE_HINT = "write it as 70%, from 5% to 100%"
 COUNT_HINT = "write it as 30M, 1.5B or 635776"
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -22,6 +23,8 @@ _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)\s*"
 _BITS = re.compile(_NUMBER + r"([kmg])bit(?:/s)?", re.IGNORECASE)
 _BYTES_PER_SECOND = re.compile(_NUMBER + r"([kKMG])B/s")  # a small b is a bit to some people: refused
 _SECONDS = re.compile(_NUMBER + r"(ms|s|min|h)")
+_SHARE = re.compile(_NUMBER + "%")
+_LEAST_SHARE = 0.05
 _COUNT = re.compile(_NUMBER + r"([kKMBG]?)")  # a small m may be a thousandth: refused
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _COUNTS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
@@ -53,6 +56,14 @@ def parse_seconds(text: str) -> float:
     if found is None or not float(found[1]):
         raise ConfigError(f"{text.strip()[:40]!r} is no time; {SECONDS_HINT}")
     return float(found[1]) * _UNITS[found[2]]
+
+
+def parse_share(text: str) -> float:
+    """0.7 of ``70%``. Raises ConfigError, which shows how a share is written."""
+    found = _SHARE.fullmatch(text.strip())
+    if found is None or not _LEAST_SHARE <= float(found[1]) / 100 <= 1:
+        raise ConfigError(f"{text.strip()[:40]!r} is no share; {SHARE_HINT}")
+    return float(found[1]) / 100
 
 
 def parse_count(text: str) -> int:

@@ -26,3 +26,12 @@ def remember(context: click.Context, directory: Path) -> Path:
     """Tell the error handler where an unexpected error may be written down."""
     context.find_root().obj.directory = directory
     return directory
+
+
+def cards_by_name(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Of ``--listen``: a network card's addresses for its name. UsageError for a card that there is not."""
+    if not any(one[:1] != "/" for one in given):
+        return given
+    from decentral.transport.interfaces import cards, listen_addresses
+
+    return tuple(address for one in given for address in listen_addresses(one, cards()))

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from decentral.cli.metrics_port import with_metrics
-from decentral.cli.options import DEFAULT_DIRECTORY, Decorator
+from decentral.cli.options import DEFAULT_DIRECTORY, Decorator, cards_by_name
 from decentral.cli.page import with_page
-from decentral.cli.quantities import HoursOfDay, Rate, Size
+from decentral.cli.quantities import HoursOfDay, Rate, Share, Size
 from decentral.swarm.patience import moment_in
 
 
@@ -26,7 +26,9 @@ WAYS: tuple[Decorator, ...] = (  # how others are reached
         "--listen",
         multiple=True,
         metavar="ADDR",
-        help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001; all interfaces when not given.",
+        callback=cards_by_name,
+        help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001, or a network card, such as eth1 or "
+        "eth1:4001; all of them when not given.",
     ),
     click.option(
         "--relay",
@@ -88,6 +90,12 @@ WHEN: tuple[Decorator, ...] = (  # and with how much of the machine; all of it c
         "--max-memory", type=Size(), metavar="SIZE", help="Leave, with code 40, when this process holds more, as 8GB."
     ),
     click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Compute with so many threads."),
+    click.option(
+        "--max-compute",
+        type=Share(),
+        metavar="SHARE",
+        help="Compute for such a share of the time, as 70%, and rest after each step: less power, heat and noise.",
+    ),
 )
 
 

@@ -4,7 +4,7 @@ import click
 
 from decentral.errors import ConfigError
 from decentral.preferences.hours import Hours
-from decentral.quantities import parse_count, parse_rate, parse_seconds, parse_size
+from decentral.quantities import parse_count, parse_rate, parse_seconds, parse_share, parse_size
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
@@ -57,6 +57,21 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # as above
             return value
         try:
             return parse_seconds(str(value))
+        except ConfigError as error:
+            self.fail(str(error), parameter, context)
+
+
+class Share(click.ParamType):  # type: ignore[type-arg]  # as above
+    """A share of one."""
+
+    name = "share"
+
+    def convert(self, value: object, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        """Read it; a usage error that shows how it is written."""
+        if isinstance(value, float):
+            return value
+        try:
+            return parse_share(str(value))
         except ConfigError as error:
             self.fail(str(error), parameter, context)
 

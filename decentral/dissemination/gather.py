@@ -15,7 +15,7 @@ from decentral.flow.send_queue import SendQueue
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request
 from decentral.wire.keys import PeerId
-from decentral.wire.wants import Want
+from decentral.wire.wants import AT_ONCE, Want
 
 PUSH = "/decentral/frame/1"
 FETCH = "/decentral/fetch/1"
@@ -51,8 +51,36 @@ async def push(
             group.start_soon(one, peer)
 
 
-async def fetch(transport: Transport, holder: PeerId, want: Want, limit: int) -> bytes | None:
-    """What ``holder`` answers; None when it has nothing of that frame. ``limit`` bounds the answer's bytes."""
+async def fetch(transport: Transport, holder: PeerId, want: Want, limit: int, at_once: int = AT_ONCE) -> bytes | None:
+    """What ``holder`` answers, ``at_once`` bytes at a time; None when it has nothing of that frame.
+
+    ``limit`` bounds all of it, in bytes.
+    """
+    answers: list[bytes] = []
+    for part in want.cut(at_once) if want.ranges else (want,):
+        answer = await _ask(transport, holder, part, limit)
+        if answer is None:
+            return None
+        answers.append(answer)
+    if not want.ranges:
+        await _rest(transport, holder, want.frame, limit, at_once, answers)
+    return answers[0] if len(answers) == 1 else b"".join(answers)
+
+
+async def _rest(
+    transport: Transport, holder: PeerId, frame: bytes, limit: int, at_once: int, answers: list[bytes]
+) -> None:
+    """Of a frame that is longer than one answer; its length is known once an answer is shorter."""
+    at = len(answers[0])
+    while len(answers[-1]) == at_once and at < limit:
+        answer = await _ask(transport, holder, Want(frame, ((at, at + at_once),)), limit)
+        if answer is None:  # it ended with the last one, or the holder did: its hash tells
+            return
+        answers.append(answer)
+        at += len(answer)
+
+
+async def _ask(transport: Transport, holder: PeerId, want: Want, limit: int) -> bytes | None:
     try:
         data = await request(transport, holder, FETCH, want.to_bytes(), limit=limit, timeout=ANSWER)
     except (TransportError, PayloadError):

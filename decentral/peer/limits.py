@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import torch
 
 from decentral.node.daily_upload import DailyUpload, checked
 from decentral.peer.participation import Participation
 from decentral.peer.settings import Settings
+from decentral.preferences.duty import Duty
 from decentral.preferences.preferences import Preferences
 from decentral.transport.throttle import Caps
 
@@ -17,6 +21,7 @@ class PeerLimits:
     def __init__(self, settings: Settings) -> None:
         self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
         self._caps = settings.caps
+        self._duty = Duty(time.monotonic, settle_device)
 
     def change(self, wanted: Preferences, part: Participation | None) -> None:
         """Hold to other ones. Raises ConfigError for a rate that is too little; nothing is changed then.
@@ -27,9 +32,26 @@ class PeerLimits:
         self._caps, self.daily_upload.limit = caps, limit
         if wanted.threads is not None:
             torch.set_num_threads(wanted.threads)
+        self._duty.share = wanted.max_compute or 1.0
         self.hold(part)
 
     def hold(self, part: Participation | None) -> None:
         """Make the transport keep to them."""
         if part is not None:
             part.swarm.begin(part.links.cap, self._caps)
+
+    def worked(self) -> float:
+        """Seconds to rest for, once an inner step is over; before anything else is waited for."""
+        return self._duty.worked()
+
+    def rest(self, seconds: float, wait: Callable[[float], object]) -> None:
+        """``wait`` so long, if at all; the next step begins then."""
+        if seconds:
+            wait(seconds)
+        self._duty.goes_on()
+
+
+def settle_device() -> None:
+    """Wait until an accelerator has done what it was given; a processor has."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -309,9 +309,11 @@ class Peer:
     def _after_inner_step(self) -> None:
         """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
         self._count.value += 1
+        rest = self._limits.worked()
         try:
             self._share(self._at_boundary())
             self._trackers.after_step(self)
+            self._limits.rest(rest, self._asked_to_leave.wait)
         except BaseException:
             self._model.averages.resume()  # a loop may catch it, and go on
             raise

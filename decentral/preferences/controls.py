@@ -63,7 +63,7 @@ class Controls:
         self.too_large = ""  # a sentence, once the process holds more memory than it may
         self._steered, self._machine, self._wall = steered, machine or Computer(), wall
         self._paused_until: float | None = None  # s since 1970
-        if self.wanted.threads is not None:
+        if (self.wanted.threads, self.wanted.max_compute) != (None, None):
             steered.limit(self.wanted)
 
     def obey(self, request: Request) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from decentral.errors import ConfigError, UsageError
 from decentral.preferences.hours import ALWAYS, Hours
-from decentral.quantities import parse_rate, parse_size
+from decentral.quantities import parse_rate, parse_share, parse_size
 
 IN_USE = 180.0  # s since a key was pressed for which a machine is in use; BOINC's default
 BUSY = 0.25  # share of the processors that other programs may take before the machine is in use; BOINC's default
@@ -24,6 +24,7 @@ class Preferences:
     only_when_idle: bool = False
     max_memory: int | None = None  # of this process; a peer that holds more leaves
     threads: int | None = None  # that torch computes with; None: as torch chooses
+    max_compute: float | None = None  # share of the time that it computes, in (0, 1]; it rests after each step
     max_upload: float | None = None
     max_download: float | None = None
     daily_upload: int | None = None
@@ -69,6 +70,7 @@ def spelled(wanted: Preferences) -> dict[str, str]:
         "only-when-idle": "on" if wanted.only_when_idle else "off",
         "max-memory": "none" if wanted.max_memory is None else f"{wanted.max_memory / 1e6:g}MB",
         "threads": "none" if wanted.threads is None else str(wanted.threads),
+        "max-compute": "none" if wanted.max_compute is None else f"{wanted.max_compute:.0%}",
     }
     usual = {"schedule": "always", "on-battery": "train", "only-when-idle": "off"}
     return {key: value for key, value in said.items() if value != usual.get(key, "none")}
@@ -106,6 +108,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "daily-upload": _or_none(parse_size),
     "threads": _or_none(_threads),
     "max-memory": _or_none(parse_size),
+    "max-compute": _or_none(parse_share),
     "schedule": Hours.parse,
     "on-battery": _one_of(train="train", pause="pause"),
     "only-when-idle": _one_of(on=True, off=False),

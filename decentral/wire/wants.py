@@ -1,13 +1,14 @@
 """What is asked of a holder: a frame by its hash, or only the ranges of it that did not come.
 
 Crosses the wire, little-endian: the hash of 32 bytes; then, for each of at most ``MOST`` ranges, u64 where it begins
-and u64 where it ends, rising, with a gap between any two. No ranges: all of the frame.
+and u64 where it ends, rising, with a gap between any two. No ranges: all of the frame, or its first ``AT_ONCE`` bytes
+when it is longer, as an answer's length has 32 bits; who asks for the next ``AT_ONCE`` need not know where it ends.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from decentral.errors import PayloadError
 Range = tuple[int, int]  # bytes [start, stop) of a frame
 
 MOST = 64  # ranges
+AT_ONCE = 1 << 30  # bytes of one answer at most
 _HASH_NBYTES = 32
 _RANGE = struct.Struct("<QQ")
 WANT_NBYTES = _HASH_NBYTES + MOST * _RANGE.size  # of the longest
@@ -28,13 +30,36 @@ class Want:
     frame: bytes
     ranges: tuple[Range, ...] = ()
 
-    def of(self, data: bytes) -> bytes:
-        """The answer, from the whole frame: never more than that. Raises PayloadError for a range beyond its end."""
+    def of(self, data: bytes, at_once: int = AT_ONCE) -> bytes:
+        """The answer, from the whole frame: never more than that, nor than ``at_once``. PayloadError for more."""
         if not self.ranges:
-            return data
-        if self.ranges[-1][1] > len(data):
-            raise PayloadError(f"want: bytes up to {self.ranges[-1][1]} of a frame of {len(data)}; drop it")
+            return data if len(data) <= at_once else data[:at_once]
+        stop_of_last = self.ranges[-1][1]
+        goes_on = (
+            len(self.ranges) == 1 and stop_of_last - self.ranges[0][0] == at_once and self.ranges[0][0] < len(data)
+        )
+        if stop_of_last > len(data) and not goes_on:
+            raise PayloadError(f"want: bytes up to {stop_of_last} of a frame of {len(data)}; drop it")
+        if sum(stop - start for start, stop in self.ranges) > at_once:
+            raise PayloadError(f"want: more than {at_once} bytes at once; drop it")
         return b"".join(data[start:stop] for start, stop in self.ranges)
+
+    def cut(self, at_once: int = AT_ONCE) -> Iterator[Want]:
+        """The same ranges, in wants whose answers have at most ``at_once`` bytes."""
+        batch: list[Range] = []
+        room = at_once
+        for start, stop in self._pieces(at_once):
+            if stop - start > room:
+                yield Want(self.frame, tuple(batch))
+                batch, room = [], at_once
+            batch.append((start, stop))
+            room -= stop - start
+        yield Want(self.frame, tuple(batch))
+
+    def _pieces(self, at_once: int) -> Iterator[Range]:
+        for start, stop in self.ranges:
+            for at in range(start, stop, at_once):
+                yield at, min(at + at_once, stop)
 
     def to_bytes(self) -> bytes:
         """The want as it crosses the wire."""

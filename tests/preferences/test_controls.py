@@ -159,7 +159,13 @@ def test_finish_is_told_and_shown() -> None:
 
 WRITTEN = {
     **{"max-upload": "5mbit", "max-download": "2.5MB/s", "daily-upload": "20GB", "threads": "3"},
-    **{"max-memory": "8GB", "schedule": "22:00-07:00", "on-battery": "pause", "only-when-idle": "on"},
+    **{
+        "max-memory": "8GB",
+        "max-compute": "70%",
+        "schedule": "22:00-07:00",
+        "on-battery": "pause",
+        "only-when-idle": "on",
+    },
 }
 
 
@@ -179,14 +185,15 @@ def test_the_settings_of_these_tests_are_all_there_are() -> None:
     assert list(WRITTEN) == list(SETTINGS)
 
 
-@pytest.mark.parametrize("key", ["max-upload", "max-download", "daily-upload", "threads", "max-memory"])
+@pytest.mark.parametrize("key", ["max-upload", "max-download", "daily-upload", "threads", "max-memory", "max-compute"])
 def test_none_lifts_a_limit(key: str) -> None:
     limited = changed(Preferences(), key, WRITTEN[key])
     assert changed(limited, key, "none") == Preferences()
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("threads", "0"), ("schedule", "night"), ("explode", "1"), ("max-upload", "1")]
+    ("key", "value"),
+    [("threads", "0"), ("schedule", "night"), ("explode", "1"), ("max-upload", "1"), ("max-compute", "120%")],
 )
 def test_a_request_that_cannot_be_obeyed_changes_nothing(key: str, value: str) -> None:
     story = Story()

@@ -96,7 +96,7 @@ def schedule_command(context: click.Context, hours: str, directory: Path, as_jso
 def set_command(context: click.Context, key: str, value: str, directory: Path, as_json: bool) -> None:
     """Change a limit of a peer while it runs: none lifts it.
 
-    SETTING is one of max-upload, max-download, daily-upload, threads, max-memory, schedule, on-battery and
+    SETTING is one of max-upload, max-download, daily-upload, threads, max-memory, max-compute, schedule, on-battery and
     only-when-idle, as the options of decentral start and join; the next start takes its options again.
 
     \b

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from decentral.cli.doctor.cards import speed_to, told, ways_to
 from decentral.cli.findings import Finding
 from decentral.errors import DecentralError
 from decentral.observe.health import short_name
 from decentral.peer.network_setup import check_relays
 from decentral.swarm.invite import Invite
-from decentral.transport.native.transport import NativeTransport
 from decentral.transport.reachability import Reachability, probe, relays_among
-from decentral.transport.speed import Speed, measure_speed
-from decentral.wire.keys import Signer, peer_from_name, peer_name
+from decentral.wire.keys import peer_name
 
 _SKEW_SECONDS = 30.0  # nothing here needs clocks to agree; logs are read side by side
-_DIAL_SECONDS = 5.0
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,10 +36,12 @@ def reachable(listen: "Sequence[str]", relays: "Sequence[str]", invite: str | No
         yield Finding("warn" if abs(view.skew) > _SKEW_SECONDS else "ok", "clock", detail)
     for where in known if found.views else ():
         with suppress(DecentralError):  # a relay carries bytes, and measures nothing
-            speed = anyio.run(_speed, where)
+            speed = anyio.run(speed_to, where)
             rates = f"{speed.up / 1e6:.1f} Mbit/s up, {speed.down / 1e6:.1f} down"
             yield Finding("ok", "speed", f"at least {rates}, to {_label(where)}")
-            return
+            break
+    if found.views:
+        yield from told(ways_to(others))
 
 
 def verdict(found: Reachability, *, relays_known: bool, asked: str = "") -> Finding:
@@ -81,14 +81,6 @@ def _why(found: Reachability, asked: str) -> str:
         f"nobody at {asked} answered; is somebody up there, and this machine on the internet? Try a fresh invite (in "
         "decentral status of every peer that is up), or --relay ADDR"
     )
-
-
-async def _speed(where: str) -> Speed:
-    peer = peer_from_name(where.rpartition("/p2p/")[2])
-    async with NativeTransport(Signer.generate(), listen=("/ip4/127.0.0.1/tcp/0",)) as transport:
-        with anyio.move_on_after(_DIAL_SECONDS):
-            await transport.connect(peer, (where,))
-        return await measure_speed(transport, peer)
 
 
 def _label(where: str) -> str:

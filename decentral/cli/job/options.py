@@ -32,6 +32,7 @@ class JobOptions:
     only_when_idle: bool = False  # it waits while somebody uses the machine
     max_memory: int | None = None  # bytes
     threads: int | None = None  # that torch computes with
+    max_compute: float | None = None  # share of the time
     admit: str | None = None  # admission token; None: the invite's, or the folder's
     invite: str | None = None  # None: this is the first peer
     solo: bool = False  # the baseline, without a swarm
@@ -49,6 +50,7 @@ class JobOptions:
             only_when_idle=self.only_when_idle,
             max_memory=self.max_memory,
             threads=self.threads,
+            max_compute=self.max_compute,
             max_upload=self.max_upload,
             max_download=self.max_download,
             daily_upload=self.daily_upload,

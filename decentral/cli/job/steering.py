@@ -1,5 +1,6 @@
 """Between a running job and the people around it: what they ask of it, what it tells them."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Event
@@ -9,6 +10,8 @@ import torch
 
 from decentral.cli.job.training_context import TrainingContext
 from decentral.observe.status import Status
+from decentral.peer.limits import settle_device
+from decentral.preferences.duty import Duty
 from decentral.preferences.preferences import Preferences
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ class SteeringAlone:
 
     def __init__(self, context: TrainingContext, halted: Event) -> None:
         self._context, self._halted = context, halted
+        self._duty = Duty(time.monotonic, settle_device)
 
     def leave(self) -> None:
         """End at the next step."""
@@ -75,9 +79,16 @@ class SteeringAlone:
         self._context.running.set()
 
     def limit(self, wanted: Preferences) -> None:
-        """Compute with so many threads."""
+        """Compute with so many threads, and for such a share of the time."""
         if wanted.threads is not None:
             torch.set_num_threads(wanted.threads)
+        self._duty.share = wanted.max_compute or 1.0
+
+    def rest(self) -> None:
+        """After an inner step, for as long as that share asks for."""
+        if seconds := self._duty.worked():
+            self._halted.wait(seconds)
+        self._duty.goes_on()
 
 
 class StatusPublisher:

@@ -136,6 +136,7 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
             if not goes_on():
                 break
             _inner_step(context, batch)
+            steering.rest()
             if context.num_steps % interval == 0:
                 record_round(context, live_fragments(context), progress_alone(context))
         summary = conclude(context, None, evaluate=not halted.is_set())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from decentral.cli.options import as_json, directory_of_a_peer, remember
+from decentral.cli.options import as_json, cards_by_name, directory_of_a_peer, remember
 from decentral.cli.quantities import Duration
 
 if TYPE_CHECKING:
@@ -240,7 +240,11 @@ def _has_ended(directory: Path) -> bool:
     help="Where a run would be kept; its disk is checked.",
 )
 @click.option(
-    "--listen", multiple=True, metavar="ADDR", help="Multiaddr that the peer will listen on; all interfaces by default."
+    "--listen",
+    multiple=True,
+    metavar="ADDR",
+    callback=cards_by_name,
+    help="Multiaddr, or network card, that the peer will listen on; all interfaces by default.",
 )
 @click.option("--relay", "relays", multiple=True, metavar="ADDR", help="A relay to ask, as decentral relay prints it.")
 @as_json

@@ -1,0 +1,70 @@
+"""Rests that make a machine compute for a share of the time; time is given."""
+
+from __future__ import annotations
+
+import pytest
+
+from decentral.preferences.duty import Duty
+
+
+class Machine:
+    """Steps of so many seconds, and the rests between them."""
+
+    def __init__(self, share: float) -> None:
+        self.now, self.busy, self.settled = 0.0, 0.0, 0
+        self.duty = Duty(lambda: self.now, self._settle)
+        self.duty.share = share
+
+    def _settle(self) -> None:
+        self.settled += 1
+
+    def step(self, seconds: float) -> float:
+        self.now += seconds
+        self.busy += seconds
+        rest = self.duty.worked()
+        self.now += rest
+        self.duty.goes_on()
+        return rest
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.7, 0.9])
+def test_a_machine_computes_for_its_share_of_the_time(share: float) -> None:
+    machine = Machine(share)
+    machine.step(1.0)  # when it began is not known
+    for n in range(200):
+        machine.step(1.0 + 0.1 * (n % 3))
+    assert machine.busy / machine.now == pytest.approx(share, rel=0.02)
+
+
+def test_without_a_limit_nothing_rests_and_no_device_is_waited_for() -> None:
+    machine = Machine(1.0)
+    assert [machine.step(1.0) for _ in range(5)] == [0.0] * 5
+    assert machine.settled == 0
+
+
+def test_what_was_waited_for_elsewhere_is_no_work() -> None:
+    """Between ``worked`` and ``goes_on`` a round may be waited for."""
+    machine = Machine(0.5)
+    machine.step(1.0)
+    machine.step(1.0)
+    machine.now += 1.0
+    assert machine.duty.worked() == pytest.approx(1.0)
+    machine.now += 3600.0
+    machine.duty.goes_on()
+    assert machine.step(1.0) == pytest.approx(1.0)
+
+
+def test_a_pause_of_hours_earns_no_rest_of_hours() -> None:
+    machine = Machine(0.5)
+    for _ in range(3):
+        machine.step(1.0)
+    assert machine.step(7200.0) <= 3.0
+
+
+def test_the_share_may_change_between_two_steps() -> None:
+    machine = Machine(1.0)
+    machine.step(1.0)
+    machine.duty.share = 0.5
+    assert machine.step(1.0) == pytest.approx(1.0)
+    machine.duty.share = 1.0
+    assert machine.step(1.0) == 0.0

@@ -1,0 +1,36 @@
+"""Minutes of a swarm whose rounds fail at 50 Mbit/s: what a leak of the kind users met would show in that time.
+
+They met 16 GB in three hours, which is 90 MB a minute (hivemind#264). ``python -m tests.soak.run`` runs for longer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.natlab.namespaces import why_impossible
+from tests.soak.run import Soak
+from tests.soak.swarm import SoakSwarm, Terms
+
+MB = 2.0**20
+SECONDS = 180.0
+SETTLED = 60.0  # s after which a peer has met the others, and trains
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_memory_and_descriptors_stay_flat_while_rounds_fail_at_50_mbit(tmp_path: Path) -> None:
+    if why := why_impossible():
+        pytest.skip(why)
+    with SoakSwarm(tmp_path, Terms(rounds=10_000, mbit=50.0, hidden=256)) as swarm:
+        found = Soak(swarm, cut_every=30.0, kill_every=45.0).run(SECONDS)
+    assert found.cuts >= 3
+    assert found.kills >= 2
+    assert found.rounds[-1][1] > 20, "it has to make rounds, too"
+    for series, most in ((found.memory, 30 * MB), (found.daemon, 30 * MB), (found.fds, 20), (found.threads, 10)):
+        lived = max(series.values(), key=len)
+        settled = [value for at, value in lived if at >= SETTLED]
+        half = len(settled) // 2
+        grown = max(settled[half:]) - max(settled[:half])
+        assert grown < most, f"{grown} more in the second minute than in the first, of {settled}"
