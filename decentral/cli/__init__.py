@@ -30,6 +30,7 @@ COMMANDS = {
     "leave": "decentral.cli.commands.control",
     "schedule": "decentral.cli.commands.control",
     "set": "decentral.cli.commands.control",
+    "invite": "decentral.cli.commands.invite",
     "service": "decentral.cli.commands.service",
     "export": "decentral.cli.commands.model",
     "generate": "decentral.cli.commands.model",

@@ -225,9 +225,33 @@ def _dialback_answers() -> Iterator[Entry]:
         yield target, name, data, "Answer.seen: "
 
 
+def _words() -> Iterator[Entry]:
+    target = "words first message"
+    point = bytes.fromhex("5866666666666666666666666666666666666666666666666666666666666666")  # the base point
+    yield target, "as it should be", b"A" + point, ACCEPTED
+    yield target, "the host's side", b"B" + point, "OffSides"
+    yield target, "no side", b"C" + point, "OffSides"
+    yield target, "less one", b"A" + point[:-1], "a first message of 32 bytes, want 33"
+    yield target, "and one", b"A" + point + b"x", "a first message of 34 bytes, want 33"
+    yield target, "neutral point", b"A" + b"\x01" + bytes(31), "a first message that is none"
+    yield target, "point of order four", b"A" + bytes(32), "a first message that is none"
+    yield target, "off the curve", b"A" + b"\x02" + bytes(31), "a first message that is none"
+    yield target, "beyond the field", b"A" + b"\xff" * 32, "a first message that is none"
+    target = "words"
+    yield target, "as they should be", b"acid cargo mural tulip 4711", ACCEPTED
+    yield target, "shouted", b"ACID-CARGO-MURAL-TULIP-4711", ACCEPTED
+    yield target, "empty", b"", "0 of 5"
+    yield target, "four", b"acid cargo mural 4711", "4 of 5"
+    yield target, "unknown", b"acid cargo mural tulpi 4711", "perhaps tulip"
+    yield target, "escape", b"acid cargo \x1b[2J tulip 4711", "is none of them"
+    yield target, "number too small", b"acid cargo mural tulip 999", "is no number from 1000 to 9999"
+    yield target, "a book", b"acid " * 10_000, "words: "
+
+
 def controls() -> Iterator[Entry]:
     """Every entry of this file."""
     yield from _messages()
     yield from _leases()
     yield from _invites()
     yield from _dialbacks()
+    yield from _words()

@@ -48,6 +48,8 @@ from decentral.swarm.hello import Hello
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan.announcement import MOST_ADDRESSES, local_addresses, read_announcement, write_announcement
 from decentral.swarm.leases import read_lease, read_leases
+from decentral.swarm.spoken.code import parse_code
+from decentral.swarm.spoken.handshake import PROOF_NBYTES, Handshake
 from decentral.transport import dialback, multiaddr
 from decentral.transport.holepunch import dcutr
 from decentral.transport.native.tcp import endpoint
@@ -462,6 +464,20 @@ def _punch_message(data: bytes) -> object:
     return ends
 
 
+def _words_first_message(data: bytes) -> object:
+    """Whoever sends one without the words proves nothing by it."""
+    host = Handshake(b"acid cargo mural tulip 4711", PEERS[0], PEERS[1], is_guest=False)
+    host.hear(data)
+    assert not host.takes(bytes(PROOF_NBYTES))
+    return data
+
+
+def _words(data: bytes) -> object:
+    code = parse_code(data.decode("latin-1"))
+    assert parse_code(str(code)) == code
+    return code
+
+
 def _form(kind: coding.Kind, shape: tuple[int, ...], dtype: str) -> Form:
     return Form(kind, shape, np.dtype(dtype))
 
@@ -512,6 +528,8 @@ def _targets() -> list[Target]:
         Target("dialback answer", _dialback_answer),
         Target("announcement", _announcement),
         Target("punch message", _punch_message),
+        Target("words first message", _words_first_message, guided=False),
+        Target("words", _words, InviteError, guided=False),
     ]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -135,13 +136,12 @@ def _manifest(folder: Path, terms: Terms) -> Path:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files in it, as they lie there now."""
+    """Bytes of all files in it, as they lie there now; what is replaced meanwhile is passed over."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += 0 if path.is_dir() else path.stat().st_size
-        except OSError:
-            continue  # it was replaced meanwhile
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.stat(os.path.join(place, name)).st_size
     return total
 
 

@@ -95,15 +95,23 @@ def join_command(
     arguments: tuple[str, ...],
     **given: Any,
 ) -> None:
-    """Be another peer of a run: all that is needed is its invite.
+    """Be another peer of a run: all that is needed is its invite, or the words of decentral invite --words.
 
     \b
     $ decentral join INVITE --out decentral-run
+    $ decentral join "acid cargo mural tulip 4711"
     """
     from decentral.cli.hints import hint_after
     from decentral.cli.preflight import check_trained_here
+    from decentral.cli.spoken import as_one_text, exchanged
     from decentral.swarm.invite import Invite
+    from decentral.swarm.spoken.code import looks_spoken
 
+    invite, arguments = as_one_text(invite, arguments)
+    if looks_spoken(invite):
+        invite, given["relays"] = exchanged(
+            invite, given["relays"], lan=given["lan"], seconds=time_left(given["give_up_at"])
+        )
     parsed = Invite.parse(invite)  # before anything is made or started
     options = JobOptions(out=directory, invite=invite, **given)
     if script is not None:

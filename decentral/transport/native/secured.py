@@ -126,13 +126,13 @@ class Secured:
         await self._plain.aclose()
 
 
-async def secure_outbound(socket: Socket, signer: Signer, peer: PeerId) -> Secured:
-    """Shake hands with the peer that was dialled. PeerUnreachable when another one is there."""
+async def secure_outbound(socket: Socket, signer: Signer, peer: PeerId | None) -> Secured:
+    """Shake hands with the peer that was dialled; None: with whoever is there. PeerUnreachable when it is another."""
     plain, handshake = Plain(socket), Handshake(signer)
     await propose(plain, NOISE)
     await plain.send_message(handshake.hello())
     last, found, sending, receiving = handshake.finish(await plain.receive_message())
-    if found != peer:
+    if peer is not None and found != peer:
         raise PeerUnreachable(f"{peer_name(found)} answers in its place; ask for its new addresses")
     await plain.send_message(last)
     return Secured(plain, found, sending, receiving)

@@ -1,0 +1,81 @@
+"""Two who know the same words find out that they do, and nobody learns the words or the invite from watching.
+
+Crosses the wire: 33 bytes from the guest, 33 from the host, 32 from the guest (its proof), then the invite, sealed. The
+guest proves itself first: the host gives nothing to who has not. Each side may test one guess of the words per
+handshake, and neither side's messages let anybody test guesses afterwards. What is agreed is bound to both sides'
+transport keys, so a third one that passes messages on gets nowhere, and a message sent back to its sender is refused.
+
+Not defended against: an observer of how long a Python program computes. The words are used once, for ten minutes.
+
+Source: Abdalla and Pointcheval, "Simple Password-Based Encrypted Key Exchange Protocols", 2005, as the package spake2
+(Brian Warner, MIT) has it over Ed25519; key confirmation as in RFC 9382, 3.3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from decentral.errors import PayloadError
+from decentral.wire.keys import PeerId
+
+ELEMENT_NBYTES = 33  # one for the side, a point of 32
+PROOF_NBYTES = 32
+TAG_NBYTES = 16
+MAX_SEALED = 4096 + TAG_NBYTES  # of the longest invite
+_ONCE = bytes(12)  # the nonce: each key seals one message
+
+
+class Handshake:
+    """One side of one handshake; ``first`` is what it sends first, to be sent once."""
+
+    def __init__(self, password: bytes, guest: PeerId, host: PeerId, *, is_guest: bool) -> None:
+        import spake2  # here: tables of points are worked out on import, which only this needs
+
+        side: Any = spake2.SPAKE2_A if is_guest else spake2.SPAKE2_B  # Any: the package has no types
+        self._side = side(password, idA=guest, idB=host)
+        self._is_guest = is_guest
+        self.first: bytes = self._side.start()
+        self._key = b""
+
+    def hear(self, element: bytes) -> None:
+        """The other side's first message. Raises PayloadError for one that is none, or our own."""
+        if len(element) != ELEMENT_NBYTES:
+            raise _none(f"a first message of {len(element)} bytes, want {ELEMENT_NBYTES}")
+        try:
+            shared = self._side.finish(element)
+        except Exception as error:  # noqa: BLE001  the package refuses by several kinds, assertions among them
+            raise _none(f"a first message that is none ({type(error).__name__})") from None
+        sent = (self.first, element) if self._is_guest else (element, self.first)
+        self._key = hashlib.blake2b(b"".join(sent), digest_size=32, key=shared, person=b"decentral words").digest()
+
+    def proof(self) -> bytes:
+        """The guest's, that it knows the words."""
+        return self._derived(b"guest's proof")
+
+    def takes(self, proof: bytes) -> bool:
+        """Whether it is that proof."""
+        return hmac.compare_digest(proof, self.proof())
+
+    def seal(self, text: bytes) -> bytes:
+        """For the other side alone, once."""
+        return ChaCha20Poly1305(self._derived(b"host's invite")).encrypt(_ONCE, text, None)
+
+    def open(self, sealed: bytes) -> bytes:
+        """What the host sealed. Raises PayloadError when it did not know the words."""
+        try:
+            return ChaCha20Poly1305(self._derived(b"host's invite")).decrypt(_ONCE, sealed, None)
+        except InvalidTag:
+            raise PayloadError("words: whoever answered does not know them; drop it") from None
+
+    def _derived(self, purpose: bytes) -> bytes:
+        assert self._key, "heard before it is used"
+        return hashlib.blake2b(purpose, digest_size=PROOF_NBYTES, key=self._key).digest()
+
+
+def _none(why: str) -> PayloadError:
+    return PayloadError(f"words: {why}; drop its sender")

@@ -1,0 +1,193 @@
+"""Where host and guest find each other: by multicast DNS on the local network, or at a relay that both know.
+
+Either way it is the number that is looked for. On the network it is announced as peers of a run announce theirs; at a
+relay the host takes a place under the key that follows from it. Nothing is stored at the relay, and any relay will do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+
+import anyio
+
+from decentral.errors import DecentralError, ListenError, NoPeersError, PayloadError, TransportError
+from decentral.swarm.invite import Invite
+from decentral.swarm.lan.announcement import host_of, local_addresses, read_announcement, write_announcement
+from decentral.swarm.spoken.asking import ask_for_invite
+from decentral.swarm.spoken.code import SpokenCode
+from decentral.swarm.spoken.hosting import LASTS, Hosting
+from decentral.transport.interfaces import cards
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.wire.keys import PeerId, Signer, peer_name
+
+_NOWHERE = ("/ip4/127.0.0.1/tcp/0",)  # nobody is to dial a guest
+_PLACE = 10.0  # s for the relays to give a place
+_LOOK = 0.05  # s
+_AGAIN = 1.0  # s between two looks for the host
+_DIAL = 5.0  # s
+_SIGHTED = 8  # addresses remembered of what is announced on the network
+
+logger = logging.getLogger("decentral.swarm")
+
+
+async def host_words(
+    code: SpokenCode,
+    invite: str,
+    relays: Sequence[str],
+    *,
+    lan: bool = True,
+    seconds: float = LASTS,
+    listen: Sequence[str] | None = None,
+    ready: Callable[[list[str]], None] = lambda places: None,
+) -> PeerId:
+    """Give the invite to the first who knows the words; returns who that was, by the key it used for the question.
+
+    ``ready`` is told where guests find this side. Raises ListenError when that is nowhere, NoPeersError when nobody
+    came within ``seconds``, and DecentralError after too many wrong guesses.
+    """
+    hosting = Hosting(code, invite, code.host)
+    options = NativeOptions(relays=tuple(relays), punch=False)
+    transport = NativeTransport(code.signer, listen=listen, options=options)
+    hosting.serve(transport)
+    async with transport, AsyncExitStack() as stack:
+        places = await _places(transport, relays)
+        if lan and await _on_air(stack, code, transport):
+            places.append("this network")
+        if not places:
+            raise ListenError(
+                "words: there is no local network here and no relay gave a place; name one with --relay "
+                "(decentral relay runs one), or send the invite line itself: decentral invite"
+            )
+        ready(places)
+        with anyio.move_on_after(seconds):
+            await hosting.over.wait()
+    if hosting.given_to is not None:
+        return hosting.given_to
+    if hosting.wrong:
+        tries = f"{hosting.wrong} wrong guess{'es' if hosting.wrong > 1 else ''}"
+        raise DecentralError(f"words: {tries}, and nobody had them right; they are void now: make new ones")
+    raise NoPeersError(f"words: nobody came within {seconds / 60:g} min; they are void now: make new ones")
+
+
+async def find_invite(
+    code: SpokenCode, relays: Sequence[str], *, lan: bool = True, seconds: float | None = None
+) -> Invite:
+    """By one handshake with whoever is at the number.
+
+    Raises NoPeersError when nobody is found there within ``seconds``, InviteError when the words are wrong.
+    """
+    options = NativeOptions(punch=False, dial_timeout=_DIAL)
+    async with (
+        NativeTransport(Signer.generate(), listen=_NOWHERE, options=options) as transport,
+        AsyncExitStack() as stack,
+    ):
+        sighted: dict[str, None] = {}
+        if lan:
+            await _listen(stack, code, sighted)
+        known = [f"{relay}/p2p-circuit/p2p/{peer_name(code.host)}" for relay in relays]
+        with anyio.move_on_after(seconds):
+            while True:
+                with suppress(TransportError):  # not there yet; no guess was made
+                    await transport.connect(code.host, (*list(sighted), *known))
+                    return await ask_for_invite(transport, code)
+                await anyio.sleep(_AGAIN)
+    where = f"at {len(relays)} relay{'s' if len(relays) > 1 else ''} or on" if relays else "on"
+    raise NoPeersError(
+        f"words: nobody invites at {code.number} {where} this network; have its ten minutes gone? From another network "
+        "give --relay HOST, the relay that decentral invite --words has named"
+    )
+
+
+async def relay_at(where: str) -> str:
+    """The relay's multiaddr, of ``HOST`` or ``HOST:PORT``: its key is what it shows. Raises TransportError."""
+    if where.startswith("/"):
+        return where
+    host, _, port = where.rpartition(":") if where.count(":") == 1 else (where, "", "")
+    number = int(port) if port.isdecimal() else RELAY_PORT
+    found = await _who_is_at(host, number)
+    kind = "ip6" if ":" in host else "ip4" if host.replace(".", "").isdecimal() else "dns4"
+    return f"/{kind}/{host}/tcp/{number}/p2p/{peer_name(found)}"
+
+
+RELAY_PORT = 4001  # where decentral relay listens unless it is told otherwise
+
+
+def spoken_place(relay: str) -> str:
+    """A relay's address as it can be said: host, and port where it is another than the usual one."""
+    end = endpoint(relay.partition("/p2p/")[0])
+    if end is None:
+        return relay
+    return end[0] if end[1] == RELAY_PORT else f"{end[0]}:{end[1]}"
+
+
+async def _who_is_at(host: str, port: int) -> PeerId:
+    from decentral.transport.native.secured import close_now, secure_outbound
+
+    try:
+        with anyio.fail_after(_DIAL):
+            socket = await anyio.connect_tcp(host, port)
+            try:
+                return (await secure_outbound(socket, Signer.generate(), None)).peer
+            finally:
+                await close_now(socket)
+    except (OSError, TimeoutError, DecentralError) as error:
+        reason = str(error) or "no answer"
+        raise TransportError(f"relay {host}:{port}: {reason}; is it up, and the name right?") from None
+
+
+async def _places(transport: NativeTransport, relays: Sequence[str]) -> list[str]:
+    """The relays that gave one, as they are said."""
+    with anyio.move_on_after(_PLACE if relays else 0):
+        while len(_placed(transport)) < len(relays):
+            await anyio.sleep(_LOOK)
+    held = set(_placed(transport))
+    return [spoken_place(relay) for relay in relays if relay in held]
+
+
+def _placed(transport: NativeTransport) -> list[str]:
+    return [address.partition("/p2p-circuit")[0] for address in transport.addresses() if "/p2p-circuit" in address]
+
+
+async def _on_air(stack: AsyncExitStack, code: SpokenCode, transport: NativeTransport) -> bool:
+    """Whether the number is announced on a local network now."""
+    addresses = local_addresses(transport.addresses())
+    if not addresses:
+        return False
+    text = write_announcement(code.topic, code.host, addresses)
+    port = (endpoint(addresses[0]) or ("", 0))[1]
+    return await _aired(stack, list(dict.fromkeys(map(host_of, addresses))), text, port, lambda text: None)
+
+
+async def _listen(stack: AsyncExitStack, code: SpokenCode, sighted: dict[str, None]) -> None:
+    def hear(text: bytes) -> None:
+        with suppress(PayloadError):
+            sighting = read_announcement(text, code.topic)
+            if sighting is not None and sighting.peer == code.host and len(sighted) < _SIGHTED:
+                sighted.update(dict.fromkeys(sighting.addresses))
+
+    hosts = [host_of(address) for address in local_addresses(_possible())]
+    if hosts:
+        await _aired(stack, hosts, None, 0, hear)
+
+
+def _possible() -> Iterator[str]:
+    """Addresses of this machine's cards, with a port that stands for any."""
+    for hosts in cards().values():
+        for host in hosts:
+            yield f"/ip{6 if ':' in host else 4}/{host}/tcp/1"
+
+
+async def _aired(
+    stack: AsyncExitStack, hosts: list[str], text: bytes | None, port: int, hear: Callable[[bytes], None]
+) -> bool:
+    from decentral.swarm.lan.mdns import on_air  # here: the library is loaded where it is wanted
+
+    try:
+        await stack.enter_async_context(on_air(hosts, text, port, hear))
+    except Exception as error:  # noqa: BLE001  whatever the library meets out there, a relay may do
+        logger.debug("words: local network: %s", error)
+        return False
+    return True

@@ -1,0 +1,107 @@
+"""Words instead of an invite, as people use them: a relay, a first peer, ``invite --words``, and who was told them."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from decentral.cli.demo.children import Family
+from decentral.cli.spoken import as_one_text
+from decentral.manifest import preset_manifest
+from decentral.observe.status import read_status
+from decentral.swarm.spoken.code import known_words
+
+Run = Callable[..., Result]
+LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native", "--no-lan")
+PATIENCE = 90.0  # s
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    with Family() as family:
+        yield family
+
+
+@pytest.fixture
+def terms(tmp_path: Path) -> list[str]:
+    manifest = preset_manifest(
+        "sparseloco",
+        run={"rounds": 10**6},
+        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
+        data={"corpus": "foxes", "batch_size": 2},
+    )
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
+    return ["--data", str(tmp_path / "text"), *LISTEN]
+
+
+@pytest.mark.timeout(300)
+def test_a_peer_joins_by_words_that_were_said_and_a_wrong_word_is_refused(
+    family: Family, terms: list[str], tmp_path: Path, run: Run
+) -> None:
+    relay = family.start(
+        "relay",
+        tmp_path / "relay",
+        ["relay", "--listen", "/ip4/127.0.0.1/tcp/0", "--identity", str(tmp_path / "relay.key")],
+    )
+    _, host, _, port = relay.first_line(PATIENCE).split()[1].split("/")[1:5]
+    out = tmp_path / "first"
+    first = family.start("first", out, ["start", str(tmp_path / "run.toml"), *terms, "--out", str(out)])
+    assert first.first_line(PATIENCE).startswith("decentral join decentral1:")
+    asks = ["invite", "--words", "--no-lan", "--relay", f"{host}:{port}", "--out", str(out)]
+    invites = family.start("invites", tmp_path / "invites", asks)
+    said = shlex.split(invites.first_line(PATIENCE))
+    assert said[:2] == ["decentral", "join"]
+    assert said[3:] == ["--relay", f"{host}:{port}"]
+
+    *words, number = said[2].split()
+    other = next(word for word in known_words() if word not in words)
+    third = tmp_path / "third"
+    refused = run("join", *words[:3], other, number, *said[3:], *terms, "--out", third)
+    assert refused.exit_code == 2
+    assert f"not those of the one who invites at {number}" in refused.stderr.splitlines()[-1]
+    assert not third.exists()
+
+    out = tmp_path / "second"
+    second = family.start("second", out, ["join", said[2], *said[3:], *terms, "--out", str(out)])
+    assert invites.process.wait(PATIENCE) == 0
+    assert "knew the words and has the invite" in (invites.directory / "stderr.txt").read_text()
+    until, nobody = time.monotonic() + PATIENCE, threading.Event()
+    while not (out / "status.json").exists() or read_status(out).rounds_contributed < 1:
+        assert time.monotonic() < until, (second.directory / "stderr.txt").read_text()
+        nobody.wait(0.1)
+    assert said[2] not in "".join(path.read_text() for path in out.glob("*.json*")), "no word is kept"
+
+
+def test_words_need_no_quotes_and_a_scripts_arguments_stay_its_own() -> None:
+    words = ["acid", "cargo", "mural", "tulip", "4711"]
+    assert as_one_text(words[0], words[1:]) == (" ".join(words), ())
+    assert as_one_text(words[0], [*words[1:], "--epochs", "3"]) == (" ".join(words), ("--epochs", "3"))
+    assert as_one_text("decentral1:abc", ["a", "b", "c", "4"]) == ("decentral1:abc", ("a", "b", "c", "4"))
+
+
+def test_an_invite_of_a_running_peer_is_printed_as_a_line(run: Run, running_peer: Path) -> None:
+    assert run("invite", "--out", running_peer).stdout == "decentral join decentral1:abc\n"
+    assert run("invite", "--out", running_peer, "--json").stdout == '{"invite": "decentral1:abc"}\n'
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["invite", "--relay", "x"], "add --words"),
+        (["join", "acid cargo mural tulpi 4711"], "perhaps tulip"),
+        (["join", "acid", "cargo", "mural", "tulip", "99"], "is no number"),
+        (["join", "acid cargo mural tulip 4711", "--relay", "127.0.0.1:1", "--no-lan"], "is it up"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(run: Run, running_peer: Path, words: list[str], said: str) -> None:
+    result = run(*words)
+    assert result.exit_code in (1, 2)
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

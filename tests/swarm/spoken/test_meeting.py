@@ -1,0 +1,231 @@
+"""Host and guests over real transports and a real relay, and those who come without the words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from decentral.errors import DecentralError, InviteError, ListenError, NoPeersError, TransportError
+from decentral.swarm.invite import Invite
+from decentral.swarm.spoken import hosting
+from decentral.swarm.spoken.asking import ask_for_invite
+from decentral.swarm.spoken.code import SpokenCode
+from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, PROOF_NBYTES, Handshake
+from decentral.swarm.spoken.hosting import WORDS_PROTOCOL
+from decentral.swarm.spoken.meeting import find_invite, host_words, relay_at, spoken_place
+from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.wire.keys import Signer, peer_name
+from tests.transport.conftest import LOOPBACK
+from tests.transport.relays import relay
+
+CODE = SpokenCode(("acid", "cargo", "mural", "tulip"), 4711)
+WRONG = SpokenCode(("acid", "cargo", "mural", "zoom"), 4711)
+INVITE = str(Invite(bytes(32), ("/ip4/127.0.0.1/tcp/1/p2p/" + peer_name(Signer(bytes(32)).peer),), "a-secret-token"))
+LIMIT = 60.0  # s; each takes 1 to 3
+
+
+class Scene:
+    """A relay, a host there, and what came of it."""
+
+    def __init__(self, at: tuple[str, ...]) -> None:
+        self.relays = at
+        self.ended: DecentralError | None = None
+        self.guest: bytes | None = None
+        self.over = anyio.Event()
+
+    def host_address(self) -> str:
+        return f"{self.relays[0]}/p2p-circuit/p2p/{peer_name(CODE.host)}"
+
+    async def find(self, code: SpokenCode, seconds: float = 20.0) -> Invite:
+        return await find_invite(code, self.relays, lan=False, seconds=seconds)
+
+    async def host(self, seconds: float, *, task_status: Any) -> None:
+        try:
+            self.guest = await host_words(
+                CODE,
+                INVITE,
+                self.relays,
+                lan=False,
+                seconds=seconds,
+                listen=LOOPBACK,
+                ready=lambda places: task_status.started(places),
+            )
+        except DecentralError as error:
+            self.ended = error
+        self.over.set()
+
+    @asynccontextmanager
+    async def stranger(self) -> AsyncIterator[NativeTransport]:
+        async with NativeTransport(Signer.generate(), listen=LOOPBACK, options=NativeOptions(punch=False)) as transport:
+            await transport.connect(CODE.host, (self.host_address(),))
+            yield transport
+
+
+def play(script: Callable[[Scene], Awaitable[None]], seconds: float = 30.0) -> Scene:
+    """The host waits at the relay while the script runs; then it is taken away."""
+    scenes: list[Scene] = []
+
+    async def run() -> None:
+        with anyio.fail_after(LIMIT):
+            async with relay() as at, anyio.create_task_group() as group:
+                scene = Scene(at.addresses()[:1])
+                scenes.append(scene)
+                await group.start(partial(scene.host, seconds))
+                await script(scene)
+                group.cancel_scope.cancel()
+
+    anyio.run(run)
+    return scenes[0]
+
+
+def test_the_words_bring_the_invite_with_its_token_through_a_relay() -> None:
+    async def script(scene: Scene) -> None:
+        found = await scene.find(CODE)
+        assert str(found) == INVITE
+        await scene.over.wait()
+
+    scene = play(script)
+    assert scene.ended is None
+    assert scene.guest is not None
+
+
+def test_they_are_good_for_one_guest() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.find(CODE)
+        await scene.over.wait()
+        with pytest.raises(NoPeersError, match="nobody invites at 4711"):
+            await scene.find(CODE, seconds=1.5)
+
+    play(script)
+
+
+def test_a_wrong_guess_learns_nothing_and_the_third_ends_it() -> None:
+    async def script(scene: Scene) -> None:
+        for _ in range(2):
+            with pytest.raises(InviteError, match="not those of the one who invites at 4711"):
+                await scene.find(WRONG)
+            assert not scene.over.is_set()
+        with pytest.raises(InviteError):
+            await scene.find(WRONG)
+        await scene.over.wait()
+        with pytest.raises(NoPeersError):
+            await scene.find(CODE, seconds=1.5)
+
+    assert "3 wrong guesses" in str(play(script).ended)
+
+
+def test_a_right_guess_after_a_wrong_one_is_still_taken() -> None:
+    async def script(scene: Scene) -> None:
+        with pytest.raises(InviteError):
+            await scene.find(WRONG)
+        assert str(await scene.find(CODE)) == INVITE
+
+    play(script)
+
+
+def test_they_expire() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.over.wait()
+        with pytest.raises(NoPeersError, match="have its ten minutes gone"):
+            await scene.find(CODE, seconds=1.5)
+
+    scene = play(script, seconds=0.5)
+    assert isinstance(scene.ended, NoPeersError)
+    assert scene.ended.exit_code == 20
+
+
+@pytest.mark.parametrize("first", [b"", b"A" + bytes(32), b"\xff" * ELEMENT_NBYTES, b"x" * 5000])
+def test_hostile_bytes_are_no_guess_and_the_next_guest_is_served(first: bytes) -> None:
+    async def script(scene: Scene) -> None:
+        async with scene.stranger() as transport:
+            for _ in range(5):
+                stream = await transport.open(CODE.host, WORDS_PROTOCOL)
+                await stream.send(first or b"A")
+                await stream.aclose()
+        assert str(await scene.find(CODE)) == INVITE
+
+    assert play(script).ended is None
+
+
+def test_a_first_message_sent_back_is_refused_before_anything_is_proven() -> None:
+    async def script(scene: Scene) -> None:
+        async with scene.stranger() as transport:
+            stream = await transport.open(CODE.host, WORDS_PROTOCOL)
+            asks = Handshake(WRONG.password, transport.peer, CODE.host, is_guest=True)
+            await stream.send(asks.first)
+            answer = await stream.receive_exactly(ELEMENT_NBYTES)
+            again = await transport.open(CODE.host, WORDS_PROTOCOL)
+            await again.send(answer)  # the host's own
+            with pytest.raises(TransportError):
+                await again.receive_exactly(ELEMENT_NBYTES)
+            await stream.send(answer[:PROOF_NBYTES])  # and as a proof: a wrong guess
+            with pytest.raises(TransportError):
+                await stream.receive_exactly(2)
+        assert str(await scene.find(CODE)) == INVITE
+
+    play(script)
+
+
+def test_strangers_that_say_nothing_do_not_keep_the_guest_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "PATIENCE", 0.5)
+
+    async def script(scene: Scene) -> None:
+        async with scene.stranger() as transport:
+            silent = [await transport.open(CODE.host, WORDS_PROTOCOL) for _ in range(hosting.AT_ONCE)]
+            for stream in silent:
+                await stream.send(b"A")
+            assert str(await scene.find(CODE)) == INVITE
+
+    play(script)
+
+
+def test_who_takes_the_hosts_place_without_the_words_is_found_out() -> None:
+    """Anybody can have the key that follows from the number."""
+
+    async def pretend(stream: Any) -> None:
+        shakes = Handshake(WRONG.password, stream.peer, CODE.host, is_guest=False)
+        shakes.hear(await stream.receive_exactly(ELEMENT_NBYTES))
+        await stream.send(shakes.first)
+        await stream.receive_exactly(PROOF_NBYTES)
+        sealed = shakes.seal(b"decentral1:evil")
+        await stream.send(len(sealed).to_bytes(2, "little") + sealed)
+        await stream.receive_exactly(1)
+
+    async def script() -> None:
+        pretender = NativeTransport(CODE.signer, listen=LOOPBACK)
+        pretender.serve(WORDS_PROTOCOL, pretend)
+        guest = NativeTransport(Signer.generate(), listen=LOOPBACK)
+        async with pretender, guest:
+            await guest.connect(CODE.host, pretender.addresses())
+            with pytest.raises(InviteError):
+                await ask_for_invite(guest, CODE)
+
+    anyio.run(script)
+
+
+def test_without_network_and_relay_it_says_what_to_do() -> None:
+    async def script() -> None:
+        with pytest.raises(ListenError, match="name one with --relay"):
+            await host_words(CODE, INVITE, (), lan=False, listen=LOOPBACK)
+
+    anyio.run(script)
+
+
+def test_a_relay_is_named_as_it_can_be_said_and_tells_its_own_key() -> None:
+    async def script() -> None:
+        async with relay() as at:
+            (whole,) = at.addresses()[:1]
+            port = whole.split("/")[4]
+            assert spoken_place(whole) == f"127.0.0.1:{port}"
+            assert await relay_at(f"127.0.0.1:{port}") == whole
+            assert await relay_at(whole) == whole
+        with pytest.raises(TransportError, match="is it up"):
+            await relay_at(f"127.0.0.1:{port}")
+
+    assert spoken_place("/dns4/relay.example.org/tcp/4001/p2p/x") == "relay.example.org"
+    anyio.run(script)
