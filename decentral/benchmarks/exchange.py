@@ -43,6 +43,7 @@ class Step:
     """One round."""
 
     seconds: float  # of the peer that took longest
+    processor: float  # s that a peer's processes took of it, on average
     nbytes: float  # of one peer's body as it is encoded
     sent: float  # bytes, by the peer that sent most, everything included
     equal: bool  # all peers ended with the same digest
@@ -72,6 +73,7 @@ class ExchangeResult:
         return {
             **asdict(self.case),
             "seconds": round(self.seconds, 3),
+            "processor_seconds": round(median(step.processor for step in self.steps), 3),
             "bound_seconds": round(self.bound, 3),
             "over_bound": round(self.seconds / self.bound, 3),
             "equal": all(step.equal for step in self.steps),
@@ -156,6 +158,7 @@ def step(workers: Sequence[Worker]) -> Step:
     found = [worker.hear() for worker in workers]
     return Step(
         seconds=max(one["seconds"] for one in found),
+        processor=sum(one["processor"] for one in found) / len(found),
         nbytes=max(one["nbytes"] for one in found),
         sent=max(one["sent"] for one in found),
         equal=len({one["digest"] for one in found}) == 1,

@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import psutil
 import torch
 
 from decentral.errors import DecentralError
@@ -29,6 +30,7 @@ from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
+from decentral.tensors.elementwise import difference
 from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
 
@@ -105,14 +107,15 @@ class ExchangeContestant:
     async def _round(self) -> dict[str, Any]:  # Any: JSON
         driver, traffic = self.node.driver, self.transport.traffic.total
         head, sent = driver.head, traffic.sent
-        local_N = self.node.replica.anchors[0] - self._gradient_N  # a trainer has it before the round begins
-        began = time.monotonic()
+        local_N = difference(self.node.replica.anchors[0], self._gradient_N)  # a trainer has it before the round begins
+        began, worked = time.monotonic(), _processor_seconds()
         if not await driver.contribute(Contribution(0, head.hash, local_N, self._gradient_N, 1, 1)):
             raise DecentralError(f"round {head.round + 1} takes no contribution now; run it again")
         while driver.head.outer_step == head.outer_step:
             await self._news.next()
         return {
             "seconds": time.monotonic() - began,
+            "processor": _processor_seconds() - worked,
             "nbytes": self._nbytes,
             "sent": traffic.sent - sent,
             "digest": self.node.replica.digest.hex(),
@@ -123,6 +126,12 @@ class ExchangeContestant:
         """Contributors of the newest commit; 0 when it was learnt by a snapshot."""
         commit = self.node.driver.machine.state.recent.get(self.node.driver.head.round)
         return 0 if commit is None else len(commit.record.contributors or commit.record.frames)
+
+
+def _processor_seconds() -> float:
+    """Of this process and its daemon, so far."""
+    me = psutil.Process()
+    return sum(sum(one.cpu_times()[:2]) for one in (me, *me.children(recursive=True)))
 
 
 def _say(**answer: Any) -> None:  # Any: JSON

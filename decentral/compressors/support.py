@@ -25,13 +25,13 @@ class Supported(Protocol):
         """
 
 
-def support(compressor: Compressor, payload: Payload) -> tuple[Tensor, Tensor] | None:
-    """See `Supported`, with rising places; None of a compressor that is none."""
+def support(compressor: Compressor, payload: Payload, *, rising: bool = True) -> tuple[Tensor, Tensor] | None:
+    """See `Supported`; None of a compressor that is none. ``rising``: whether the places are to be sorted."""
     if not isinstance(compressor, Supported):
         return None
     found = compressor.support(payload)
-    if found is None:
-        return None
+    if found is None or not rising:
+        return found
     place_S, value_S = found
     order_S = torch.argsort(place_S)  # chunks of a matrix are tiles: their places interleave
     return place_S[order_S], value_S[order_S]

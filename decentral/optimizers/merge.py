@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
+from decentral.tensors.elementwise import carried
 
 __all__ = ["blend", "carry"]
 
@@ -24,7 +25,7 @@ def carry(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
     With no inner step since (live equal to contributed) that is the anchor bit for bit.
     """
     with torch.no_grad():
-        return torch.where(live == contributed, anchor, anchor + (live - contributed))
+        return carried(live, contributed, anchor)
 
 
 def blend(live: Tensor, anchor: Tensor, alpha: float) -> Tensor:

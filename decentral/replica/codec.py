@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, Payload, Uncompressed, accumulate
+from decentral.compressors import Compressor, Payload, Uncompressed, accumulate, support
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
 from decentral.errors import PayloadError
 from decentral.parameters import split
@@ -23,7 +23,7 @@ from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
 from decentral.wire import body
 
-# Shape suffixes: N = elements of the fragment or range, flat float32.
+# Shape suffixes: N = elements of the fragment or range, flat float32; V = those that are not zero.
 
 T = TypeVar("T")
 Shapes = Sequence[tuple[int, ...]]
@@ -104,6 +104,19 @@ class Codec:
         for compressor, section in self._sections(payloads, channels):
             for payload in section:
                 yield compressor.decompress(payload).to(torch.float32)
+
+    def supports(self, payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]] | None:
+        """By payload the places (V,) in the whole change, and the values there, all others being zero; None where one
+        does not say it. Raises PayloadError.
+        """
+        made, start = [], 0
+        for payload in payloads:
+            found = support(self.compressor, payload, rising=False)
+            if found is None:
+                return None
+            made.append((found[0] + start, found[1].to(torch.float32).contiguous()))
+            start += math.prod(payload.shape)
+        return made
 
     def decompress(self, payloads: Sequence[Payload], channels: int = 1) -> Tensor:
         """The flat float32 tensor that every receiver of these applies. Raises PayloadError."""

@@ -90,14 +90,14 @@ class Reduction:
         except NonFiniteError:
             self.unmoved = OVERFLOW
             start, stop = self.range
-            return torch.zeros(stop - start)
+            return fresh_zeros(stop - start)
 
     def _mean(
         self, channel: int, weights: Sequence[float], scales: Sequence[float], outside: Sequence[Part] = ()
     ) -> Tensor:
         """Of one channel; zeros where nobody counts in it."""
         start, stop = self.range
-        total_N = torch.zeros(stop - start)
+        total_N = fresh_zeros(stop - start)
         if not any(weights):
             return total_N
         peers = [ref.peer for ref in self.plan.contributors]

@@ -17,7 +17,7 @@ from decentral.flow.changes import Changes
 from decentral.flow.offload import Offload, in_thread
 from decentral.parameters import Schema
 from decentral.replica.buffers import NO_TAIL, Tail
-from decentral.replica.codec import Codec, FixedShapes, Shapes, numel, range_shapes
+from decentral.replica.codec import Codec, FixedShapes, Shapes, range_shapes
 from decentral.replica.received.measures import Measure
 from decentral.replica.received.unpacked import GATHERED, Unpacked
 from decentral.wire.frames import Frame, FrameKind, Header, parse
@@ -102,7 +102,7 @@ class Inbox:
         payloads = codec.unpack(body, shapes * frame.header.channels, frame.header.channels)
         change, states = payloads[: len(shapes)], payloads[len(shapes) :]
         if frame.header.kind == FrameKind.CONTRIBUTION:
-            self.unpacked.measures.add(frame.hash, Measure.of(codec.pieces(change), numel(shapes)))
+            self.unpacked.measures.add(frame.hash, Measure.of_payloads(codec, change))
             codec.of(1).check(states)
         else:
             codec.check(payloads)

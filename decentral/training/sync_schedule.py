@@ -151,11 +151,12 @@ class SyncSchedule:
         in_time = self.lengthens and not progress.missed
         longer = lengthening(self.interval, self.paced, progress.steps / self.num_fragments) if in_time else 1.0
         scale = found.share * longer
-        change_N = self.method.contribute(base_N, local_N)
+        own = self.method.overrides("contribute")
+        change_N = self.method.contribute(base_N, local_N) if own else spoken.gradient_N
         sent_N = change_N if scale == 1.0 else change_N * scale
         made = Contribution(fragment, based_on, local_N, sent_N, self.since, found.steps * per_step)
         made.trained = steps
-        if scale != 1.0 or self.method.overrides("contribute"):
+        if scale != 1.0 or own:
             made.progress_N = spoken.gradient_N
         if progress.missed:
             made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)

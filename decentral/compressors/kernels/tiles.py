@@ -13,8 +13,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from decentral.tensors.compiled import compiled
 
 __all__ = ["Region", "as_matrix", "bands", "cut", "paste", "places_of", "regions"]
 
@@ -81,9 +84,10 @@ def cut(matrix: Tensor, region: Region) -> Tensor:
 
 def places_of(region: Region, columns: int, index_Ck: Tensor) -> Tensor:
     """Where indices inside chunks (C, k) are in the flattened matrix of so many columns, int64 (C, k)."""
-    chunk_C1, index_Ck = torch.arange(region.num_chunks)[:, None], index_Ck.long()
-    row_Ck = region.top + chunk_C1 // region.tile_columns * region.height + index_Ck // region.width
-    return row_Ck * columns + region.left + chunk_C1 % region.tile_columns * region.width + index_Ck % region.width
+    place_Ck = np.empty(tuple(index_Ck.shape), dtype=np.int64)
+    where = (columns, region.top, region.left, region.tile_columns, region.height, region.width)
+    _places(index_Ck.numpy(), where, place_Ck)
+    return torch.from_numpy(place_Ck)
 
 
 def paste(matrix: Tensor, region: Region, chunks: Tensor) -> None:
@@ -103,3 +107,13 @@ def _spans(size: int, tile: int) -> list[tuple[int, int, int]]:
     """(start, number of tiles, tile size) for the whole tiles of a dimension, then for the rest."""
     whole, rest = divmod(size, tile)
     return [span for span in ((0, whole, tile), (whole * tile, 1, rest)) if span[1] and span[2]]
+
+
+@compiled
+def _places(index, where, place):  # type: ignore[no-untyped-def]
+    columns, top, left, tile_columns, height, width = where
+    for chunk in range(index.shape[0]):
+        first = (top + chunk // tile_columns * height) * columns + left + chunk % tile_columns * width
+        for n in range(index.shape[1]):
+            i = index[chunk, n]
+            place[chunk, n] = first + i // width * columns + i % width

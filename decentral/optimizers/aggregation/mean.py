@@ -18,6 +18,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
 from decentral.optimizers.owners import Part, within
+from decentral.tensors.elementwise import divide
 from decentral.tensors.finite import is_finite
 from decentral.tensors.rounding import float32
 
@@ -68,28 +69,21 @@ def mean_of(total: Tensor, adders: Sequence[Adder]) -> Tensor:
     """
     ordered = sorted(adders, key=lambda adder: adder[0])
     divisor = _divisor([peer for peer, _, _ in ordered], [weight for _, _, weight in ordered])
-    mean = _over(_sum(total, ordered, 1.0), divisor)
-    if is_finite(mean):
-        return mean
+    if divide(_sum(total, ordered, 1.0), divisor):
+        return total
     smaller = 2.0 ** -(math.frexp(divisor)[1] + 1)
-    mean = _sum(total.zero_(), ordered, smaller)
-    if not is_finite(mean):
+    if not is_finite(_sum(total.zero_(), ordered, smaller)):
         raise NonFiniteError(
             f"mean_pseudo_gradient: one of {len(ordered)} contributions is not finite; drop it and its contributor"
         )
-    return _over(mean, divisor * smaller).clamp_(-_LARGEST, _LARGEST)  # no mean is larger than all that it is of
+    divide(total, divisor * smaller)
+    return total.clamp_(-_LARGEST, _LARGEST)  # no mean is larger than all that it is of
 
 
 def _sum(total: Tensor, ordered: Sequence[Adder], times: float) -> Tensor:
     with torch.no_grad():
         for _, add, weight in ordered:
             add(total, weight=weight * times)
-    return total
-
-
-def _over(total: Tensor, divisor: float) -> Tensor:
-    with torch.no_grad():
-        total /= torch.full_like(total[:1], divisor)  # a tensor: CUDA turns /number into *(1/number)
     return total
 
 

@@ -8,7 +8,8 @@ speed of memory; without the turn a matrix of rank one would count its rows as o
 
 Source: Charikar, Chen and Farach-Colton, "Finding Frequent Items in Data Streams", 2002 (CountSketch).
 """
-# Shape suffixes: N = elements of a contribution, R = rows of S elements, K = contributions, S = numbers of a sketch.
+# Shape suffixes: N = elements of a contribution, R = rows of S elements, K = contributions, S = numbers of a sketch,
+# V = values that are not zero.
 
 from __future__ import annotations
 
@@ -44,6 +45,10 @@ class Sketching:
         _add_rows(value_RS, self._turn_R[these], self._sign_R[these], self._made_2S)
         self._row = these.stop
 
+    def add_at(self, place_V: NDArray[np.int64], value_V: NDArray[np.float32]) -> None:
+        """Values at places of the whole, all others being zero; not beside ``add``."""
+        _add_places(place_V, value_V, self._turn_R, self._sign_R, self._made_2S)
+
     def sketch(self) -> Tensor:
         """(S,) float32, once all came."""
         with np.errstate(invalid="ignore"):  # of values near 1e38 sums are Inf, and tell no angle
@@ -71,3 +76,10 @@ def _add_rows(value_RS, turn_R, sign_R, made_2S):  # type: ignore[no-untyped-def
         turned_S, sign = made_2S[turn_R[row] : turn_R[row] + WIDTH], sign_R[row]
         for j in range(WIDTH):  # see norms
             turned_S[j] += sign * value_RS[row, j]
+
+
+@compiled
+def _add_places(place_V, value_V, turn_R, sign_R, made_2S):  # type: ignore[no-untyped-def]
+    for i in range(place_V.size):
+        row, j = place_V[i] // WIDTH, place_V[i] % WIDTH
+        made_2S[turn_R[row] + j] += sign_R[row] * value_V[i]

@@ -25,6 +25,7 @@ from torch import Tensor
 from decentral.optimizers.base import OuterMethod, Preset, State
 from decentral.optimizers.round_info import RoundInfo
 from decentral.optimizers.steps import check_rate
+from decentral.tensors.elementwise import minus_times
 
 __all__ = ["SparseLoCo"]
 
@@ -62,4 +63,4 @@ class SparseLoCo(OuterMethod):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Subtract lr times the average."""
         with torch.no_grad():
-            return anchor - received["change"] * self.lr, {}
+            return minus_times(anchor, received["change"], self.lr), {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from decentral.compressors import Payload
 from decentral.parameters import Schema
 from decentral.replica.buffers import Tail
-from decentral.replica.codec import Codec, FixedShapes, numel
+from decentral.replica.codec import Codec, FixedShapes
 from decentral.replica.received.measures import Measure
 from decentral.replica.received.unpacked import Payloads, Unpacked
 from decentral.tensors.rounding import float32
@@ -56,8 +56,7 @@ class FrameContents:
         known = self.unpacked.measures.get(frame.hash)
         if known is not None:
             return known
-        pieces = self.codec.pieces(self.channel(frame, 0))
-        return self.unpacked.measures.add(frame.hash, Measure.of(pieces, numel(self._shapes(frame))))
+        return self.unpacked.measures.add(frame.hash, Measure.of_payloads(self.codec, self.channel(frame, 0)))
 
     def add(self, frame: Frame, channel: int, scale: float, total_N: Tensor, weight: float) -> None:
         """``total += weight * scale * what the channel holds``, in place."""

@@ -1,0 +1,119 @@
+"""Elementwise steps as one pass over memory each, on all threads that torch may use.
+
+A model's parameters are longer than any cache, so what a step costs is how often they go through memory: torch reads
+and writes every intermediate result. Each operation is rounded as in torch, product and sum apart, and the threads
+change no bit. For other devices and dtypes torch does the same.
+"""
+# Shape suffix: N = values; of tensors of any shape, all of one.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decentral.tensors.alloc import fresh_like
+from decentral.tensors.compiled import compiled
+from decentral.tensors.threads import WORTH_IT, spread
+
+__all__ = ["carried", "difference", "divide", "minus_times"]
+
+Arrays = tuple[Any, ...]  # numpy's
+_IN_CACHE = 4096  # values
+_EXPONENT = np.uint32(0x7F800000)  # all ones in NaN and Inf, and in nothing else
+
+
+def difference(left: Tensor, right: Tensor) -> Tensor:
+    """``left - right``, new."""
+    if not _here(left, right):
+        return left - right
+    return _made(_difference, left, right)
+
+
+def minus_times(left: Tensor, right: Tensor, factor: float) -> Tensor:
+    """``left - right * factor``, new; the product is rounded first."""
+    if not _here(left, right):
+        return left - right * factor
+    return _made(_minus_times, left, right, np.float32(factor))
+
+
+def carried(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
+    """``anchor + (live - contributed)``, and ``anchor`` bit for bit where the two are equal; new."""
+    if not _here(live, contributed, anchor):
+        return torch.where(live == contributed, anchor, anchor + (live - contributed))
+    return _made(_carried, live, contributed, anchor)
+
+
+def divide(total: Tensor, divisor: float) -> bool:
+    """``total /= divisor`` in place; returns whether all of it is finite then."""
+    if not _here(total):
+        total /= torch.full_like(total.view(-1)[:1], divisor)  # a tensor: CUDA turns /number into *(1/number)
+        return bool(torch.isfinite(total).all())
+    arrays = (_flat(total), _flat(total).view(np.uint32))
+    return all(_over(total.numel(), arrays, lambda cut: bool(_divide(cut[0], cut[1], np.float32(divisor)))))
+
+
+def _here(*tensors: Tensor) -> bool:
+    """Whether all are float32 on the processor, of one shape, and lie in a row."""
+    return all(
+        one.device.type == "cpu"
+        and one.dtype == torch.float32
+        and one.is_contiguous()
+        and one.shape == tensors[0].shape
+        for one in tensors
+    )
+
+
+def _made(kernel: Callable[..., Any], *given: Any) -> Tensor:
+    """A new tensor that the kernel fills from the given ones; numbers come after them."""
+    made = fresh_like(given[0])
+    arrays = tuple(_flat(one) for one in (*given, made) if isinstance(one, Tensor))
+    numbers = tuple(one for one in given if not isinstance(one, Tensor))
+    _over(made.numel(), arrays, lambda cut: kernel(*cut, *numbers))
+    return made
+
+
+def _flat(tensor: Tensor) -> Any:
+    return tensor.detach().view(-1).numpy()
+
+
+def _over(numel: int, arrays: Arrays, work: Callable[[Arrays], bool | None]) -> list[bool | None]:
+    """The work on the arrays, cut alike for the threads."""
+    threads = torch.get_num_threads() if numel >= WORTH_IT else 1
+    each = -(-numel // threads) if numel else 1
+    cuts = [tuple(array[start : start + each] for array in arrays) for start in range(0, numel, each)]
+    return spread(work, cuts, numel)
+
+
+@compiled
+def _difference(left, right, made):  # type: ignore[no-untyped-def]
+    for i in range(made.size):
+        made[i] = left[i] - right[i]
+
+
+@compiled
+def _minus_times(left, right, made, factor):  # type: ignore[no-untyped-def]
+    for i in range(made.size):
+        made[i] = left[i] - right[i] * factor
+
+
+@compiled
+def _carried(live, contributed, anchor, made):  # type: ignore[no-untyped-def]
+    for i in range(made.size):
+        moved = anchor[i] + (live[i] - contributed[i])
+        made[i] = anchor[i] if live[i] == contributed[i] else moved
+
+
+@compiled
+def _divide(total, bits, divisor):  # type: ignore[no-untyped-def]
+    found = np.uint32(0)
+    for start in range(0, total.size, _IN_CACHE):
+        value, bit = total[start : start + _IN_CACHE], bits[start : start + _IN_CACHE]
+        for i in range(value.size):  # from 0 on: both loops are vector code then
+            value[i] /= divisor
+        for i in range(bit.size):
+            found |= np.uint32((bit[i] & _EXPONENT) == _EXPONENT)
+    return found == 0

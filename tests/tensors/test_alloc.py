@@ -1,0 +1,75 @@
+"""Memory that nobody holds is given out again, and no other."""
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from decentral.tensors.alloc import fresh, fresh_like, fresh_zeros
+
+LONG = (1 << 20) + 7  # values: long enough to be given out again, and a length that no other test asks for
+
+
+def test_memory_that_nobody_holds_any_more_is_given_out_again():
+    first = fresh(LONG)
+    where = first.data_ptr()
+    del first
+    again = [fresh(LONG) for _ in range(2)]
+    assert where in [one.data_ptr() for one in again]
+    assert again[0].data_ptr() != again[1].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda tensor: tensor[5:9],
+        lambda tensor: tensor.numpy(),
+        lambda tensor: memoryview(tensor.numpy()),
+        lambda tensor: tensor.view(torch.uint8),
+        lambda tensor: [tensor.detach()],
+        lambda tensor: torch.from_numpy(tensor.numpy()[3:]),
+    ],
+    ids=["a slice", "an array", "its bytes", "other dtype", "detached", "a tensor of an array"],
+)
+def test_what_somebody_holds_in_any_form_is_not_given_out(hold):
+    first = fresh(LONG)
+    where, held = first.data_ptr(), hold(first)
+    del first
+    gc.collect()
+    others = [fresh(LONG) for _ in range(8)]
+    assert all(one.data_ptr() != where for one in others)
+    del held
+
+
+def test_zeros_are_zeros_in_used_memory_too():
+    fresh(LONG).fill_(3.0)
+    for _ in range(3):
+        zeros = fresh_zeros(LONG)
+        assert not zeros.any()
+        zeros.fill_(1.0)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3, 4)])
+def test_a_fresh_tensor_has_the_shape_that_was_asked_for(shape):
+    like = torch.empty(shape, dtype=torch.float64).t() if len(shape) == 2 else torch.empty(shape)
+    made = fresh_like(like)
+    assert (made.shape, made.dtype, made.is_contiguous()) == (like.shape, torch.float32, True)
+
+
+def test_threads_never_get_the_same_memory():
+    clashes = []
+
+    def work(mark: float) -> None:
+        for _ in range(60):
+            mine = fresh(LONG)
+            mine.fill_(mark)
+            if not bool((mine[:: LONG // 7] == mark).all()):
+                clashes.append(mark)
+
+    threads = [threading.Thread(target=work, args=(float(n),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clashes == []
