@@ -44,6 +44,7 @@ class Step:
 
     seconds: float  # of the peer that took longest
     processor: float  # s that a peer's processes took of it, on average
+    held: float  # s of it in which a training thread copies parameters out and in, of the peer that took longest
     nbytes: float  # of one peer's body as it is encoded
     sent: float  # bytes, by the peer that sent most, everything included
     equal: bool  # all peers ended with the same digest
@@ -73,6 +74,7 @@ class ExchangeResult:
         return {
             **asdict(self.case),
             "seconds": round(self.seconds, 3),
+            "held_seconds": round(median(step.held for step in self.steps), 4),
             "processor_seconds": round(median(step.processor for step in self.steps), 3),
             "bound_seconds": round(self.bound, 3),
             "over_bound": round(self.seconds / self.bound, 3),
@@ -159,6 +161,7 @@ def step(workers: Sequence[Worker]) -> Step:
     return Step(
         seconds=max(one["seconds"] for one in found),
         processor=sum(one["processor"] for one in found) / len(found),
+        held=max(one["held"] for one in found),
         nbytes=max(one["nbytes"] for one in found),
         sent=max(one["sent"] for one in found),
         equal=len({one["digest"] for one in found}) == 1,

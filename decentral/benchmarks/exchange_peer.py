@@ -21,16 +21,18 @@ import anyio.to_thread
 import psutil
 import torch
 
+from decentral.consensus.chain import Head
 from decentral.errors import DecentralError
 from decentral.flow.changes import Changes
 from decentral.manifest import Manifest, parse_manifest
 from decentral.node.links import throttled
 from decentral.node.node import Node, Start
-from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
 from decentral.tensors.elementwise import difference
+from decentral.training.live_model import LiveModel
+from decentral.training.sync_schedule import make_schedule
 from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
 
@@ -58,21 +60,22 @@ class ExchangeContestant:
         self.identity = Identity.load_or_create(Path(seat.folder) / f"{seat.number}.key")
         made = make_transport(seat.transport, self.identity, tuple(seat.listen))
         self.transport = throttled(made, Caps(up=seat.up, down=seat.down), None)
+        module = torch.nn.Module()
+        module.weight = torch.nn.Parameter(torch.zeros(seat.rows, 1024))
+        self._model = LiveModel(module, 1, None)
         self.node = self._node(manifest)
-        self._news = Changes()
+        self._schedule = make_schedule(manifest, b"")
+        self._news, self._updates = Changes(), list[CommittedUpdate]()
         generator = torch.Generator().manual_seed(seat.number)
         self._gradient_N = torch.randn(seat.rows * 1024, generator=generator)
         replica = self.node.replica
         self._nbytes = len(replica.codec.encode(self._gradient_N, {}, replica.shapes(0)).body)
 
     def _node(self, manifest: Manifest) -> Node:
-        model = torch.nn.Module()
-        model.weight = torch.nn.Parameter(torch.zeros(self.seat.rows, 1024))
-        schema = schema_of(model, 1)
         start = Start(
             manifest=manifest,
-            schema=schema,
-            anchors=[torch.zeros(schema.fragments[0].numel)],
+            schema=self._model.schema,
+            anchors=self._model.read_all(),
             founder=not self.seat.bootstrap,
             bootstrap=tuple(self.seat.bootstrap),
         )
@@ -87,6 +90,7 @@ class ExchangeContestant:
         )
 
     def _updated(self, update: CommittedUpdate) -> None:
+        self._updates.append(update)
         self._news.tell()
 
     async def run(self) -> None:
@@ -107,20 +111,45 @@ class ExchangeContestant:
     async def _round(self) -> dict[str, Any]:  # Any: JSON
         driver, traffic = self.node.driver, self.transport.traffic.total
         head, sent = driver.head, traffic.sent
-        local_N = difference(self.node.replica.anchors[0], self._gradient_N)  # a trainer has it before the round begins
+        self._train()
         began, worked = time.monotonic(), _processor_seconds()
-        if not await driver.contribute(Contribution(0, head.hash, local_N, self._gradient_N, 1, 1)):
+        contribution = self._taken(head)
+        held = time.monotonic() - began
+        if not await driver.contribute(contribution):
             raise DecentralError(f"round {head.round + 1} takes no contribution now; run it again")
         while driver.head.outer_step == head.outer_step:
             await self._news.next()
+        held += self._merged()
         return {
             "seconds": time.monotonic() - began,
+            "held": held,
             "processor": _processor_seconds() - worked,
             "nbytes": self._nbytes,
             "sent": traffic.sent - sent,
             "digest": self.node.replica.digest.hex(),
             "contributors": self._named(),
         }
+
+    def _train(self) -> None:
+        """What was learnt is the same in every round."""
+        self._merged()
+        self._model.write(0, difference(self.node.replica.anchors[0], self._gradient_N))
+        self._schedule.stepped()
+
+    def _taken(self, head: Head) -> Contribution:
+        """As a training thread does it: parameters are copied out."""
+        anchor_N, replica = self.node.replica.anchors[0], self.node.replica
+        made = self._schedule.take(self._model, 0, anchor_N, head.hash, 1, outer_step=head.outer_step)
+        assert made is not None, "nobody is away"
+        replica.check_finite(0, made.gradient_N)
+        return made
+
+    def _merged(self) -> float:
+        """What came goes into the model; the seconds that this took."""
+        began = time.monotonic()
+        while self._updates:
+            self._schedule.merge(self._updates.pop(0), self._model)
+        return time.monotonic() - began
 
     def _named(self) -> int:
         """Contributors of the newest commit; 0 when it was learnt by a snapshot."""

@@ -47,6 +47,7 @@ class Status:
     stalled_seconds: float = 0.0  # without a round, where that is many times as long as one takes; 0: as usual
     stalled_by: str = ""  # what the round in progress waits for then
     usual_round_seconds: float | None = None  # None: no round has ended here
+    held_seconds: float | None = None  # of a round, in which the training thread copies parameters; None: as above
     wanted_members: int = 0  # members, this one included, for whom training waits before it begins; 0: it does not
     gone: tuple[str, ...] = ()  # names of the other members that were here last, while nobody is
     gone_left: bool = False  # whether those said goodbye, rather than fell silent

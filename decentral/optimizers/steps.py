@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.tensors.alloc import fresh_like
+from decentral.tensors.elementwise import with_momentum
 
 __all__ = ["check_momentum", "check_rate", "check_waiting", "heavy_ball", "nesterov", "root"]
 
@@ -18,12 +18,7 @@ def nesterov(
 ) -> tuple[Tensor, Tensor]:
     """``m <- mu*m + g ; x <- x - lr*(g + mu*m)``: torch's ``SGD(nesterov=True)``, with m = 0 before the first step."""
     with torch.no_grad():
-        buffer = torch.mul(momentum_buffer, momentum, out=fresh_like(anchor).to(anchor.dtype))
-        buffer += gradient
-        after = torch.mul(buffer, momentum, out=fresh_like(anchor).to(anchor.dtype))
-        after += gradient
-        after *= lr
-        return torch.sub(anchor, after, out=after), buffer
+        return with_momentum(anchor, gradient, momentum_buffer, (lr, momentum), nesterov=True)
 
 
 def heavy_ball(
@@ -31,9 +26,7 @@ def heavy_ball(
 ) -> tuple[Tensor, Tensor]:
     """``m <- mu*m + g ; x <- x - lr*m``: torch's ``SGD(nesterov=False)``, with m = 0 before the first step."""
     with torch.no_grad():
-        buffer = momentum_buffer * momentum
-        buffer += gradient
-        return anchor - buffer * lr, buffer
+        return with_momentum(anchor, gradient, momentum_buffer, (lr, momentum), nesterov=False)
 
 
 def root(square: Tensor) -> Tensor:

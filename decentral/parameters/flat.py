@@ -12,6 +12,7 @@ from torch import Tensor
 from decentral.errors import ConfigError, ManifestMismatch
 from decentral.parameters.schema import BufferSpec, Fragment, ParameterSpec
 from decentral.tensors.alloc import fresh
+from decentral.tensors.finite import is_finite
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU.
 
@@ -79,7 +80,7 @@ def split(flat: Tensor, fragment_or_shapes: Fragment | Sequence[tuple[int, ...]]
 
 def first_non_finite(flat: Tensor, specs: Fragment | Sequence[ParameterSpec]) -> str | None:
     """The name of the first of ``specs`` with NaN or Inf in ``flat``; None when all are finite."""
-    if not flat.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(flat))).all()):  # one pass; both keep NaN
+    if is_finite(flat):
         return None
     named = specs.parameters if isinstance(specs, Fragment) else specs
     parts = zip(named, split(flat, [spec.shape for spec in named]), strict=True)

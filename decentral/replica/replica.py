@@ -114,9 +114,12 @@ class Replica:
         ``me``: whose frame it is, where receivers remember their senders.
         """
         assert me or not self.senders.names, "a sender reads from what receivers keep of it"
-        self.check_finite(fragment, gradient_N)
         remembered = {**self.feedback[fragment], **self.senders.of(fragment, me)}
-        return self.codec.encode(gradient_N, remembered, self.shapes(fragment), states)
+        try:
+            return self.codec.encode(gradient_N, remembered, self.shapes(fragment), states)
+        except NonFiniteError:
+            self.check_finite(fragment, gradient_N)
+            raise
 
     def encode_range(
         self,

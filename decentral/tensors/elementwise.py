@@ -19,7 +19,7 @@ from decentral.tensors.alloc import fresh_like
 from decentral.tensors.compiled import compiled
 from decentral.tensors.threads import WORTH_IT, spread
 
-__all__ = ["carried", "difference", "divide", "minus_times"]
+__all__ = ["carried", "difference", "divide", "minus_times", "with_momentum"]
 
 Arrays = tuple[Any, ...]  # numpy's
 _IN_CACHE = 4096  # values
@@ -38,6 +38,25 @@ def minus_times(left: Tensor, right: Tensor, factor: float) -> Tensor:
     if not _here(left, right):
         return left - right * factor
     return _made(_minus_times, left, right, np.float32(factor))
+
+
+def with_momentum(
+    anchor: Tensor, change: Tensor, momentum: Tensor, factors: tuple[float, float], *, nesterov: bool
+) -> tuple[Tensor, Tensor]:
+    """The anchor after SGD with momentum along ``change``, and the momentum, both new. ``factors``: lr and mu.
+
+    ``m <- m*mu + change``, then Nesterov's ``anchor - (m*mu + change)*lr``, or the heavy ball's ``anchor - m*lr``.
+    """
+    lr, mu = factors
+    if not _here(anchor, change, momentum):
+        buffer = momentum * mu + change
+        return anchor - (buffer * mu + change if nesterov else buffer) * lr, buffer
+    made, kept = fresh_like(anchor), fresh_like(anchor)
+    arrays = tuple(map(_flat, (anchor, change, momentum, made, kept)))
+    kernel: Any = _nesterov if nesterov else _heavy_ball
+    numbers = np.float32(lr), np.float32(mu)
+    _over(made.numel(), arrays, lambda cut: kernel(*cut, *numbers))
+    return made, kept
 
 
 def carried(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
@@ -98,6 +117,22 @@ def _difference(left, right, made):  # type: ignore[no-untyped-def]
 def _minus_times(left, right, made, factor):  # type: ignore[no-untyped-def]
     for i in range(made.size):
         made[i] = left[i] - right[i] * factor
+
+
+@compiled
+def _nesterov(anchor, change, momentum, made, kept, lr, mu):  # type: ignore[no-untyped-def]
+    for i in range(made.size):
+        buffer = momentum[i] * mu + change[i]
+        kept[i] = buffer
+        made[i] = anchor[i] - (buffer * mu + change[i]) * lr
+
+
+@compiled
+def _heavy_ball(anchor, change, momentum, made, kept, lr, mu):  # type: ignore[no-untyped-def]
+    for i in range(made.size):
+        buffer = momentum[i] * mu + change[i]
+        kept[i] = buffer
+        made[i] = anchor[i] - buffer * lr
 
 
 @compiled

@@ -27,6 +27,10 @@ class Detours:
         self._begun_N: dict[int, Tensor] = {}  # and what training went on from, as the model holds it
         self._untold: set[int] = set()  # fragments that were written
 
+    def __contains__(self, fragment: int) -> bool:
+        """Whether training goes on elsewhere."""
+        return fragment in self._begun_N
+
     def live(self, model: Parameters, fragment: int) -> Tensor:
         """The live parameters had training gone on where it was: bit for bit what they were if nothing was learnt."""
         live_N = model.read(fragment)

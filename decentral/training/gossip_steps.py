@@ -35,7 +35,8 @@ class GossipSteps:
             return changed
         if self._schedule.was_away and await self._swarm.call(node.follow_others):
             return changed | self._merger.stand_at_replica()
-        mine = self._take(node)
+        with self._parts.holding():
+            mine = self._take(node)
         if mine is None:  # merges at the run's end passed it by
             return changed | self._merger.stand_at_replica()
         await self._exchange(mine)
@@ -74,8 +75,9 @@ class GossipSteps:
         fragment, outcome = self._swap
         swapped = await outcome.result(within)
         self._swap = None
-        self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
-        self._parts.take_buffers(swapped.buffers_B)
+        with self._parts.holding():
+            self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
+            self._parts.take_buffers(swapped.buffers_B)
         self._parts.events.swapped(swapped)
 
     async def settle(self) -> None:

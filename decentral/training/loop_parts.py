@@ -5,7 +5,8 @@ The shipped peer, the simulator and the tests each give their own, and run the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -44,6 +45,10 @@ class LoopEvents(Protocol):
 
     def waits(self, waiting: bool) -> None:
         """The loop begins or ends to stand still for a commit."""
+        ...
+
+    def held(self, seconds: float) -> None:
+        """The loop stood still to copy parameters out for a contribution, or in after a commit."""
         ...
 
     def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
@@ -91,6 +96,13 @@ class LoopParts:
     control: LoopControl
     clock: Callable[[], float]  # s, monotonic
     save: Callable[[SyncSchedule], bool]  # write a checkpoint; False when this is no moment for one
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Tell how long what is done inside held the training thread."""
+        began = self.clock()
+        yield
+        self.events.held(self.clock() - began)
 
     @property
     def all_fragments(self) -> list[int]:

@@ -44,16 +44,22 @@ class Merger:
 
     async def merge_waiting(self, within: float) -> set[int]:
         """Merge every commit whose time has come; where there is none, wait for one, at most so many seconds."""
-        changed = set()
+        changed: set[int] = set()
         while (update := await self.next_update(within)) is not None:
             within = 0.0
-            if self._schedule.merge(update, self._model):
-                changed.add(update.fragment)
-                self._parts.take_buffers(update.buffers_B)
-                self._will_adopt(update.fragment, update.state, update.channels)
+            with self._parts.holding():
+                changed |= self._merge(update)
             self.note(update)
         self._adopt()
         return changed
+
+    def _merge(self, update: CommittedUpdate) -> set[int]:
+        """Into the live model; the fragments that were written."""
+        if not self._schedule.merge(update, self._model):
+            return set()
+        self._parts.take_buffers(update.buffers_B)
+        self._will_adopt(update.fragment, update.state, update.channels)
+        return {update.fragment}
 
     async def next_update(self, within: float) -> CommittedUpdate | None:
         """Take the oldest commit off the queue; None when there is none whose time comes within so many seconds."""

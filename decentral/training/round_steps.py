@@ -66,7 +66,8 @@ class RoundSteps:
         if head.anchor is None or head.hash != self._schedule.seen or not self._swarm.node.driver.is_member:
             return False
         fragment = head.fragment(self._parts.manifest.outer.fragments)
-        contribution = self._take(fragment, head)
+        with self._parts.holding():
+            contribution = self._take(fragment, head)
         if contribution is None:
             dropped = self._schedule.away_too_long(fragment)
             changed |= await self._merger.start_over(dropped, forget=dropped)

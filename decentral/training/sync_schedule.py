@@ -178,8 +178,7 @@ class SyncSchedule:
         self.seen = update.head
         if update.before_N is None or update.after_N is None:
             return False
-        live_N = self.detours.live(model, update.fragment)
-        self.put(model, update.fragment, self._merged(update, live_N, update.before_N, update.after_N))
+        self.put(model, update.fragment, self._merged(update, model, update.before_N, update.after_N))
         self.live.merged(update)
         self.num_merged += 1
         return True
@@ -220,15 +219,18 @@ class SyncSchedule:
         """The fragments to restart when ``because_of`` is dropped: those that rounds have passed by are as old."""
         return [f for f, progress in enumerate(self.progress) if f == because_of or progress.missed]
 
-    def _merged(self, update: CommittedUpdate, live_N: Tensor, before_N: Tensor, after_N: Tensor) -> Tensor:
+    def _merged(self, update: CommittedUpdate, model: Parameters, before_N: Tensor, after_N: Tensor) -> Tensor:
         progress, mine = self.progress[update.fragment], update.contribution
         if mine is None:  # passed by: our progress stays, measured from the new anchor
+            live_N = self.detours.live(model, update.fragment)
             self._passed_by(update)
             if progress.rounding_N is not None:
                 before_N = before_N + progress.rounding_N
             if update.taken_N is not None:  # what a previous incarnation sent is in the anchor, and no progress
                 live_N = torch.where(update.taken_N, before_N, live_N)
             return carry(live_N, before_N, after_N)
+        stood_still = self.since == self.sent_at and self._carries(update.fragment)
+        live_N = mine.local_N if stood_still else self.detours.live(model, update.fragment)
         if self.sent_at is not None:
             self.since -= self.sent_at
             self.seconds -= self.seconds_sent
@@ -236,7 +238,12 @@ class SyncSchedule:
         if self._counted is not None and (away := self._counted.away) is not None:  # a blend would keep a part of it
             live_N, local_N = live_N + away.dropped_N, local_N + away.dropped_N
         self._named(progress, mine.trained)
-        return self.method.merge(live_N, local_N, after_N)
+        return after_N if stood_still else self.method.merge(live_N, local_N, after_N)
+
+    def _carries(self, fragment: int) -> bool:
+        """Whether a merge without an inner step since the contribution gives the anchor, which need not be computed."""
+        own = any(map(self.method.overrides, ("merge", "drawn")))
+        return not own and fragment not in self.detours
 
     def _named(self, progress: Progress, trained: int) -> None:
         """The contribution in flight was taken, with the ``trained`` inner steps behind it."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decentral.tensors.elementwise import carried, difference, divide, minus_times
+from decentral.tensors.elementwise import carried, difference, divide, minus_times, with_momentum
 
 SIZES = [0, 1, 4095, 4097, (1 << 20) + 13]
 
@@ -31,6 +31,21 @@ def test_a_difference_and_a_product_are_rounded_as_torch_does(numel):
     left, right = values(numel, 1), values(numel, 2)
     assert same(difference(left, right), left - right)
     assert same(minus_times(left, right, 0.7), left - right * 0.7)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_step_with_momentum_is_rounded_operation_by_operation(numel, nesterov):
+    anchor, change, momentum = (values(numel, seed) for seed in (1, 2, 3))
+    buffer = torch.mul(momentum, 0.9)
+    buffer += change
+    way = torch.mul(buffer, 0.9) if nesterov else buffer.clone()
+    way += change if nesterov else 0.0
+    way *= 0.7
+    after, kept = with_momentum(anchor, change, momentum, (0.7, 0.9), nesterov=nesterov)
+    assert same(kept, buffer)
+    assert same(after, anchor - way)
 
 
 @pytest.mark.usefixtures("threads")

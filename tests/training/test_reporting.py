@@ -122,6 +122,18 @@ def test_a_round_tells_its_seconds_how_many_of_them_training_stood_still_and_how
     assert rows == [(10.0, 2.0, *how), (9.0, 1.0, *how)]
 
 
+def test_a_round_tells_how_long_copying_held_the_training_thread() -> None:
+    told: list[dict[str, Any]] = []
+    reporter = Reporter(lambda kind, fields: told.append(fields), b"me", lambda: 0.0)
+    assert reporter.usual_hold is None
+    for holds in ((0.25, 0.5), (0.125,), ()):
+        for seconds in holds:
+            reporter.held(seconds)
+        reporter.round_ended(update((b"me", b"other"), True))
+    assert [fields["held"] for fields in told] == [0.75, 0.125, 0.0]
+    assert reporter.usual_hold == 0.125
+
+
 def test_a_commit_that_was_adopted_tells_nothing_of_how_it_was_decided() -> None:
     told: list[dict[str, Any]] = []
     reporter = Reporter(lambda kind, fields: told.append(fields), b"me", lambda: 0.0)

@@ -43,9 +43,11 @@ def numbers(status: Status, *, alive: bool) -> Iterator[Metric]:
     yield _gauge("receive_rate_bytes", "Bytes received per second, of late.", status.received_per_second)
     yield _counter("sent_bytes", "Bytes sent since the process began.", status.bytes_sent)
     yield _counter("received_bytes", "Bytes received since the process began.", status.bytes_received)
-    for name, loss in (("loss", status.loss), ("held_out_loss", status.held_out_loss)):
-        if loss is not None:
-            yield _gauge(name, "Nats per token.", loss)
+    held = "Seconds of a round in which the training thread copies parameters."
+    known = (("loss", "Nats per token.", status.loss), ("held_out_loss", "Nats per token.", status.held_out_loss))
+    for name, meaning, value in (*known, ("held_seconds", held, status.held_seconds)):
+        if value is not None:
+            yield _gauge(name, meaning, value)
     yield from _diagnostics(status)
 
 

@@ -88,6 +88,9 @@ class TraceEvents:
     def waits(self, waiting: bool) -> None:
         """Its clock shows that."""
 
+    def held(self, seconds: float) -> None:
+        """Copying takes none of its time."""
+
     def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
         """It was noted as it was applied."""
 

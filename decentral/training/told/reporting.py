@@ -49,6 +49,8 @@ class Reporter:
         self.waited = 0.0  # s the training thread stood still for the swarm
         self._wait_began = 0.0
         self._waited_before = 0.0  # until the last round ended
+        self._held = 0.0  # s since then in which parameters were copied out and in
+        self._held_seconds: deque[float] = deque(maxlen=USUAL)  # of the last rounds
 
     def metrics(self, logged: Mapping[str, float | Tensor]) -> None:
         """Values the training loop logged."""
@@ -65,6 +67,10 @@ class Reporter:
         elif self._waiting:
             self.waited += now - self._wait_began
         self._waiting = waiting
+
+    def held(self, seconds: float) -> None:
+        """See LoopEvents."""
+        self._held += seconds
 
     def waits_for(self, members: int) -> None:
         """Training waits for so many members before it begins; 0: it does not, or not any more.
@@ -140,11 +146,15 @@ class Reporter:
         self._round_began = now
 
     def _times(self) -> dict[str, object]:
-        """Seconds since the last round ended here, and for how many of them training stood still."""
+        """Seconds since the last round ended here, for how many of them training stood still, and how long it was held
+        to copy parameters.
+        """
         now = self._clock()
         waited = self.waited + (now - self._wait_began if self._waiting else 0.0)
         since, self._waited_before = waited - self._waited_before, waited
-        return {"seconds": round(now - self._round_began, 3), "waited": round(since, 3)}
+        self._held_seconds.append(self._held)
+        held, self._held = self._held, 0.0
+        return {"seconds": round(now - self._round_began, 3), "waited": round(since, 3), "held": round(held, 4)}
 
     @property
     def stands_still(self) -> bool:
@@ -165,6 +175,11 @@ class Reporter:
     def usual_round(self) -> float | None:
         """Seconds that a round usually takes; None before the first has ended."""
         return statistics.median(self._round_seconds) if self._round_seconds else None
+
+    @property
+    def usual_hold(self) -> float | None:
+        """Seconds of a round in which the training thread copies parameters; None before the first has ended."""
+        return statistics.median(self._held_seconds) if self._held_seconds else None
 
     @property
     def since_round(self) -> float:

@@ -164,7 +164,8 @@ def exchange_bench(
     equal = "equal" if found["equal"] else "UNEQUAL"
     click.echo(
         f"{found['seconds']:.2f} s a round, {found['over_bound']:.2f} times the {found['bound_seconds']:.2f} s that "
-        f"the links need; replicas {equal}"
+        f"the links need; {found['processor_seconds']:.2f} s of processor per peer, training held for "
+        f"{1000 * found['held_seconds']:.0f} ms; replicas {equal}"
     )
 
 
