@@ -36,6 +36,8 @@ class Case:
     capped: bool = True  # the rates are kept by the peers' own caps; else the network does
     rounds: int = 5
     transport: str | None = None
+    computing: float = 0.0  # s of a timer before each contribution, in place of inner steps
+    overlap: bool = False  # the next ones begin as soon as it is taken, and not when the round is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class ExchangeResult:
             **asdict(self.case),
             "seconds": round(self.seconds, 3),
             "held_seconds": round(median(step.held for step in self.steps), 4),
+            "computing_share": round(self.case.computing / self.seconds, 4),
             "processor_seconds": round(median(step.processor for step in self.steps), 3),
             "bound_seconds": round(self.bound, 3),
             "over_bound": round(self.seconds / self.bound, 3),
@@ -201,6 +204,8 @@ def _seat(
         up=case.ups[number] if case.capped else None,
         down=case.downs[number] if case.capped else None,
         transport=case.transport,
+        computing=case.computing,
+        overlap=case.overlap,
     )
 
 

@@ -22,7 +22,6 @@ import psutil
 import torch
 
 from decentral.consensus.chain import Head
-from decentral.errors import DecentralError
 from decentral.flow.changes import Changes
 from decentral.manifest import Manifest, parse_manifest
 from decentral.node.links import throttled
@@ -50,6 +49,8 @@ class ExchangeSeat:
     up: float | None = None  # caps, bytes/s
     down: float | None = None
     transport: str | None = None
+    computing: float = 0.0  # s of inner steps before each contribution
+    overlap: bool = False  # the next ones begin at once
 
 
 class ExchangeContestant:
@@ -64,7 +65,8 @@ class ExchangeContestant:
         module.weight = torch.nn.Parameter(torch.zeros(seat.rows, 1024))
         self._model = LiveModel(module, 1, None)
         self.node = self._node(manifest)
-        self._schedule = make_schedule(manifest, b"")
+        self._schedule, self._held, self._digest = make_schedule(manifest, b""), 0.0, ""
+        self._awaited = -1  # the outer step that has what was offered last; -1: nothing was
         self._news, self._updates = Changes(), list[CommittedUpdate]()
         generator = torch.Generator().manual_seed(seat.number)
         self._gradient_N = torch.randn(seat.rows * 1024, generator=generator)
@@ -95,12 +97,12 @@ class ExchangeContestant:
 
     async def run(self) -> None:
         """Obey until stdin ends."""
-        async with self.transport, anyio.create_task_group() as group:
-            await group.start(self.node.run)
+        async with self.transport, anyio.create_task_group() as self._group:
+            await self._group.start(self.node.run)
             _say(addresses=self.transport.addresses())
             while line := await anyio.to_thread.run_sync(sys.stdin.readline):
                 _say(**await self._obey(str(json.loads(line)["do"])))
-            group.cancel_scope.cancel()
+            self._group.cancel_scope.cancel()
 
     async def _obey(self, order: str) -> dict[str, Any]:  # Any: JSON
         if order == "members":
@@ -109,47 +111,57 @@ class ExchangeContestant:
         return await self._round()
 
     async def _round(self) -> dict[str, Any]:  # Any: JSON
-        driver, traffic = self.node.driver, self.transport.traffic.total
-        head, sent = driver.head, traffic.sent
+        """A round from its inner steps on; with overlap, of the contribution before, in flight meanwhile."""
+        sent, self._held = self.transport.traffic.total.sent, 0.0
         self._train()
-        began, worked = time.monotonic(), _processor_seconds()
-        contribution = self._taken(head)
-        held = time.monotonic() - began
-        if not await driver.contribute(contribution):
-            raise DecentralError(f"round {head.round + 1} takes no contribution now; run it again")
-        while driver.head.outer_step == head.outer_step:
-            await self._news.next()
-        held += self._merged()
+        began, worked = time.monotonic(), processor_seconds()
+        await anyio.sleep(self.seat.computing)  # in place of inner steps, without the processor
+        if self.seat.overlap:
+            await self._until_merged()
+        offered = self._taken(self.node.driver.head)
+        self._awaited = self.node.driver.head.outer_step
+        if self.seat.overlap:
+            self._group.start_soon(self.node.driver.contribute, offered)
+        else:
+            await self.node.driver.contribute(offered)
+            await self._until_merged()
         return {
             "seconds": time.monotonic() - began,
-            "held": held,
-            "processor": _processor_seconds() - worked,
+            "held": self._held,
+            "processor": processor_seconds() - worked,
             "nbytes": self._nbytes,
-            "sent": traffic.sent - sent,
-            "digest": self.node.replica.digest.hex(),
+            "sent": self.transport.traffic.total.sent - sent,
+            "digest": self._digest,
             "contributors": self._named(),
         }
 
+    async def _until_merged(self) -> None:
+        """Wait for the round of what was offered last, and bring it into the model."""
+        while self.node.driver.head.outer_step == self._awaited:
+            await self._news.next()
+        self._digest = self.node.replica.digest.hex()
+        self._merge()
+
     def _train(self) -> None:
         """What was learnt is the same in every round."""
-        self._merged()
         self._model.write(0, difference(self.node.replica.anchors[0], self._gradient_N))
         self._schedule.stepped()
 
     def _taken(self, head: Head) -> Contribution:
         """As a training thread does it: parameters are copied out."""
-        anchor_N, replica = self.node.replica.anchors[0], self.node.replica
-        made = self._schedule.take(self._model, 0, anchor_N, head.hash, 1, outer_step=head.outer_step)
+        began, replica = time.monotonic(), self.node.replica
+        made = self._schedule.take(self._model, 0, replica.anchors[0], head.hash, 1, outer_step=head.outer_step)
         assert made is not None, "nobody is away"
         replica.check_finite(0, made.gradient_N)
+        self._held += time.monotonic() - began
         return made
 
-    def _merged(self) -> float:
-        """What came goes into the model; the seconds that this took."""
+    def _merge(self) -> None:
+        """As a training thread does it: what came goes into the model."""
         began = time.monotonic()
         while self._updates:
             self._schedule.merge(self._updates.pop(0), self._model)
-        return time.monotonic() - began
+        self._held += time.monotonic() - began
 
     def _named(self) -> int:
         """Contributors of the newest commit; 0 when it was learnt by a snapshot."""
@@ -157,7 +169,7 @@ class ExchangeContestant:
         return 0 if commit is None else len(commit.record.contributors or commit.record.frames)
 
 
-def _processor_seconds() -> float:
+def processor_seconds() -> float:
     """Of this process and its daemon, so far."""
     me = psutil.Process()
     return sum(sum(one.cpu_times()[:2]) for one in (me, *me.children(recursive=True)))

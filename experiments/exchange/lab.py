@@ -35,6 +35,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--delay", type=float, default=0.0125, help="seconds one way")
     parser.add_argument("--megabytes", type=int, default=1, help="of float32")
     parser.add_argument("--compressor", default="none")
+    parser.add_argument("--computing", type=float, default=0.0, help="seconds of inner steps, by a timer")
+    parser.add_argument("--overlap", action="store_true", help="the next inner steps begin at once")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", type=int, default=1, help="rounds before those, until uplinks are known")
     parser.add_argument("--transport", choices=["daemon", "native"], default=None)
@@ -58,6 +60,8 @@ def main() -> int:
         capped=False,
         rounds=given.rounds,
         transport=given.transport,
+        computing=given.computing,
+        overlap=given.overlap,
     )
     with Lab() as lab, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         lines = [Line(up=rate, down=given.mbit, delay=given.delay) for rate in rates]

@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist  # noqa: TID251  what ours is compared with
 from torch import Tensor
 
+from decentral.benchmarks.exchange_peer import processor_seconds
+
 LIMIT = 300.0  # s after which a step has failed
 ROUNDING = 1e-5  # of a mean of standard normal values in float32
 
@@ -138,7 +140,7 @@ class Rival:
             _say(**({"members": self.seat.peers} if json.loads(line)["do"] == "members" else self._round()))
 
     def _round(self) -> dict[str, Any]:  # Any: JSON
-        own_N, sent, began = self._own_N.clone(), _sent(), time.monotonic()
+        own_N, sent, worked, began = self._own_N.clone(), _sent(), processor_seconds(), time.monotonic()
         try:
             mean_N = self.system.average(own_N)
         except Exception as error:  # noqa: BLE001  whatever they raise, the round has failed
@@ -148,6 +150,8 @@ class Rival:
         right = bool((mean_N - self._mean_N).abs().max() < ROUNDING)
         return {
             "seconds": seconds,
+            "held": seconds,
+            "processor": processor_seconds() - worked,
             "nbytes": 4 * len(own_N),
             "sent": _sent() - sent,
             "digest": "the mean" if right else hashlib.blake2b(mean_N.numpy().tobytes()).hexdigest(),
