@@ -231,9 +231,7 @@ class Peer:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            if self._model.is_main:
-                with self._model.as_one():
-                    self._begin(stack)
+            self._model.on_main(lambda: self._begin(stack))
             self._share(range(len(self._model.schema.fragments)))
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None

@@ -8,7 +8,7 @@ fragment 0 come the buffers: rank 0's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -223,6 +223,12 @@ class LiveModel:
         except Exception as error:
             self.fail(error)
             raise
+
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Do it on the main process; what fails there fails on all of them."""
+        if self.is_main:
+            with self.as_one():
+                work()
 
     def fail(self, error: BaseException | None) -> None:
         """Have the other processes raise the same where they wait for this one's word, if it is the main one."""
