@@ -12,6 +12,7 @@ DecentralError                          exit code
 │   ├── DeviceError                       40   no such device, or out of its memory
 │   ├── DiskError                         50   full, read-only, or every checkpoint damaged
 │   └── NonFiniteError                    40   NaN or Inf where a tensor goes to the swarm
+├── ProcessLost          start again     60   another process of this peer ended
 ├── PayloadError         drop the peer     1   bytes of a peer that break a rule
 ├── TransportError       go on             1   a stream or a daemon that failed
 │   ├── ListenError                        1   the address cannot be listened on
@@ -38,6 +39,7 @@ __all__ = [
     "NotAdmitted",
     "PayloadError",
     "PeerUnreachable",
+    "ProcessLost",
     "RoundFailed",
     "StreamClosed",
     "TransportError",
@@ -112,6 +114,12 @@ class DiskError(ConfigError):
     """The disk is full, read-only, or holds only damaged checkpoints."""
 
     exit_code = 50
+
+
+class ProcessLost(DecentralError):
+    """Another process of this peer has ended: all of them train as one, and end as one."""
+
+    exit_code = 60
 
 
 class PayloadError(DecentralError):

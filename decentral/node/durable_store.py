@@ -30,6 +30,7 @@ from decentral.state.checkpoint import load_metas, load_newest, save
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.frozen import keep_frozen
 from decentral.state.journal import AcceptorFile, Journal
+from decentral.state.tensor_file import Whole, as_it_is
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Commit, Record, decode, encode
@@ -134,10 +135,12 @@ class DurableStore:
             with contextlib.suppress(OSError):
                 self._disk.remove(self.adopted)
 
-    def keep_frozen(self, specs: Sequence[FrozenSpec], tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Write what is not trained, once: no checkpoint holds it, and an export needs it."""
+    def keep_frozen(
+        self, specs: Sequence[FrozenSpec], tensors: Callable[[], Mapping[str, Tensor]], whole: Whole = as_it_is
+    ) -> None:
+        """Write what is not trained, once: no checkpoint holds it, and an export needs it. ``whole``: see there."""
         if specs and not self._has_frozen:
-            keep_frozen(self._out, specs, tensors, self._disk)
+            keep_frozen(self._out, specs, tensors, self._disk, whole)
             self._has_frozen = True
 
     def load(self, run: bytes) -> Resumed | None:

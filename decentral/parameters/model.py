@@ -20,10 +20,14 @@ from decentral.parameters.schema import (
     ParameterSpec,
     Schema,
 )
+from decentral.parameters.sharding import whole_of
 
 NamedParameters = torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
-_COMPILED = "_orig_mod"  # what torch.compile wraps a module in, and puts into every name below it
+_WRAPPERS = (
+    "_orig_mod",
+    "_checkpoint_wrapped_module",
+)  # of torch.compile, of activation checkpointing: in every name below
 
 
 def schema_of(model_or_named_parameters: NamedParameters, num_fragments: int = 1) -> Schema:
@@ -56,7 +60,7 @@ def schema_of(model_or_named_parameters: NamedParameters, num_fragments: int = 1
 
 
 def parameters_of(source: NamedParameters) -> dict[str, Tensor]:
-    """Every parameter once, trained or not, by its name in the run: compiled or not, a model is the same one."""
+    """Every parameter once, trained or not, by its name in the run: compiled or sharded, a model is the same one."""
     if isinstance(source, torch.nn.Module):
         source = source.named_parameters()
     return {_plain(name): p for name, p in (source.items() if isinstance(source, Mapping) else source)}
@@ -69,13 +73,13 @@ def buffers_of(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def frozen_digest(parameter: Tensor) -> str:
-    """The blake2b-128 of a tensor's bytes, row-major, in hex."""
-    flat = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    """The blake2b-128 of a tensor's bytes, row-major, in hex; of a sharded one every process has to ask."""
+    flat = whole_of(parameter).cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.blake2b(flat.numpy().data, digest_size=FROZEN_DIGEST_NBYTES).hexdigest()
 
 
 def _plain(name: str) -> str:
-    return ".".join(word for word in name.split(".") if word != _COMPILED)
+    return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
 
 
 def _buffer(name: str, buffer: Tensor) -> BufferSpec:

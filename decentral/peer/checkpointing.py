@@ -18,10 +18,10 @@ from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
 from decentral.peer.participation import StepCount
-from decentral.state.optimizer_state import flatten, random_state, set_random_state, unflatten
+from decentral.state.optimizer_state import flatten, unflatten
 from decentral.swarm.hello import model_difference
-from decentral.training.inner.together import Together
 from decentral.training.live_model import LiveModel
+from decentral.training.processes.inner_states import InnerStates
 from decentral.training.swarm.thread import SwarmThread
 from decentral.training.sync_schedule import SyncSchedule
 
@@ -29,21 +29,17 @@ from decentral.training.sync_schedule import SyncSchedule
 class Checkpointer:
     """Writes and restores the training side together with the replica."""
 
-    def __init__(self, store: DurableStore, optimizers: Together, schedulers: Together | None) -> None:
-        self._store, self._optimizers, self._schedulers = store, optimizers, schedulers
+    def __init__(self, store: DurableStore, states: InnerStates) -> None:
+        self._store, self._states = store, states
 
     def save(self, head: Head, replica: Mapping[str, Tensor], model: LiveModel, memory: Mapping[str, Any]) -> None:
         """Write one checkpoint. Raises DiskError; earlier checkpoints are as before."""
         live = {live_name(f): model.read(f) for f in range(len(model.schema.fragments))} | model.kept_buffers()
-        tree = {  # after the model was read: an optimizer that learns an average is then at it, and its state is of it
-            "optimizer": self._optimizers.state_dict(),
-            "scheduler": None if self._schedulers is None else self._schedulers.state_dict(),
-            "random": random_state(),
-        }
-        tensors, document = flatten(tree, "training")
+        # After the model was read: an optimizer that learns an average is then at it, and its state is of it.
+        tensors, document = flatten(self._states.kept(), "training")
         meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
         meta |= {"parameters": model.schema.to_json(), "model": model.description()}
-        self._store.keep_frozen(model.schema.frozen, model.frozen)
+        self._store.keep_frozen(model.schema.frozen, model.frozen, model.whole)
         self._store.save(head, {**replica, **live, **tensors}, meta)
 
     def restore(self, found: Resumed, model: LiveModel) -> dict[str, Any]:
@@ -57,11 +53,7 @@ class Checkpointer:
         for fragment in range(len(model.schema.fragments)):
             model.write(fragment, found.tensors[live_name(fragment)])
         model.restore_buffers(found.tensors)
-        tree = unflatten(found.meta["training"], found.tensors)
-        self._optimizers.load_state_dict(tree["optimizer"])
-        if self._schedulers is not None and tree["scheduler"] is not None:
-            self._schedulers.load_state_dict(tree["scheduler"])
-        set_random_state(tree["random"])
+        self._states.restore(unflatten(found.meta["training"], found.tensors))
         return dict(found.meta)
 
 

@@ -6,12 +6,32 @@ import logging
 import threading
 from contextlib import suppress
 
+from decentral.errors import NoPeersError
 from decentral.peer.gathering import LOOK_EVERY
 from decentral.peer.participation import Participation
+from decentral.training.processes.orders import TO_MEET, Orders
 
 PLAIN = {"plain": True}  # of a log line that is no complaint, and that a display shows without a word before it
 
 logger = logging.getLogger("decentral.peer")
+
+
+def end_as_one(orders: Orders | None, kind: type[BaseException] | None) -> bool:
+    """Whether there is to be a last checkpoint: not after an error, and all processes of the peer are here for it.
+
+    ``kind``: what ended the training loop; None: it came to its own end. After Ctrl-C one process may be inside what
+    another has left, and waits for it: then the checkpoint before has to do. The others give their part from here.
+    """
+    interrupted = kind is KeyboardInterrupt
+    if kind not in (None, KeyboardInterrupt, NoPeersError) or (orders is not None and orders.over):
+        return False
+    if orders is None:
+        return True
+    if orders.processes.is_main:
+        return not interrupted or orders.meet()
+    with suppress(TimeoutError):
+        orders.follow(within=TO_MEET if interrupted else None)
+    return True
 
 
 def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:

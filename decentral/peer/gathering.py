@@ -26,6 +26,10 @@ class Gathering:
 
     def wait(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
         """Until the chain's head has ``enough`` members: ``count``, for people. Raises NoPeersError."""
+        with self.model.as_one():
+            self._wait(count, enough, give_up_at)
+
+    def _wait(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
         while not self.model.share((), self._may_begin(count, enough), ())[0]:
             if self.part is not None and time_left(give_up_at) == 0.0:
                 here = len(self.part.swarm.node.driver.head.members)

@@ -33,6 +33,7 @@ from decentral.swarm.patience import moment_in
 from decentral.training.inner.spsa import SPSA
 from decentral.training.inner.together import Together, check_covers
 from decentral.training.live_model import LiveModel
+from decentral.training.processes.inner_states import InnerStates
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
 
@@ -125,13 +126,14 @@ def settings_of(
     live = LiveModel(model, manifest.outer.fragments, options.accelerator, optimizers.parts)
     check_processes(manifest, live.world_size, optimizers.parts)
     check_covers(optimizers.parts, live.trained)
+    schedulers = None if options.scheduler is None else Together.of(options.scheduler, "scheduler")
     return Settings(
         options=options,
         manifest=manifest,
         invite=invite,
         model=live,
         optimizers=optimizers,
-        schedulers=None if options.scheduler is None else Together.of(options.scheduler, "scheduler"),
+        states=InnerStates(optimizers, schedulers, live.orders),
         out=out,
         identity_path=out / "identity.key" if options.identity_path is None else Path(options.identity_path),
         give_up_at=give_up_at,

@@ -23,7 +23,7 @@ from decentral.node.folder import kept_terms, kept_token
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
 from decentral.observe.status import Status, check_free
-from decentral.peer.ending import end_before_the_run, end_of_run
+from decentral.peer.ending import end_as_one, end_before_the_run, end_of_run
 from decentral.peer.gathering import Gathering
 from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import check_relays
@@ -40,7 +40,6 @@ from decentral.swarm.lan.discovery import Lan
 from decentral.tasks.shards import ShardPlace, seed_of, shard
 from decentral.training.inner.together import InnerSteps
 from decentral.training.loop_parts import LoopControl
-from decentral.training.starting_over import forget_non_finite
 from decentral.training.swarm.side import run_blocking
 from decentral.training.swarm.thread import SwarmThread
 
@@ -116,9 +115,7 @@ class Peer:
         """The newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
         if self._up is not None:
             return list(self._up.swarm.node.replica.anchors)
-        held = self._model.read_all()
-        self._model.averages.resume()
-        return held
+        return self._model.read_alone()
 
     @property
     def seed(self) -> int:
@@ -212,7 +209,8 @@ class Peer:
 
     def save(self) -> bool:
         """Write a checkpoint, between two steps, on every process of the peer; False while a commit arrives, too."""
-        saved = self._begun is not None and not self._begun.was_over and self._begun.loop.save()
+        with self._model.as_one():
+            saved = self._begun is not None and not self._begun.was_over and self._begun.loop.save()
         self._share(())
         return saved
 
@@ -233,8 +231,7 @@ class Peer:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            if self._model.is_main:
-                self._begin(stack)
+            self._model.on_main(lambda: self._begin(stack))
             self._share(range(len(self._model.schema.fragments)))
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None
@@ -278,18 +275,22 @@ class Peer:
     ) -> None:
         with self._entered:
             self._entered.callback(self._model.averages.stay)
+            self._model.fail(error)
+            save = end_as_one(self._model.orders, kind)
             if self._part is not None:
-                self._end(self._part, save=kind in (None, KeyboardInterrupt, NoPeersError), whole=kind is None)
+                with self._model.as_one():
+                    self._end(self._part, kind, save=save)
                 if kind is NoPeersError:  # as asked for, and no crash: it can be started again
                     self._last_status = replace(self._last_status, state="left")
 
-    def _end(self, part: Participation, *, save: bool, whole: bool) -> None:
-        """``whole``: the training loop came to its own end."""
-        over = self.done and not self._control.leaving
+    def _end(self, part: Participation, kind: type[BaseException] | None, *, save: bool) -> None:
+        """``kind``: what ended the training loop; None: it came to its own end."""
+        whole, over = kind is None, self.done and not self._control.leaving
         try:
             if save and not part.was_over:
                 run_blocking(part.loop.settle())
                 part.loop.save()
+            self._model.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:
                 end_of_run(part, self._asked_to_leave)
             elif whole and not self._control.leaving:
@@ -311,7 +312,9 @@ class Peer:
         self._count.value += 1
         rest = self._limits.worked()
         try:
-            self._share(self._at_boundary())
+            with self._model.as_one():
+                changed = self._at_boundary()
+            self._share(changed)
             self._trackers.after_step(self)
             self._limits.rest(rest, self._asked_to_leave.wait)
         except BaseException:
@@ -339,10 +342,9 @@ class Peer:
             self._place = self._standing.place(self._part.swarm.node)
             ended = self.done or loop.done or self._control.leaving
             forgets, loop.forgets = loop.forgets, False
-        told = (int(forgets), self._seed, *astuple(self._place))
-        self.done, (forget, self._seed, *place) = self._model.share(changed, ended, told)
+        told = (int(forgets), self._count.value, self._seed, *astuple(self._place))
+        self.done, (forget, self._count.value, self._seed, *place) = self._model.share(changed, ended, told)
         self._place = ShardPlace(*place)
         if forget:
-            for optimizer in self.settings.optimizers.parts:
-                forget_non_finite(optimizer)
+            self.settings.states.forget_non_finite()
         self._model.averages.resume(to_train=not self.done)

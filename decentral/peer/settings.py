@@ -12,6 +12,7 @@ from decentral.manifest import Manifest
 from decentral.swarm.invite import Invite
 from decentral.training.inner.together import Together
 from decentral.training.live_model import LiveModel
+from decentral.training.processes.inner_states import InnerStates
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
 
@@ -58,7 +59,7 @@ class Settings:
     invite: Invite | None  # None: it founds the run, or resumes what is in ``out``
     model: LiveModel
     optimizers: Together  # whose ``step`` is hooked
-    schedulers: Together | None
+    states: InnerStates  # of them, of the schedulers and of random generators
     out: Path
     identity_path: Path
     give_up_at: float | None  # monotonic s, when it stops looking for others

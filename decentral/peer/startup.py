@@ -64,7 +64,7 @@ class Startup:
         self._part, self._control, self._count = part, control, count
         self._settings, self._manifest, self._model = part.settings, part.settings.manifest, part.settings.model
         self._daily_upload, self._lan = daily_upload, lan
-        self._checkpointer = Checkpointer(part.store, part.settings.optimizers, part.settings.schedulers)
+        self._checkpointer = Checkpointer(part.store, part.settings.states)
         self._checkpoint: _Checkpoint | None = None
 
     def begin(self) -> None:

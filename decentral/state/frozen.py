@@ -15,22 +15,29 @@ from torch import Tensor
 from decentral.errors import DiskError
 from decentral.parameters import FrozenSpec, frozen_digest
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
-from decentral.state.tensor_file import write_tensor_file
+from decentral.state.tensor_file import Whole, as_it_is, write_tensor_file
 
 FROZEN = "frozen.safetensors"
 
 
 def keep_frozen(
-    folder: Path, specs: Sequence[FrozenSpec], tensors: Callable[[], Mapping[str, Tensor]], disk: Disk = DISK
+    folder: Path,
+    specs: Sequence[FrozenSpec],
+    tensors: Callable[[], Mapping[str, Tensor]],
+    disk: Disk = DISK,
+    whole: Whole = as_it_is,
 ) -> None:
-    """Write ``FROZEN`` into ``folder``, durably, unless these very tensors are in it. DiskError: the disk refused."""
+    """Write ``FROZEN`` into ``folder``, durably, unless these very tensors are in it. DiskError: the disk refused.
+
+    ``whole``: makes one tensor of what stands for it, when its turn comes.
+    """
     path, digest = folder / FROZEN, _digest(specs)
     if _digest_in(path) == digest:
         return
     temporary = path.with_name(f"{TEMPORARY}{FROZEN}")
     with disk_errors(f"writing {path}"):
         disk.remove(temporary)
-        write_tensor_file(temporary, tensors(), {"format": "pt", "digest": digest}, disk)
+        write_tensor_file(temporary, tensors(), {"format": "pt", "digest": digest}, disk, whole)
         disk.rename(temporary, path)
         disk.sync_folder(folder)
 

@@ -8,7 +8,7 @@ Format: safetensors 0.x, https://huggingface.co/docs/safetensors
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -32,13 +32,25 @@ class DamagedFile(Exception):
     """The file is not what was written. Callers pass over it and say why; never leaves ``state``."""
 
 
+Whole = Callable[[str, Tensor], Tensor]  # by name
+
+
+def as_it_is(name: str, tensor: Tensor) -> Tensor:
+    """A tensor of which all is here."""
+    return tensor
+
+
 def write_tensor_file(
-    path: Path, tensors: Mapping[str, Tensor], format_note: Mapping[str, str], disk: Disk = DISK
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    format_note: Mapping[str, str],
+    disk: Disk = DISK,
+    whole: Whole = as_it_is,
 ) -> dict[str, str]:
     """Write and fsync a new safetensors file; returns the hashes of ``""`` (the header) and each tensor.
 
     Tensors are read one after the other, on any device; one at a time is copied if it is not contiguous CPU
-    memory.
+    memory. ``whole`` gets one together of which only a part is here; dtype and shape are right before.
 
     Raises:
         OSError: the disk refused.
@@ -51,7 +63,7 @@ def write_tensor_file(
     def parts() -> Iterator[bytes | memoryview]:
         yield header
         for name, tensor in tensors.items():
-            data = tensor_bytes(tensor)
+            data = tensor_bytes(whole(name, tensor))
             hashes[name] = blake2b(data, digest_size=HASH_NBYTES).hexdigest()
             yield data
 

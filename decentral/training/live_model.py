@@ -1,18 +1,21 @@
 """The model that is being trained, as fragments and buffers, on every process of one peer.
 
-Rank 0 talks to the swarm; the other ranks of an accelerate world hold the same parameters and receive, at every
-step boundary, one small tensor that says what changed, and the fragments that did; with fragment 0 the buffers.
+Rank 0 talks to the swarm. The other ranks of an accelerate world wait at every step boundary for what it says. Those
+that hold the same parameters (DDP) receive the fragments that changed; where each holds a part of every parameter
+(FSDP2, ``fully_shard``), all of them give and take their parts whenever rank 0 reads or writes a fragment. With
+fragment 0 come the buffers: rank 0's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, DecentralError
 from decentral.parameters import (
     Schema,
     buffers_of,
@@ -23,9 +26,13 @@ from decentral.parameters import (
     scatter_buffers,
     schema_of,
 )
+from decentral.parameters.sharding import boxes_of, is_sharded, local_part
 from decentral.state.snapshot import live_buffer_name
 from decentral.training.describing import description_of
 from decentral.training.inner.averages import Averages
+from decentral.training.processes.group import Processes
+from decentral.training.processes.orders import Order, Orders, undisturbed
+from decentral.training.processes.shards import Shards
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU.
 
@@ -49,8 +56,10 @@ class LiveModel:
         self.accelerator, self.averages = accelerator, Averages(optimizers)
         bare = model if accelerator is None else accelerator.unwrap_model(model)
         self._bare = bare
-        self.schema: Schema = schema_of(bare, num_fragments)
         self._parameters = parameters_of(bare)
+        self.orders = Orders(Processes()) if self.world_size > 1 else None
+        self._shards = self._shared_out(bare)
+        self.schema: Schema = schema_of(bare, num_fragments)
         self._trained = {spec.name for fragment in self.schema.fragments for spec in fragment.parameters}
 
     def description(self) -> dict[str, Any] | None:
@@ -73,19 +82,58 @@ class LiveModel:
         """Processes of this peer."""
         return 1 if self.accelerator is None else int(self.accelerator.num_processes)
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process of this peer holds only a part of the parameters."""
+        return self._shards is not None
+
     def read(self, fragment: int) -> Tensor:
         """A copy of one fragment."""
+        with self._undisturbed():
+            self._order(Order.READ, fragment)
+            return self._read(fragment)
+
+    def _read(self, fragment: int) -> Tensor:
         self.averages.show()
-        return gather(self._parameters, self.schema.fragments[fragment])
+        if self._shards is not None:
+            return self._shards.read(self._parameters, self.schema.fragments[fragment])
+        return gather(self._here(), self.schema.fragments[fragment])
 
     def read_all(self) -> list[Tensor]:
         """A copy of every fragment."""
         return [self.read(f) for f in range(len(self.schema.fragments))]
 
+    def read_alone(self) -> list[Tensor]:
+        """A copy of every fragment, between two steps; ConfigError where other processes have parts of them."""
+        if self.is_sharded:
+            raise ConfigError("peer.anchor(): of a sharded model the main process has it, inside the with block")
+        held = self.read_all()
+        self.averages.resume()
+        return held
+
     def write(self, fragment: int, flat_N: Tensor) -> None:
         """Overwrite one fragment in place; optimizer state and gradients are not touched."""
+        with self._undisturbed():
+            self._order(Order.WRITE, fragment)
+            self._write(fragment, flat_N)
+
+    def _write(self, fragment: int, flat_N: Tensor) -> None:
         self.averages.show()
-        scatter(flat_N, self.schema.fragments[fragment], self._parameters)
+        if self._shards is not None:
+            self._reshard()
+            self._shards.write(flat_N, self.schema.fragments[fragment], self._parameters)
+        else:
+            scatter(flat_N, self.schema.fragments[fragment], self._here())
+
+    def _reshard(self) -> None:
+        """Let no module keep a whole copy of what is written next: the root does after an evaluation."""
+        for module in self._bare.modules():
+            if (reshard := getattr(module, "reshard", None)) is not None:
+                reshard()
+
+    def _here(self) -> dict[str, Tensor]:
+        """The parameters as this process holds them: whole."""
+        return {name: local_part(parameter) for name, parameter in self._parameters.items()}
 
     def keeps(self, fragment: int) -> bool:
         """Whether reading gives the very bits that were written: not where parameters have less than float32."""
@@ -111,8 +159,17 @@ class LiveModel:
                 buffer.copy_(tensors[live_buffer_name(name)])
 
     def frozen(self) -> dict[str, Tensor]:
-        """The parameters that were not trained at the join; not to be written to."""
+        """The parameters that were not trained at the join; not to be written to. Sharded ones: see ``whole``."""
         return {spec.name: self._parameters[spec.name].detach() for spec in self.schema.frozen}
+
+    def whole(self, name: str, tensor: Tensor) -> Tensor:
+        """All of what ``frozen`` gave, one at a time."""
+        if self._shards is None:
+            return local_part(tensor)
+        self._order(Order.FROZEN, [spec.name for spec in self.schema.frozen].index(name))
+        found = self._shards.whole(tensor)
+        assert found is not None
+        return found
 
     def check_trained(self) -> None:
         """Raise ConfigError when other parameters are trained than at the join: the others know of no such change."""
@@ -127,33 +184,105 @@ class LiveModel:
     def _buffers(self) -> dict[str, Tensor]:
         return buffers_of(self._bare) if self.schema.buffers else {}
 
-    def share(self, changed: Iterable[int], done: bool, told: Told) -> tuple[bool, Told]:
-        """Bring every rank in step: broadcast the changed fragments, whether the run is done, and ``told``.
+    # ---- the processes of a peer ----
 
-        Every rank calls it at every step boundary; returns what the main process knows.
+    def _shared_out(self, bare: nn.Module) -> Shards | None:
+        """What reads and writes a model that is sharded; None where this process holds all of it."""
+        if any(type(module).__name__ == "FullyShardedDataParallel" for module in bare.modules()):
+            raise ConfigError(
+                "join: FSDP of version 1 hides the parameters' names and shapes, which all peers must have alike; "
+                "use version 2 (accelerate: fsdp_version: 2; torch: fully_shard)"
+            )
+        sharded = [parameter for parameter in self._parameters.values() if is_sharded(parameter)]
+        if not sharded or (self.world_size == 1 and len(boxes_of(sharded[0])) == 1):
+            return None
+        if self.orders is None:
+            raise ConfigError(
+                "join: the model is sharded over several processes, and this one knows of no other; pass "
+                "join(accelerator=...)"
+            )
+        shards = Shards(self.orders.processes)
+        what = {Order.READ: self._read, Order.WRITE: lambda fragment: self._write(fragment, torch.empty(0))}
+        frozen = {Order.FROZEN: lambda number: shards.whole(self._parameters[self.schema.frozen[number].name])}
+        self.orders.means({**what, **frozen})
+        return shards
+
+    def _undisturbed(self) -> AbstractContextManager[None]:
+        """What several processes do together is not left halfway, by Ctrl-C."""
+        return undisturbed() if self._shards is not None else nullcontext()
+
+    def _order(self, order: Order, number: int) -> None:
+        if self._shards is not None and self.orders is not None:
+            self.orders.give(order, number)
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """What fails in the block on the main process fails on the others, which wait for its word meanwhile."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+            raise
+
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Do it on the main process; what fails there fails on all of them."""
+        if self.is_main:
+            with self.as_one():
+                work()
+
+    def fail(self, error: BaseException | None) -> None:
+        """Have the other processes raise the same where they wait for this one's word, if it is the main one."""
+        if self.orders is not None and self.is_main and isinstance(error, Exception):
+            self.orders.fail(error)
+
+    def let_go(self, *, interrupted: bool) -> None:
+        """The main process leaves, and nothing more is asked of the others."""
+        if self.orders is not None:
+            self.orders.let_go(interrupted=interrupted)
+
+    def share(self, changed: Iterable[int], done: bool, told: Told) -> tuple[bool, Told]:
+        """Bring every rank in step: the changed fragments, whether the run is done, and ``told``.
+
+        Every rank calls it at every step boundary; returns what the main process knows. Raises what `Orders.follow`
+        does.
         """
-        if self.world_size == 1:
+        if self.orders is None:
             return done, told
+        with undisturbed():
+            if self.is_main:
+                self.orders.give(Order.GO_ON)
+            elif self.orders.follow() is Order.LEAVE:
+                self._left_behind(self.orders.interrupted)
+            return self._share(self.orders.processes, changed, done, told)
+
+    def _share(self, processes: Processes, changed: Iterable[int], done: bool, told: Told) -> tuple[bool, Told]:
+        first, written = 2 + len(told), set(changed)  # first: of the fragments
+        flags = [int(done), int(self.averages.shown), *told]
+        flags += [int(fragment.index in written) for fragment in self.schema.fragments]
+        flags = processes.tell(flags)
+        if flags[1]:
+            self.averages.show()  # on every rank alike: to and fro rounds
+        self._share_values([f for f, is_changed in enumerate(flags[first:]) if is_changed])
+        return bool(flags[0]), tuple(flags[2:first])
+
+    def _left_behind(self, interrupted: bool) -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+        raise DecentralError(
+            "the main process of this peer left the run, and this one trains on; end the loop on all of them at once, "
+            "when peer.done"
+        )
+
+    def _share_values(self, changed: list[int]) -> None:
         from accelerate.utils import broadcast
 
         assert self.accelerator is not None
         device = self.accelerator.device
-        first = 2 + len(told)  # of the fragments
-        flags = torch.zeros(first + len(self.schema.fragments), dtype=torch.int64, device=device)
-        if self.is_main:
-            flags[0], flags[1] = int(done), int(self.averages.shown)
-            flags[2:first] = torch.tensor(told)
-            for fragment in changed:
-                flags[first + fragment] = 1
-        flags = broadcast(flags, from_process=0).cpu()
-        if flags[1]:
-            self.averages.show()  # on every rank alike: to and fro rounds
-        for fragment in torch.nonzero(flags[first:]).flatten().tolist():
-            flat_N = broadcast(self.read(fragment).to(device), from_process=0)
+        for fragment in changed if self._shards is None else ():
+            flat_N = broadcast(self._read(fragment).to(device), from_process=0)
             if not self.is_main:
-                self.write(fragment, flat_N.cpu())
-        if self.schema.buffers and flags[first]:
+                self._write(fragment, flat_N.cpu())
+        if self.schema.buffers and 0 in changed:
             flat_B = broadcast(self.read_buffers().to(device), from_process=0)
             if not self.is_main:
                 self.write_buffers(flat_B.cpu())
-        return bool(flags[0]), tuple(flags[2:first].tolist())

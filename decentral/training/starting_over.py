@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import Digest
 from decentral.node.node import Node
+from decentral.parameters.sharding import local_part
 from decentral.replica.owing import OWED
 from decentral.tensors.finite import is_finite
 
@@ -42,20 +43,21 @@ async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int
     return FreshStart(list(node.replica.anchors), node.replica.shared_buffers(0), debts)
 
 
-def forget_non_finite(optimizer: torch.optim.Optimizer) -> int:
+def forget_non_finite(
+    optimizer: torch.optim.Optimizer, agree: Callable[[list[int]], list[int]] = lambda found: found
+) -> int:
     """Drop an inner optimizer's state of every parameter where it holds NaN or Inf; returns of how many.
 
     Such moments would make the parameter NaN again at the next step. It starts anew there, as a joiner does everywhere.
+    ``agree``: among the processes of a peer, each of which holds a part of a parameter's state.
     """
-    poisoned = [
-        parameter
-        for parameter, state in optimizer.state.items()
-        if any(isinstance(value, Tensor) and _is_poisoned(value) for value in state.values())
-    ]
+    held = list(optimizer.state.items())
+    found = [int(any(isinstance(one, Tensor) and _is_poisoned(one) for one in state.values())) for _, state in held]
+    poisoned = [parameter for (parameter, _), is_poisoned in zip(held, agree(found), strict=True) if is_poisoned]
     for parameter in poisoned:
         del optimizer.state[parameter]
     return len(poisoned)
 
 
 def _is_poisoned(value: Tensor) -> bool:
-    return value.is_floating_point() and not is_finite(value)
+    return value.is_floating_point() and not is_finite(local_part(value))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from decentral.observe.status import Status
+from decentral.observe.status import Status, read_status
 from decentral.state.export import export
 from tests.examples import own_package
-from tests.examples.two_peers import EXAMPLES, FirstPeers, first_peers
+from tests.examples.two_peers import EXAMPLES, ROOT, FirstPeers, first_peers, run_example
 from tests.laws import outside
 
 
@@ -51,6 +55,33 @@ def test_a_network_with_batchnorm_learns_digits(first, tmp_path, capsys):
     check_agreed(first.swarm_of_two("images.py", tmp_path, "--rounds", "5"), 5)
     said = capsys.readouterr().out.splitlines()[-1]
     assert float(said.split("%")[0]) > 80
+
+
+@pytest.mark.long
+def test_a_peer_of_two_processes_trains_with_one_of_a_single_process(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{n} and {n + 1} and " for n in range(1000)), encoding="utf-8")
+    outs = [tmp_path / "first", tmp_path / "second"]
+    said = tmp_path / "said"
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--multi_gpu", "--main_process_port", "0"]
+    given = ["--text", str(text), "--rounds", "8"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
+    with (
+        said.open("w") as log,
+        subprocess.Popen(
+            [*launch, str(EXAMPLES / "fsdp.py"), *given, "--out", str(outs[0])], env=environment, stdout=log, stderr=log
+        ) as process,
+    ):
+        try:
+            while (found := re.search(r"decentral join (\S+)", said.read_text())) is None:
+                assert process.poll() is None, said.read_text()
+                subprocess.run(["sleep", "0.1"], check=True)
+            run_example(EXAMPLES / "fsdp.py", [*given, "--out", str(outs[1])], {"run": found[1], "out": outs[1]})
+            assert process.wait(60) == 0, said.read_text()
+        finally:
+            process.terminate()
+    check_agreed([read_status(out) for out in outs], 8)
 
 
 @pytest.mark.long

@@ -39,15 +39,19 @@ class Together:
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states: Any) -> None:
-        """Restore each; a single state that is no list is of a checkpoint with one. ConfigError for another number."""
+        """Restore each. ConfigError for another number of them."""
+        for part, state in zip(self.parts, self.listed(states), strict=True):
+            part.load_state_dict(state)
+
+    def listed(self, states: Any) -> list[Any]:
+        """One state for each; a single state that is no list is of a checkpoint with one. ConfigError otherwise."""
         saved = states if isinstance(states, list) else [states]
         if len(saved) != len(self.parts):
             raise ConfigError(
                 f"the checkpoint holds {len(saved)} optimizers or schedulers, join was given {len(self.parts)}; "
                 "give it the same ones in the same order, or choose another run directory"
             )
-        for part, state in zip(self.parts, saved, strict=True):
-            part.load_state_dict(state)
+        return saved
 
 
 def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,134 @@
+"""Peers of several processes that shard their model (FSDP2): real processes, and a second peer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from decentral.state.checkpoint import load_newest
+from tests.peer.launched import Launched, launched, second_peer, terms, wait
+
+TOGETHER = {"company": True, "join_timeout": 60.0}
+KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("diloco", {}, {"accumulate": 2}),
+    ("streaming", {}, {"bf16": True}),  # mixed precision, with commits merged while training goes on
+    ("noloco", {}, {"shard": False}),  # DDP, by gossip
+    ("sparseloco", {}, {"compiled": True, "dtype": "bfloat16"}),
+    ("diloco", {"inner": {"optimizer": "gpa", "averaging": 0.9}}, {}),  # trains elsewhere than what peers agree on
+]
+
+
+@pytest.mark.timeout(180)
+def test_a_sharded_peer_and_one_of_a_single_process_end_with_the_same_anchor(tmp_path: Path) -> None:
+    tables = []
+    for number, (preset, manifest, given) in enumerate(KINDS):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(terms(preset, **manifest).to_toml())
+        tables.append({"run": str(path), "out": str(tmp_path / f"a{number}"), **TOGETHER, "accumulate": 2, **given})
+    with launched(tmp_path / "a", 2, *tables) as a:
+        others = []
+        for number, (_, _, given) in enumerate(KINDS):
+            dtype = getattr(torch, given.get("dtype", "float32"))
+            others.append(second_peer(a.wait_for(f"invite-{number}"), tmp_path / f"b{number}", dtype))
+        assert a.ends() == 0, a.said[-3000:]
+    for number, (preset, _, given) in enumerate(KINDS):
+        found, other = a.found(number), others[number]
+        assert found["anchor"] == other["anchor"] != "", preset
+        assert other["contributed"] > 0, preset
+        (live, moments, share, buffers), (live_1, moments_1, share_1, buffers_1) = found["ranks"]
+        assert (live, moments) == (live_1, moments_1), preset
+        assert (share, share_1) == ((1.0, 1.0) if given.get("shard") is False else (0.51, 0.49)), preset
+        if preset != "streaming":  # whose last fragment carries no buffers
+            assert buffers == buffers_1, preset
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_a_peer_that_loses_one_process_ends_as_one_and_resumes_from_its_folder(tmp_path: Path, rank: int) -> None:
+    manifest, ends, comes_back = tmp_path / "run.toml", dict[str, Any](), threading.Event()
+    manifest.write_text(terms("sparseloco", rounds=12, inner={"steps": 2}).to_toml())
+    table = {"run": str(manifest), "out": str(tmp_path / "out"), "company": True}
+    with launched(tmp_path / "a", 2, table) as a:
+        invite, pids = a.wait_for("invite-0"), a.pids()
+        trains = lambda: ends.update(second_peer(invite, tmp_path / "b", comes_back=comes_back))  # noqa: E731
+        other = threading.Thread(target=trains, daemon=True)
+        other.start()
+        checkpoint_of(a, tmp_path / "out", rounds=3)
+        comes_back.set()  # or it comes to the end of the run alone
+        os.kill(pids[rank], signal.SIGKILL)
+        assert a.ends(40) == 1
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not children_of(tmp_path / "out")
+    with launched(tmp_path / "a", 2, table) as again:
+        assert again.ends() == 0, again.said[-3000:]
+        found = again.found()
+    other.join(30)
+    assert found["begun"]["round"] >= 3
+    assert found["begun"]["steps"] >= 6
+    assert found["ranks"][0][:2] == found["ranks"][1][:2]
+    assert found["anchor"] == ends["anchor"] != ""
+
+
+def checkpoint_of(peer: Launched, out: Path, rounds: int) -> None:
+    """Wait until it has written one of so many rounds."""
+    end = time.monotonic() + 60
+    while not any(int(path.name.split("-")[-1]) >= rounds for path in (out / "checkpoints").glob("0*")):
+        assert peer.process.poll() is None, peer.said[-3000:]
+        assert time.monotonic() < end
+        wait(0.05)
+
+
+def children_of(out: Path) -> list[str]:
+    """What of a peer in that folder still runs."""
+    named = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return [line for line in named if str(out) in line]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "lives",
+    [
+        pytest.param([(2, True), (1, False)], id="sharded, one process"),
+        pytest.param([(1, False), (2, True), (2, True)], id="one process, sharded", marks=pytest.mark.long),
+        pytest.param([(2, False), (2, False), (2, True), (2, False)], id="copies, sharded", marks=pytest.mark.long),
+    ],
+)
+def test_a_checkpoint_is_of_no_number_of_processes(tmp_path: Path, lives: list[tuple[int, bool]]) -> None:
+    manifest, out = tmp_path / "run.toml", tmp_path / "out"
+    manifest.write_text(terms("diloco", rounds=1000, inner={"steps": 4}).to_toml())
+    before: dict[str, Any] | None = None
+    for number, (count, shard) in enumerate(lives):
+        table = {"run": str(manifest), "out": str(out), "shard": shard, "leave_at": 6 * (number + 1)}
+        with launched(tmp_path / str(number), count, table) as a:
+            assert a.ends() == 0, a.said[-3000:]
+            found = a.found()
+        if before is not None:
+            begun = found["begun"]
+            kept = ("anchor", "live", "moments", "steps")
+            assert [begun[name] for name in kept] == [before[name] for name in kept], (count, shard)
+        assert len({tuple(rank[:2]) for rank in found["ranks"]}) == 1
+        before = found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_ctrl_c_ends_all_processes_with_a_checkpoint_of_the_step_they_were_at(tmp_path: Path) -> None:
+    manifest, out = tmp_path / "run.toml", tmp_path / "out"
+    manifest.write_text(terms("diloco", inner={"steps": 10**6}).to_toml())
+    with launched(tmp_path / "a", 2, {"run": str(manifest), "out": str(out)}) as a:
+        a.pids()
+        a.wait_for("trained-0")
+        a.process.send_signal(signal.SIGINT)
+        a.ends(40)
+    kept = load_newest(out / "checkpoints")
+    assert kept is not None
+    assert kept.meta["inner_steps"] > 0
+    assert any(name.startswith("training/") for name in kept.tensors)
