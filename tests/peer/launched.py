@@ -44,9 +44,9 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Two blocks, a head, buffers, and a parameter that is not trained."""
+    """Two blocks, a head, buffers, and a parameter that is not trained; ``frozen``: nor is the first block."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, *, frozen: bool = False) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(3)
         self.blocks, self.batch = nn.ModuleList([Block() for _ in range(2)]), nn.BatchNorm1d(WIDTH, affine=False)
@@ -56,6 +56,8 @@ class Blocks(nn.Module):
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
         self.to(dtype)
+        if frozen:
+            self.blocks[0].requires_grad_(False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = inputs @ self.base + inputs
@@ -139,10 +141,15 @@ def wait(seconds: float) -> None:
 
 
 def second_peer(
-    invite: str, out: Path, dtype: torch.dtype = torch.float32, comes_back: threading.Event | None = None
+    invite: str,
+    out: Path,
+    dtype: torch.dtype = torch.float32,
+    comes_back: threading.Event | None = None,
+    *,
+    frozen: bool = False,
 ) -> dict[str, Any]:
     """A peer of one process, in the test's, until the run is over; it waits for the other one that comes back."""
-    model, data = Blocks(dtype), torch.Generator().manual_seed(1)
+    model, data = Blocks(dtype, frozen=frozen), torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.1)
     with decentral.join(invite, model, optimizer, out=out, **NET) as peer:
         while not peer.done:
@@ -189,10 +196,11 @@ def train(
     accumulate: int = 1,
     leave_at: int = 0,
     company: bool = False,
+    frozen: bool = False,
     **given: Any,
 ) -> dict[str, Any]:
     torch.manual_seed(accelerator.process_index)
-    model = Blocks(getattr(torch, dtype))
+    model = Blocks(getattr(torch, dtype), frozen=frozen)
     inner = load_manifest(run).inner if run.endswith(".toml") else None
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     (optimizer,) = (
