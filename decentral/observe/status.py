@@ -57,6 +57,8 @@ class Status:
     bytes_received: int = 0
     bytes_measuring: int = 0  # sent because others measured how fast this peer is; in none of the other counts
     bytes_per_round: float = 0.0  # sent, mean of the recent rounds
+    model_here: int = 0  # bytes of the model that are here while it is fetched at the beginning
+    model_nbytes: int = 0  # and of the whole; 0: none is being fetched
     sent_per_second: float = 0.0
     received_per_second: float = 0.0
     max_upload: float | None = None  # caps, bytes per second; None: none
