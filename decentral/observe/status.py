@@ -88,6 +88,7 @@ class Status:
     paused_because: tuple[str, ...] = ()  # in words, while it is paused; empty: nobody said why
     finishing: bool = False  # it leaves with the next round that is committed
     preferences: Mapping[str, str] = field(default_factory=dict)  # what this volunteer wants otherwise than usual
+    kept_settings: tuple[str, ...] = ()  # names of those that were set while a peer ran here, and outlive it
     problem: str = ""  # one sentence when something is wrong, empty when nothing is
     health: str = ""  # the sentence of health.py
     pid: int = 0
@@ -110,6 +111,7 @@ class Status:
             "notices",
             "out_of_band",
             "paused_because",
+            "kept_settings",
         ):
             if key in taken:
                 taken[key] = tuple(taken[key] or ())
