@@ -43,15 +43,22 @@ class BenchRow:
 
 
 def measure(
-    contestants: Sequence[Contestant], data: str, tensor_N: Tensor, shapes: Shapes, *, repeats: int
+    contestants: Sequence[Contestant],
+    data: str,
+    tensor_N: Tensor,
+    shapes: Shapes,
+    *,
+    repeats: int,
+    on_done: Callable[[], None] = lambda: None,
 ) -> list[BenchRow]:
-    """One row per contestant."""
+    """One row per contestant; ``on_done`` is called after each of ``repeats + 1`` turns of each."""
     rows = [BenchRow(contestant.name, data) for contestant in contestants]
     debt_N = torch.zeros_like(tensor_N)
     for repeat in range(repeats + 1):
         for contestant, row in zip(contestants, rows, strict=True):
             if row.failed is None:
                 _once(contestant, row, tensor_N, debt_N, shapes, first=repeat == 0)
+            on_done()
     return rows
 
 

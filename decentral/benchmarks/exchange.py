@@ -129,11 +129,21 @@ def here(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def measure(
-    case: Case, folder: Path, launch: Launch = here, listen: Callable[[int], str] | None = None
+    case: Case,
+    folder: Path,
+    launch: Launch = here,
+    listen: Callable[[int], str] | None = None,
+    on_done: Callable[[], None] = lambda: None,
 ) -> ExchangeResult:
-    """Start the peers, exchange, end them. Raises DecentralError when one of them ends by itself."""
+    """Start the peers, exchange, end them. Raises DecentralError when one of them ends by itself.
+
+    ``on_done`` is called after each of ``case.rounds + 1`` exchanges.
+    """
+    steps = []
     with swarm(case, folder, launch, listen) as workers:
-        steps = [step(workers) for _ in range(case.rounds + 1)]
+        for _ in range(case.rounds + 1):
+            steps.append(step(workers))
+            on_done()
     return ExchangeResult(case, tuple(steps[1:]))
 
 

@@ -52,14 +52,19 @@ class TransportResult:
         return {key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
-def measure(kinds: Sequence[str], folder: Path, *, nbytes: int, repeats: int) -> list[TransportResult]:
-    """Of each kind ``repeats`` streams of ``nbytes``, and requests of a kilobyte, from this process to another one."""
+def measure(
+    kinds: Sequence[str], folder: Path, *, nbytes: int, repeats: int, on_done: Callable[[], None] = lambda: None
+) -> list[TransportResult]:
+    """Of each kind ``repeats`` streams of ``nbytes``, and requests of a kilobyte, from this process to another one.
+
+    ``on_done`` is called after each turn of each kind.
+    """
     with ExitStack() as stack:
         asks = [
             stack.enter_context(_far_end(TransportSeat(folder=str(_made(folder / kind)), transport=kind)))
             for kind in kinds
         ]
-        return anyio.run(_measured, kinds, folder, nbytes, repeats, asks)
+        return anyio.run(_measured, kinds, folder, nbytes, repeats, asks, on_done)
 
 
 def _made(folder: Path) -> Path:
@@ -98,7 +103,12 @@ def _far_end(seat: TransportSeat) -> Iterator[Ask]:
 
 
 async def _measured(
-    kinds: Sequence[str], folder: Path, nbytes: int, repeats: int, asks: Sequence[Ask]
+    kinds: Sequence[str],
+    folder: Path,
+    nbytes: int,
+    repeats: int,
+    asks: Sequence[Ask],
+    on_done: Callable[[], None],
 ) -> list[TransportResult]:
     pairs = []
     async with AsyncExitStack() as stack:
@@ -109,6 +119,7 @@ async def _measured(
         for _ in range(repeats):
             for pair in pairs:
                 await pair.turn(nbytes, -(-_REQUESTS // repeats))
+                on_done()
     return [pair.result(nbytes) for pair in pairs]
 
 

@@ -42,7 +42,7 @@ class Beacon:
         self._process = ProcessInfo()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
-        self._disk_problem = ""
+        self._disk_problem = self._unheard = ""
 
     def __enter__(self) -> Self:
         if self._directory is not None:
@@ -59,8 +59,15 @@ class Beacon:
     def _run(self) -> None:
         while not self._stop.wait(self._period):
             for request in take_requests(self._directory) if self._directory is not None else ():
-                self._on_request(request)
+                self._obey(request)
             self.publish()
+
+    def _obey(self, request: Request) -> None:
+        try:
+            self._on_request(request)
+            self._unheard = ""
+        except Exception as error:  # noqa: BLE001  a request that fails must not end what tells how the peer is
+            self._unheard = f"the request to {request.name} was not obeyed ({type(error).__name__}: {error})"
 
     def publish(self) -> None:
         """Write and show the status now."""
@@ -68,8 +75,8 @@ class Beacon:
             status = self._read()
         except Exception as error:  # noqa: BLE001  a status that cannot be told must not end the training beside it
             status = Status(problem=f"the status cannot be read ({type(error).__name__}: {error}); training goes on")
-        if self._disk_problem and not status.problem:
-            status = replace(status, problem=self._disk_problem)
+        if not status.problem and (problem := self._disk_problem or self._unheard):
+            status = replace(status, problem=problem)
         status = replace(status, health=health_sentence(status))
         if self._directory is not None:
             self._keep(self._directory, status)

@@ -98,7 +98,13 @@ def _looking(status: Status) -> str:
 
 
 def _syncing(status: Status) -> str:
-    return f"syncing: fetching and checking the model of round {status.round}; training starts right after"
+    came = ""
+    if status.model_nbytes:
+        left = status.model_nbytes - status.model_here
+        rate = status.received_per_second
+        took = f", about {in_time(left / rate)} left" if rate > 0 and left else ""
+        came = f", {in_units(status.model_here)} of {in_units(status.model_nbytes)} are here{took}"
+    return f"syncing: fetching and checking the model of round {status.round}{came}; training starts right after"
 
 
 def _following(status: Status) -> str:

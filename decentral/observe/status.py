@@ -57,6 +57,8 @@ class Status:
     bytes_received: int = 0
     bytes_measuring: int = 0  # sent because others measured how fast this peer is; in none of the other counts
     bytes_per_round: float = 0.0  # sent, mean of the recent rounds
+    model_here: int = 0  # bytes of the model that are here while it is fetched at the beginning
+    model_nbytes: int = 0  # and of the whole; 0: none is being fetched
     sent_per_second: float = 0.0
     received_per_second: float = 0.0
     max_upload: float | None = None  # caps, bytes per second; None: none
@@ -86,6 +88,7 @@ class Status:
     paused_because: tuple[str, ...] = ()  # in words, while it is paused; empty: nobody said why
     finishing: bool = False  # it leaves with the next round that is committed
     preferences: Mapping[str, str] = field(default_factory=dict)  # what this volunteer wants otherwise than usual
+    kept_settings: tuple[str, ...] = ()  # names of those that were set while a peer ran here, and outlive it
     problem: str = ""  # one sentence when something is wrong, empty when nothing is
     health: str = ""  # the sentence of health.py
     pid: int = 0
@@ -108,6 +111,7 @@ class Status:
             "notices",
             "out_of_band",
             "paused_because",
+            "kept_settings",
         ):
             if key in taken:
                 taken[key] = tuple(taken[key] or ())

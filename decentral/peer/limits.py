@@ -20,7 +20,7 @@ class PeerLimits:
 
     def __init__(self, settings: Settings) -> None:
         self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
-        self._caps = settings.caps
+        self.caps = settings.caps
         self._duty = Duty(time.monotonic, settle_device)
 
     def change(self, wanted: Preferences, part: Participation | None) -> None:
@@ -29,7 +29,7 @@ class PeerLimits:
         ``part`` is what takes part, once there is a swarm side.
         """
         caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), checked(wanted.daily_upload)
-        self._caps, self.daily_upload.limit = caps, limit
+        self.caps, self.daily_upload.limit = caps, limit
         if wanted.threads is not None:
             torch.set_num_threads(wanted.threads)
         self._duty.share = wanted.max_compute or 1.0
@@ -38,7 +38,7 @@ class PeerLimits:
     def hold(self, part: Participation | None) -> None:
         """Make the transport keep to them."""
         if part is not None:
-            part.swarm.begin(part.links.cap, self._caps)
+            part.swarm.tell(part.links.cap, self.caps)
 
     def worked(self) -> float:
         """Seconds to rest for, once an inner step is over; before anything else is waited for."""

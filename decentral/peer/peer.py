@@ -191,13 +191,13 @@ class Peer:
         """Train on without contributing until ``resume``; the others do not wait for this peer meanwhile."""
         self._control.paused = True
         if self._up is not None:
-            self._up.swarm.begin(self._up.swarm.node.resting.begin, PAUSED)
+            self._up.swarm.tell(self._up.swarm.node.resting.begin, PAUSED)
 
     def resume(self) -> None:
         """Contribute again, from the anchor that the others have reached meanwhile."""
         self._control.paused = False
         if self._up is not None:
-            self._up.swarm.begin(self._up.swarm.node.resting.end, PAUSED)
+            self._up.swarm.tell(self._up.swarm.node.resting.end, PAUSED)
 
     def finish(self) -> None:
         """End with the next round that is committed: ``done`` becomes true after it."""
@@ -254,7 +254,7 @@ class Peer:
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
         self._seed = seed_of(self.manifest.digest, part.identity.peer)
-        Startup(part, self._control, self._count, self._limits.daily_upload, self._lan).begin()
+        Startup(part, self._control, self._count, self._limits, self._lan).begin()
         self._limits.hold(part)  # somebody may have changed them meanwhile
 
     def _require_peers(self, count: int) -> None:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.node.daily_upload import DailyUpload
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import keep_terms, keep_token
 from decentral.node.links import throttled
 from decentral.node.node import Node, Start
 from decentral.optimizers.base import State
 from decentral.peer.checkpointing import Checkpointer, Saver
+from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import NetworkSetup, enter
 from decentral.peer.participation import Participation, StepCount
 from decentral.rounds.updates import CommittedUpdate
@@ -58,12 +58,12 @@ class Startup:
         part: Participation,
         control: LoopControl,
         count: StepCount,
-        daily_upload: DailyUpload | None,
+        limits: PeerLimits,
         lan: Lan | None,
     ) -> None:
         self._part, self._control, self._count = part, control, count
         self._settings, self._manifest, self._model = part.settings, part.settings.manifest, part.settings.model
-        self._daily_upload, self._lan = daily_upload, lan
+        self._limits, self._daily_upload, self._lan = limits, limits.daily_upload, lan
         self._checkpointer = Checkpointer(part.store, part.settings.states)
         self._checkpoint: _Checkpoint | None = None
 
@@ -148,7 +148,7 @@ class Startup:
         """Returns once the chain has a head here. Raises what the swarm's side cannot get over."""
         part, signer = self._part, self._part.identity.signer
         admission = Admission(part.token, self._manifest.digest, signer.peer) if part.token is not None else None
-        transport = throttled(part.network.transport, self._settings.caps, self._daily_upload, admission)
+        transport = throttled(part.network.transport, self._limits.caps, self._daily_upload, admission)
         part.links = transport
 
         def make_node(on_update: Callable[[CommittedUpdate], None]) -> Node:

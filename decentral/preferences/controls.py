@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, DiskError
 from decentral.observe.requests import Request
 from decentral.observe.status import Status
 from decentral.preferences.computer import Computer
+from decentral.preferences.kept import KeptSettings, read_settings, write_settings
 from decentral.preferences.preferences import Preferences, Seen, changed, reasons_to_wait, spelled
 
 _TRAINS = (
@@ -46,7 +47,8 @@ class Steered(Protocol):
 class Controls:
     """Obeys requests, looks whether training may go on, and tells a status why it does not.
 
-    ``wall`` tells the local time. The peer's beacon calls it, about once a second.
+    ``wall`` tells the local time. The peer's beacon calls it, about once a second. With a ``folder``, what is set or
+    paused outlives the process there; ConfigError when what is kept there cannot be read.
     """
 
     def __init__(
@@ -54,20 +56,27 @@ class Controls:
         steered: Steered,
         wanted: Preferences | None = None,
         *,
+        folder: Path | None = None,
         machine: Computer | None = None,
         wall: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ) -> None:
-        self.wanted = wanted or Preferences()
+        flags, self._folder = wanted or Preferences(), folder
+        found = KeptSettings() if folder is None else read_settings(folder)
+        self.wanted, self._kept = found.over(flags)
+        self.unheard = ""  # a sentence, of the newest request that could not be obeyed, or not be kept
         self.because: tuple[str, ...] = ()  # it waits
         self.finishing = False
         self.too_large = ""  # a sentence, once the process holds more memory than it may
         self._steered, self._machine, self._wall = steered, machine or Computer(), wall
-        self._paused_until: float | None = None  # s since 1970
-        if (self.wanted.threads, self.wanted.max_compute) != (None, None):
+        self._paused_until = self._kept.paused  # s since 1970
+        if self.wanted != flags or (self.wanted.threads, self.wanted.max_compute) != (None, None):
             steered.limit(self.wanted)
+        if found != KeptSettings():
+            self._keep(self._kept)
 
     def obey(self, request: Request) -> None:
-        """Do what one request asks. A value that cannot be read changes nothing: the command has checked it."""
+        """Do what one request asks. A value that cannot be read changes nothing, and the status says so."""
+        self.unheard = ""
         {
             "leave": self._leave,
             "finish": self._finish,
@@ -82,12 +91,13 @@ class Controls:
         if status.state in _TRAINS:
             self._look_at_reasons()
             self._look_at_memory()
-        problem = status.problem or self.too_large
+        problem = status.problem or self.too_large or self.unheard
         return replace(
             status,
             paused_because=self.because if status.state == "paused" else (),
             finishing=self.finishing,
             preferences=spelled(self.wanted),
+            kept_settings=tuple(self._kept.set_),
             problem=problem,
         )
 
@@ -100,15 +110,31 @@ class Controls:
 
     def _pause(self, until: object = None, **_: Any) -> None:
         self._paused_until = float(until) if isinstance(until, int | float) else _FOR_GOOD
+        self._keep(self._kept.with_pause(self._paused_until))
 
     def _resume(self, **_: Any) -> None:
         self._paused_until = None
+        self._keep(self._kept.with_pause(None))
 
     def _set(self, key: object = "", value: object = "", **_: Any) -> None:
-        with suppress(ConfigError):
+        try:
             wanted = changed(self.wanted, str(key), str(value))
             self._steered.limit(wanted)
-            self.wanted = wanted
+        except ConfigError as error:
+            self.unheard = f"the request to set {str(key)[:40]!r} was not obeyed: {error}"
+            return
+        self.wanted = wanted
+        self._keep(self._kept.with_setting(str(key), str(value)))
+
+    def _keep(self, kept: KeptSettings) -> None:
+        """It holds in any case; what cannot be written holds until the process ends."""
+        self._kept = kept
+        if self._folder is None:
+            return
+        try:
+            write_settings(self._folder, kept)
+        except DiskError as error:
+            self.unheard = f"what was asked for holds until this process ends: {error}"
 
     def _look_at_reasons(self) -> None:
         now = self._wall()
@@ -120,6 +146,7 @@ class Controls:
     def _asked_for(self, now: datetime) -> tuple[str, ...]:
         if self._paused_until is not None and self._paused_until <= now.timestamp():
             self._paused_until = None
+            self._keep(self._kept.with_pause(None))
         if self._paused_until is None:
             return ()
         if self._paused_until == _FOR_GOOD:

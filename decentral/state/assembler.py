@@ -31,6 +31,12 @@ class Assembler:
             with disk_errors(f"preparing the download folder {folder}"):
                 self._file = self._open(folder)
 
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes that are here, and of the whole."""
+        layout = self.index.layout
+        return min(layout.nbytes, CHUNK_NBYTES * len(self._have)), layout.nbytes
+
     def missing(self) -> list[int]:
         """Numbers of the chunks still to fetch, in order."""
         return [number for number in range(self.index.layout.num_chunks) if number not in self._have]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError, DiskError
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
-from decentral.state.tensor_file import DamagedFile, read_tensor_file, write_tensor_file
+from decentral.state.tensor_file import DamagedFile, OnBytes, read_tensor_file, untold, write_tensor_file
 
 FORMAT = 1
 KEEP = 3  # two spares: one may be damaged while the next is being written
@@ -68,8 +68,8 @@ def save(
     return final
 
 
-def load_newest(directory: Path) -> Checkpoint | None:
-    """The newest valid checkpoint, or None when there is none at all. Read-only.
+def load_newest(directory: Path, on_bytes: OnBytes = untold) -> Checkpoint | None:
+    """The newest valid checkpoint, or None when there is none at all. Read-only; ``on_bytes`` is told of tensors read.
 
     Raises:
         DiskError: the directory cannot be read, or it has checkpoints and every one is damaged.
@@ -82,7 +82,7 @@ def load_newest(directory: Path) -> Checkpoint | None:
         folders = _folders(directory)
     for folder in reversed(folders):
         try:
-            tensors, meta = read_checkpoint(folder)
+            tensors, meta = read_checkpoint(folder, on_bytes)
         except DamagedFile as damage:
             passed_over.append((folder.name, str(damage)))
         else:
@@ -95,6 +95,14 @@ def load_newest(directory: Path) -> Checkpoint | None:
     return None
 
 
+def newest_nbytes(directory: Path) -> int:
+    """Bytes of the newest checkpoint's tensors, valid or not; 0 where there is none."""
+    folders = _folders(directory) if directory.exists() else []
+    with contextlib.suppress(OSError):
+        return (folders[-1] / TENSORS).stat().st_size if folders else 0
+    return 0
+
+
 def load_metas(directory: Path) -> list[Json]:
     """The documents of all checkpoints whose document is whole, oldest first; their tensors may not be."""
     metas = []
@@ -104,10 +112,10 @@ def load_metas(directory: Path) -> list[Json]:
     return metas
 
 
-def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Json]:
+def read_checkpoint(folder: Path, on_bytes: OnBytes = untold) -> tuple[dict[str, Tensor], Json]:
     """Read and verify one checkpoint folder. Raises DamagedFile with the reason."""
     whole = _read_document(folder)
-    return read_tensor_file(folder / TENSORS, whole["hashes"]), whole["meta"]
+    return read_tensor_file(folder / TENSORS, whole["hashes"], on_bytes), whole["meta"]
 
 
 def _read_document(folder: Path) -> Json:

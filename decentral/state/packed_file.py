@@ -15,6 +15,7 @@ from decentral.errors import DiskError, PayloadError
 from decentral.state.chunk_form import BY_PLANES, HEAD_NBYTES, from_form, to_form
 from decentral.state.durable import DISK, Disk, disk_errors
 from decentral.state.snapshot import CHUNK_NBYTES
+from decentral.state.tensor_file import OnBytes, untold
 
 _HEAD = struct.Struct("<4sQ")
 _MAGIC = b"DCPK"
@@ -22,18 +23,21 @@ _LENGTH = struct.Struct("<I")
 _HASH_NBYTES = 32
 
 
-def pack_file(plain: Path, packed: Path, disk: Disk = DISK) -> None:
-    """Write ``packed``, a new file. Raises OSError."""
+def pack_file(plain: Path, packed: Path, disk: Disk = DISK, on_bytes: OnBytes = untold) -> None:
+    """Write ``packed``, a new file; ``on_bytes`` is told how many more of ``plain`` are in it. Raises OSError."""
     with plain.open("rb") as file:
-        disk.write(packed, _packed(file, plain.stat().st_size))
+        disk.write(packed, _told(_packed(file, nbytes := plain.stat().st_size), nbytes, on_bytes))
 
 
-def unpack_file(packed: Path, plain: Path, disk: Disk = DISK) -> None:
-    """Write ``plain``, a new file, as it was; none stays when DiskError is raised."""
+def unpack_file(packed: Path, plain: Path, disk: Disk = DISK, on_bytes: OnBytes = untold) -> None:
+    """Write ``plain``, a new file, as it was; none stays when DiskError is raised.
+
+    ``on_bytes`` is told how many more are written.
+    """
     with disk_errors(f"unpacking {packed} to {plain}"):
         try:
             with packed.open("rb") as file:
-                disk.write(plain, _unpacked(file))
+                disk.write(plain, _counted(_unpacked(file), on_bytes))
         except PayloadError as error:
             disk.remove(plain)
             why = str(error).split(";")[0]  # its way out is for peers
@@ -41,6 +45,21 @@ def unpack_file(packed: Path, plain: Path, disk: Disk = DISK) -> None:
         except BaseException:
             disk.remove(plain)
             raise
+
+
+def _counted(parts: Iterator[bytes], on_bytes: OnBytes) -> Iterator[bytes]:
+    for part in parts:
+        yield part
+        on_bytes(len(part))
+
+
+def _told(parts: Iterator[bytes], nbytes: int, on_bytes: OnBytes) -> Iterator[bytes]:
+    """``parts``: a head, then one for each chunk of a file of ``nbytes``, then a seal."""
+    yield next(parts)
+    for size, part in zip(_sizes(nbytes), parts, strict=False):
+        yield part
+        on_bytes(size)
+    yield from parts
 
 
 def _packed(file: BinaryIO, nbytes: int) -> Iterator[bytes]:

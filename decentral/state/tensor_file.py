@@ -28,6 +28,13 @@ DTYPES = {
 }  # fmt: skip
 
 
+OnBytes = Callable[[int], None]  # is told how many more bytes of tensors were read or written
+
+
+def untold(nbytes: int) -> None:
+    """Nobody wants to know."""
+
+
 class DamagedFile(Exception):
     """The file is not what was written. Callers pass over it and say why; never leaves ``state``."""
 
@@ -46,6 +53,8 @@ def write_tensor_file(
     format_note: Mapping[str, str],
     disk: Disk = DISK,
     whole: Whole = as_it_is,
+    *,
+    on_bytes: OnBytes = untold,
 ) -> dict[str, str]:
     """Write and fsync a new safetensors file; returns the hashes of ``""`` (the header) and each tensor.
 
@@ -66,12 +75,13 @@ def write_tensor_file(
             data = tensor_bytes(whole(name, tensor))
             hashes[name] = blake2b(data, digest_size=HASH_NBYTES).hexdigest()
             yield data
+            on_bytes(len(data))
 
     disk.write(path, parts())
     return hashes
 
 
-def read_tensor_file(path: Path, hashes: Mapping[str, str]) -> dict[str, Tensor]:
+def read_tensor_file(path: Path, hashes: Mapping[str, str], on_bytes: OnBytes = untold) -> dict[str, Tensor]:
     """Read what ``write_tensor_file`` wrote, every byte checked. Raises DamagedFile with the reason."""
     try:
         with path.open("rb") as file:
@@ -89,8 +99,10 @@ def read_tensor_file(path: Path, hashes: Mapping[str, str]) -> dict[str, Tensor]
     if set(tensors) != set(hashes) - {""}:
         raise DamagedFile(f"{path.name}: it names other tensors than were written")
     for name, tensor in tensors.items():
-        if blake2b(tensor_bytes(tensor), digest_size=HASH_NBYTES).hexdigest() != hashes[name]:
+        data = tensor_bytes(tensor)
+        if blake2b(data, digest_size=HASH_NBYTES).hexdigest() != hashes[name]:
             raise DamagedFile(f"{path.name}: tensor {name} is not what was written")
+        on_bytes(len(data))
     return {name: tensors[name] for name in hashes if name}
 
 

@@ -38,7 +38,7 @@ def test_a_pipe_gets_a_line_every_tenth_with_the_time_that_is_left():
 def test_a_terminal_gets_one_line_that_is_refreshed_four_times_a_second_and_gone_in_the_end():
     text = shown(Terminal())
     assert "\n" not in text
-    assert "50% done, about 20 s left" in text
+    assert "[##########----------] 50% done, about 20 s left" in text
     assert text.count("left") <= 4 * 40
     assert text.endswith("\r\x1b[2K")
 
@@ -46,6 +46,22 @@ def test_a_terminal_gets_one_line_that_is_refreshed_four_times_a_second_and_gone
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_what_is_done_in_a_moment_says_nothing(stream):
     assert shown(stream, seconds=1.9) == ""
+
+
+def test_what_is_done_is_named_where_a_command_does_several_things():
+    stream, now = io.StringIO(), [0.0]
+    with Countdown(stream, lambda: now[0], what="packing") as countdown:
+        now[0] = 10.0
+        countdown(0.5)
+    assert stream.getvalue() == "packing: 50% done, about 10 s left\n"
+
+
+def test_a_benchmark_tells_how_far_it_is_beside_its_json(run, monkeypatch):
+    monkeypatch.setattr("decentral.cli.shown.countdown._QUIET_SECONDS", 0.0)
+    found = run("bench", "compressors", "--rows", "64", "--repeats", "4", "--only", "none", "--json")
+    assert found.exit_code == 0, found.output
+    assert len(json.loads(found.stdout)) >= 1
+    assert found.stderr.splitlines()[-1] == "100% done, about 0 s left"
 
 
 def test_hours_are_told_in_minutes():

@@ -57,6 +57,14 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
         (Status(state="syncing", given_up=(B,)), "syncing:"),
         (Status(state="training"), "healthy: round 0, no round has ended yet"),
         (Status(state="syncing", round=9), "syncing: fetching and checking the model of round 9"),
+        (
+            Status(state="syncing", round=9, model_here=3_000_000, model_nbytes=30_000_000, received_per_second=5e5),
+            "syncing: fetching and checking the model of round 9, 3.0 MB of 30.0 MB are here, about 54 s left;",
+        ),
+        (
+            Status(state="syncing", round=9, model_nbytes=30_000_000),
+            "syncing: fetching and checking the model of round 9, 0.0 kB of 30.0 MB are here; training starts",
+        ),
         (Status(state="waiting", round=3, waiting_for=(A, B)), "waiting: round 4 needs …AAAAAA, …BBBBBB;"),
         (Status(state="waiting", waiting_for=(A, B, C, D)), "needs …AAAAAA, …BBBBBB, …CCCCCC and 1 more;"),
         (Status(state="waiting"), "needs the other peers;"),

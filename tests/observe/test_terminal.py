@@ -168,3 +168,39 @@ def test_a_status_that_cannot_be_told_is_said_and_does_not_end_the_beacon(tmp_pa
     beacon.publish()
     beacon.publish()
     assert "attention: the status cannot be read (StopIteration: )" in stream.getvalue()
+
+
+def test_a_model_that_is_fetched_is_told_every_tenth_and_drawn_as_a_bar() -> None:
+    come = [
+        Status(state="syncing", model_here=n, model_nbytes=1000, received_per_second=10.0) for n in range(0, 1001, 25)
+    ]
+    lines = plain_lines(*come)
+    told = [line for line in lines if "are here" in line]
+    assert len(told) == 10  # the first, and nine tenths; after the last it trains
+    assert "about 90 s left" in told[1]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(render(come[10], STOP, rows=24))
+    assert "[#####---------------] 25%" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_request_that_fails_does_not_end_what_tells_how_the_peer_is(tmp_path: Path) -> None:
+    obeyed = threading.Event()
+
+    def obey(request: Request) -> None:
+        if request.name == "pause":
+            raise RuntimeError("this portal is not running")
+        obeyed.set()
+
+    def until(condition) -> None:
+        deadline = 400
+        while not condition() and deadline:
+            deadline -= 1
+            threading.Event().wait(0.02)
+        assert condition()
+
+    with Beacon(tmp_path, Status, obey, period=0.02):
+        ask(tmp_path, "pause")
+        until(lambda: "the request to pause was not obeyed" in read_status(tmp_path).problem)
+        ask(tmp_path, "resume")
+        assert obeyed.wait(10)
+        until(lambda: read_status(tmp_path).problem == "")

@@ -12,6 +12,8 @@ import pytest
 from decentral.swarm.identity import Identity
 from decentral.training.swarm.thread import SwarmThread
 from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.memory.transport import MemoryNetwork
+from decentral.wire.keys import Signer
 
 
 class Idle:
@@ -41,3 +43,22 @@ def test_the_end_of_the_daemon_is_seen_though_the_training_side_handles_its_own_
     finally:
         signal.signal(signal.SIGCHLD, before)
         swarm.stop(politely=False)
+
+
+def test_who_tells_a_loop_that_has_ended_is_not_hurt_by_it():
+    """A pause or a setting may come in the moment in which the swarm's side ends."""
+    swarm = SwarmThread(MemoryNetwork().transport(Signer(bytes(32))), lambda update: Idle())
+    heard = []
+
+    async def hear() -> None:
+        heard.append(True)
+
+    swarm.tell(hear)  # before it is up
+    swarm.start()
+    swarm.tell(hear)
+    swarm.call(hear)
+    swarm._portal.start_task_soon(swarm._stop.set)
+    swarm._thread.join()
+    for _ in range(3):
+        swarm.tell(hear)
+    assert heard == [True, True]

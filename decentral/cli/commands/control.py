@@ -79,7 +79,7 @@ def leave_command(context: click.Context, directory: Path, wait: float, as_json:
 @as_json
 @click.pass_context
 def schedule_command(context: click.Context, hours: str, directory: Path, as_json: bool) -> None:
-    """Train only in these hours of the day, local time, or always; as long as the peer runs.
+    """Train only in these hours of the day, local time, or always; a restart keeps them.
 
     \b
     $ decentral schedule 22:00-07:00 --out decentral-run
@@ -94,10 +94,11 @@ def schedule_command(context: click.Context, hours: str, directory: Path, as_jso
 @as_json
 @click.pass_context
 def set_command(context: click.Context, key: str, value: str, directory: Path, as_json: bool) -> None:
-    """Change a limit of a peer while it runs: none lifts it.
+    """Change a limit of a peer, while it runs or for its next start: none lifts it. A restart keeps it.
 
     SETTING is one of max-upload, max-download, daily-upload, threads, max-memory, max-compute, schedule, on-battery and
-    only-when-idle, as the options of decentral start and join; the next start takes its options again.
+    only-when-idle, as the options of decentral start and join. What is set stands above such an option until the
+    option is given another value.
 
     \b
     $ decentral set max-upload 5mbit
@@ -113,7 +114,25 @@ def _set(key: str, value: str, directory: Path, as_json: bool) -> None:
     changed(Preferences(), key, value)
     if key in ("max-upload", "max-download") and value.strip().lower() != "none":
         Rate().convert(value, None, None)  # it may be too little
+    if not _runs(directory):
+        _keep(directory, key, value, as_json)
+        return
     _ask("set", directory, as_json, values={"key": key, "value": value})
+
+
+def _runs(directory: Path) -> bool:
+    """Raises UsageError where there never was a peer."""
+    from decentral.observe.status import is_running, read_status
+
+    return is_running(read_status(directory))
+
+
+def _keep(directory: Path, key: str, value: str, as_json: bool) -> None:
+    from decentral.preferences.kept import keep_setting
+
+    keep_setting(directory, key, value)
+    kept = {"kept": "set", "key": key, "value": value}
+    click.echo(json.dumps(kept) if as_json else f"no peer runs there now; kept for its next start: {key} {value}")
 
 
 def _ask(
@@ -129,7 +148,7 @@ def _ask(
         asked: dict[str, object] = {"asked": request, "pid": status.pid, "peer": status.peer, **(values or {})}
         click.echo(json.dumps(asked | {"trains_while_paused": status.trains_while_paused}))
     elif request == "set":
-        click.echo(f"asked: {' '.join(map(str, (values or {}).values()))} until the peer ends")
+        click.echo(f"asked: {' '.join(map(str, (values or {}).values()))}, now and after a restart")
     else:
         ends = "" if not values else f", or for {in_time(values['until'] - time.time() + 0.5)}"
         click.echo(f"asked: {answer_to(request, status)}{ends}")

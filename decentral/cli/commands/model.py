@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -186,19 +187,22 @@ def export_command(context: click.Context, directory: Path, to: Path, packed: bo
     $ decentral export decentral-run --to packed --packed
     $ decentral export packed --to model
     """
+    from decentral.cli.shown.countdown import Countdown
     from decentral.errors import UsageError
     from decentral.state.export import PACKED, config_of, export, is_of_adapters, unpack
     from decentral.tasks.byte_tokenizer import tokenizer_files
 
     if (directory / PACKED).is_file() and not packed:
-        unpack(directory, to)
+        with Countdown(sys.stderr) as on_share:
+            unpack(directory, to, on_share)
         click.echo(json.dumps({"packed": str(directory), "to": str(to)}) if as_json else f"{to}: {directory}, unpacked")
         return
     checkpoints = remember(context, directory) / "checkpoints"
     if not checkpoints.is_dir():
         raise UsageError(f"{directory}: not a run directory with checkpoints; name what was given to --out")
     beside = tokenizer_files if _reads_bytes(directory) else None
-    checkpoint = export(checkpoints, to, beside, packed=packed)
+    with Countdown(sys.stderr) as on_share:
+        checkpoint = export(checkpoints, to, beside, packed=packed, on_share=on_share)
     for name, why in checkpoint.passed_over:
         click.echo(f"warning: checkpoint {name} is damaged ({why}); an older one was used", err=True)
     if as_json:

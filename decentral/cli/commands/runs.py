@@ -150,6 +150,7 @@ def _train(
 ) -> None:
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
     from decentral.cli.job.train_job import train_alone, train_with_swarm
+    from decentral.cli.kernels import compile_for
     from decentral.cli.preflight import taken_back
     from decentral.cli.stopping import stop_signals
     from decentral.manifest import summary as describe
@@ -165,6 +166,8 @@ def _train(
     shows = partial(open_display, sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
     if not late:
         click.echo(f"{describe(manifest)}\n{this_text}", err=True)
+        if not options.solo:
+            compile_for(manifest, sys.stderr)
     display = LateDisplay(sys.stderr, shows) if late else shows()
     show_invite = partial(_show_invite, display.say if options.as_json else display.result, manifest.data.corpus)
     with stop_signals() as stop, log_shown_on(display), taken_back(directory):

@@ -73,7 +73,7 @@ def train_with_swarm(
         quiet=True,  # its display shows the same
     )
     steering = Steering(context, peer)
-    controls = Controls(steering, options.preferences)
+    controls = Controls(steering, options.preferences, folder=options.out if context.is_main else None)
     teller = StatusPublisher(
         peer,
         on_invite,
@@ -118,7 +118,7 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
     pace = BaselinePace(options.pace) if options.pace is not None else None
     halted, over = Event(), Event()
     steering = SteeringAlone(context, halted)
-    controls = Controls(steering, options.preferences)
+    controls = Controls(steering, options.preferences, folder=options.out if context.is_main else None)
 
     def read() -> Status:
         return controls.look(_alone(context, halted.is_set(), done=over.is_set()))

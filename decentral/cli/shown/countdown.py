@@ -1,9 +1,11 @@
-"""How far a long calculation is and how long it still takes, on stderr: stdout is for its result."""
+"""How far a long command is and how long it still takes, on stderr: stdout is for its result."""
 
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Self
+
+from decentral.observe.screen.bar import bar, left_after
 
 _QUIET_SECONDS = 2.0  # what takes less says nothing
 _REFRESH_SECONDS = 0.25
@@ -11,10 +13,13 @@ _CLEAR = "\r\x1b[2K"  # to the beginning of the line, and empty it
 
 
 class Countdown:
-    """One line that is refreshed on a terminal, a line every 10 % anywhere else. Call it with what is done."""
+    """A bar that is refreshed on a terminal, a line every 10 % anywhere else. Call it with what is done.
 
-    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
+    ``what`` is before each line, where a command does several things.
+    """
+
+    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic, *, what: str = "") -> None:
+        self._stream, self._clock, self._what = stream, clock, f"{what}: " if what else ""
         self._is_terminal = stream.isatty()
         self._began = self._shown_at = clock()
         self._furthest, self._tenths = 0.0, 0
@@ -34,16 +39,16 @@ class Countdown:
         if share <= 0 or now - self._began < _QUIET_SECONDS:
             return
         if self._is_terminal and now - self._shown_at >= _REFRESH_SECONDS:
-            self._write(_CLEAR + self._sentence(share, now))
+            self._write(f"{_CLEAR}{bar(share)} {self._sentence(share, now)}")
             self._shown_at = now
         elif not self._is_terminal and int(10 * share) > self._tenths:
             self._write(self._sentence(share, now) + "\n")
         self._tenths = int(10 * share)
 
     def _sentence(self, share: float, now: float) -> str:
-        seconds = round((now - self._began) * (1 - share) / share)
+        seconds = round(left_after(share, now - self._began))
         left = f"{seconds} s" if seconds < 120 else f"{seconds // 60} min"
-        return f"{share:.0%} done, about {left} left"
+        return f"{self._what}{share:.0%} done, about {left} left"
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

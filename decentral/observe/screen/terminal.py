@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from decentral.observe.health import health_sentence, health_word, in_time, in_units, round_line, short_name
+from decentral.observe.screen.bar import bar
 from decentral.observe.status import Status, presence
 
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
@@ -59,6 +60,7 @@ class PlainDisplay:
         self._stream, self._prefix = stream, prefix
         self._monotonic = monotonic
         self._state: tuple[str, str] | None = None
+        self._tenths = 0  # of a model that is being fetched
         self._round = 0
         self._shown_at = 0.0
         self.say(f"to stop: {stop}")
@@ -73,11 +75,13 @@ class PlainDisplay:
             self._print(health_sentence(status), status)
         elif status.round != self._round:
             self._print(round_line(status), status)
+        elif status.state == "syncing" and self._tenths < _tenths(status) < 10:
+            self._print(health_sentence(status), status)
         elif self._monotonic() - self._shown_at >= _SILENCE_SECONDS:
             self._print(f"still {word}: {round_line(status)}, inner step {status.inner_steps}", status)
 
     def _print(self, text: str, status: Status) -> None:
-        self._round, self._shown_at = status.round, self._monotonic()
+        self._round, self._shown_at, self._tenths = status.round, self._monotonic(), _tenths(status)
         self.say(text)
 
     def say(self, text: str) -> None:
@@ -128,6 +132,10 @@ class LiveDisplay:
         self._live.stop()
 
 
+def _tenths(status: Status) -> int:
+    return 10 * status.model_here // status.model_nbytes if status.model_nbytes else 0
+
+
 def _is_terminal_out() -> bool:
     return sys.stdout.isatty()
 
@@ -152,6 +160,9 @@ def _numbers(status: Status) -> Table:
     table = Table.grid(padding=(0, 2))
     rounds = "" if status.rounds is None else f" of {status.rounds}"
     table.add_row("run", status.run or status.run_id[:12], "round", f"{status.round}{rounds}, epoch {status.epoch}")
+    if status.state == "syncing" and status.model_nbytes:
+        share = status.model_here / status.model_nbytes
+        table.add_row("model", Text(f"{bar(share)} {share:.0%}"))  # its brackets are no markup
     table.add_row("loss", _loss(status.loss), "held-out loss", _loss(status.held_out_loss))
     left = "-" if status.seconds_left is None else in_time(status.seconds_left)
     table.add_row("inner steps", str(status.inner_steps), "left", left)

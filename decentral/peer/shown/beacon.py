@@ -21,5 +21,5 @@ def beacon_of(settings: Settings, status: Callable[[], Status], peer: Steered) -
         display = PlainDisplay(sys.stderr, stop=f"{by_command}peer.leave()", prefix="decentral: ")
     caps = settings.caps
     wanted = Preferences(max_upload=caps.up, max_download=caps.down, daily_upload=settings.daily_upload)
-    controls = Controls(peer, wanted)
+    controls = Controls(peer, wanted, folder=out if given.commands else None)
     return Beacon(out if given.commands else None, lambda: controls.look(status()), controls.obey, display=display)

@@ -52,7 +52,7 @@ def status_of(shown: Shown) -> Status:
     measuring = node.speed.count
     sent, received = traffic.total.sent - measuring.sent, traffic.total.received - measuring.received
     up, down = counted.rates(sent, received)
-    outcomes = counted.outcomes
+    outcomes, fetched = counted.outcomes, node.catch_up.snapshots.under_way
     stalled_seconds, stalled_by = stall_of(node, counted, anyio.current_time(), (up, down))
     head = node.driver.head
     return Status(
@@ -81,6 +81,8 @@ def status_of(shown: Shown) -> Status:
         bytes_received=received,
         bytes_measuring=measuring.sent,
         bytes_per_round=counted.sent_per_round(sent),
+        model_here=fetched[0],
+        model_nbytes=fetched[1],
         sent_per_second=up,
         received_per_second=down,
         max_upload=shown.part.links.caps.up,

@@ -50,6 +50,11 @@ class SnapshotFetch:
         self._partial: Assembler | None = None  # what came of the last snapshot that could not be finished
         self._distrusted: dict[PeerId, float] = {}  # until when
 
+    @property
+    def under_way(self) -> tuple[int, int]:
+        """Bytes that are here of the snapshot that is being fetched, and of the whole; nothing of none."""
+        return (0, 0) if self._partial is None else self._partial.nbytes
+
     async def fetch(self, peer: PeerId) -> Fetched:
         """A verified snapshot. Raises TransportError, PayloadError or DiskError."""
         return await self.tensors(peer, *await self.index(peer))

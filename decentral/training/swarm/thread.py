@@ -82,6 +82,12 @@ class SwarmThread(Generic[N]):
         assert self._portal is not None
         return self._portal.start_task_soon(work, *args)
 
+    def tell(self, work: Callable[..., Awaitable[T]], *args: Any) -> None:
+        """Run ``work(*args)`` on the loop, or not at all when that has ended: who asks may not know yet."""
+        if self._portal is not None:
+            with suppress(RuntimeError):
+                self._portal.start_task_soon(work, *args)
+
     def stop(self, *, politely: bool) -> None:
         """Leave (saying goodbye when ``politely``) and end the loop, the transport and its daemon."""
         if self._portal is None or not self._thread.is_alive():

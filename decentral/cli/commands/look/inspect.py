@@ -72,6 +72,8 @@ def _print_status(status: "Status", *, alive: bool) -> None:
         )
     if limits := _limits(status):
         click.echo(f"limits    {limits}")
+    if settings := _settings(status):
+        click.echo(f"settings  {settings}")
     if status.uplink_bits:
         click.echo(f"uplink    {status.uplink_bits / 1e6:g} Mbit/s, from the transfers made")
     click.echo(f"members   {len(status.members)}{'' if alive else ', when it was last here'}")
@@ -105,6 +107,14 @@ def _limits(status: "Status") -> str:
     if status.daily_upload is not None:
         parts.append(f"{in_units(status.sent_today)} of {in_units(status.daily_upload)} sent today (UTC)")
     return ", ".join(parts)
+
+
+def _settings(status: "Status") -> str:
+    """What its person wants otherwise than usual, and what of all that is set outlives the process."""
+    parts = [", ".join(f"{key} {value}" for key, value in status.preferences.items())]
+    if status.kept_settings:
+        parts.append(f"kept over restarts: {', '.join(status.kept_settings)}")
+    return "; ".join(part for part in parts if part)
 
 
 @click.command("peers")

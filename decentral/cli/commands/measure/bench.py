@@ -1,6 +1,9 @@
 """``decentral bench``: figures of this machine, side by side with what others ship."""
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import click
 
 from decentral.cli.options import as_json
 from decentral.cli.quantities import Rate
+from decentral.cli.shown.countdown import Countdown
 from decentral.errors import DataError, UsageError
 
 AT_LEAST_ONE = click.IntRange(min=1)
@@ -32,6 +36,20 @@ def bench_command() -> None:
     \b
     $ decentral bench compressors
     """
+
+
+@contextmanager
+def _counted(num_turns: int) -> Iterator[Callable[[], None]]:
+    """How far it is, on stderr; to be called after each turn."""
+    done = 0
+    with Countdown(sys.stderr) as countdown:
+
+        def on_done() -> None:
+            nonlocal done
+            done += 1
+            countdown(done / num_turns)
+
+        yield on_done
 
 
 @bench_command.command("compressors")
@@ -66,9 +84,10 @@ def compressors_bench(
     if not contestants:
         raise UsageError(f"--only {only}: no method has that in its name; decentral compressors lists them")
     torch.set_num_threads(threads)
-    found = []
-    for name, tensor_N, shapes in _data(data, rows):
-        found += benchmark.measure(contestants, name, tensor_N, shapes, repeats=repeats)
+    found, sets = [], _data(data, rows)
+    with _counted(len(sets) * len(contestants) * (repeats + 1)) as on_done:
+        for name, tensor_N, shapes in sets:
+            found += benchmark.measure(contestants, name, tensor_N, shapes, repeats=repeats, on_done=on_done)
     if as_json:
         click.echo(json.dumps([row.as_json() for row in found]))
     else:
@@ -156,8 +175,8 @@ def exchange_bench(
         rounds=rounds,
         transport=transport,
     )
-    with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder:
-        found = measure(case, Path(folder)).to_json()
+    with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder, _counted(rounds + 1) as on_done:
+        found = measure(case, Path(folder), on_done=on_done).to_json()
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -187,8 +206,9 @@ def transport_bench(megabytes: int, repeats: int, only: str | None, as_json: boo
 
     check_there(only)
     kinds = [only] if only else kinds_here()
-    with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder:
-        found = [row.as_json() for row in measure(kinds, Path(folder), nbytes=megabytes << 20, repeats=repeats)]
+    with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder, _counted(len(kinds) * repeats) as on_done:
+        results = measure(kinds, Path(folder), nbytes=megabytes << 20, repeats=repeats, on_done=on_done)
+        found = [row.as_json() for row in results]
     if as_json:
         click.echo(json.dumps(found))
         return

@@ -1,0 +1,41 @@
+"""``decentral set`` in a folder, whether a peer runs there or not, and a start where what is kept cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import Result
+
+from decentral.manifest import preset_manifest
+from decentral.observe.status import ProcessInfo, Status, write_status
+from decentral.preferences.kept import read_settings
+
+Run = Callable[..., Result]
+
+
+def test_where_no_peer_runs_a_setting_is_kept_for_the_next_start(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "over").mkdir()
+    write_status(tmp_path / "over", Status(state="left"), ProcessInfo(pid=2**22 + 1, created=0.0))
+    told = run("set", "max-upload", "5mbit", "--out", "over")
+    assert told.stdout == "no peer runs there now; kept for its next start: max-upload 5mbit\n"
+    assert read_settings(tmp_path / "over").set_ == {"max-upload": "5mbit"}
+    assert run("set", "max-upload", "5", "--out", "over").exit_code in (2, 10)
+    assert run("set", "max-upload", "5mbit", "--out", "nowhere").exit_code == 2
+
+
+def test_a_start_where_the_settings_cannot_be_read_is_one_line_and_code_10(run: Run, tmp_path: Path) -> None:
+    manifest = preset_manifest("sparseloco", run={"rounds": 1}, model={"hidden": 16, "layers": 1, "heads": 2})
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "settings.json").write_text("{")
+    told = run("start", "run.toml", "--solo", "--out", "out")
+    assert told.exit_code == 10
+    assert "settings.json: it cannot be read" in told.stderr.splitlines()[-1]
+    assert (tmp_path / "out" / "settings.json").read_text() == "{"
+
+
+def test_status_says_what_is_kept(run: Run, running_peer: Path) -> None:
+    status = Status(state="training", preferences={"max-compute": "70%"}, kept_settings=("max-compute", "max-upload"))
+    write_status(running_peer, status, ProcessInfo())
+    assert "settings  max-compute 70%; kept over restarts: max-compute, max-upload" in run("status").stdout
