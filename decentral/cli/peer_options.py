@@ -146,6 +146,11 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Send no more than this a day (UTC), such as 20GB; then train on, and contribute again the next day.",
         ),
         click.option(
+            "--offload",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="Folder on a disk for what rounds need beside the model, where memory is short.",
+        ),
+        click.option(
             "--on-nan",
             type=click.Choice(["stop", "restart"]),
             default="stop",

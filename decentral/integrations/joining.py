@@ -37,6 +37,7 @@ class JoinKeywords(TypedDict, total=False):
     on_nan: Literal["stop", "restart"]
     quiet: bool
     keep_serving: bool
+    offload: str | Path | None
 
 
 _SECRET = ("admit",)  # others may read what is written down of a training run, and it may be published

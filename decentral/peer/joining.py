@@ -30,6 +30,7 @@ from decentral.quantities import rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.swarm.patience import moment_in
+from decentral.tensors.alloc import offload_to
 from decentral.training.inner.spsa import SPSA
 from decentral.training.inner.together import Together, check_covers
 from decentral.training.live_model import LiveModel
@@ -65,6 +66,7 @@ def join(
     on_nan: Literal["stop", "restart"] = "stop",
     quiet: bool = False,
     keep_serving: bool = False,
+    offload: str | Path | None = None,
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -100,6 +102,8 @@ def join(
             not given.
         keep_serving: after the run's end stay at the end of the block, for those who come late, until ``leave`` or
             Ctrl-C. Without it a folder that holds the run's last commit is ``done`` at once, and asks nobody.
+        offload: a folder on a disk: what rounds need beside the model lies in files there, for models that are long
+            for this machine's memory (docs/cost.md says how much that is).
 
     Raises ConfigError and its kin when the terms cannot work, or trained parameters are in no optimizer; nothing is
     started then. Settings of the optimizer that differ from ``[inner]`` of the manifest are told as a warning.
@@ -117,6 +121,8 @@ def settings_of(
     options: JoinOptions,
 ) -> Settings:
     """What ``options`` mean for this model and optimizer. Starts nothing, and looks for nobody but to get the terms."""
+    if options.offload is not None:
+        offload_to(Path(options.offload))
     caps = Caps(up=rate_of(options.max_upload, "max_upload"), down=rate_of(options.max_download, "max_download"))
     daily_upload, give_up_at = size_of(options.daily_upload, "daily_upload"), moment_in(options.join_timeout)
     how = options.transport if isinstance(options.transport, str) else None

@@ -44,6 +44,7 @@ class JoinOptions:
     on_nan: Literal["stop", "restart"]
     quiet: bool
     keep_serving: bool
+    offload: str | Path | None
 
     def __post_init__(self) -> None:
         if self.on_nan not in ("stop", "restart"):

@@ -1,12 +1,16 @@
 """Memory that nobody holds is given out again, and no other."""
 
+import errno
 import gc
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from decentral.tensors.alloc import fresh, fresh_like, fresh_zeros
+from decentral.errors import ConfigError, DiskError
+from decentral.tensors.alloc import fresh, fresh_like, fresh_zeros, offload_to
 
 LONG = (1 << 20) + 7  # values: long enough to be given out again, and a length that no other test asks for
 
@@ -73,3 +77,36 @@ def test_threads_never_get_the_same_memory():
     for thread in threads:
         thread.join()
     assert clashes == []
+
+
+@pytest.fixture
+def offloaded(tmp_path):
+    offload_to(tmp_path)
+    yield tmp_path
+    offload_to(None)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="where mapped files can be seen")
+def test_long_vectors_lie_in_files_that_nobody_sees_where_they_are_offloaded(offloaded):
+    first, zeros = fresh(LONG).fill_(2.0), fresh_zeros(LONG)
+    maps = Path("/proc/self/maps").read_text()
+    assert maps.count(str(offloaded)) >= 2
+    assert list(offloaded.iterdir()) == []
+    assert float(first.sum()) == 2.0 * LONG
+    assert not zeros.any()
+    assert str(offloaded) not in "".join(line for line in maps.splitlines() if "(deleted)" not in line)
+
+
+def test_a_disk_that_is_full_is_an_error_and_no_signal(offloaded, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(DiskError, match=r"No space left on device for \d+ bytes; free some"):
+        fresh(LONG)
+    assert fresh(5).numel() == 5
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_before_anything_begins(tmp_path):
+    with pytest.raises(ConfigError, match="name a folder on a disk"):
+        offload_to(tmp_path / "none")

@@ -31,6 +31,7 @@ class JobOptions:
     on_battery: Literal["train", "pause"] = "train"
     only_when_idle: bool = False  # it waits while somebody uses the machine
     max_memory: int | None = None  # bytes
+    offload: Path | None = None  # folder for what rounds need beside the model; None: memory
     threads: int | None = None  # that torch computes with
     max_compute: float | None = None  # share of the time
     admit: str | None = None  # admission token; None: the invite's, or the folder's

@@ -25,7 +25,7 @@ SCRIPT_FAILED = 1  # as python itself says
 
 _ALIKE = (  # options that are named as join's arguments
     *("listen", "transport", "relays", "lan", "require_peers", "keep_serving", "on_nan"),
-    *("max_upload", "max_download", "daily_upload"),
+    *("max_upload", "max_download", "daily_upload", "offload"),
 )
 
 

@@ -65,6 +65,7 @@ def train_with_swarm(
         tokens_per_step=context.tokens_per_step,
         on_nan=options.on_nan,
         keep_serving=options.keep_serving,
+        offload=options.offload,
         max_upload=options.max_upload,
         max_download=options.max_download,
         daily_upload=options.daily_upload,
