@@ -17,6 +17,7 @@ import torch
 from decentral.peer import Peer, join
 from decentral.peer.settings import JoinOptions
 from decentral.rounds.updates import CommittedUpdate
+from decentral.tensors import alloc
 from decentral.training.live_model import LiveModel
 from decentral.training.swarm.thread import SwarmThread
 from tests.peer.test_absence import alone
@@ -97,3 +98,23 @@ def train(peer: Peer, problem: Problem, until: Callable[[], bool]) -> None:
     while not until():
         problem.step()
         assert time.monotonic() < deadline
+
+
+def test_a_peer_whose_vectors_lie_in_files_makes_the_same_anchors(tmp_path: Path, monkeypatch: Any) -> None:
+    """Of a real model only long vectors do; here all."""
+    terms = run_terms("sparseloco", run={"rounds": 3})
+
+    def trained(folder: Path, **given: Any) -> list[torch.Tensor]:
+        problem = Problem(0)
+        with alone(folder, terms, problem, **given) as peer:
+            while not peer.done:
+                problem.step()
+            return peer.anchor()
+
+    wanted = trained(tmp_path / "a")
+    monkeypatch.setattr(alloc, "_WORTH_IT", 1)
+    monkeypatch.setattr(alloc, "_folder", None)
+    (tmp_path / "files").mkdir()
+    made = trained(tmp_path / "b", offload=tmp_path / "files")
+    assert alloc._folder == tmp_path / "files"
+    assert all(torch.equal(one, other) for one, other in zip(made, wanted, strict=True))
