@@ -19,7 +19,7 @@ TESTED := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 SEEDS ?= 1-2400
 ROUNDS ?= 50
 
-.PHONY: demo test test-long simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss soak interop js-libp2p test-web browser docs lint format constraints clean
+.PHONY: demo test test-long simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss soak interop js-libp2p test-web browser wheel docs lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -63,6 +63,9 @@ interop: $(STAMP) $(NODE_STAMP)  ## js-libp2p against all transports, with node 
 
 test-web: $(STAMP) browser  ## the page in a real Chromium, with npm: make test-web ARGS="--shots shots -k replay"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/web $(ARGS)
+
+wheel: $(STAMP)  ## the built wheel outside the repository: demo, two peers, every extra: make wheel ARGS="--without libp2p"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.packaging.try_wheel $(ARGS)
 
 docs: $(STAMP)  ## the documentation as a site in site/, every link checked; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

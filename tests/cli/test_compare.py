@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 
 from decentral.manifest import preset_manifest
@@ -100,3 +102,18 @@ def test_what_cannot_be_compared_is_refused_in_one_line_and_draws_nothing(run: R
         assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "compare.png").exists()
     assert run("compare", "a", "a", "--figure", "a/run.toml/x.png").exit_code in (2, 50)
+
+
+def test_without_matplotlib_there_is_a_table_and_a_word_instead_of_the_figure(run: Run, tmp_path: Path) -> None:
+    left_behind(tmp_path / "one", "sparseloco", [3.0, 2.0], 10)
+    left_behind(tmp_path / "two", "diloco", [3.0, 2.5], 20)
+    find = importlib.util.find_spec
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "importlib.util.find_spec", lambda name, *more: None if name == "matplotlib" else find(name, *more)
+        )
+        told = run("compare", "one", "two")
+        assert told.exit_code == 0, told.stderr
+        assert "pip install 'decentral[figures]'" in told.stdout
+        assert json.loads(run("compare", "one", "two", "--json").stdout)["figure"] is None
+    assert not (tmp_path / "compare.png").exists()

@@ -22,6 +22,7 @@ from decentral.cli.files import make_directory, write_text
 from decentral.cli.preflight import check_place
 from decentral.cli.stopping import Stop, stop_signals
 from decentral.errors import RoundFailed, UsageError
+from decentral.observe.figures import NO_FIGURE, can_draw
 from decentral.observe.report import FIGURE_FILE, draw_figure, print_table, write_summary
 from decentral.observe.status import check_free
 
@@ -119,13 +120,17 @@ def _report(options: DemoOptions, result: DemoResult, *, as_json: bool) -> None:
 
     write_summary(options.out, result.summary)
     title = f"{result.summary.algorithm}, {result.summary.peers} peers, {result.num_parameters:,} parameters"
-    draw_figure(options.out / FIGURE_FILE, result.curves, title=title)
+    figure = f"figure: {options.out / FIGURE_FILE}"
+    if can_draw():
+        draw_figure(options.out / FIGURE_FILE, result.curves, title=title)
+    else:
+        figure = NO_FIGURE
     if as_json:
         click.echo(json.dumps(asdict(result.summary)))
         return
     console = Console(file=sys.stdout, highlight=False)
     print_table(result.summary, console, utilisation=result.utilisation, solo_bits_per_byte=result.solo_bits_per_byte)
-    console.print(f"figure: {options.out / FIGURE_FILE}   numbers: {options.out / 'summary.json'}")
+    console.print(f"{figure}   numbers: {options.out / 'summary.json'}", markup=False)
 
 
 def _verdict(result: DemoResult) -> int:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Self
 
-from decentral.observe.screen.bar import bar, left_after
-
 _QUIET_SECONDS = 2.0  # what takes less says nothing
 _REFRESH_SECONDS = 0.25
 _CLEAR = "\r\x1b[2K"  # to the beginning of the line, and empty it
@@ -34,6 +32,8 @@ class Countdown:
 
     def __call__(self, share: float) -> None:
         """``share``: from 0 to 1. It never goes back: who is furthest may crash, and what is done is done."""
+        from decentral.observe.screen.bar import bar  # here: who asks for help loads nothing of observe
+
         now = self._clock()
         share = self._furthest = max(self._furthest, share)
         if share <= 0 or now - self._began < _QUIET_SECONDS:
@@ -46,7 +46,7 @@ class Countdown:
         self._tenths = int(10 * share)
 
     def _sentence(self, share: float, now: float) -> str:
-        seconds = round(left_after(share, now - self._began))
+        seconds = round((now - self._began) * (1 - share) / share)
         left = f"{seconds} s" if seconds < 120 else f"{seconds // 60} min"
         return f"{self._what}{share:.0%} done, about {left} left"
 

@@ -67,7 +67,8 @@ def _check_has_a_state(control: Control, terms: Manifest) -> None:
 
 def check_installed(study: Study) -> None:
     """ConfigError unless what a study needs beside the package is there: before the first run, not after the last."""
-    wanted = {"scipy": "scipy"} | ({"sklearn": "scikit-learn"} if study.study.task == "digits" else {})
+    wanted = {"scipy": "scipy", "matplotlib": "matplotlib"}
+    wanted |= {"sklearn": "scikit-learn"} if study.study.task == "digits" else {}
     for module, name in wanted.items():
         if importlib.util.find_spec(module) is None:
             raise ConfigError(f"a study needs {name}; pip install 'decentral[lab]', which has it")

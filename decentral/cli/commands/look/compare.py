@@ -39,21 +39,26 @@ def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) 
     from decentral.manifest import differing
     from decentral.observe.compared.figure import draw
     from decentral.observe.compared.runs import common_kind, names_of, read_run
+    from decentral.observe.figures import NO_FIGURE, can_draw
 
     if not 2 <= len(directories) <= _MOST:
         raise click.UsageError(f"{len(directories)} run directories were named; name 2 to {_MOST}")
     runs = [read_run(directory) for directory in directories]
     kind, names = common_kind(runs), names_of(runs)
-    draw(figure, {name: run.curves[kind] for name, run in zip(names, runs, strict=True)}, kind=kind)
+    drawn = can_draw()
+    if drawn:
+        draw(figure, {name: run.curves[kind] for name, run in zip(names, runs, strict=True)}, kind=kind)
     terms = {k: v for k, v in differing([run.manifest for run in runs]).items() if k not in _OF_EVERY_RUN}
     if as_json:
         told = [{"run": name, **_numbers(run, kind)} for name, run in zip(names, runs, strict=True)]
-        click.echo(json.dumps({"compared": kind, "runs": told, "terms": terms, "figure": str(figure)}))
+        click.echo(
+            json.dumps({"compared": kind, "runs": told, "terms": terms, "figure": str(figure) if drawn else None})
+        )
         return
     rows = {"": names, **_rows(runs, kind)}
     rows |= {key: ["unset" if value is None else str(value) for value in values] for key, values in terms.items()}
     click.echo(_aligned(rows))
-    click.echo(f"\n{kind} over steps and cost: {figure}")
+    click.echo(f"\n{kind} over steps and cost: {figure}" if drawn else f"\n{NO_FIGURE}")
 
 
 def _numbers(run: SeenRun, kind: str) -> dict[str, object]:
