@@ -11,7 +11,7 @@ from typing import Any
 
 from decentral.quantities import parse_rate
 
-__all__ = ["ENOUGH_SEEDS", "Class", "Justified", "class_of", "classes", "justified", "no_faster"]
+__all__ = ["ENOUGH_SEEDS", "Class", "Justified", "class_of", "classes", "faster", "justified", "no_faster"]
 
 ENOUGH_SEEDS = 5  # of a table that shows that one method is better than another
 
@@ -39,6 +39,7 @@ class Justified:
     published: str
     table: str  # our own
     seeds: int  # of that table
+    rounds: int = 0  # the fewest that a run should have
 
     @property
     def is_thin(self) -> bool:
@@ -68,6 +69,12 @@ def no_faster(one: Class) -> list[str]:
     """The presets of this class and of all slower ones, each once, in the order in which they are tried."""
     known = classes()
     return list(dict.fromkeys(other.preset for other in reversed(known[: known.index(one) + 1])))
+
+
+def faster(one: Class) -> list[str]:
+    """The presets of the classes above this one that are not its own, slowest first."""
+    known = classes()
+    return [name for name in dict.fromkeys(other.preset for other in known[known.index(one) :]) if name != one.preset]
 
 
 def justified(preset: str) -> Justified | None:

@@ -39,6 +39,18 @@ def test_why_is_told_in_two_sentences_with_what_is_expected(run: Run) -> None:
     assert written == "run.toml: run sparseloco, sparseloco; start it with: decentral start run.toml"
 
 
+def test_a_run_of_few_rounds_is_told_why_it_gets_another_preset(run: Run) -> None:
+    short = ("--link", "20mbit", "--peers", "4", "--model-size", "1M", "--step-time", "0.5s", "--rounds", "12")
+    why, expected, _ = run("init", "run.toml", *short).stdout.splitlines()
+    assert why.startswith(
+        "muloco: sparseloco is what is justified for lines of 20mbit and less, and a run of 12 rounds"
+    )
+    assert "of which 64 reach every value once; this sends more" in why
+    assert "is short for it" not in expected
+    asked = run("init", "other.toml", *short, "--preset", "sparseloco").stdout.splitlines()[1]
+    assert "a run of 12 rounds is short for it, of which 64 reach every value once" in asked
+
+
 def test_one_option_is_enough_and_what_is_measured_is_said_to_be(run: Run, tmp_path: Path) -> None:
     result = run("init", "--link", "1gbit")
     assert "timing a few inner steps on this machine" in result.stderr

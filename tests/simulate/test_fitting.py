@@ -53,3 +53,25 @@ def test_a_preset_or_steps_that_are_asked_for_are_kept():
 def test_more_inner_steps_than_were_shown_are_told_apart():
     assert not fit_for(100, numel=30_000_000).is_shown
     assert fit_for(1000, numel=30_000_000).is_shown
+
+
+@pytest.mark.parametrize(("run", "preset"), [({"rounds": 63}, "muloco"), ({"rounds": 64}, "sparseloco")])
+def test_a_run_that_is_too_short_for_the_preset_of_the_line_gets_one_that_sends_more(run, preset):
+    given = Circumstances(rate=20e6 / 8, peers=4, num_parameters=900_000, step_seconds=0.5)
+    fit = fitting(lambda name, steps: preset_manifest(name, inner={"steps": steps}, run=run), given)
+    assert (fit.preset, fit.reaches, fit.lasts) == (preset, True, True)
+    assert (fit.instead_of is None) == (preset == "sparseloco")
+
+
+def test_minutes_are_rounds_as_long_as_they_are_foreseen():
+    given = Circumstances(rate=20e6 / 8, peers=4, num_parameters=900_000, step_seconds=0.5)
+    run = {"rounds": 1000, "minutes": 3}
+    fit = fitting(lambda name, steps: preset_manifest(name, inner={"steps": steps}, run=run), given)
+    assert fit.preset != "sparseloco"
+    assert fit.rounds == pytest.approx(180 / fit.time.seconds)
+
+
+def test_where_the_line_carries_no_more_a_short_run_keeps_its_preset():
+    given = Circumstances(rate=5e6 / 8, peers=8, num_parameters=30_000_000, step_seconds=0.4)
+    fit = fitting(lambda name, steps: preset_manifest(name, inner={"steps": steps}, run={"rounds": 10}), given)
+    assert (fit.preset, fit.lasts, fit.instead_of) == ("sparseloco", False, None)

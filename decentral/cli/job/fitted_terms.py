@@ -71,6 +71,10 @@ class Fitted:
             expected += f", which is the best that is possible and less than {TARGET:.0%}"
         if known is not None and not fit.is_shown:
             expected += f"; that it trains as well with more than {known.shown} inner steps has not been shown"
+        if known is not None and not fit.lasts:
+            expected += (
+                f"; a run of {fit.rounds:.0f} rounds is short for it, of which {known.rounds} reach every value once"
+            )
         return f"{fit.preset}: {_reason(fit, given.rate)}.\n{expected}."
 
 
@@ -112,6 +116,11 @@ def _reason(fit: Fit, rate: float) -> str:
     link = fit.link
     lines = f"lines of {link.up_to} and {'less' if rate <= link.rate else 'more'}"
     evidence = "" if fit.known is None else f" ({fit.known.evidence})"
+    if (other := fit.instead_of) is not None and other.known is not None:
+        return (
+            f"{other.preset} is what is justified for {lines}, and a run of {other.rounds:.0f} rounds is too short for "
+            f"it, of which {other.known.rounds} reach every value once; this sends more{evidence}"
+        )
     if fit.asked and fit.preset != link.preset:
         return f"it was asked for, and {link.preset} is what is justified for {lines}{evidence}"
     if fit.preset != link.preset:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from decentral.manifest import Manifest
-from decentral.manifest.justified import Class, Justified, class_of, justified, no_faster
+from decentral.manifest.justified import Class, Justified, class_of, faster, justified, no_faster
 from decentral.optimizers import presets
 from decentral.simulate.foreseen.round_time import RoundTime, steps_for, time_of_round
 
@@ -38,11 +38,23 @@ class Fit:
     link: Class
     known: Justified | None
     asked: bool  # for this preset, whatever the line
+    instead_of: Fit | None = None  # of another, for which the run is too short
 
     @property
     def is_shown(self) -> bool:
         """Whether somebody showed that it trains well with so many inner steps."""
         return self.known is not None and self.time.steps <= self.known.shown
+
+    @property
+    def rounds(self) -> float:
+        """That the run has."""
+        run = self.manifest.run
+        return run.rounds if run.minutes is None else min(run.rounds, 60 * run.minutes / self.time.seconds)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the run has as many rounds as the preset should have."""
+        return self.known is None or self.rounds >= self.known.rounds
 
     @property
     def reaches(self) -> bool:
@@ -53,16 +65,19 @@ class Fit:
 def fitting(make: Make, given: Circumstances, *, preset: str | None = None, steps: int | None = None) -> Fit:
     """The first preset that computes enough with as many inner steps as are justified for it, else the best of them.
 
-    Tried are that of the line's class, then those of slower ones; or ``preset`` alone, and ``steps`` alone.
+    Tried are that of the line's class, then those of slower ones; or ``preset`` alone, and ``steps`` alone. Where the
+    run is too short for what is found, one of a faster class that computes enough, too, sends more in its few rounds.
     """
-    link, best = class_of(given.rate), None
-    for name in [preset] if preset else no_faster(link):
-        fit = replace(_fit(make, given, link, name, steps), asked=preset is not None)
-        if fit.reaches:
-            return fit
-        best = fit if best is None or fit.time.share > best.time.share else best
-    assert best is not None, "every class has a preset"
-    return best
+    link = class_of(given.rate)
+    if preset is not None:
+        return replace(_fit(make, given, link, preset, steps), asked=True)
+    slower = [_fit(make, given, link, name, steps) for name in no_faster(link)]
+    found = next((fit for fit in slower if fit.reaches), None)
+    if found is None:
+        return max(slower, key=lambda fit: fit.time.share)
+    denser = [] if found.lasts else [_fit(make, given, link, name, steps) for name in faster(link)]
+    longer = next((fit for fit in denser if fit.reaches and fit.lasts), None)
+    return found if longer is None else replace(longer, instead_of=found)
 
 
 def _fit(make: Make, given: Circumstances, link: Class, preset: str, steps: int | None) -> Fit:
