@@ -98,7 +98,7 @@ class Saver:
     buffers: str  # what the run makes of them, for the export
     behind: WriteBehind
     told: Callable[[float], None]  # s that taking one held the training thread
-    emit: Callable[[str, dict[str, object]], None]
+    announce: Callable[[str, dict[str, object]], None]
     clock: Callable[[], float] = time.monotonic
 
     def save(self, schedule: SyncSchedule) -> bool:
@@ -129,8 +129,9 @@ class Saver:
     def _write(self, taken: Taken, held: float) -> None:
         began = self.clock()
         self.checkpointer.write(taken)
-        seconds = {"held": round(held, 4), "seconds": round(self.clock() - began, 3)}
-        self.emit("checkpoint", {"round": taken.head.round, "bytes": taken.nbytes, **seconds})
+        nbytes, seconds = taken.nbytes, round(self.clock() - began, 3)
+        at, held = taken.head.round, round(held, 4)
+        self.announce("checkpoint", {"round": at, "bytes": nbytes, "held": held, "seconds": seconds})
 
 
 async def _consistent_state(node: Node) -> tuple[Head, dict[str, Tensor], dict[str, Any]]:
