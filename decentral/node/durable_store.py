@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +63,7 @@ class DurableStore:
         self.journal = Journal(out / "journal", disk)
         self.acceptor = AcceptorFile(out / "acceptor", disk)
         self.swapped = out / "swapped"  # is there when a gossip step was begun after the newest checkpoint
+        self._swapping, self.swaps = threading.Lock(), 0  # gossip steps that were begun in this process
         self._forgotten = 0  # commits dropped from the front of the journal since it was opened
         self._kept: set[Path] = set()  # frames that this process wrote; what an earlier one wrote may be torn
         self._has_frozen = False
@@ -115,23 +117,32 @@ class DurableStore:
 
     def swap_begins(self) -> None:
         """Make it durable that a partner may soon hold what the newest checkpoint owes."""
-        if not self.swapped.exists():
-            with disk_errors(f"writing {self.swapped}"):
-                self._disk.replace_file(self.swapped, [])
+        with self._swapping:
+            self.swaps += 1
+            if not self.swapped.exists():
+                with disk_errors(f"writing {self.swapped}"):
+                    self._disk.replace_file(self.swapped, [])
 
-    def save(self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write a checkpoint and drop the commits and frames that every kept checkpoint has behind it."""
+    def save(
+        self, head: Head, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, swaps: int | None = None
+    ) -> None:
+        """Write a checkpoint and drop the commits and frames that every kept checkpoint has behind it.
+
+        ``swaps``: as it was when the tensors were taken, where that was a while ago; debts of theirs may be paid since.
+        """
         made = meta.get("gossip_step") or head.outer_step  # what status and summary call the round
         save(self.checkpoints, f"round-{made:06d}", tensors, {**meta, "head": head.to_dict()}, self._disk)
-        if self.swapped.exists():
-            with contextlib.suppress(OSError):
-                self._disk.remove(self.swapped)
-                self._disk.sync_folder(self._out)  # or it is back after a power cut, and this checkpoint's debt is gone
+        with self._swapping:
+            if swaps in (None, self.swaps) and self.swapped.exists():
+                with contextlib.suppress(OSError):
+                    self._disk.remove(self.swapped)
+                    self._disk.sync_folder(self._out)  # or a power cut brings it back, and the debt of this one is gone
         self._saved = [*self._saved, (head.round, self._commits_before(head))][-KEPT_CHECKPOINTS:]
         if len(self._saved) == KEPT_CHECKPOINTS:
             self._forgotten += self.journal.forget(self._saved[0][1] - self._forgotten)
             self._drop_frames(min(round_ for round_, _ in self._saved))
-        if any(Head.from_dict(meta["head"]).weight <= head.weight for meta in load_metas(self.adopted)):
+        adopted = [Head.from_dict(meta["head"]).weight for meta in load_metas(self.adopted)]
+        if adopted and max(adopted) <= head.weight:  # one may have come since the tensors were taken
             with contextlib.suppress(OSError):
                 self._disk.remove(self.adopted)
 

@@ -48,6 +48,7 @@ class Status:
     stalled_by: str = ""  # what the round in progress waits for then
     usual_round_seconds: float | None = None  # None: no round has ended here
     held_seconds: float | None = None  # of a round, in which the training thread copies parameters; None: as above
+    checkpoint_held_seconds: float | None = None  # in which it copies what a checkpoint holds; None before the first
     wanted_members: int = 0  # members, this one included, for whom training waits before it begins; 0: it does not
     gone: tuple[str, ...] = ()  # names of the other members that were here last, while nobody is
     gone_left: bool = False  # whether those said goodbye, rather than fell silent

@@ -26,6 +26,7 @@ def swarm_numbers(status: Status) -> dict[str, float]:
         numbers["contributed"] = status.rounds_contributed / status.rounds_seen
     if status.usual_round_seconds is not None:
         numbers["round_seconds"] = status.usual_round_seconds
-    if status.held_seconds is not None:
-        numbers["held_seconds"] = status.held_seconds
+    for name in ("held_seconds", "checkpoint_held_seconds"):
+        if (seconds := getattr(status, name)) is not None:
+            numbers[name] = seconds
     return {f"{PREFIX}{name}": float(value) for name, value in numbers.items()}

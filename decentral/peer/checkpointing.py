@@ -6,7 +6,8 @@ random generators (the training side); inner steps, gossip step and age of the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
 from decentral.peer.participation import StepCount
+from decentral.peer.write_behind import WriteBehind
 from decentral.state.optimizer_state import flatten, unflatten
 from decentral.swarm.hello import model_difference
 from decentral.training.live_model import LiveModel
@@ -26,21 +28,49 @@ from decentral.training.swarm.thread import SwarmThread
 from decentral.training.sync_schedule import SyncSchedule
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A checkpoint in memory: nothing changes it any more, so it is written while training goes on."""
+
+    head: Head
+    tensors: Mapping[str, Tensor]
+    meta: Mapping[str, Any]  # Any: JSON
+    swaps: int  # gossip steps that were begun before
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
 class Checkpointer:
-    """Writes and restores the training side together with the replica."""
+    """Takes, writes and restores the training side together with the replica."""
 
     def __init__(self, store: DurableStore, states: InnerStates) -> None:
         self._store, self._states = store, states
 
-    def save(self, head: Head, replica: Mapping[str, Tensor], model: LiveModel, memory: Mapping[str, Any]) -> None:
-        """Write one checkpoint. Raises DiskError; earlier checkpoints are as before."""
+    @property
+    def swaps(self) -> int:
+        """Gossip steps that were begun so far."""
+        return self._store.swaps
+
+    def take(
+        self, head: Head, replica: Mapping[str, Tensor], model: LiveModel, memory: Mapping[str, Any], swaps: int
+    ) -> Taken:
+        """Copy what training changes; the replica's tensors are replaced and never written to. ``swaps``: as before
+        ``replica`` was looked at.
+        """
         live = {live_name(f): model.read(f) for f in range(len(model.schema.fragments))} | model.kept_buffers()
         # After the model was read: an optimizer that learns an average is then at it, and its state is of it.
         tensors, document = flatten(self._states.kept(), "training")
         meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
         meta |= {"parameters": model.schema.to_json(), "model": model.description()}
         self._store.keep_frozen(model.schema.frozen, model.frozen, model.whole)
-        self._store.save(head, {**replica, **live, **tensors}, meta)
+        return Taken(head, {**replica, **live, **tensors}, meta, swaps)
+
+    def write(self, taken: Taken) -> None:
+        """Make it durable, on any thread. Raises DiskError; earlier checkpoints are as before."""
+        self._store.save(taken.head, taken.tensors, taken.meta, swaps=taken.swaps)
 
     def restore(self, found: Resumed, model: LiveModel) -> dict[str, Any]:
         """Put the training side back; returns ``memory`` as it was saved. Raises ManifestMismatch for another model."""
@@ -59,25 +89,49 @@ class Checkpointer:
 
 @dataclass(frozen=True, slots=True)
 class Saver:
-    """Writes a checkpoint where live model and chain are in step."""
+    """Takes a checkpoint where live model and chain are in step, and has it written while training goes on."""
 
     swarm: SwarmThread[Node]
     checkpointer: Checkpointer
     model: LiveModel
     count: StepCount
     buffers: str  # what the run makes of them, for the export
+    behind: WriteBehind
+    told: Callable[[float], None]  # s that taking one held the training thread
+    announce: Callable[[str, dict[str, object]], None]
+    clock: Callable[[], float] = time.monotonic
 
     def save(self, schedule: SyncSchedule) -> bool:
-        """False while a commit arrives: it is left to the next boundary. Raises DiskError."""
-        node = self.swarm.node
+        """False while a commit arrives, or the last one is being written: it is left to the next boundary. Raises what
+        ended the last one (DiskError).
+        """
+        if self.behind.busy:
+            return False
+        began = self.clock()
+        taken = self._take(schedule)
+        if taken is None:
+            return False
+        held = self.clock() - began
+        self.told(held)
+        self.behind.begin(lambda: self._write(taken, held))
+        return True
+
+    def _take(self, schedule: SyncSchedule) -> Taken | None:
+        node, swaps = self.swarm.node, self.checkpointer.swaps
         if node.gossip is not None and node.gossip.is_swapping:
-            return False  # the partner may have stepped already
+            return None  # the partner may have stepped already
         head, tensors, memory = self.swarm.call(_consistent_state, node)
         if head.anchor is None or (head.hash != schedule.seen and node.gossip is None):
-            return False
+            return None
         memory |= {"inner_steps": self.count.value, "progress": schedule.memory(), "buffers": self.buffers}
-        self.checkpointer.save(head, {**tensors, **schedule.tensors()}, self.model, memory)
-        return True
+        return self.checkpointer.take(head, {**tensors, **schedule.tensors()}, self.model, memory, swaps)
+
+    def _write(self, taken: Taken, held: float) -> None:
+        began = self.clock()
+        self.checkpointer.write(taken)
+        nbytes, seconds = taken.nbytes, round(self.clock() - began, 3)
+        at, held = taken.head.round, round(held, 4)
+        self.announce("checkpoint", {"round": at, "bytes": nbytes, "held": held, "seconds": seconds})
 
 
 async def _consistent_state(node: Node) -> tuple[Head, dict[str, Tensor], dict[str, Any]]:

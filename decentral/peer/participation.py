@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
+from decentral.errors import DecentralError
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.settings import Settings
 from decentral.peer.shown.announcer import Announcer
+from decentral.peer.write_behind import WriteBehind
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.training.outer_loop import OuterLoop
@@ -36,6 +39,7 @@ class Participation:
         self.store = DurableStore(settings.out)
         self.reporter = Reporter(announce, self.identity.peer)
         self.diagnosed = Diagnosed(announce)
+        self.behind = WriteBehind()  # checkpoints
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._network: NetworkSetup | None = None
         self._swarm: SwarmThread[Node] | None = None
@@ -110,6 +114,13 @@ class Participation:
         addresses = self.swarm.node.directory.ways_in() if reachable else ()
         return str(Invite(self.settings.manifest.digest, addresses, self.token)) if addresses else ""
 
+    def save_now(self) -> bool:
+        """Write a checkpoint, and return when it is durable; False when this is no moment for one. Raises DiskError."""
+        self.behind.wait()
+        saved = self.loop.save()
+        self.behind.wait()
+        return saved
+
     def close(self, *, politely: bool = False) -> None:
         """End the swarm's side, saying goodbye when ``politely``, and close the files. A second time does nothing."""
         if self._is_closed:
@@ -117,5 +128,7 @@ class Participation:
         self._is_closed = True
         if self._swarm is not None:
             self._swarm.stop(politely=politely)
+        with suppress(DecentralError):  # a last checkpoint was waited for before, where there was to be one
+            self.behind.wait()
         self.store.close()
         self.announce.close()

@@ -113,9 +113,7 @@ class Peer:
 
     def anchor(self) -> list[Tensor]:
         """The newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
-        if self._up is not None:
-            return list(self._up.swarm.node.replica.anchors)
-        return self._model.read_alone()
+        return list(self._up.swarm.node.replica.anchors) if self._up is not None else self._model.read_alone()
 
     @property
     def seed(self) -> int:
@@ -210,7 +208,7 @@ class Peer:
     def save(self) -> bool:
         """Write a checkpoint, between two steps, on every process of the peer; False while a commit arrives, too."""
         with self._model.as_one():
-            saved = self._begun is not None and not self._begun.was_over and self._begun.loop.save()
+            saved = self._begun is not None and not self._begun.was_over and self._begun.save_now()
         self._share(())
         return saved
 
@@ -289,7 +287,7 @@ class Peer:
         try:
             if save and not part.was_over:
                 run_blocking(part.loop.settle())
-                part.loop.save()
+                part.save_now()
             self._model.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:
                 end_of_run(part, self._asked_to_leave)
@@ -326,6 +324,7 @@ class Peer:
         if self._part is None:
             return set()
         loop, swarm = self._part.loop, self._part.swarm
+        self._part.behind.check()
         loop.schedule.stepped()
         changed = run_blocking(loop.step_boundary())
         if (last := self._control.finishes_after) is not None and self.round > last:

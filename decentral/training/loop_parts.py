@@ -95,7 +95,7 @@ class LoopParts:
     events: LoopEvents
     control: LoopControl
     clock: Callable[[], float]  # s, monotonic
-    save: Callable[[SyncSchedule], bool]  # write a checkpoint; False when this is no moment for one
+    save: Callable[[SyncSchedule], bool]  # begin to write a checkpoint; False when this is no moment for one
 
     @contextmanager
     def holding(self) -> Iterator[None]:

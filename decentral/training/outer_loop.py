@@ -114,9 +114,9 @@ class OuterLoop:
         return await self._merger.merge_all() | await self.end_if_over()
 
     def save(self) -> bool:
-        """Write a checkpoint; False when this is no moment for one."""
+        """Begin to write a checkpoint; False when this is no moment for one, and the next boundary tries again."""
         saved = self._parts.save(self._parts.schedule)
-        self._merger.must_save &= not saved
+        self._merger.must_save = not saved
         return saved
 
     def _save_if_due(self, changed: set[int]) -> None:

@@ -291,3 +291,26 @@ def test_a_debt_that_a_partner_may_have_been_given_is_not_owed_again_after_a_cra
     damage(sorted((tmp_path / "checkpoints").iterdir())[-1] / "tensors.safetensors")
     assert "feedback/0/debt" not in DurableStore(tmp_path).load(RUN).tensors, "step 3 was swapped since"
     store.close()
+
+
+def test_a_debt_that_was_swapped_while_its_checkpoint_was_written_is_not_owed_again(history, tmp_path):
+    owing = {**history.replica().shared_tensors(), "feedback/0/debt": torch.ones(16)}
+    store = DurableStore(tmp_path)
+    taken = store.swaps
+    store.ledger().swap_begins()
+    store.save(history.heads[0], owing, {"gossip_step": 3}, swaps=taken)
+    assert "feedback/0/debt" not in DurableStore(tmp_path).load(RUN).tensors
+    store.save(history.heads[1], owing, {"gossip_step": 4}, swaps=store.swaps)
+    assert "feedback/0/debt" in DurableStore(tmp_path).load(RUN).tensors
+    store.close()
+
+
+def test_a_snapshot_that_was_adopted_while_a_checkpoint_was_written_stays(history, tmp_path):
+    store, tensors = DurableStore(tmp_path), history.replica().shared_tensors()
+    for head in history.heads[:2]:
+        store.adopt(head, tensors)
+    store.save(history.heads[0], tensors, {})
+    assert DurableStore(tmp_path).load(RUN).head == history.heads[1]
+    store.save(history.heads[1], tensors, {})
+    assert not (tmp_path / "adopted").exists()
+    store.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from decentral.cli.commands.identity import KEY_FILE
 from decentral.cli.failure import TRACEBACK_FILE
+from decentral.cli.job.recording import HELD
 from decentral.node.daily_upload import UPLOAD_FILE
 from decentral.node.folder import MANIFEST_FILE
 from decentral.observe.events import EVENTS_FILE
@@ -105,7 +106,7 @@ def test_every_metric_of_a_training_job_is_there() -> None:
             if isinstance(node, ast.FunctionDef) and node.name == "of_status":
                 (answer,) = (one.value for one in node.body if isinstance(one, ast.Return))
                 written["outer"] |= _keys(answer)
-    written["outer"] |= {"bits_per_byte", "diagnosed_round", *NAMES}
+    written["outer"] |= {"bits_per_byte", "diagnosed_round", *NAMES, *HELD}
     assert {scope: set(fields.split(", ")) for scope, fields in rows.items()} == written
 
 

@@ -10,6 +10,8 @@ from decentral.observe.report import write_summary
 from decentral.observe.status import Status
 from decentral.parameters import gather, schema_of
 
+HELD = ("held_seconds", "checkpoint_held_seconds")  # of the training thread, by a round and by a checkpoint
+
 if TYPE_CHECKING:
     from decentral.peer import Peer
 
@@ -41,6 +43,7 @@ def of_status(status: Status) -> dict[str, object]:
         "bytes_sent": status.bytes_sent,
         "bytes_received": status.bytes_received,
         "anchor_digest": status.anchor_digest,
+        **{name: seconds for name in HELD if (seconds := getattr(status, name)) is not None},
         **status.diagnostics,
         **({"diagnosed_round": status.diagnosed_round} if status.diagnostics else {}),
     }

@@ -44,8 +44,14 @@ def numbers(status: Status, *, alive: bool) -> Iterator[Metric]:
     yield _counter("sent_bytes", "Bytes sent since the process began.", status.bytes_sent)
     yield _counter("received_bytes", "Bytes received since the process began.", status.bytes_received)
     held = "Seconds of a round in which the training thread copies parameters."
-    known = (("loss", "Nats per token.", status.loss), ("held_out_loss", "Nats per token.", status.held_out_loss))
-    for name, meaning, value in (*known, ("held_seconds", held, status.held_seconds)):
+    taking = "Seconds in which it copies what a checkpoint holds."
+    known = (
+        ("loss", "Nats per token.", status.loss),
+        ("held_out_loss", "Nats per token.", status.held_out_loss),
+        ("held_seconds", held, status.held_seconds),
+        ("checkpoint_held_seconds", taking, status.checkpoint_held_seconds),
+    )
+    for name, meaning, value in known:
         if value is not None:
             yield _gauge(name, meaning, value)
     yield from _diagnostics(status)

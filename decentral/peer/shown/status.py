@@ -72,6 +72,7 @@ def status_of(shown: Shown) -> Status:
         stalled_by=stalled_by,
         usual_round_seconds=counted.usual_round,
         held_seconds=counted.usual_hold,
+        checkpoint_held_seconds=counted.usual_checkpoint_hold,
         wanted_members=counted.wanted_members,
         gone=tuple(peer_name(member) for member in sorted(node.company.gone)),
         gone_left=node.company.left,

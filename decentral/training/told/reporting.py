@@ -51,6 +51,7 @@ class Reporter:
         self._waited_before = 0.0  # until the last round ended
         self._held = 0.0  # s since then in which parameters were copied out and in
         self._held_seconds: deque[float] = deque(maxlen=USUAL)  # of the last rounds
+        self._taking_seconds: deque[float] = deque(maxlen=USUAL)  # of the last checkpoints, too
 
     def metrics(self, logged: Mapping[str, float | Tensor]) -> None:
         """Values the training loop logged."""
@@ -71,6 +72,10 @@ class Reporter:
     def held(self, seconds: float) -> None:
         """See LoopEvents."""
         self._held += seconds
+
+    def checkpoint_taken(self, seconds: float) -> None:
+        """Training stood still so long until all that a checkpoint holds was copied."""
+        self._taking_seconds.append(seconds)
 
     def waits_for(self, members: int) -> None:
         """Training waits for so many members before it begins; 0: it does not, or not any more.
@@ -180,6 +185,11 @@ class Reporter:
     def usual_hold(self) -> float | None:
         """Seconds of a round in which the training thread copies parameters; None before the first has ended."""
         return statistics.median(self._held_seconds) if self._held_seconds else None
+
+    @property
+    def usual_checkpoint_hold(self) -> float | None:
+        """Seconds that a checkpoint holds the training thread; None before the first."""
+        return statistics.median(self._taking_seconds) if self._taking_seconds else None
 
     @property
     def since_round(self) -> float:
