@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import anyio
-import trio
 
 from decentral.simulate.profiles import PROFILES
 from decentral.simulate.scenario import LIMITS, Scenario, toy_manifest
 from decentral.simulate.simulation import simulate
 from decentral.simulate.troubles import Afflicted
+from decentral.simulate.virtual.loop import Loop, Task
 
 PEERS = 3
 EXHAUSTED = ("gather", "reduce", "streaming")
@@ -53,20 +53,20 @@ class Point:
 
 
 @dataclass(eq=False)
-class CrashAt(trio.abc.Instrument):
+class CrashAt:
     """What befalls the swarm: one crash, at one point, in the second round after it has begun."""
 
     world: Afflicted
     point: Point
     steps: int = 0  # of that peer's tasks in that round
     struck: bool = False
-    owners: dict[trio.lowlevel.Task, bool] = field(default_factory=dict)
+    owners: dict[Task, bool] = field(default_factory=dict)
 
     async def run(self) -> None:
         """See Trouble."""
         self.first = self.world.furthest + 1
         self.host = self.world.hosts[self.point.host]
-        trio.lowlevel.add_instrument(self)
+        Loop.current.before_step = self.before_step
         try:
             while not self.struck:
                 await anyio.sleep(0.1)
@@ -74,10 +74,10 @@ class CrashAt(trio.abc.Instrument):
             await anyio.sleep(self.point.away)
             self.world.start(self.host)
         finally:
-            trio.lowlevel.remove_instrument(self)
+            Loop.current.before_step = None
 
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Called by trio before every step of any task."""
+    def before_step(self, task: Task) -> None:
+        """Called before every step of any task."""
         if self.struck or self.world.furthest != self.first or not self._is_its_own(task):
             return
         self.steps += 1
@@ -85,12 +85,10 @@ class CrashAt(trio.abc.Instrument):
             self.struck = True
             self.host.crash(random.Random(self.steps) if self.point.power else None)
 
-    def _is_its_own(self, task: trio.lowlevel.Task) -> bool:
+    def _is_its_own(self, task: Task) -> bool:
         if task not in self.owners:
-            parent = task.parent_nursery
-            self.owners[task] = id(task) == self.host.task or (
-                parent is not None and self._is_its_own(parent.parent_task)
-            )
+            parent = None if task.group is None else task.group.host
+            self.owners[task] = task.id == self.host.task or (parent is not None and self._is_its_own(parent))
         return self.owners[task]
 
 

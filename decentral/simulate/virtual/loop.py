@@ -1,0 +1,288 @@
+"""Tasks under virtual time, and nothing else: what is left of trio's scheduler without sockets and threads.
+
+Tasks that can run, run in batches: those that can when a batch begins, in an order that is drawn from the seed. When
+none can, the clock jumps to the next timer. The rules are trio's, to the batch and to the draw, so that a seed is the
+same run as under trio itself (a test compares them).
+
+Source: trio 0.35, `trio._core._run` and `trio.testing.MockClock`, by the trio contributors (MIT or Apache 2.0).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from types import coroutine
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from decentral.simulate.virtual.groups import TaskGroup
+    from decentral.simulate.virtual.scopes import CancelScope
+
+__all__ = ["Cancelled", "Loop", "Task", "cancel_shielded_checkpoint", "checkpoint", "checkpoint_if_cancelled", "pause"]
+
+Job = Coroutine[Any, Any, object]  # Any: what traps yield and are sent is this module's own
+Abort = Callable[["Task"], object]  # told of a task that waits no more, as it is cancelled
+_STALE = 1000  # timers that are not wanted any more and may stay in the heap
+
+
+class Cancelled(BaseException):
+    """A scope around this task was cancelled; caught by that scope."""
+
+
+class Task:
+    """A coroutine and where it stands. ``id``: as anyio's TaskInfo has it."""
+
+    __slots__ = ("abort", "coro", "error", "group", "number", "scope")
+
+    def __init__(self, coro: Job, number: int, group: TaskGroup | None, scope: CancelScope) -> None:
+        self.coro, self.number, self.group, self.scope = coro, number, group, scope
+        self.abort: Abort | None = None  # while it waits for what may be called off
+        self.error: Cancelled | None = None  # to be raised where it waits
+
+    @property
+    def id(self) -> int:
+        """Its number among all objects."""
+        return id(self)
+
+
+class Timer:
+    """Something that is due at a time, unless it is called off or put off before."""
+
+    __slots__ = ("due", "entry", "fire")
+
+    def __init__(self, due: float, fire: Callable[[], object]) -> None:
+        self.due, self.fire = due, fire
+        self.entry = -1  # its entry in the heap; -1: none
+
+
+class Loop:
+    """One run: its tasks, its clock. ``current`` while it runs; there is one at a time."""
+
+    current: Loop  # of the run in progress: anyio's functions take no argument that would tell
+
+    def __init__(self, seed: int) -> None:
+        self.now = 0.0
+        self.task: Task  # the one that runs
+        self.tasks: dict[Task, None] = {}
+        self.before_step: Callable[[Task], object] | None = None
+        self.over = False
+        self._generator = random.Random(seed)
+        self._generator.shuffle([0, 1])  # trio's own first two tasks
+        self._ready: list[Task] = []
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._entries = self._wanted = self._count = 0
+
+    # ---- tasks ----
+
+    def spawn(self, coro: Job, group: TaskGroup | None, scope: CancelScope) -> Task:
+        """Begin a task; it makes its first step in a later batch."""
+        self._count += 1
+        task = Task(coro, self._count, group, scope)
+        self.tasks[task] = None
+        self._ready.append(task)
+        return task
+
+    def resume(self, task: Task) -> None:
+        """What a task waits for has come."""
+        task.abort = None
+        self._ready.append(task)
+
+    def deliver(self, task: Task) -> None:
+        """A scope around it was cancelled: it waits no more, unless it must."""
+        abort, task.abort = task.abort, None
+        if abort is not None:
+            abort(task)
+            task.error = Cancelled()
+            self._ready.append(task)
+
+    # ---- timers ----
+
+    def start(self, timer: Timer) -> None:
+        """Have it fire when it is due."""
+        self._entries += 1
+        self._wanted += 1
+        timer.entry = self._entries
+        heappush(self._heap, (timer.due, timer.entry, timer))
+
+    def stop(self, timer: Timer) -> None:
+        """Call it off."""
+        if timer.entry >= 0:
+            timer.entry = -1
+            self._wanted -= 1
+            if len(self._heap) > 2 * self._wanted + _STALE:
+                self._heap = [entry for entry in self._heap if entry[2].entry == entry[1]]
+                heapify(self._heap)
+
+    def _next_due(self) -> float | None:
+        """When the first timer is due that is still wanted. One that was put off has its entry where it was."""
+        heap = self._heap
+        while heap:
+            due, entry, timer = heap[0]
+            if timer.entry != entry:
+                heappop(heap)
+            elif timer.due > due:
+                heappop(heap)
+                heappush(heap, (timer.due, entry, timer))
+            else:
+                return due
+        return None
+
+    def _fire(self) -> None:
+        while (due := self._next_due()) is not None and due <= self.now:
+            timer = heappop(self._heap)[2]
+            timer.entry = -1
+            self._wanted -= 1
+            timer.fire()
+
+    # ---- running ----
+
+    def run(self, main: Job, scope: CancelScope) -> Any:  # Any: what ``main`` returns
+        """Until ``main`` has ended; what it returned. Every task is closed then."""
+        task = self.spawn(main, None, scope)
+        try:
+            while True:
+                if self._heap:
+                    self._fire()
+                if not self._ready:
+                    self._jump()
+                    continue
+                for one in self._batch():
+                    try:
+                        self._step(one)
+                    except StopIteration as ended:
+                        if one is task:
+                            return ended.value
+        finally:
+            self.over = True
+            for left in self.tasks:
+                with suppress(BaseException):
+                    left.coro.close()
+
+    def _jump(self) -> None:
+        due = self._next_due()
+        if due is None:
+            raise RuntimeError("every task waits, and nothing is due: this run would never end")
+        self.now += due - self.now  # trio's sum: another rounding would be another run
+
+    def _batch(self) -> list[Task]:
+        """The tasks that can run, as ``random.shuffle`` leaves them, from its end."""
+        batch, self._ready = self._ready, []
+        if len(batch) == 1:
+            return batch
+        batch.sort(key=_number)
+        getrandbits = self._generator.getrandbits
+        for i in range(len(batch) - 1, 0, -1):
+            bits = (i + 1).bit_length()
+            j = getrandbits(bits)
+            while j > i:
+                j = getrandbits(bits)
+            batch[i], batch[j] = batch[j], batch[i]
+        batch.reverse()
+        return batch
+
+    def _step(self, task: Task) -> None:
+        """One step. StopIteration when the main task has ended; its errors are raised, others are their group's."""
+        self.task = task
+        if self.before_step is not None:
+            self.before_step(task)
+        error, task.error = task.error, None
+        try:
+            abort = task.coro.send(error)
+        except StopIteration:
+            del self.tasks[task]
+            if task.group is None:
+                raise
+            task.group.ended(task, None)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as failed:
+            del self.tasks[task]
+            if task.group is None:
+                raise
+            task.group.ended(task, failed)
+        else:
+            if abort is _AGAIN:
+                self._ready.append(task)
+            else:
+                task.abort = abort
+                if task.scope.effective:
+                    self.deliver(task)
+
+
+def _number(task: Task) -> int:
+    return task.number
+
+
+def _again(task: Task) -> None:
+    """Yielded by who only lets others run."""
+
+
+_AGAIN: Abort = _again
+
+
+def leave_be(task: Task) -> None:
+    """Nothing is to be undone when this wait is called off."""
+
+
+@coroutine
+def pause(abort: Abort | None) -> Generator[Abort | None, Cancelled | None, None]:
+    """Wait until resumed. ``abort`` is told when the wait is called off; None: it cannot be. Raises Cancelled."""
+    if Loop.current.over:
+        raise Cancelled
+    error = yield abort
+    if error is not None:
+        raise error
+
+
+@coroutine
+def cancel_shielded_checkpoint() -> Generator[Abort | None, Cancelled | None, None]:
+    """Let others run."""
+    if Loop.current.over:
+        raise Cancelled
+    yield _AGAIN
+
+
+@coroutine
+def checkpoint() -> Generator[Abort | None, Cancelled | None, None]:
+    """Let others run; raises Cancelled if a scope around this was cancelled."""
+    loop = Loop.current
+    if loop.over:
+        raise Cancelled
+    yield _AGAIN
+    if loop.task.scope.effective:
+        error = yield leave_be
+        assert error is not None, "the scope is cancelled"
+        raise error
+
+
+async def checkpoint_if_cancelled() -> None:
+    """As ``checkpoint``, if a scope around this was cancelled."""
+    if Loop.current.task.scope.effective:
+        await checkpoint()
+
+
+@coroutine
+def sleep(delay: float) -> Generator[Abort | None, Cancelled | None, None]:
+    """Wait so many seconds of virtual time."""
+    if delay == 0:
+        yield from checkpoint()
+        return
+    loop = Loop.current
+    if loop.over:
+        raise Cancelled
+    task = loop.task
+    if delay == _FOREVER:
+        error = yield leave_be
+    else:
+        timer = Timer(loop.now + delay, lambda: loop.resume(task))
+        loop.start(timer)
+        error = yield lambda _: loop.stop(timer)
+    if error is not None:
+        raise error
+    if task.scope.effective:  # cancelled between the timer and this step
+        raise Cancelled
+
+
+_FOREVER = float("inf")
