@@ -21,6 +21,7 @@ class Collection:
         self.offered_at: dict[PeerId, float] = {}
         self.first_offer: float | None = None
         self.arrived: set[PeerId] = set()
+        self._described: dict[PeerId, Header] = {}  # held, of whom the offer says what the frame does
         self.quorum_since: float | None = None  # since when as many were usable as a quorum is
         self.ask_at: dict[Digest, float] = {}  # when a frame that is missing will be asked for
 
@@ -44,11 +45,20 @@ class Collection:
             for peer in head.members
             if (offer := self.offers.get(peer)) is not None
             and offer.base == head.anchor
-            and (
-                kind == FrameKind.RESULT
-                or (offer.frame in held and _describes(offer, peer, held[offer.frame], kind, states))
-            )
+            and (kind == FrameKind.RESULT or self._is_held(offer, peer, held, kind, states))
         ]
+
+    def _is_held(self, offer: Offer, peer: PeerId, held: Mapping[Digest, Header], kind: FrameKind, states: int) -> bool:
+        """Whether what a peer offered is here; asked with every event, so each frame is compared once."""
+        header = held.get(offer.frame)
+        if header is None:
+            return False
+        if self._described.get(peer) is header:
+            return True
+        if not _describes(offer, peer, header, kind, states):
+            return False
+        self._described[peer] = header
+        return True
 
     def newly(self, usable: Iterable[PeerId]) -> list[Offer]:
         """The offers among ``usable`` that were not before."""
@@ -60,13 +70,15 @@ class Collection:
         """All who are there have offered, or the deadline is over and waiting longer helps nobody."""
         if not usable or self.first_offer is None:
             return False
-        waited_for = [peer for peer in head.members if presence.present(peer)]
-        late = [peer for peer in waited_for if peer not in usable and peer not in head.newcomers]
-        if not late:
-            return True
         if now >= self.first_offer + deadline.ceiling:
             return True
-        return now >= deadline.at(self.opened, self.first_offer) and 2 * len(usable) >= len(waited_for)
+        here = set(usable)
+        missing = (peer for peer in head.members if peer not in here and peer not in head.newcomers)
+        if not any(presence.present(peer) for peer in missing):
+            return True
+        if now < deadline.at(self.opened, self.first_offer):
+            return False
+        return 2 * len(usable) >= sum(map(presence.present, head.members))
 
 
 def _describes(offer: Offer, peer: PeerId, header: Header, kind: FrameKind, states: int) -> bool:

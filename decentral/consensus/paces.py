@@ -28,6 +28,7 @@ class Paces:
         """``full``: inner steps of a full contribution; ``overlaps``: training goes on while a round is in flight."""
         self._full, self._overlaps = full, overlaps
         self._seconds: dict[PeerId, deque[float]] = {}
+        self._usual: dict[PeerId, float] = {}  # their medians
         self._last: dict[PeerId, float] = {}  # when each offered last
 
     def observe(self, peer: PeerId, steps: int, opened: float, now: float) -> None:
@@ -36,14 +37,17 @@ class Paces:
         self._last[peer] = now
         if began is not None and steps > 0 and self._full:
             per_step = max(0.0, now - began) / min(steps, self._full)
-            self._seconds.setdefault(peer, deque(maxlen=USUAL)).append(per_step * self._full)
+            seconds = self._seconds.setdefault(peer, deque(maxlen=USUAL))
+            seconds.append(per_step * self._full)
+            self._usual[peer] = statistics.median(seconds)
 
     def full_times(self, peers: Iterable[PeerId]) -> tuple[float, ...]:
         """Seconds of a full contribution of those of ``peers`` whose pace is known."""
-        return tuple(statistics.median(self._seconds[peer]) for peer in peers if peer in self._seconds)
+        return tuple(self._usual[peer] for peer in peers if peer in self._usual)
 
     def keep(self, peers: Iterable[PeerId]) -> None:
         """Forget everybody else."""
         for peer in set(self._last) - set(peers):
             self._seconds.pop(peer, None)
+            self._usual.pop(peer, None)
             del self._last[peer]

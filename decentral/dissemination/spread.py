@@ -39,10 +39,28 @@ class Spread:
     passed: tuple[int, ...]  # bytes that each peer gets to pass on, in the order of the lines
 
 
-def seconds_to_all(nbytes: int, lines: Sequence[Line], me: int) -> float:
-    """Seconds until everybody has a frame of ``nbytes`` of peer ``me``, if all have frames of that size."""
-    alone = (len(lines) - 1) * nbytes / lines[me].rate
-    return alone if spread(nbytes, lines, me) is None else _finish(nbytes, lines, me)
+class Lines:
+    """What is asked of the same lines again and again: how long a frame takes. Each answer costs the same for any N."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._rates, self._total = [line.rate for line in lines], sum(line.rate for line in lines)
+        passing = sorted((number for number, line in enumerate(lines) if line.passes_on), key=self._rates.__getitem__)
+        self._fastest = passing[-2:]  # of those who pass on
+
+    def seconds_to_all(self, nbytes: int, me: int) -> float:
+        """Seconds until everybody has a frame of ``nbytes`` of peer ``me``, if all have frames of that size."""
+        n, rate = len(self._rates), self._rates[me]
+        alone = (n - 1) * nbytes / rate
+        if n < 3 or rate < 1:
+            return alone
+        finish = max(nbytes / rate, n * (n - 1) * nbytes / self._total)
+        others = [self._rates[number] for number in self._fastest if number != me]
+        helped = alone - finish >= WORTH and any(finish * other > (n - 1) * nbytes for other in others)
+        return finish if helped else alone
+
+    def seconds_alone(self, nbytes: int, me: int) -> float:
+        """Seconds in which peer ``me`` sends so many bytes once."""
+        return nbytes / self._rates[me]
 
 
 def spread(nbytes: int, lines: Sequence[Line], me: int) -> Spread | None:

@@ -53,13 +53,16 @@ class _Pool:
     most_nbytes: int
     streams: Counter[PeerId] = field(default_factory=Counter)
     nbytes: Counter[PeerId] = field(default_factory=Counter)
+    total: int = 0  # streams
 
     @contextmanager
     def stream(self, peer: PeerId) -> Iterator[None]:
         self.streams[peer] += 1
+        self.total += 1
         try:
             yield
         finally:
+            self.total -= 1
             _give_back(self.streams, peer, 1)
 
     def fits(self, peer: PeerId, nbytes: int, of_one: int) -> bool:
@@ -91,7 +94,7 @@ class Budget:
         TransportError when it, or all members, have too many open; and when an outsider's had to make room.
         """
         pool = self._pool(peer)
-        mine, total = pool.streams.get(peer, 0), pool.streams.total()
+        mine, total = pool.streams.get(peer, 0), pool.total
         if mine >= self.limits.peer_streams or (pool is self._members and total >= pool.most_streams):
             raise TransportError(
                 f"{peer_name(peer)}: {mine} inbound streams of it are open, {total} in all; the new one is refused"

@@ -28,6 +28,7 @@ from decentral.node.terms import make_replica, make_terms
 from decentral.node.uplinks import Uplinks
 from decentral.parameters import Schema
 from decentral.replica.diagnosing.names import Figures
+from decentral.replica.received.readings import Readings
 from decentral.rounds.catchup.catch_up import CatchUp
 from decentral.rounds.driver import Driver
 from decentral.rounds.gossip import Gossip
@@ -88,10 +89,11 @@ class Node:
         private: bool = False,
         admission: Admission | None = None,
         grain: Grain = USUAL,
+        readings: Readings | None = None,
     ) -> None:
         """``on_figures`` is told what rounds say of the swarm; ``uplink`` tells the bytes per second that this peer was
         seen to send, for its lease; ``private`` that others reach it through relays only; ``admission`` who may ask for
-        the terms, where the run admits by token; ``grain`` how finely a reduce is cut.
+        the terms, where the run admits by token; ``grain`` how finely a reduce is cut; ``readings`` is of a simulation.
         """
         manifest = start.manifest
         self.start, self.manifest, self.transport, self.signer = start, manifest, transport, signer
@@ -103,7 +105,14 @@ class Node:
         channels = len(replica.method.channels())
         self.clock = RunClock(manifest.run.minutes)
         inbox = Inbox(
-            start.schema, replica.codec, replica.merge_codec, offload, replica.tail, channels, replica.contents.unpacked
+            start.schema,
+            replica.codec,
+            replica.merge_codec,
+            offload,
+            replica.tail,
+            channels,
+            replica.contents.unpacked,
+            readings,
         )
         uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
         partners = None

@@ -10,7 +10,7 @@ from statistics import fmean, median
 import anyio
 
 from decentral.dissemination.partition import alike
-from decentral.dissemination.spread import UNKNOWN, Line, seconds_to_all
+from decentral.dissemination.spread import UNKNOWN, Line, Lines
 from decentral.swarm.directory import Directory
 from decentral.wire.keys import PeerId
 from decentral.wire.lease import PRIVATE
@@ -26,8 +26,10 @@ class Uplinks:
     directory: Directory
     reduces: bool
     clock: Callable[[], float] = anyio.current_time
-    _found: dict[tuple[PeerId, ...], list[Line] | None] = field(default_factory=dict)
+    _members: tuple[PeerId, ...] = ()  # whose lines were looked up last, when, and what was found
     _since: float = -math.inf
+    _places: dict[PeerId, int] = field(default_factory=dict)
+    _lines: Lines | None = None
 
     def lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
         """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
@@ -49,18 +51,19 @@ class Uplinks:
     def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
         """See Takes. Of a reduce, slices and results are about two bodies."""
         lines = self._waited_for(tuple(members))
-        if lines is None or peer not in members:
+        me = self._places.get(peer)
+        if lines is None or me is None:
             return None
-        me = list(members).index(peer)
-        return 2 * nbytes / lines[me].rate if self.reduces else seconds_to_all(nbytes, lines, me)
+        return lines.seconds_alone(2 * nbytes, me) if self.reduces else lines.seconds_to_all(nbytes, me)
 
-    def _waited_for(self, members: tuple[PeerId, ...]) -> list[Line] | None:
+    def _waited_for(self, members: tuple[PeerId, ...]) -> Lines | None:
         now = self.clock()
-        if not self._since <= now < self._since + FRESH:
-            self._found, self._since = {}, now
-        if members not in self._found:
-            lines = self.lines_of(members)
-            usual = median(line.rate for line in lines)
-            least = [replace(line, rate=max(line.rate, LEAST * usual)) for line in lines]
-            self._found[members] = None if usual == UNKNOWN else least
-        return self._found[members]
+        if self._since <= now < self._since + FRESH and (members is self._members or members == self._members):
+            return self._lines
+        self._members, self._since = members, now
+        self._places = {peer: place for place, peer in enumerate(members)}
+        lines = self.lines_of(members)
+        usual = median(line.rate for line in lines)
+        least = [replace(line, rate=max(line.rate, LEAST * usual)) for line in lines]
+        self._lines = None if usual == UNKNOWN else Lines(least)
+        return self._lines

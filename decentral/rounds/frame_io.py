@@ -32,6 +32,7 @@ class FrameIO:
     def __init__(self, state: LocalState, swarm: SwarmAccess, steps: Steps, watch: PeerWatch) -> None:
         self.state, self.steps, self.watch = state, steps, watch
         self.transport, self.arrivals = swarm.transport, Arrivals()
+        self._said: tuple[Message | None, bytes] = None, b""  # the last message: most go to everybody
         self._pushes: dict[anyio.CancelScope, Frame] = {}
         self._pushed: dict[bytes, tuple[float, float | None]] = {}  # by frame: since when, and until when
         serve_requests(self.transport, CONTROL, self._on_control, limit=CONTROL_LIMIT)
@@ -106,9 +107,14 @@ class FrameIO:
     async def send(self, to: PeerId, message: Message) -> None:
         """Say something to one peer; the machine is told when it cannot be reached."""
         try:
-            await notify(self.transport, to, CONTROL, encode(message), timeout=SEND_TIMEOUT)
+            await notify(self.transport, to, CONTROL, self._encoded(message), timeout=SEND_TIMEOUT)
         except TransportError:
             await self.unreachable(to)
+
+    def _encoded(self, message: Message) -> bytes:
+        if self._said[0] is not message:
+            self._said = message, encode(message)
+        return self._said[1]
 
     @property
     def num_pushes(self) -> int:

@@ -19,7 +19,8 @@ from decentral.parameters import Schema
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, FixedShapes, Shapes, range_shapes
 from decentral.replica.received.measures import Measure
-from decentral.replica.received.unpacked import GATHERED, Unpacked
+from decentral.replica.received.readings import Readings
+from decentral.replica.received.unpacked import GATHERED, Payloads, Unpacked
 from decentral.wire.frames import Frame, FrameKind, Header, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record, ReducePlan
@@ -43,11 +44,14 @@ class Inbox:
         tail: Tail = NO_TAIL,
         channels: int = 1,
         unpacked: Unpacked | None = None,
+        readings: Readings | None = None,
     ) -> None:
-        """``channels``: the vectors that a contribution has at most; ``unpacked``: where the outer step looks."""
+        """``channels``: the vectors that a contribution has at most; ``unpacked``: where the outer step looks;
+        ``readings``: what other peers of this process have read, in a simulation.
+        """
         self.channels = channels
         self._offload, self.tail = offload, tail
-        self.unpacked = unpacked or Unpacked()
+        self.unpacked, self.readings = unpacked or Unpacked(), readings
         self.schema, self.codec, self.merge_codec = schema, codec, merge_codec
         self.plans: dict[tuple[int, int], tuple[tuple[PeerId, int, int], ...]] = {}  # (round, plan) -> partition
         self._plan_came = Changes()
@@ -98,16 +102,26 @@ class Inbox:
 
     def _unpack(self, frame: Frame, body: memoryview, keep: bool) -> None:
         """Read a gathered frame once: what is checked and measured is what the outer step adds."""
-        codec, shapes = self.codec_of(frame.header), self._shapes_of_one(frame.header)
-        payloads = codec.unpack(body, shapes * frame.header.channels, frame.header.channels)
-        change, states = payloads[: len(shapes)], payloads[len(shapes) :]
-        if frame.header.kind == FrameKind.CONTRIBUTION:
-            self.unpacked.measures.add(frame.hash, Measure.of_payloads(codec, change))
-            codec.of(1).check(states)
-        else:
-            codec.check(payloads)
+        known = None if self.readings is None else self.readings.get(frame.hash)
+        payloads, measure = self._read(frame.header, body) if known is None else known
+        if self.readings is not None and known is None:
+            self.readings.add(frame.hash, payloads, measure)
+        if measure is not None:
+            self.unpacked.measures.add(frame.hash, measure)
         if keep:
             self.unpacked.add(frame, payloads)
+
+    def _read(self, header: Header, body: memoryview) -> tuple[Payloads, Measure | None]:
+        """What a body holds, checked, and of a contribution its measure. Raises PayloadError."""
+        codec, shapes = self.codec_of(header), self._shapes_of_one(header)
+        payloads = codec.unpack(body, shapes * header.channels, header.channels)
+        if header.kind != FrameKind.CONTRIBUTION:
+            codec.check(payloads)
+            return payloads, None
+        change, states = payloads[: len(shapes)], payloads[len(shapes) :]
+        measure = Measure.of_payloads(codec, change)
+        codec.of(1).check(states)
+        return payloads, measure
 
     def shapes_of(self, header: Header) -> Shapes:
         """The shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""

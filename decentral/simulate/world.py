@@ -11,6 +11,8 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from decentral.dissemination import gather
+from decentral.rounds.catchup.donor import CHAIN, INDEX, PACKED, STATE
 from decentral.rounds.driver import Driver
 from decentral.simulate.learning.training import StepPace
 from decentral.simulate.machine.host import Host
@@ -23,6 +25,7 @@ from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.keys import peer_name
 
 LOOK_EVERY = 0.5  # s of virtual time
+LONG = (gather.FETCH, CHAIN, INDEX, STATE, PACKED)  # what is asked for there comes in many pieces
 CALM_ROUNDS = 3  # outer steps that the calm swarm must still make
 Progress = Callable[[float], None]  # is told which share is done, from 0 to 1, of the outer steps that are to be made
 
@@ -47,6 +50,8 @@ class World:
             jitter=0.002,
             generator=random.Random(f"network {seed}"),
             weights=None if scenario.stand_in is None else scenario.stand_in.protocols,
+            letters=True,
+            long=LONG,
         )
         self.weather = Weather(random.Random(f"weather {seed}"))
         grain = FINE if scenario.stand_in is None else scenario.stand_in.grain

@@ -6,8 +6,9 @@ Pure: the time comes in. Only this machine's clock decides, so a peer whose cloc
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from decentral.errors import PayloadError
 from decentral.wire.keys import Digest, PeerId
@@ -16,6 +17,7 @@ from decentral.wire.messages import MAX_PEERS, Lease, decode, encode
 _ENTRY = struct.Struct("<IH")  # milliseconds it still counts, bytes of the lease
 MAX_LEASE_NBYTES = 1 << 13
 MAX_LEASES_NBYTES = MAX_PEERS * (_ENTRY.size + MAX_LEASE_NBYTES)
+MAX_LIST_NBYTES = 64 * (_ENTRY.size + MAX_LEASE_NBYTES)  # a row of the largest swarm, and the half again
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class LeaseTable:
     def __init__(self, me: PeerId, run: Digest, ttl: float, capacity: int = MAX_PEERS) -> None:
         self.me, self.run, self.ttl, self.capacity = me, run, ttl, capacity
         self._live: dict[PeerId, tuple[float, Lease]] = {}  # when it ends, what was said
+        self._shown: dict[PeerId, Lease] | None = None  # who is live, in order; None: somebody came or went
         self._silent: dict[PeerId, Silence] = {}
 
     def take(self, lease: Lease, now: float, remaining: float | None = None) -> bool:
@@ -53,6 +56,10 @@ class LeaseTable:
         self._silent.pop(lease.peer, None)
         appeared = lease.peer not in self._live
         self._live[lease.peer] = (now + life, lease)
+        if appeared:
+            self._shown = None
+        elif self._shown is not None and lease.peer in self._shown:
+            self._shown[lease.peer] = lease
         return appeared or known is None or _told(known) != _told(lease)
 
     def check(self, lease: Lease) -> None:
@@ -67,9 +74,16 @@ class LeaseTable:
             return self._live[peer][1]
         return self._silent[peer].lease if peer in self._silent else None
 
-    def live(self, now: float) -> dict[PeerId, Lease]:
-        """Who is here, in the order of their ids."""
-        return {peer: lease for peer, (end, lease) in sorted(self._live.items()) if end > now}
+    def live(self, now: float) -> Mapping[PeerId, Lease]:
+        """Who is here, in the order of their ids. Every tick asks: it is sorted when somebody came or went."""
+        if self._shown is None:
+            self._shown = {peer: lease for peer, (_, lease) in sorted(self._live.items())}
+        ended = [peer for peer, (end, _) in self._live.items() if end <= now]
+        return {peer: lease for peer, lease in self._shown.items() if peer not in ended} if ended else self._shown
+
+    def is_live(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer is here."""
+        return peer in self._live and self._live[peer][0] > now
 
     def next_end(self) -> float:
         """When the next live lease ends if its peer stays silent."""
@@ -80,6 +94,7 @@ class LeaseTable:
         ended = sorted(peer for peer, (end, _) in self._live.items() if end <= now)
         for peer in ended:
             end, lease = self._live.pop(peer)
+            self._shown = None
             self._fall_silent(peer, Silence(end, lease, said_goodbye=False))
         return ended
 
@@ -87,6 +102,7 @@ class LeaseTable:
         """The peer left in good order; whether it was here."""
         _, lease = self._live.pop(peer, (now, None))
         if lease is not None:
+            self._shown = None
             self._fall_silent(peer, Silence(now, lease, said_goodbye=True))
         return lease is not None
 
@@ -132,8 +148,14 @@ class LeaseTable:
 
 def write_leases(entries: Sequence[tuple[float, Lease]]) -> bytes:
     """Leases for others, each with the seconds it still counts."""
-    packed = [(int(1000 * max(0.0, remaining)), encode(lease)) for remaining, lease in entries[:MAX_PEERS]]
-    return b"".join(_ENTRY.pack(remaining, len(data)) + data for remaining, data in packed)
+    told = [(int(1000 * max(0.0, remaining)), packed(lease)) for remaining, lease in entries[:MAX_PEERS]]
+    return b"".join(_ENTRY.pack(remaining, len(data)) + data for remaining, data in told)
+
+
+@lru_cache(maxsize=2 * MAX_PEERS)
+def packed(lease: Lease) -> bytes:
+    """The bytes of one lease: each is sent to many."""
+    return encode(lease)
 
 
 def read_leases(data: bytes) -> Iterator[tuple[float, Lease]]:

@@ -28,6 +28,7 @@ class OwnLease:
         self._sequence = 0
         self._outrun = 0
         self._news = anyio.Event()
+        self._signed: tuple[Lease | None, Lease | None] = None, None  # the last draft, and the lease it became
 
     def update(self, given: Mapping[str, int | Digest | None]) -> None:
         """Say these fields of the lease from now on; None leaves one as it is."""
@@ -47,7 +48,12 @@ class OwnLease:
 
     def sealed(self) -> Lease:
         """What this peer says of itself now, signed."""
-        return seal_lease(self.draft(), self._signer)
+        draft = self.draft()
+        before, sealed = self._signed
+        if sealed is None or draft != before:
+            sealed = seal_lease(draft, self._signer)
+            self._signed = draft, sealed
+        return sealed
 
     def draft(self) -> Lease:
         """The same, not signed."""

@@ -23,6 +23,7 @@ from typing import Any, Protocol, Self
 from decentral.errors import ConfigError, DecentralError
 from decentral.flow.budget import Budget
 from decentral.flow.uplink import UplinkMeter
+from decentral.transport.letters import Letters
 from decentral.wire.keys import PeerId, peer_name
 
 UNREAD = 40.0  # s that what was sent may take to be read: buffers on the way hold about 1 MiB, 32 s at the least rate
@@ -116,6 +117,11 @@ class Transport(Protocol):
         """A new stream to ``peer``. PeerUnreachable when there is no path or nobody serves the protocol."""
         ...
 
+    @property
+    def letters(self) -> Letters | None:
+        """What carries small bodies whole, where there is such a thing."""
+        ...
+
     def pushing(self, protocol: str) -> AbstractAsyncContextManager[None]:
         """A place among those who push at once: a cap of our own is not the path's fault, so its wait is not timed."""
         ...
@@ -149,6 +155,11 @@ class Uncapped:
 
     @property
     def dht_host(self) -> DhtHost | None:
+        """See Transport."""
+        return None
+
+    @property
+    def letters(self) -> Letters | None:
         """See Transport."""
         return None
 

@@ -11,14 +11,15 @@ Who answers closes last: a daemon may lose the last bytes of what closes first (
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from types import TracebackType
 
 import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.transport.base import UNREAD, Stream, Transport
+from decentral.transport.letters import Letter, Letters, Respond, Watch
 from decentral.transport.watchdog import SENDING_STALL, OnBytes, Watchdog
 from decentral.wire.keys import PeerId, peer_name
 
@@ -29,9 +30,6 @@ _LARGEST = 1 << 18  # bytes sent at a time: the daemon's measured best
 HANDLED = 60.0  # s for which is waited to hear that a body was handled: buffers on the way may hold most of it
 _QUICK, _SLOW = 0.25, 2.0  # s a piece may take before the next is no larger, or smaller: progress stays visible
 
-Respond = Callable[[PeerId, bytes], Awaitable[bytes]]
-Watch = Callable[[PeerId], AbstractContextManager[OnBytes]]
-
 
 async def request(
     transport: Transport, peer: PeerId, protocol: str, body: bytes, *, limit: int, timeout: float
@@ -41,6 +39,14 @@ async def request(
     ``timeout``: seconds until there is a path, and again until the answer begins. PeerUnreachable when it does not,
     StreamClosed when the peer refused or bytes stood still, PayloadError when the answer is longer than the limit.
     """
+    letters = transport.letters
+    if letters is not None and letters.carry(protocol, len(body)):
+        letter = await _post(letters, peer, protocol, body, timeout)
+        try:
+            with _Deadline(peer, protocol, timeout):
+                return await letter.answer(limit)
+        finally:
+            await letter.close()
     stream = await open_stream(transport, peer, protocol, timeout)
     try:
         await send_body(stream, protocol, body)
@@ -65,6 +71,17 @@ async def notify(
     ``on_handled`` is called when the peer says that it has handled the body; for that, it is waited a while.
     Raises as ``request`` does.
     """
+    letters = transport.letters
+    if letters is not None and letters.carry(protocol, len(body)):
+        letter = await _post(letters, peer, protocol, body, timeout)
+        try:
+            with suppress(TransportError, PayloadError), anyio.move_on_after(HANDLED):
+                if on_handled is not None:
+                    await letter.answer(0)
+                    on_handled()
+        finally:
+            await letter.close()
+        return
     stream = await send(transport, peer, protocol, body, timeout)
     if on_handled is None:
         await stream.aclose()
@@ -118,12 +135,20 @@ def serve_requests(
         await ended(stream)
 
     transport.serve(protocol, attend)
+    if transport.letters is not None:
+        transport.letters.serve(protocol, handler, limit, watch)
 
 
 async def ended(stream: Stream) -> None:
     """Wait until the other side, who has read the answer then, ends the stream."""
     with suppress(TransportError), anyio.move_on_after(UNREAD):
         await stream.receive_exactly(1)
+
+
+async def _post(letters: Letters, peer: PeerId, protocol: str, body: bytes, timeout: float) -> Letter:
+    with _Deadline(peer, protocol, timeout):
+        letter = await letters.post(peer, protocol, body)
+    return letter
 
 
 async def open_stream(transport: Transport, peer: PeerId, protocol: str, timeout: float) -> Stream:

@@ -17,9 +17,9 @@ import anyio
 from decentral.errors import PayloadError
 from decentral.flow.window import Ack, InFlight, Window
 from decentral.transport.base import Stream, Transport
+from decentral.transport.letters import Watch
 from decentral.transport.requests import (
     HANDLED,
-    Watch,
     open_stream,
     receive_body,
     receive_length,

@@ -24,6 +24,7 @@ from decentral.flow.changes import Changes
 from decentral.flow.schedule import Schedule, Turn, piece_of
 from decentral.flow.uplink import UplinkMeter
 from decentral.transport.base import Count, DhtHost, Handler, Stream, Traffic, Transport
+from decentral.transport.letters import Letters
 from decentral.transport.watchdog import LEAST_RATE, Holdable
 from decentral.wire.keys import PeerId, peer_name
 
@@ -202,6 +203,11 @@ class ThrottledTransport:
     def budget(self) -> Budget:
         """See Transport."""
         return self.inner.budget
+
+    @property
+    def letters(self) -> Letters | None:
+        """See Transport: none, as a cap counts what streams move."""
+        return None
 
     @property
     def dht_host(self) -> DhtHost | None:

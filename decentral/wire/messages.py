@@ -7,6 +7,8 @@ again gives the same bytes. Raises PayloadError and nothing else.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from decentral.errors import PayloadError
 from decentral.wire.control import (
     Behind,
@@ -61,6 +63,7 @@ __all__ = [
 ]
 
 VERSION = 2  # 1 had no age and no summary of contributions and was never released
+_SMALL = 1 << 10  # bytes of a message of which many are remembered: leases, offers, votes
 MAX_MESSAGE_NBYTES = 512 * 1024  # a commit with every list full takes 461 kB
 
 Message = (
@@ -104,7 +107,14 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """The message encoded by exactly ``data``; a lease's signature is checked. Raises PayloadError."""
+    """The message encoded by exactly ``data``; a lease's signature is checked. Raises PayloadError.
+
+    What came lately is not read again: one lease comes from many peers, one commit from all who help.
+    """
+    return (_decode_small if len(data) <= _SMALL else _decode_large)(bytes(data))
+
+
+def _decode(data: bytes) -> Message:
     if not 2 <= len(data) <= MAX_MESSAGE_NBYTES:
         raise PayloadError(f"message of {len(data)} bytes, want 2 to {MAX_MESSAGE_NBYTES}; drop it and its sender")
     code, version = data[0], data[1]
@@ -114,4 +124,8 @@ def decode(data: bytes | memoryview) -> Message:
     if version != VERSION:
         what = f"{type_.__name__} in version {version}, this library reads {VERSION}"
         raise PayloadError(f"{what}: one of the two is too old; update it")
-    return from_bytes(type_, bytes(data[2:]))
+    return from_bytes(type_, data[2:])
+
+
+_decode_small = lru_cache(maxsize=2 * MAX_PEERS)(_decode)
+_decode_large = lru_cache(maxsize=8)(_decode)

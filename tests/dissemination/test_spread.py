@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from decentral.dissemination.spread import Line, spread, thin_last
+from decentral.dissemination.spread import Line, Lines, spread, thin_last
 
 P = 10_000_000  # bytes
 FAST = 2_500_000.0  # bytes/s
@@ -85,3 +85,17 @@ def test_thin_peers_are_asked_last_and_the_rest_in_their_order():
     assert thin_last([a, b, c, d], lines(1.0, 10.0, 10.0, 9.0)) == [b, c, d, a]
     assert thin_last([d, c], lines(5.0, 5.0)) == [d, c]
     assert thin_last([], []) == []
+
+
+@given(
+    st.integers(1, 1 << 20),
+    st.lists(st.tuples(st.floats(1.0, 1e6), st.booleans()), min_size=2, max_size=8),
+    st.integers(0, 7),
+)
+def test_how_long_a_frame_takes_follows_from_how_it_is_sent(nbytes, drawn, me):
+    lines = [Line(rate, passes_on=passes_on) for rate, passes_on in drawn]
+    me %= len(lines)
+    alone = (len(lines) - 1) * nbytes / lines[me].rate
+    finish = max(nbytes / lines[me].rate, len(lines) * (len(lines) - 1) * nbytes / sum(one.rate for one in lines))
+    seconds = alone if spread(nbytes, lines, me) is None else finish
+    assert Lines(lines).seconds_to_all(nbytes, me) == seconds

@@ -41,7 +41,8 @@ class Readiness:
         if enough and usable and self._quorum_waited(now):
             return True
         ready = enough and state.round.ready(usable, state.head, state.presence, state.deadline, now)
-        return ready and not any(self._is_coming(peer, now) for peer in state.round.offers if peer not in usable)
+        here = frozenset(usable if ready else ())
+        return ready and not any(self._is_coming(peer, now) for peer in state.round.offers if peer not in here)
 
     def _quorum_waited(self, now: float) -> bool:
         """Whether a quorum is here and had its grace: then nobody is waited for, and no frame that is on its way."""

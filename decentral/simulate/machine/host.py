@@ -26,6 +26,7 @@ class Host:
         folder.mkdir()
         self.disk = RecordingDisk(folder)
         self.identity = 0
+        self._signer: Signer | None = None
         self.lives = 0
         self._damaged = False
         self.claim: float | None = (
@@ -41,8 +42,10 @@ class Host:
     @property
     def signer(self) -> Signer:
         """The key on this machine's disk."""
-        text = f"{self.site.seed}/{self.number}/{self.identity}".encode()
-        return Signer(hashlib.blake2b(text, digest_size=32).digest())
+        if self._signer is None:
+            text = f"{self.site.seed}/{self.number}/{self.identity}".encode()
+            self._signer = Signer(hashlib.blake2b(text, digest_size=32).digest())
+        return self._signer
 
     @property
     def peer(self) -> PeerId:
@@ -105,6 +108,7 @@ class Host:
     def forget(self) -> None:
         """A new key and an empty disk: to the others a stranger."""
         self.identity += 1
+        self._signer = None
         self.founder = False
         self._put_in(None)
         self.note("forgot")

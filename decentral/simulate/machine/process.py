@@ -7,7 +7,7 @@ two steps of its tasks: nothing it does afterwards reaches a disk or a peer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
@@ -21,6 +21,7 @@ from decentral.errors import DiskError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node, Start
+from decentral.replica.received.readings import Readings
 from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.simulate.learning.lessons import LessonName, first_anchors, lesson_named, toy_schema
 from decentral.simulate.learning.training import FlatModel, Note, StepPace, Trainer
@@ -51,6 +52,7 @@ class Site:
     lesson: LessonName
     claims: Sequence[float] = ()  # bytes/s that hosts may say they were seen to send; empty: they say nothing
     grain: Grain = FINE
+    readings: Readings = field(default_factory=Readings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class SimulatedProcess:
             offload=_interleaved,
             uplink=lambda: machine.claim,
             grain=site.grain,
+            readings=site.readings,
         )
         live = LiveSide(self.model, self.lesson.inner, machine.signer.peer, schema)
         self.schedule = make_schedule(site.manifest, bytes(32), live)

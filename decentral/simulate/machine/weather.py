@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,9 @@ from decentral.errors import TransportError
 from decentral.flow.budget import Budget
 from decentral.simulate.profiles import Profile
 from decentral.transport.base import Handler, Stream, Traffic, Transport, Uncapped
+from decentral.transport.letters import Letter, Letters, Respond, Watch
+from decentral.transport.memory.letters import MemoryLetter, MemoryLetters
+from decentral.transport.memory.transport import MemoryTransport
 from decentral.wire.keys import PeerId
 
 
@@ -48,8 +52,9 @@ class Weather:
 class WeatheredTransport(Uncapped):
     """A transport under a weather. See Transport."""
 
-    def __init__(self, inner: Transport, weather: Weather) -> None:
+    def __init__(self, inner: MemoryTransport, weather: Weather) -> None:
         self._inner, self._weather = inner, weather
+        self._letters = inner.own_letters
         self.peer: PeerId = inner.peer
 
     @property
@@ -78,6 +83,11 @@ class WeatheredTransport(Uncapped):
         """See Transport."""
         await self._inner.connect(peer, addresses)
 
+    @property
+    def letters(self) -> Letters | None:
+        """See Transport; they have the weather of streams."""
+        return None if self._letters is None else WeatheredLetters(self._letters, self._weather)
+
     async def open(self, peer: PeerId, protocol: str) -> Stream:
         """See Transport; the stream may be one of those below."""
         weather = self._weather
@@ -100,6 +110,63 @@ class WeatheredTransport(Uncapped):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         return await self._inner.__aexit__(kind, error, trace)
+
+
+@dataclass(frozen=True, slots=True)
+class WeatheredLetters:
+    """Letters under a weather: lost, flipped or said twice as often as streams. See Letters."""
+
+    inner: MemoryLetters
+    weather: Weather
+
+    def carry(self, protocol: str, nbytes: int) -> bool:
+        """See Letters."""
+        return self.inner.carry(protocol, nbytes)
+
+    def serve(self, protocol: str, respond: Respond, limit: int, watch: Watch | None) -> None:
+        """See Letters."""
+        self.inner.serve(protocol, respond, limit, watch)
+
+    async def post(self, peer: PeerId, protocol: str, body: bytes) -> Letter:
+        """See Letters."""
+        weather = self.weather
+        if weather.delay:
+            await anyio.sleep(weather.generator.uniform(0.0, weather.delay))
+        await self.inner.reach(peer, protocol)
+        if weather.strikes(weather.loss):
+            return await self.inner.put(peer, protocol, body, lost=True)
+        if weather.strikes(weather.corruption):
+            return await self.inner.put(peer, protocol, _flipped(body, weather.generator))
+        twice = weather.strikes(weather.duplication)
+        letter = await self.inner.put(peer, protocol, body)
+        return _SaidTwice(letter, self.inner) if twice else letter
+
+
+@dataclass(frozen=True, slots=True)
+class _SaidTwice:
+    """Comes once more when the first is over; its second answer is dropped."""
+
+    first: MemoryLetter
+    letters: MemoryLetters
+
+    async def answer(self, limit: int) -> bytes:
+        """See Letter."""
+        return await self.first.answer(limit)
+
+    async def close(self) -> None:
+        """See Letter."""
+        await self.first.close()
+        with suppress(TransportError):
+            await (await self.letters.post(self.first.receiver, self.first.protocol, self.first.body)).close()
+
+
+def _flipped(body: bytes, generator: random.Random) -> bytes:
+    """One bit of it is another."""
+    if not body:
+        return body
+    at, flipped = generator.randrange(8 * len(body)), bytearray(body)
+    flipped[at // 8] ^= 1 << at % 8
+    return bytes(flipped)
 
 
 @dataclass(eq=False, slots=True)

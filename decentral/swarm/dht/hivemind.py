@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ class DirectoryView(Protocol):
         """Whether nobody else is here."""
         ...
 
-    def live(self) -> dict[PeerId, Lease]:
+    def live(self) -> Mapping[PeerId, Lease]:
         """The other peers that are here."""
         ...
 

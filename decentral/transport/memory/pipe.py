@@ -15,7 +15,7 @@ from decentral.flow.changes import Changes
 from decentral.flow.window import SECONDS
 
 WINDOW = 1 << 20  # bytes in flight per stream; where the daemon's senders were measured to block
-_PIECE = 1 << 16  # bytes
+PIECE = 1 << 16  # bytes
 _NEVER = float("inf")
 
 
@@ -30,6 +30,9 @@ class Weight:
         """What ``count`` bytes from the ``start``-th on stand for."""
         plain = min(count, max(0, self.plain - start))
         return plain + (count - plain) * self.each
+
+
+AS_THEY_ARE = Weight()
 
 
 @dataclass(slots=True)
@@ -106,7 +109,7 @@ class Pipe:
         """Queue a copy of ``data``, waiting while a window of it is unread."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         view = memoryview(data).cast("B")
-        size = max(1, int(_PIECE / self._weight.each))
+        size = max(1, int(PIECE / self._weight.each))
         for start in range(0, len(view), size):
             while self._held >= WINDOW and not self._dead:
                 await self._changed.next()

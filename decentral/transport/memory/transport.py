@@ -7,7 +7,7 @@ The order of events depends on nothing but the calls made, and a seeded ``jitter
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -20,11 +20,11 @@ import anyio.lowlevel
 from decentral.errors import PeerUnreachable, TransportError
 from decentral.flow.budget import Budget, Limits
 from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend
-from decentral.transport.memory.pipe import Downlink, Link, Pipe, Weight
+from decentral.transport.letters import Letters
+from decentral.transport.memory.letters import MemoryLetter, MemoryLetters, refuse
+from decentral.transport.memory.pipe import AS_THEY_ARE, Downlink, Link, Pipe, TimedPiece, Weight
 from decentral.transport.watchdog import Holdable, Watchdog
 from decentral.wire.keys import PeerId, Signer, peer_name
-
-AS_THEY_ARE = Weight()
 
 
 @dataclass(eq=False)
@@ -68,6 +68,7 @@ class MemoryNetwork:
     ``latency`` is one way in seconds, ``bandwidth`` each peer's uplink and ``downlink`` its downlink in bytes per
     second (None: no limit), ``jitter`` the largest extra delay of a piece in seconds, drawn from ``generator``.
     ``weights`` says how many bytes those of a protocol take the time of: small tensors that stand for large ones.
+    With ``letters`` what fits into one piece goes without a stream, but for protocols whose answers are ``long``.
     """
 
     def __init__(
@@ -79,10 +80,15 @@ class MemoryNetwork:
         jitter: float = 0.0,
         generator: random.Random | None = None,
         weights: Mapping[str, Weight] | None = None,
+        letters: bool = False,
+        long: Collection[str] = (),
     ) -> None:
         self.latency, self.bandwidth, self.downlink, self.jitter = latency, bandwidth, downlink, jitter
         self.generator = generator or random.Random(0)
-        self.weights = weights or {}
+        self.weights: Mapping[str, Weight] = weights or {}
+        self.letters = letters
+        self.long: Collection[str] = frozenset(long)
+        self._posted: dict[frozenset[PeerId], dict[MemoryLetter, None]] = {}
         self._up: dict[PeerId, MemoryTransport] = {}
         self._cut: set[frozenset[PeerId]] = set()
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
@@ -112,7 +118,7 @@ class MemoryNetwork:
         Other tasks of that peer are the caller's to cancel; whatever they try on the network fails.
         """
         transport = self._up.pop(peer, None)
-        for pair in [pair for pair in self._pipes if peer in pair]:
+        for pair in [pair for pair in (*self._pipes, *self._posted) if peer in pair]:
             self._break(pair)
         if transport is not None:
             transport.stop()
@@ -149,21 +155,56 @@ class MemoryNetwork:
 
     def delay(self, sender: PeerId, receiver: PeerId) -> float:
         """The one-way delay between two peers in seconds."""
-        return self._link(sender, receiver).latency
+        return self.link(sender, receiver).latency
 
     def pipes(self, a: PeerId, b: PeerId, weight: Weight = AS_THEY_ARE) -> tuple[Pipe, Pipe]:
         """A fresh pipe each way between two peers."""
-        there = Pipe(self._link(a, b), self._downlink(b), self._jitter, weight)
-        back = Pipe(self._link(b, a), self._downlink(a), self._jitter, weight)
+        there = Pipe(self.link(a, b), self._downlink(b), self._jitter, weight)
+        back = Pipe(self.link(b, a), self._downlink(a), self._jitter, weight)
         both = self._pipes.setdefault(frozenset((a, b)), [])
         both[:] = [pipe for pipe in both if not pipe.over]
         both += (there, back)
         return there, back
 
-    def _link(self, sender: PeerId, receiver: PeerId) -> Link:
+    # ---- letters ----
+
+    def link(self, sender: PeerId, receiver: PeerId) -> Link:
+        """What one direction between two peers goes by."""
         if (sender, receiver) in self._links:
             return self._links[sender, receiver]
         return self._uplink(sender)
+
+    def on_the_line(self, link: Link, receiver: PeerId, nbytes: float) -> TimedPiece:
+        """A piece that leaves now."""
+        now = anyio.current_time()
+        piece = TimedPiece(memoryview(b""), nbytes, link.arrival(nbytes, now) + self._jitter())
+        self._downlink(receiver).expect(piece, now)
+        return piece
+
+    def settle(self, receiver: PeerId) -> None:
+        """Give what has reached a peer's line its turn."""
+        self._downlink(receiver).settle(anyio.current_time())
+
+    def posted(self, letter: MemoryLetter) -> None:
+        """It is on its way."""
+        self._posted.setdefault(frozenset((letter.sender, letter.receiver)), {})[letter] = None
+
+    def done(self, letter: MemoryLetter) -> None:
+        """It is there, or lost."""
+        pair = frozenset((letter.sender, letter.receiver))
+        under_way = self._posted.get(pair, {})
+        under_way.pop(letter, None)
+        if not under_way:
+            self._posted.pop(pair, None)
+
+    def carries(self, letter: MemoryLetter) -> bool:
+        """Whether the way of a letter was not broken since it was posted."""
+        return letter in self._posted.get(frozenset((letter.sender, letter.receiver)), {})
+
+    def received(self, peer: PeerId, sender: PeerId, nbytes: int) -> None:
+        """Book an answer that came."""
+        if peer in self._up:
+            self._up[peer].traffic.add(sender, received=nbytes)
 
     def _uplink(self, peer: PeerId) -> Link:
         return self._uplinks.setdefault(peer, Link(latency=self.latency, bandwidth=self.bandwidth))
@@ -177,6 +218,8 @@ class MemoryNetwork:
     def _break(self, pair: frozenset[PeerId]) -> None:
         for pipe in self._pipes.pop(pair, []):
             pipe.sever()
+        for letter in self._posted.pop(pair, {}):
+            letter.end()
 
 
 class MemoryTransport(Uncapped):
@@ -190,6 +233,7 @@ class MemoryTransport(Uncapped):
         self.services = Services()
         self._group: anyio.abc.TaskGroup | None = None
         self._scopes: dict[anyio.CancelScope, None] = {}  # in order of arrival: a set would not replay
+        self._letters = MemoryLetters(self, network)
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """See Transport."""
@@ -250,6 +294,36 @@ class MemoryTransport(Uncapped):
         scope = anyio.CancelScope()  # made here: who is killed before the handler's first step must not start it
         self._scopes[scope] = None
         self._group.start_soon(self._attend, scope, stream, protocol, handler)
+
+    @property
+    def letters(self) -> Letters | None:
+        """See Transport."""
+        return self.own_letters
+
+    @property
+    def own_letters(self) -> MemoryLetters | None:
+        """Those of this transport, where the network carries any."""
+        return self._letters if self.network.letters else None
+
+    def letters_of(self, protocol: str) -> MemoryLetters:
+        """Where letters of a protocol come in; PeerUnreachable when it is not served."""
+        if self._group is None or not self._letters.answers(protocol):
+            raise refuse(self.peer, protocol)
+        return self._letters
+
+    def begin(self, deliver: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Do something that ends with the handlers."""
+        assert self._group is not None, "it was reached"
+        scope = anyio.CancelScope()
+        self._scopes[scope] = None
+        self._group.start_soon(self._within, scope, deliver, *args)
+
+    async def _within(self, scope: anyio.CancelScope, deliver: Callable[..., Awaitable[None]], *args: object) -> None:
+        try:
+            with scope:
+                await deliver(*args)
+        finally:
+            del self._scopes[scope]
 
     async def _attend(self, scope: anyio.CancelScope, stream: MemoryStream, protocol: str, handler: Handler) -> None:
         try:
