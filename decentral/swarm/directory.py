@@ -70,7 +70,7 @@ class Directory:
         self._contacts = Contacts()
         self._bootstrap = Bootstrap(signer.peer, self._contacts, self._visit, self._is_live, ttl / 3)
         self._dht = dht  # look in hivemind's DHT, too, where the transport has one
-        self._turn = 0
+        self._turn, self._patience = 0, min(10.0, max(1.0, ttl / 3))
         self._left = False
         self.answered_in: dict[PeerId, float] = {}  # s that the last renewal took, there and back
         self._changed = Changes()
@@ -234,8 +234,7 @@ class Directory:
         """Our lease and those of our row to one peer; it answers as to ``_tell``."""
         others = [entry for entry in self._table.entries(anyio.current_time()) if entry[1].peer in row]
         body = write_leases([(self.ttl, self.own()), *others])
-        answer = await self._request(peer, LEASE_LIST, MAX_LEASE_NBYTES, body)
-        if answer:
+        if answer := await self._request(peer, LEASE_LIST, MAX_LEASE_NBYTES, body):
             self._heard_from(peer, read_lease(answer))
 
     async def _request(self, peer: PeerId, protocol: str, limit: int, body: bytes | None = None) -> bytes:
@@ -349,7 +348,3 @@ class Directory:
 
     def _notify(self) -> None:
         self._changed.tell()
-
-    @property
-    def _patience(self) -> float:
-        return min(10.0, max(1.0, self.ttl / 3))

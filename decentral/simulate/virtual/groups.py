@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from decentral.simulate.virtual.loop import Cancelled, Job, Loop, Task, cancel_shielded_checkpoint, pause
+from decentral.simulate.virtual.loop import Cancelled, Job, Loop, Scope, Task, cancel_shielded_checkpoint, pause
 from decentral.simulate.virtual.scopes import CancelScope, look_from
 
 __all__ = ["TaskGroup"]
@@ -135,7 +135,7 @@ class _Status:
             self._group.take_over(self._until_started)
 
 
-def _hang(task: Task, before: CancelScope, after: CancelScope) -> None:
+def _hang(task: Task, before: Scope, after: Scope) -> None:
     """Its outermost scope lies in another from now on."""
     if task.scope is before:
         task.scope = after

@@ -14,11 +14,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from types import coroutine
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from decentral.simulate.virtual.groups import TaskGroup
-    from decentral.simulate.virtual.scopes import CancelScope
+from typing import Any, Protocol
 
 __all__ = ["Cancelled", "Loop", "Task", "cancel_shielded_checkpoint", "checkpoint", "checkpoint_if_cancelled", "pause"]
 
@@ -31,12 +27,37 @@ class Cancelled(BaseException):
     """A scope around this task was cancelled; caught by that scope."""
 
 
+class Scope(Protocol):
+    """What a task stands in; see `scopes`."""
+
+    cancel_called: bool
+    effective: bool
+    parent: Scope | None
+    group: Group | None
+
+    @property
+    def shield(self) -> bool:
+        """Whether what is cancelled around it is not cancelled in it."""
+        ...
+
+
+class Group(Protocol):
+    """What a task belongs to; see `groups`."""
+
+    tasks: dict[Task, None]
+    host: Task | None
+
+    def ended(self, task: Task, error: BaseException | None) -> None:
+        """One of its tasks has."""
+        ...
+
+
 class Task:
     """A coroutine and where it stands. ``id``: as anyio's TaskInfo has it."""
 
     __slots__ = ("abort", "coro", "error", "group", "number", "scope")
 
-    def __init__(self, coro: Job, number: int, group: TaskGroup | None, scope: CancelScope) -> None:
+    def __init__(self, coro: Job, number: int, group: Group | None, scope: Scope) -> None:
         self.coro, self.number, self.group, self.scope = coro, number, group, scope
         self.abort: Abort | None = None  # while it waits for what may be called off
         self.error: Cancelled | None = None  # to be raised where it waits
@@ -76,7 +97,7 @@ class Loop:
 
     # ---- tasks ----
 
-    def spawn(self, coro: Job, group: TaskGroup | None, scope: CancelScope) -> Task:
+    def spawn(self, coro: Job, group: Group | None, scope: Scope) -> Task:
         """Begin a task; it makes its first step in a later batch."""
         self._count += 1
         task = Task(coro, self._count, group, scope)
@@ -138,7 +159,7 @@ class Loop:
 
     # ---- running ----
 
-    def run(self, main: Job, scope: CancelScope) -> Any:  # Any: what ``main`` returns
+    def run(self, main: Job, scope: Scope) -> Any:  # Any: what ``main`` returns
         """Until ``main`` has ended; what it returned. Every task is closed then."""
         task = self.spawn(main, None, scope)
         try:

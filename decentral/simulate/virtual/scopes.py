@@ -8,12 +8,9 @@ times, touch two attributes, and cancelling, which is rare, looks around.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from decentral.simulate.virtual.loop import Cancelled, Loop, Task, Timer
-
-if TYPE_CHECKING:
-    from decentral.simulate.virtual.groups import TaskGroup
+from decentral.simulate.virtual.loop import Cancelled, Group, Loop, Scope, Task, Timer
 
 __all__ = ["CancelScope", "outermost"]
 
@@ -44,8 +41,8 @@ class CancelScope:
     def __init__(self, *, deadline: float = _NEVER, shield: bool = False) -> None:
         self._deadline, self._shield = deadline, shield
         self.cancel_called = self.cancelled_caught = self.effective = False
-        self.parent: CancelScope | None = None
-        self.group: TaskGroup | None = None
+        self.parent: Scope | None = None
+        self.group: Group | None = None
         self._task: Task | None = None  # while it is entered
         self._timer: Timer | None = None
 
@@ -144,9 +141,9 @@ class CancelScope:
         look_from(task, self.parent)
 
 
-def look_from(task: Task, outer: CancelScope) -> None:
+def look_from(task: Task, outer: Scope) -> None:
     """Tell the scopes of a task within ``outer``, and those of its groups' tasks, what was cancelled around them."""
-    inner: list[CancelScope] = []
+    inner: list[Scope] = []
     scope = task.scope
     while scope is not outer:
         inner.append(scope)
@@ -154,7 +151,7 @@ def look_from(task: Task, outer: CancelScope) -> None:
         scope = scope.parent
     around = outer.effective
     for scope in reversed(inner):
-        effective = scope.cancel_called or (around and not scope._shield)
+        effective = scope.cancel_called or (around and not scope.shield)
         if effective != scope.effective:
             scope.effective = effective
             for child in tuple(scope.group.tasks) if scope.group is not None else ():

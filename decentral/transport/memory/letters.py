@@ -80,7 +80,7 @@ class Station(Protocol):
         ...
 
 
-class Lines(Protocol):
+class Wires(Protocol):
     """The network between all of them."""
 
     weights: Mapping[str, Weight]
@@ -126,7 +126,7 @@ class Lines(Protocol):
 class MemoryLetters:
     """See Letters: those of one transport, out and in."""
 
-    def __init__(self, transport: Station, network: Lines) -> None:
+    def __init__(self, transport: Station, network: Wires) -> None:
         self._transport, self._network = transport, network
         self._served: dict[str, _Served] = {}
 

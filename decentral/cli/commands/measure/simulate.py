@@ -13,12 +13,13 @@ from decentral.errors import UsageError
 
 ROUNDS = 20
 LEARNING_ROUNDS = 150  # after 20 a sparse swarm has sent a third of the model, and the lone peer has learnt it
+MOST_PEERS = 1024  # of one epoch
 PROFILES = ("lab", "home", "spot", "storm", "cliff", "even")
 
 
 @click.command("simulate")
 @click.argument("manifest", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--peers", default=4, show_default=True, type=click.IntRange(1, 64), help="Simulated peers.")
+@click.option("--peers", default=4, show_default=True, type=click.IntRange(1, MOST_PEERS), help="Simulated peers.")
 @click.option("--profile", type=click.Choice(PROFILES), help="Links and machines; home, with --link even.")
 @click.option("--link", type=Rate(), help="Every peer's line, each way, as 20mbit, instead of the profile's lines.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same run, to the last event.")
