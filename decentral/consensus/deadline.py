@@ -23,15 +23,18 @@ class Deadline:
         self.floor = floor  # s
         self.ceiling = ceiling  # s
         self.delays: deque[float] = deque(maxlen=WINDOW)
+        self._median = self._spread = 0.0  # of them; asked for with every event
 
     def observe(self, delay: float) -> None:
         """Remember that a full contribution was here ``delay`` seconds after its round opened."""
         self.delays.append(max(0.0, delay))
+        self._median = median = statistics.median(self.delays)
+        self._spread = statistics.median(abs(one - median) for one in self.delays)
 
     @property
     def typical(self) -> float | None:
         """Median seconds from the opening of a round to a contribution, or None before there is a history."""
-        return statistics.median(self.delays) if len(self.delays) >= ENOUGH else None
+        return self._median if len(self.delays) >= ENOUGH else None
 
     def early_at(self, opened: float, first_offer: float) -> float:
         """The moment to offer what there is rather than come late: half the slack after the first offer.
@@ -48,6 +51,5 @@ class Deadline:
         median = self.typical
         if median is None:
             return latest
-        spread = statistics.median(abs(delay - median) for delay in self.delays)
-        learned = opened + median + max(self.floor, SPREAD * spread)
+        learned = opened + median + max(self.floor, SPREAD * self._spread)
         return min(latest, max(learned, first_offer + self.floor))

@@ -101,7 +101,10 @@ class RoundMachine:
 
     def liveness(self, expired: frozenset[PeerId], gone: frozenset[PeerId], now: float) -> list[Effect]:
         """Whose lease ran out, and whose did so long ago that the peer is given up."""
-        self.state.presence.expired, self.state.presence.gone = expired, gone
+        presence = self.state.presence
+        if (expired, gone) == (presence.expired, presence.gone):
+            return []  # as most often: the tick before it has done what there was to do
+        presence.expired, presence.gone = expired, gone
         return self._progress(now)
 
     def unreachable(self, peer: PeerId, now: float) -> list[Effect]:

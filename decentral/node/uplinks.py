@@ -15,7 +15,9 @@ from decentral.swarm.directory import Directory
 from decentral.wire.keys import PeerId
 from decentral.wire.lease import PRIVATE
 
-FRESH = 0.25  # s for which lines are remembered; asked for anew with every event, they took a sixth of the event loop
+FRESH = (
+    1.0  # s for which lines are remembered: leases change less often; looked up with every tick they took a tenth of it
+)
 LEAST = 0.1  # of the usual uplink: nobody is waited for as long as who says that it sends less would need
 
 

@@ -11,6 +11,7 @@ for clusters of workstations", 2009, with a rate of its own for each direction o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from decentral.dissemination.partition import partition
 from decentral.rounds.gossip import COMMIT_NBYTES
+from decentral.swarm.circles import DIRECT
 from decentral.swarm.leases import write_leases
 from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.frames import HEADER_NBYTES
@@ -212,10 +214,29 @@ def grouped(n: int, numel: int, body: Body, group: int) -> Cost:
 
 
 def renewal(n: int, lease: Lease) -> Cost:
-    """One renewal of a peer's lease: to every other, with one of them asked for all it knows; and its answers."""
+    """One renewal of a peer's lease: to whom it tells, with one other asked for all it knows; and its answers."""
     nbytes, entry = _size(lease), len(write_leases([(1.0, lease)]))
-    told = message(nbytes) + Cost(1.0, ANSWER_NBYTES)
-    return told.times(n - 1) + Cost(0.0, n * entry if n > 1 else 0.0)
+    told, passed_to, leases = around(n)
+    answer = Cost(1.0, ANSWER_NBYTES)
+    asked_besides = 1 - told / (n - 1) if n > 1 else 0.0
+    one_by_one = (message(nbytes) + answer).times(told + asked_besides)
+    lists = Cost(passed_to, passed_to * PREFIX_NBYTES + leases * entry) + answer.times(passed_to)
+    return one_by_one + lists + Cost(0.0, n * entry if n > 1 else 0.0)
+
+
+def around(n: int) -> tuple[float, float, float]:
+    """Whom a peer tells of itself, to whom it passes its row on, and the leases in what it passes on: the averages of
+    `circles`, without going through everybody.
+    """
+    if n - 1 <= DIRECT:
+        return n - 1, 0.0, 0.0
+    rows = math.isqrt(n)
+    short, longer = divmod(n, rows)
+    told = longer * (short + 1) * short + (rows - longer) * short * (short - 1 + longer)
+    passed = short * rows * (rows - 1) + longer * (longer - 1)
+    rows_passed = longer * (short + 1) + (rows - longer) * short
+    leases = short * (rows - 1) * rows_passed + longer * (longer - 1) * (short + 1)
+    return told / n, passed / n, leases / n
 
 
 def lookups(n: int, lease: Lease) -> Cost:

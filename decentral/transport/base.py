@@ -184,11 +184,14 @@ class Traffic:
     peers: dict[PeerId, Count] = field(default_factory=dict)  # the first 4,096 met; ``total`` has all
     kinds: dict[str, Count] = field(default_factory=dict)  # by protocol, of those that streams are opened for
 
-    def add(self, peer: PeerId, *, sent: int = 0, received: int = 0) -> None:
-        """Book bytes exchanged with ``peer``."""
-        for count in (self.total, self._of(peer)):
+    def add(self, peer: PeerId, *, sent: int = 0, received: int = 0, kind: str | None = None) -> None:
+        """Book bytes exchanged with ``peer``, under a protocol where the transport tells them apart."""
+        for count in (self.total, self._of(peer)) if kind is None else (self.total, self._of(peer), self._kind(kind)):
             count.sent += sent
             count.received += received
+
+    def _kind(self, kind: str) -> Count:
+        return self.kinds.setdefault(kind, Count())
 
     def of(self, peer: PeerId) -> Count:
         """A copy of what was exchanged with ``peer``."""

@@ -70,7 +70,7 @@ def test_private_peers_own_nothing_of_a_reduce_unless_all_are_private():
 
 
 def test_a_time_is_remembered_for_a_moment_and_no_longer():
-    times = iter([0.0, 0.24, 0.25, 0.1])
+    times = iter([0.0, 0.99, 1.0, 0.1])
     told = Directory([8, 8, 8, 8])
     found = uplinks(told, reduces=True, clock=lambda: next(times))
     takes = []

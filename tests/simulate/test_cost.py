@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from decentral.simulate import cost
+from decentral.swarm.circles import circles
 from decentral.swarm.dht.hivemind import looks_in
 from decentral.wire.keys import Signer
 from decentral.wire.lease import Lease, seal_lease
@@ -128,3 +129,12 @@ def test_the_bytes_of_the_dht_are_those_of_hiveminds_protobuf(lease):
     assert len(dht_pb2.StoreResponse(store_ok=[True], peer=info).SerializeToString()) == cost.STORED_NBYTES
     per_lease = len(MSGPackSerializer.dumps(leases)) / 100 - len(value)
     assert per_lease == pytest.approx(cost.LEASE_IN_DHT_NBYTES, abs=1.0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 21, 22, 30, 64, 100, 257])
+def test_whom_a_peer_tells_on_average_is_whom_the_directory_tells(n):
+    peers = [number.to_bytes(4, "big") for number in range(n)]
+    told = [circles(peer, [other for other in peers if other != peer]) for peer in peers]
+    leases = sum(len(one.passed_to) * (1 + len(one.row)) for one in told)
+    sums = (sum(len(one.told) for one in told), sum(len(one.passed_to) for one in told), leases)
+    assert cost.around(n) == pytest.approx([total / n for total in sums])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import torch
@@ -25,6 +26,7 @@ __all__ = ["UNIT", "VALUES", "Lesson", "LessonName", "first_anchors", "lesson_na
 
 UNIT = 840.0  # lcm(1..8)
 TILES = 128  # rows and columns of what stands for a large model: slices of eight peers that are longer than a header
+NUM_DRAWN = 64  # steps that there are; sums of some of them are as Gaussian as sums of others
 VALUES = 96  # parameters of one fragment: more than any peer makes inner steps between two commits of its own
 Begins = Callable[[], None]
 LessonName = Literal["marks", "noise", "tiles", "learn"]
@@ -90,11 +92,40 @@ class Noise:
         return None
 
 
-def lesson_named(name: LessonName, num_fragments: int, generator: random.Random, inner: Inner) -> Lesson:
-    """The lesson of one process of one peer; ``inner``: how it learns."""
+class Tiles:
+    """See the module. Noise is drawn once for all peers: a peer's step is one of ``NUM_DRAWN`` tensors, by its seed."""
+
+    def __init__(self, seed: int, num_fragments: int, *, averages: bool) -> None:
+        self._choice, self._drawn = random.Random(seed), _drawn(num_fragments)
+        self._descent = Descent(averages=averages)
+        self.inner: InnerOptimizer = self._descent
+
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
+        """See Lesson."""
+        return self._descent.step(list(self._choice.choice(self._drawn)), begins)
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """See Lesson."""
+        return None
+
+
+@lru_cache(maxsize=4)
+def _drawn(num_fragments: int) -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        [0.01 * torch.randn(TILES * TILES, generator=generator) for _ in range(num_fragments)] for _ in range(NUM_DRAWN)
+    ]
+
+
+def lesson_named(
+    name: LessonName, num_fragments: int, generator: random.Random, inner: Inner, *, averages: bool = True
+) -> Lesson:
+    """The lesson of one process of one peer; ``inner``: how it learns; ``averages``: whether moments are asked for."""
     if name == "marks":
         return Marks()
     seed = generator.randrange(1 << 30)
+    if name == "tiles":
+        return Tiles(seed, num_fragments, averages=averages)
     return Student(num_fragments, seed, inner) if name == "learn" else Noise(seed)
 
 

@@ -21,7 +21,9 @@ class Descent:
 
     derivatives = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, averages: bool = True) -> None:
+        """``averages``: whether anybody asks for moments."""
+        self._averages = averages
         self._held: dict[str, list[Tensor]] = {}
         self._gradients: list[Tensor] = []
 
@@ -29,7 +31,8 @@ class Descent:
         """What one inner step subtracts; ``begins`` may change the gradients."""
         self._gradients = list(gradients)
         begins()
-        self._follow(self._gradients)
+        if self._averages:
+            self._follow(self._gradients)
         return self._gradients
 
     def _follow(self, steps: Sequence[Tensor]) -> None:

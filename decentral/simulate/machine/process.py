@@ -21,6 +21,7 @@ from decentral.errors import DiskError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node, Start
+from decentral.optimizers import make_outer
 from decentral.replica.received.readings import Readings
 from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.simulate.learning.lessons import LessonName, first_anchors, lesson_named, toy_schema
@@ -95,7 +96,9 @@ class SimulatedProcess:
         self.dead = self.leaving = False
         self.store = DurableStore(machine.folder, disk=machine.disk)
         schema = toy_schema(site.lesson, site.manifest.outer.fragments)
-        self.lesson = lesson_named(site.lesson, len(schema.fragments), machine.pace.generator, site.manifest.inner)
+        outer, inner, fragments = site.manifest.outer, site.manifest.inner, len(schema.fragments)
+        averages = bool(make_outer(outer.method, outer.hyper).inner)
+        self.lesson = lesson_named(site.lesson, fragments, machine.pace.generator, inner, averages=averages)
         found = self.store.load(site.manifest.digest)
         self.model = FlatModel(self._live(found, first_anchors(site.lesson, len(schema.fragments))))
         self.transport = WeatheredTransport(site.network.transport(machine.signer), site.weather)

@@ -118,8 +118,8 @@ class Wires(Protocol):
         """Whether its way was not broken since it was posted."""
         ...
 
-    def received(self, peer: PeerId, sender: PeerId, nbytes: int) -> None:
-        """Book an answer that came."""
+    def received(self, letter: MemoryLetter, nbytes: int) -> None:
+        """Book the answer to a letter, which came."""
         ...
 
 
@@ -158,7 +158,7 @@ class MemoryLetters:
         link = self._network.link(own.peer, peer)
         nbytes = letter.weight.of(0, PREFIX_NBYTES + len(body))
         piece = self._network.on_the_line(link, peer, nbytes)
-        own.traffic.add(peer, sent=round(nbytes))
+        own.traffic.add(peer, sent=round(nbytes), kind=protocol)
         other = self._network.reach(own.peer, peer)
         self._network.posted(letter)
         other.begin(other.letters_of(protocol).deliver, letter, piece, nbytes)
@@ -186,7 +186,7 @@ class MemoryLetters:
 
     async def _handle(self, letter: MemoryLetter, nbytes: float) -> None:
         transport, sender, body = self._transport, letter.sender, letter.body
-        transport.traffic.add(sender, received=round(nbytes))
+        transport.traffic.add(sender, received=round(nbytes), kind=letter.protocol)
         respond, limit, watch = self._served[letter.protocol]
         if len(body) > limit:
             raise PayloadError(f"{letter.protocol} from {peer_name(sender)}: {len(body)} bytes, at most {limit} taken")
@@ -201,9 +201,9 @@ class MemoryLetters:
         back = letter.weight.of(0, PREFIX_NBYTES + len(answer))
         link = self._network.link(self._transport.peer, letter.sender)
         piece = self._network.on_the_line(link, letter.sender, back)
-        self._transport.traffic.add(letter.sender, sent=round(back))
+        self._transport.traffic.add(letter.sender, sent=round(back), kind=letter.protocol)
         if await self._through(piece, letter.sender, letter) and not letter.over:
-            self._network.received(letter.sender, self._transport.peer, round(back))
+            self._network.received(letter, round(back))
             letter.end(answer)
 
     async def _through(self, piece: TimedPiece, receiver: PeerId, letter: MemoryLetter) -> bool:

@@ -36,6 +36,7 @@ class MemoryStream(Holdable):
     incoming: Pipe
     traffic: Traffic
     weight: Weight
+    protocol: str
     watchdogs: list[Watchdog] = field(default_factory=list)
 
     async def send(self, data: bytes | memoryview) -> None:
@@ -43,14 +44,14 @@ class MemoryStream(Holdable):
         start = self.outgoing.written
         with self._counted():
             await self.outgoing.write(data)
-        self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))))
+        self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))), kind=self.protocol)
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
         start = self.incoming.read_so_far
         with self._counted():
             data = await self.incoming.read(nbytes, on_bytes)
-        self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)))
+        self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)), kind=self.protocol)
         return data
 
     async def aclose(self) -> None:
@@ -201,10 +202,10 @@ class MemoryNetwork:
         """Whether the way of a letter was not broken since it was posted."""
         return letter in self._posted.get(frozenset((letter.sender, letter.receiver)), {})
 
-    def received(self, peer: PeerId, sender: PeerId, nbytes: int) -> None:
-        """Book an answer that came."""
-        if peer in self._up:
-            self._up[peer].traffic.add(sender, received=nbytes)
+    def received(self, letter: MemoryLetter, nbytes: int) -> None:
+        """Book the answer to a letter, which came."""
+        if letter.sender in self._up:
+            self._up[letter.sender].traffic.add(letter.receiver, received=nbytes, kind=letter.protocol)
 
     def _uplink(self, peer: PeerId) -> Link:
         return self._uplinks.setdefault(peer, Link(latency=self.latency, bandwidth=self.bandwidth))
@@ -283,8 +284,8 @@ class MemoryTransport(Uncapped):
         other = self.network.reach(self.peer, peer)
         weight = self.network.weights.get(protocol, AS_THEY_ARE)
         there, back = self.network.pipes(self.peer, peer, weight)
-        other.accept(MemoryStream(self.peer, back, there, other.traffic, weight), protocol)
-        return MemoryStream(peer, there, back, self.traffic, weight)
+        other.accept(MemoryStream(self.peer, back, there, other.traffic, weight, protocol), protocol)
+        return MemoryStream(peer, there, back, self.traffic, weight, protocol)
 
     def accept(self, stream: MemoryStream, protocol: str) -> None:
         """Start the handler of an inbound stream; PeerUnreachable when there is none."""
