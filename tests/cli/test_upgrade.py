@@ -67,6 +67,11 @@ class Machine:
         subprocess.run(asked, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
         assert self.ends_with() == 0
 
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
     @property
     def said(self) -> str:
         return self.folder.with_suffix(".log").read_text()
@@ -95,7 +100,7 @@ def swarm(folder: Path, count: int) -> Iterator[list[Machine]]:
         first = Machine(folder / "peer0", ["start", str(folder / "run.toml"), "--out", str(folder / "peer0"), *common])
         machines = [first]
         first.start()
-        stack.callback(lambda: [one.process.kill() for one in machines if one.process is not None])
+        stack.callback(lambda: [one.kill() for one in machines])
         until(lambda: bool(first.status.invite), first.said)
         for number in range(1, count):
             out = folder / f"peer{number}"
