@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import torch
 from torch import Tensor
 
@@ -24,8 +25,10 @@ from decentral.peer.participation import Participation, StepCount
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
 from decentral.swarm.admission import Admission
+from decentral.swarm.directory import Directory
 from decentral.swarm.lan.discovery import Lan
 from decentral.swarm.patience import time_left
+from decentral.swarm.same_version import check_version
 from decentral.training.inner.terms import differences, warning
 from decentral.training.live_side import LiveSide
 from decentral.training.loop_parts import LoopControl, LoopParts
@@ -168,8 +171,14 @@ class Startup:
             self._take_up(start, node)
             return node
 
-        beside = None if self._lan is None or part.is_offline else self._lan.run
-        part.swarm = SwarmThread(transport, make_node, beside)
+        async def beside(directory: Directory) -> None:
+            async with anyio.create_task_group() as group:
+                if self._lan is not None:
+                    group.start_soon(self._lan.run, directory)
+                if start.head is not None:
+                    group.start_soon(check_version, directory, admission)
+
+        part.swarm = SwarmThread(transport, make_node, None if part.is_offline else beside)
         part.swarm.start()
 
     def _take_up(self, start: Start, node: Node) -> None:

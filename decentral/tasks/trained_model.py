@@ -16,7 +16,8 @@ from torch import Tensor
 from decentral.errors import ConfigError, DiskError, UsageError
 from decentral.manifest import Manifest, load_manifest
 from decentral.state.checkpoint import Checkpoint, load_newest
-from decentral.state.export import CONFIG, MODEL, PACKED, config_of, whole_model
+from decentral.state.export import CONFIG, MODEL, PACKED, config_of, is_of_adapters, whole_model
+from decentral.tasks.adapted_model import is_adapters, of_folder, of_run
 from decentral.tasks.weights import put_in
 
 CHECKPOINTS, TERMS = "checkpoints", "run.toml"
@@ -65,24 +66,31 @@ class TrainedModel:
     manifest: Manifest | None  # of the run that it is of; None: of a folder that does not say
 
 
-def open_trained(directory: Path, tokenizer: Path | None = None) -> TrainedModel:
+def open_trained(directory: Path, tokenizer: Path | None = None, base: Path | None = None) -> TrainedModel:
     """Open what is in ``directory``; ``tokenizer``: a folder with one, where the model's tokens are not bytes.
+
+    ``base``: the folder of the base model, where what was trained are adapters; else the one that they name.
 
     Raises UsageError for a folder with no such model in it, DiskError for damaged files.
     """
     if (directory / CHECKPOINTS).is_dir():
-        return _of_run(directory, tokenizer)
+        return _of_run(directory, tokenizer, base)
     if (directory / PACKED).is_file():
         raise UsageError(f"{directory} is packed; unpack it with decentral export {directory} --to FOLDER")
     if (directory / MODEL).is_file() and (directory / CONFIG).is_file():
         return _of_folder(directory, tokenizer)
+    if is_adapters(directory):
+        return _adapted(*of_folder(directory, base), tokenizer, str(directory))
     raise UsageError(f"{directory}: neither a run directory with checkpoints nor a model folder; name one of them")
 
 
-def _of_run(directory: Path, tokenizer: Path | None) -> TrainedModel:
+def _of_run(directory: Path, tokenizer: Path | None, base: Path | None) -> TrainedModel:
     checkpoint = load_newest(directory / CHECKPOINTS)
     if checkpoint is None:
         raise DiskError(f"no checkpoint in {directory / CHECKPOINTS}; train until one is written")
+    if is_of_adapters(checkpoint):
+        source = f"{directory}, {checkpoint.path.name}"
+        return _adapted(*of_run(directory / CHECKPOINTS, base), tokenizer, source)
     manifest = load_manifest(directory / TERMS) if (directory / TERMS).exists() else None
     module = _built(checkpoint, directory)
     reads_bytes = manifest is not None and manifest.model.task == "causal-lm"
@@ -90,6 +98,11 @@ def _of_run(directory: Path, tokenizer: Path | None) -> TrainedModel:
         raise UsageError(f"{directory} holds a script's own model and no tokenizer; name its folder with --tokenizer")
     reads = Bytes() if tokenizer is None else _tokenizer_of(tokenizer)
     return _ready(module, reads, f"{directory}, {checkpoint.path.name}", manifest)
+
+
+def _adapted(module: Any, base: Path, tokenizer: Path | None, source: str) -> TrainedModel:  # Any: as in TrainedModel
+    """With the base's tokenizer, where none is named."""
+    return _ready(module, _tokenizer_of(base if tokenizer is None else tokenizer), f"{source}, on {base}", None)
 
 
 def _built(checkpoint: Checkpoint, directory: Path) -> Any:  # Any: as in TrainedModel

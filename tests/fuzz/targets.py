@@ -49,7 +49,7 @@ from decentral.swarm.invite import Invite
 from decentral.swarm.lan.announcement import MOST_ADDRESSES, local_addresses, read_announcement, write_announcement
 from decentral.swarm.leases import read_lease, read_leases
 from decentral.swarm.spoken.code import parse_code
-from decentral.swarm.spoken.handshake import PROOF_NBYTES, Handshake
+from decentral.swarm.spoken.handshake import PROOF_NBYTES, WordsHandshake
 from decentral.transport import dialback, multiaddr
 from decentral.transport.holepunch import dcutr
 from decentral.transport.native.tcp import endpoint
@@ -466,7 +466,7 @@ def _punch_message(data: bytes) -> object:
 
 def _words_first_message(data: bytes) -> object:
     """Whoever sends one without the words proves nothing by it."""
-    host = Handshake(b"acid cargo mural tulip 4711", PEERS[0], PEERS[1], is_guest=False)
+    host = WordsHandshake(b"acid cargo mural tulip 4711", PEERS[0], PEERS[1], is_guest=False)
     host.hear(data)
     assert not host.takes(bytes(PROOF_NBYTES))
     return data

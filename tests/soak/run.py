@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--transport", default="daemon")
     parser.add_argument("--cut-every", type=float, default=60.0, help="seconds; 0: never")
     parser.add_argument("--kill-every", type=float, default=90.0, help="seconds; 0: never")
-    parser.add_argument("--settle", type=float, default=120.0, help="seconds that are left out of slopes")
+    parser.add_argument("--settle", type=float, default=600.0, help="seconds that are left out of slopes")
     parser.add_argument("--out", type=Path, default=Path("soak-run"))
     given = parser.parse_args()
     folder = clear(given.out.absolute())

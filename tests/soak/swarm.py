@@ -34,6 +34,7 @@ class Terms:
     hidden: int = 128
     inner_steps: int = 5
     transport: str = "daemon"
+    alone: bool = False  # the first peer waits for nobody
 
 
 class SoakPeer:
@@ -98,7 +99,7 @@ class SoakSwarm:
         line = Line(up=given.mbit, down=given.mbit, delay=0.005)
         hosts = [self.lab.public(f"peer{n}", line) for n in range(given.peers)]
         common = ["--transport", given.transport]
-        self._add(hosts[0], ["start", str(manifest), *common])
+        self._add(hosts[0], ["start", str(manifest), *common, *(["--alone"] if given.alone else [])])
         invite = self._invite(self.peers[0])
         for host in hosts[1:]:
             self._add(host, ["join", invite, *common])

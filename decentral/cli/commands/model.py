@@ -27,6 +27,12 @@ _tokenizer = click.option(
     metavar="DIR",
     help="Folder with the tokenizer, for a run of a script's own transformers model.",
 )
+_base = click.option(
+    "--base",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Folder of the base model, where adapters were trained; the one that they name when not given.",
+)
 
 
 @click.command("generate")
@@ -42,6 +48,7 @@ _tokenizer = click.option(
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn.")
 @_tokenizer
+@_base
 @as_json
 @click.pass_context
 def generate_command(
@@ -52,6 +59,7 @@ def generate_command(
     temperature: float,
     seed: int,
     tokenizer: Path | None,
+    base: Path | None,
     as_json: bool,
 ) -> None:
     """Have a run's newest checkpoint, or a model folder, go on with a text.
@@ -67,7 +75,7 @@ def generate_command(
     from decentral.tasks.trained_model import open_trained
 
     remember(context, directory)
-    trained = open_trained(directory, tokenizer)
+    trained = open_trained(directory, tokenizer, base)
     prompt_T = _tokens(trained, prompt)
     drawn: list[int] = []
     tell = (lambda text: None) if as_json else _streamed()
@@ -126,10 +134,17 @@ def _streamed() -> Callable[[str], None]:
 )
 @click.option("--all", "whole", is_flag=True, help="All of the text, not its held-out end: for text nobody trained on.")
 @_tokenizer
+@_base
 @as_json
 @click.pass_context
 def evaluate_command(
-    context: click.Context, directory: Path, data: Path | None, whole: bool, tokenizer: Path | None, as_json: bool
+    context: click.Context,
+    directory: Path,
+    data: Path | None,
+    whole: bool,
+    tokenizer: Path | None,
+    base: Path | None,
+    as_json: bool,
 ) -> None:
     """Tell how well a run's newest checkpoint, or a model folder, foretells a text: bits per byte.
 
@@ -143,7 +158,7 @@ def evaluate_command(
     from decentral.tasks.trained_model import open_trained
 
     remember(context, directory)
-    trained = open_trained(directory, tokenizer)
+    trained = open_trained(directory, tokenizer, base)
     text_N, source = _text(trained, data, whole)
     found = evaluated(trained, text_N)
     if as_json:

@@ -7,7 +7,7 @@ import anyio
 from decentral.errors import InviteError, PayloadError, StreamClosed, TransportError
 from decentral.swarm.invite import Invite
 from decentral.swarm.spoken.code import SpokenCode
-from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, MAX_SEALED, Handshake
+from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, MAX_SEALED, WordsHandshake
 from decentral.swarm.spoken.hosting import LENGTH_NBYTES, PATIENCE, WORDS_PROTOCOL
 from decentral.transport.base import Stream, Transport
 
@@ -33,7 +33,7 @@ async def ask_for_invite(transport: Transport, code: SpokenCode) -> Invite:
 
 
 async def _shake(stream: Stream, code: SpokenCode, me: bytes) -> Invite:
-    shakes = Handshake(code.password, me, code.host, is_guest=True)
+    shakes = WordsHandshake(code.password, me, code.host, is_guest=True)
     await stream.send(shakes.first)
     shakes.hear(await stream.receive_exactly(ELEMENT_NBYTES))
     await stream.send(shakes.proof())

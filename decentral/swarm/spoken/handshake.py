@@ -30,7 +30,7 @@ MAX_SEALED = 4096 + TAG_NBYTES  # of the longest invite
 _ONCE = bytes(12)  # the nonce: each key seals one message
 
 
-class Handshake:
+class WordsHandshake:
     """One side of one handshake; ``first`` is what it sends first, to be sent once."""
 
     def __init__(self, password: bytes, guest: PeerId, host: PeerId, *, is_guest: bool) -> None:

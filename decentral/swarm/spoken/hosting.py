@@ -13,7 +13,7 @@ import anyio
 
 from decentral.errors import PayloadError, TransportError
 from decentral.swarm.spoken.code import SpokenCode
-from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, PROOF_NBYTES, Handshake
+from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, PROOF_NBYTES, WordsHandshake
 from decentral.transport.base import Stream, Transport
 from decentral.wire.keys import PeerId
 
@@ -62,7 +62,7 @@ class Hosting:
             self._now -= 1
 
     async def _hear(self, stream: Stream) -> None:
-        shakes = Handshake(self.code.password, stream.peer, self.me, is_guest=False)
+        shakes = WordsHandshake(self.code.password, stream.peer, self.me, is_guest=False)
         shakes.hear(await stream.receive_exactly(ELEMENT_NBYTES))
         await stream.send(shakes.first)
         proof = await stream.receive_exactly(PROOF_NBYTES)

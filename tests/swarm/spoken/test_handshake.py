@@ -7,21 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decentral.errors import PayloadError
-from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, PROOF_NBYTES, Handshake
+from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, PROOF_NBYTES, WordsHandshake
 
 GUEST, HOST, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 RIGHT, WRONG = b"acid cargo mural tulip 4711", b"acid cargo mural zoom 4711"
 
 
-def guest(password: bytes = RIGHT, me: bytes = GUEST, host: bytes = HOST) -> Handshake:
-    return Handshake(password, me, host, is_guest=True)
+def guest(password: bytes = RIGHT, me: bytes = GUEST, host: bytes = HOST) -> WordsHandshake:
+    return WordsHandshake(password, me, host, is_guest=True)
 
 
-def host(password: bytes = RIGHT, me: bytes = HOST, other: bytes = GUEST) -> Handshake:
-    return Handshake(password, other, me, is_guest=False)
+def host(password: bytes = RIGHT, me: bytes = HOST, other: bytes = GUEST) -> WordsHandshake:
+    return WordsHandshake(password, other, me, is_guest=False)
 
 
-def met(one: Handshake, other: Handshake) -> tuple[Handshake, Handshake]:
+def met(one: WordsHandshake, other: WordsHandshake) -> tuple[WordsHandshake, WordsHandshake]:
     one.hear(other.first)
     other.hear(one.first)
     return one, other

@@ -15,7 +15,7 @@ from decentral.swarm.invite import Invite
 from decentral.swarm.spoken import hosting
 from decentral.swarm.spoken.asking import ask_for_invite
 from decentral.swarm.spoken.code import SpokenCode
-from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, PROOF_NBYTES, Handshake
+from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, PROOF_NBYTES, WordsHandshake
 from decentral.swarm.spoken.hosting import WORDS_PROTOCOL
 from decentral.swarm.spoken.meeting import find_invite, host_words, relay_at, spoken_place
 from decentral.transport.native.transport import NativeOptions, NativeTransport
@@ -156,7 +156,7 @@ def test_a_first_message_sent_back_is_refused_before_anything_is_proven() -> Non
     async def script(scene: Scene) -> None:
         async with scene.stranger() as transport:
             stream = await transport.open(CODE.host, WORDS_PROTOCOL)
-            asks = Handshake(WRONG.password, transport.peer, CODE.host, is_guest=True)
+            asks = WordsHandshake(WRONG.password, transport.peer, CODE.host, is_guest=True)
             await stream.send(asks.first)
             answer = await stream.receive_exactly(ELEMENT_NBYTES)
             again = await transport.open(CODE.host, WORDS_PROTOCOL)
@@ -188,7 +188,7 @@ def test_who_takes_the_hosts_place_without_the_words_is_found_out() -> None:
     """Anybody can have the key that follows from the number."""
 
     async def pretend(stream: Any) -> None:
-        shakes = Handshake(WRONG.password, stream.peer, CODE.host, is_guest=False)
+        shakes = WordsHandshake(WRONG.password, stream.peer, CODE.host, is_guest=False)
         shakes.hear(await stream.receive_exactly(ELEMENT_NBYTES))
         await stream.send(shakes.first)
         await stream.receive_exactly(PROOF_NBYTES)
