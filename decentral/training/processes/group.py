@@ -6,7 +6,7 @@ connections, so that the others learn of it at once and fail as well, instead of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -73,20 +73,31 @@ class Processes:
 
     def send(self, tensor: Tensor, to: int) -> None:
         """One tensor's values, from wherever it is."""
+        self.begin_send(tensor, to)()
+
+    def begin_send(self, tensor: Tensor, to: int) -> Callable[[], None]:
+        """The same; what it returns waits until that is done, and the tensor must not change before."""
+        data = _bytes_of(tensor.detach().cpu().contiguous())
         with _as_one():
-            dist.send(_bytes_of(tensor.detach().cpu().contiguous()), to, group=self._group)
+            work = dist.isend(data, to, group=self._group)
+        return lambda: self._wait(work, None, data)
 
     def receive(self, into: Tensor, sender: int, *, within: float | None = None) -> None:
         """What ``sender`` sends next: a tensor of that shape and dtype; contiguous, on the processor."""
+        self.begin_receive(into, sender, within=within)()
+
+    def begin_receive(self, into: Tensor, sender: int, *, within: float | None = None) -> Callable[[], None]:
+        """The same; what it returns waits until it is there."""
         with _as_one():
             work = dist.irecv(_bytes_of(into), sender, group=self._group)
-        self._wait(work, within)
+        return lambda: self._wait(work, within)
 
     def _broadcast(self, tensor: Tensor) -> Any:  # Any: torch has no type for it
         with _as_one():
             return dist.broadcast(tensor, MAIN, group=self._group, async_op=True)
 
-    def _wait(self, work: Any, within: float | None) -> None:
+    def _wait(self, work: Any, within: float | None, held: Tensor | None = None) -> None:
+        """``held``: what must not be freed before."""
         if within is None:
             with _as_one():
                 work.wait()
