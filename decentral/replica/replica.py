@@ -259,9 +259,7 @@ class Replica:
         if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
             self.feedback[f] = {}
             return torch.ones(self.numel(f), dtype=torch.bool)
-        sent_N = torch.zeros(self.numel(f), dtype=torch.bool)
-        for frame in mine:
-            sent_N |= self.contents.change(frame) != 0
+        sent_N = self.contents.moved(mine, self.numel(f))
         self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
         return sent_N
 

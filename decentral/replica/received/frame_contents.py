@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from decentral.compressors import Payload
@@ -50,6 +51,13 @@ class FrameContents:
     def change(self, frame: Frame) -> Tensor:
         """The change (N,), as all decode it."""
         return self.codec.decompress(self.channel(frame, 0))
+
+    def moved(self, frames: Sequence[Frame], numel: int) -> Tensor:
+        """Where one of the changes has a value, bool (N,)."""
+        moved_N = torch.zeros(numel, dtype=torch.bool)
+        for frame in frames:
+            moved_N |= self.change(frame) != 0
+        return moved_N
 
     def measure(self, frame: Frame) -> Measure:
         """The change's norm and sketch, made again when they are not known. Raises PayloadError."""
