@@ -14,8 +14,8 @@ from tests.soak.run import Soak
 from tests.soak.swarm import SoakSwarm, Terms
 
 MB = 2.0**20
-SECONDS = 180.0
-SETTLED = 60.0  # s after which a peer has met the others, and trains
+SECONDS = 270.0
+SETTLED = 15  # rounds after which all that a round needs has been taken once
 
 
 @pytest.mark.long
@@ -23,14 +23,15 @@ SETTLED = 60.0  # s after which a peer has met the others, and trains
 def test_memory_and_descriptors_stay_flat_while_rounds_fail_at_50_mbit(tmp_path: Path) -> None:
     if why := why_impossible():
         pytest.skip(why)
-    with SoakSwarm(tmp_path, Terms(rounds=10_000, mbit=50.0, hidden=256)) as swarm:
+    with SoakSwarm(tmp_path, Terms(rounds=10_000, mbit=50.0, hidden=64)) as swarm:
         found = Soak(swarm, cut_every=30.0, kill_every=45.0).run(SECONDS)
     assert found.cuts >= 3
     assert found.kills >= 2
-    assert found.rounds[-1][1] > 20, "it has to make rounds, too"
-    for series, most in ((found.memory, 30 * MB), (found.daemon, 30 * MB), (found.fds, 20), (found.threads, 10)):
+    assert found.rounds[-1][1] > 2 * SETTLED, "it has to make rounds, too"
+    begin = next(at for at, made in found.rounds if made >= SETTLED)
+    for series, most in ((found.memory, 45 * MB), (found.daemon, 30 * MB), (found.fds, 20), (found.threads, 10)):
         lived = max(series.values(), key=len)
-        settled = [value for at, value in lived if at >= SETTLED]
+        settled = [value for at, value in lived if at >= begin]
         half = len(settled) // 2
         grown = max(settled[half:]) - max(settled[:half])
-        assert grown < most, f"{grown} more in the second minute than in the first, of {settled}"
+        assert grown < most, f"{grown} more in the second half than in the first, of {settled}"
