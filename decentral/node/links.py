@@ -6,14 +6,23 @@ from decentral.node.daily_upload import DailyUpload
 from decentral.rounds.frame_io import CONTROL
 from decentral.rounds.gossip import PAIR
 from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
-from decentral.swarm.directory import LEASE, LEASES
+from decentral.swarm.directory import LEASE, LEASE_LIST, LEASES
 from decentral.swarm.hello import HELLO
 from decentral.transport import Transport
 from decentral.transport.dialback import DIALBACK
 from decentral.transport.speed import SPEED
 from decentral.transport.throttle import Caps, ThrottledTransport
 
-URGENT = (CONTROL, LEASE, LEASES, HELLO, PAIR, DIALBACK, ADMISSION)  # what a swarm must hear in time; all else is bulk
+URGENT = (
+    CONTROL,
+    LEASE,
+    LEASE_LIST,
+    LEASES,
+    HELLO,
+    PAIR,
+    DIALBACK,
+    ADMISSION,
+)  # what a swarm must hear in time; all else is bulk
 OPEN_TO_ALL = frozenset({HELLO, LEASE, LEASES, DIALBACK, SPEED})  # also where a run admits by token
 
 

@@ -33,6 +33,7 @@ EXIT_CODES = {
     "PeerUnreachable": 1,
     "StreamClosed": 1,
     "BaseMismatch": 1,
+    "ProcessLost": 60,
     "RoundFailed": 1,
     "DecentralError": 1,
 }

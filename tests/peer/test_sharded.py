@@ -90,7 +90,7 @@ def test_a_peer_that_loses_one_process_ends_as_one_and_resumes_from_its_folder(t
         found = again.found()
     other.join(30)
     assert found["begun"]["round"] >= 3
-    assert found["begun"]["steps"] >= 6
+    assert found["begun"]["steps"] >= 3  # one a round at least: who comes late contributes early
     assert found["ranks"][0][:2] == found["ranks"][1][:2]
     assert found["anchor"] == ends["anchor"] != ""
 

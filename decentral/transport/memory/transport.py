@@ -36,7 +36,7 @@ class MemoryStream(Holdable):
     incoming: Pipe
     traffic: Traffic
     weight: Weight
-    protocol: str
+    kind: str | None  # under which its bytes are booked, too; None: whoever wraps the transport does that
     watchdogs: list[Watchdog] = field(default_factory=list)
 
     async def send(self, data: bytes | memoryview) -> None:
@@ -44,14 +44,14 @@ class MemoryStream(Holdable):
         start = self.outgoing.written
         with self._counted():
             await self.outgoing.write(data)
-        self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))), kind=self.protocol)
+        self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))), kind=self.kind)
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """See Stream."""
         start = self.incoming.read_so_far
         with self._counted():
             data = await self.incoming.read(nbytes, on_bytes)
-        self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)), kind=self.protocol)
+        self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)), kind=self.kind)
         return data
 
     async def aclose(self) -> None:
@@ -284,8 +284,9 @@ class MemoryTransport(Uncapped):
         other = self.network.reach(self.peer, peer)
         weight = self.network.weights.get(protocol, AS_THEY_ARE)
         there, back = self.network.pipes(self.peer, peer, weight)
-        other.accept(MemoryStream(self.peer, back, there, other.traffic, weight, protocol), protocol)
-        return MemoryStream(peer, there, back, self.traffic, weight, protocol)
+        kind = protocol if self.network.letters else None
+        other.accept(MemoryStream(self.peer, back, there, other.traffic, weight, kind), protocol)
+        return MemoryStream(peer, there, back, self.traffic, weight, kind)
 
     def accept(self, stream: MemoryStream, protocol: str) -> None:
         """Start the handler of an inbound stream; PeerUnreachable when there is none."""
