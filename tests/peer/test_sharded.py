@@ -90,7 +90,7 @@ def test_a_peer_that_loses_one_process_ends_as_one_and_resumes_from_its_folder(t
         found = again.found()
     other.join(30)
     assert found["begun"]["round"] >= 3
-    assert found["begun"]["steps"] >= 3  # one a round at least: who comes late contributes early
+    assert found["begun"]["steps"] >= 3  # one a round at least; 5 was seen, where two a round would be 6
     assert found["ranks"][0][:2] == found["ranks"][1][:2]
     assert found["anchor"] == ends["anchor"] != ""
 
@@ -143,11 +143,12 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint_that_is_whole(tmp_pat
     manifest, out = tmp_path / "run.toml", tmp_path / "out"
     manifest.write_text(terms("diloco", inner={"steps": 10**6}).to_toml())
     with launched(tmp_path / "a", 2, {"run": str(manifest), "out": str(out)}) as a:
-        a.pids()
+        pids = a.pids()
         a.wait_for("trained-0")
         a.process.send_signal(signal.SIGINT)
         a.ends(40)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not children_of(out)
     kept = load_newest(out / "checkpoints")
     assert kept is not None
-    assert kept.meta["inner_steps"] >= 0  # of the step they were at, or where one waits in what another left, of before
     assert any(name.startswith("training/") for name in kept.tensors)
