@@ -54,7 +54,7 @@ class First:
 
     def __init__(self, manifest: Manifest, out: Path, company: int) -> None:
         self.problem, self.company, self.alone = Problem(0), company, threading.Event()
-        self.ready, self.over = threading.Event(), threading.Event()
+        self.ready, self.met, self.over = threading.Event(), threading.Event(), threading.Event()
         self.peer = join(manifest, self.problem.model, self.problem.optimizer, out=out, keep_serving=True, **NET)
         self.invite = ""
 
@@ -63,6 +63,7 @@ class First:
             self.invite = peer.invite
             self.ready.set()
             until(lambda: len(peer.status().members) >= self.company)
+            self.met.set()
             train(peer, self.problem)
             self.over.set()
 
@@ -156,6 +157,7 @@ def test_a_member_that_was_away_at_the_end_comes_back_to_the_last_state(tmp_path
     with first_peer(run_terms(preset, run={"rounds": 8}), tmp_path / "a", company=2) as first:
         mine = Problem(1)
         with join(first.invite, mine.model, mine.optimizer, out=tmp_path / "b", **NET) as peer:
+            assert first.met.wait(PATIENCE)  # two gossip rounds alone can be over before the first peer saw this one
             train(peer, mine, rounds=2)
             made = peer.round
         said = f"left after {made} of 8 rounds; the run goes on without this peer; loop until peer.done"
