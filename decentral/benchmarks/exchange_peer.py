@@ -152,7 +152,7 @@ class ExchangeContestant:
         began, replica = time.monotonic(), self.node.replica
         made = self._schedule.take(self._model, 0, replica.anchors[0], head.hash, 1, outer_step=head.outer_step)
         assert made is not None, "nobody is away"
-        replica.check_finite(0, made.gradient_N)
+        made.check_finite(replica)
         self._held += time.monotonic() - began
         return made
 

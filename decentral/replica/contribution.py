@@ -41,6 +41,7 @@ class Contribution:
     begun_from: int | None = None  # outer step of the anchor that it began from; None: of the round it is offered in
     summary: bytes = b""  # what the method says of it to every peer, at most MAX_SUMMARY_NBYTES
     unsaid: str = ""  # why that is nothing, where what the method made cannot go beside an offer
+    is_finite: bool = False  # gradient_N is known to hold neither NaN nor Inf: nobody need look again
     hands_on_nothing: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see owing
 
     def __post_init__(self) -> None:
@@ -50,6 +51,12 @@ class Contribution:
     def measured_N(self) -> Tensor:
         """The progress that it was made of: what its commit takes from the live model's."""
         return self.gradient_N if self.progress_N is None else self.progress_N
+
+    def check_finite(self, replica: Replica) -> None:
+        """Raise NonFiniteError, which names the parameter, for NaN or Inf in what is sent."""
+        if not self.is_finite:
+            replica.check_finite(self.fragment, self.gradient_N)
+            self.is_finite = True
 
     def commitment(self, head: Head) -> bytes:
         """What a reduce offer names instead of a frame; another one wherever it says another thing."""

@@ -126,11 +126,10 @@ class Driver:
         state, head = self.state, self.state.head
         if not self._takes(contribution, head):
             return False
-        fragment, gradient_N = contribution.fragment, contribution.gradient_N
         if state.terms.partition is None and contribution.encoded is None:
             contribution.encoded = await self._encoded(contribution)
         elif state.terms.partition is not None:  # slices are encoded when there is a plan: too late to tell the caller
-            await state.offload(state.replica.check_finite, fragment, gradient_N)
+            await state.offload(contribution.check_finite, state.replica)
             contribution.offered = await state.offload(contribution.commitment, head)
         async with self.steps.lock:
             if not self._takes(contribution, state.head) or state.head.anchor != head.anchor:

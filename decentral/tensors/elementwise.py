@@ -8,8 +8,9 @@ change no bit. For other devices and dtypes torch does the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ from decentral.tensors.alloc import fresh_like
 from decentral.tensors.compiled import compiled
 from decentral.tensors.threads import WORTH_IT, spread
 
-__all__ = ["carried", "difference", "divide", "minus_times", "with_momentum"]
+__all__ = ["carried", "difference", "difference_and_norm", "divide", "minus_times", "with_momentum"]
 
+R = TypeVar("R")
 Arrays = tuple[Any, ...]  # numpy's
 _IN_CACHE = 4096  # values
+_LANES = 64  # sums of squares side by side: with 32 to 128 they cost the pass nothing, with 8 two thirds more
 _EXPONENT = np.uint32(0x7F800000)  # all ones in NaN and Inf, and in nothing else
 
 
@@ -31,6 +34,18 @@ def difference(left: Tensor, right: Tensor) -> Tensor:
     if not _here(left, right):
         return left - right
     return _made(_difference, left, right)
+
+
+def difference_and_norm(left: Tensor, right: Tensor) -> tuple[Tensor, float]:
+    """``left - right``, new, and its Euclidean norm, in one pass: finite if, and only if, all of it is, for float64
+    holds every sum of squares. The norm's last bits depend on the number of threads.
+    """
+    if not _here(left, right):
+        made = left - right
+        return made, float(torch.linalg.vector_norm(made, dtype=torch.float64))
+    made = fresh_like(left)
+    arrays = tuple(map(_flat, (left, right, made)))
+    return made, math.sqrt(sum(_over(made.numel(), arrays, lambda cut: float(_difference_and_squares(*cut)))))
 
 
 def minus_times(left: Tensor, right: Tensor, factor: float) -> Tensor:
@@ -99,7 +114,7 @@ def _flat(tensor: Tensor) -> Any:
     return tensor.detach().view(-1).numpy()
 
 
-def _over(numel: int, arrays: Arrays, work: Callable[[Arrays], bool | None]) -> list[bool | None]:
+def _over(numel: int, arrays: Arrays, work: Callable[[Arrays], R]) -> list[R]:
     """The work on the arrays, cut alike for the threads."""
     threads = torch.get_num_threads() if numel >= WORTH_IT else 1
     each = -(-numel // threads) if numel else 1
@@ -111,6 +126,20 @@ def _over(numel: int, arrays: Arrays, work: Callable[[Arrays], bool | None]) -> 
 def _difference(left, right, made):  # type: ignore[no-untyped-def]
     for i in range(made.size):
         made[i] = left[i] - right[i]
+
+
+@compiled
+def _difference_and_squares(left, right, made):  # type: ignore[no-untyped-def]
+    lanes, whole = np.zeros(_LANES, dtype=np.float64), made.size // _LANES * _LANES
+    for start in range(0, whole, _LANES):
+        for lane in range(_LANES):
+            value = left[start + lane] - right[start + lane]
+            made[start + lane] = value
+            lanes[lane] += np.float64(value) * np.float64(value)
+    for i in range(whole, made.size):
+        made[i] = left[i] - right[i]
+        lanes[0] += np.float64(made[i]) * np.float64(made[i])
+    return lanes.sum()
 
 
 @compiled

@@ -56,7 +56,7 @@ class GossipSteps:
         mine = self._schedule.take(self._model, fragment, slow_N, based_on, tokens, outer_step=step)
         if mine is not None:
             mine.tail = self._parts.tail(fragment)
-            node.replica.check_finite(fragment, mine.gradient_N)
+            mine.check_finite(node.replica)
         return mine
 
     async def _exchange(self, mine: Contribution) -> None:

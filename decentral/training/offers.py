@@ -20,7 +20,7 @@ from torch import Tensor
 from decentral.optimizers import OuterMethod
 from decentral.optimizers.base import Live
 from decentral.optimizers.draws import only_drawn
-from decentral.tensors.elementwise import difference
+from decentral.tensors.elementwise import difference_and_norm
 from decentral.training.absence import Away, Progress, share_of
 
 __all__ = ["Counted", "Spoken", "counted", "spoken_of", "states_due"]
@@ -54,8 +54,8 @@ def spoken_of(method: OuterMethod, step: int, base_N: Tensor, live_N: Tensor) ->
     """What outer step ``step`` of the fragment speaks of; ``base_N``: the parameters as written."""
     drawn_N = method.drawn(step, len(live_N))
     local_N, norm_of_all = (live_N, 1.0) if drawn_N is None else only_drawn(drawn_N, base_N, live_N)
-    gradient_N = difference(base_N, local_N)
-    return Spoken(local_N, gradient_N, norm_of_all * float(gradient_N.norm()), drawn_N is None)
+    gradient_N, norm = difference_and_norm(base_N, local_N)
+    return Spoken(local_N, gradient_N, norm_of_all * norm, drawn_N is None)
 
 
 def counted(

@@ -82,7 +82,7 @@ class RoundSteps:
         )
         if contribution is not None:
             contribution.tail = self._parts.tail(fragment)
-            replica.check_finite(fragment, contribution.gradient_N)  # here, where an error reaches the loop
+            contribution.check_finite(replica)  # here, where an error reaches the loop
         return contribution
 
     async def _offer(self, contribution: Contribution) -> bool:

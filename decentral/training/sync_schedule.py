@@ -9,6 +9,7 @@ rounds what is written, and a rounding that is counted as progress moved a run i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,7 +156,7 @@ class SyncSchedule:
         change_N = self.method.contribute(base_N, local_N) if own else spoken.gradient_N
         sent_N = change_N if scale == 1.0 else change_N * scale
         made = Contribution(fragment, based_on, local_N, sent_N, self.since, found.steps * per_step)
-        made.trained = steps
+        made.trained, made.is_finite = steps, sent_N is spoken.gradient_N and math.isfinite(spoken.norm)
         if scale != 1.0 or own:
             made.progress_N = spoken.gradient_N
         if progress.missed:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decentral.tensors.elementwise import carried, difference, divide, minus_times, with_momentum
+from decentral.tensors.elementwise import carried, difference, difference_and_norm, divide, minus_times, with_momentum
 
 SIZES = [0, 1, 4095, 4097, (1 << 20) + 13]
 
@@ -31,6 +31,26 @@ def test_a_difference_and_a_product_are_rounded_as_torch_does(numel):
     left, right = values(numel, 1), values(numel, 2)
     assert same(difference(left, right), left - right)
     assert same(minus_times(left, right, 0.7), left - right * 0.7)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("numel", SIZES)
+def test_a_difference_comes_with_its_norm(numel):
+    left, right = values(numel, 1), values(numel, 2)
+    made, norm = difference_and_norm(left, right)
+    assert same(made, left - right)
+    assert norm == pytest.approx(float((left - right).double().norm()), rel=1e-12)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("place", [0, 4096, (1 << 20) + 12])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_norm_is_finite_if_and_only_if_all_of_a_difference_is(bad, place):
+    left, right = torch.full(((1 << 20) + 13,), 3e38), torch.zeros((1 << 20) + 13)
+    assert difference_and_norm(left, right)[1] < float("inf")  # float64 holds all squares of float32
+    left[place] = bad
+    assert not difference_and_norm(left, right)[1] < float("inf")
+    assert not difference_and_norm(left.double(), right.double())[1] < float("inf")
 
 
 @pytest.mark.usefixtures("threads")

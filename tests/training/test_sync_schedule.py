@@ -328,6 +328,23 @@ def test_what_is_not_finite_is_taken_whole_after_an_absence_so_that_whoever_chec
     assert not bool(torch.isfinite(made.gradient_N).all())
 
 
+def test_what_was_measured_and_is_sent_as_it_was_need_not_be_looked_at_again(model):
+    pace, slow = schedule(), schedule()
+    step(pace, 4)
+    assert send(pace, model).is_finite
+    slow.lengthens, slow.paced = True, 2  # of a slow peer more is sent than was measured, and may overflow
+    step(slow, 2)
+    assert not send(slow, model).is_finite
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_taken_for_finite(model, bad: float):
+    pace = schedule()
+    step(pace, 4)
+    model.write(0, torch.full((8,), bad))
+    assert not send(pace, model).is_finite
+
+
 def test_rounds_in_which_nothing_moved_tell_no_usual_norm(model):
     pace, zeros = schedule(), torch.zeros(8)
     for _ in range(3):

@@ -90,7 +90,7 @@ class LabPeer:
         if made is None:
             self._start_over(self.schedule.away_too_long(fragment))
         else:
-            self.replica.check_finite(fragment, made.gradient_N)
+            made.check_finite(self.replica)
         self.schedule.given_up.clear()
         return made
 
