@@ -1,8 +1,8 @@
 """Carries out what the round machine decides: offers, logs, applies. One per peer, on the swarm's event loop.
 
-The roles beside it act on the same state: FrameIO (frames and messages), Reducer (partitions), Bookkeeping (what of
-this peer's progress a commit takes), Looking (what contributions tell of the swarm), PeerWatch (who is silent, or
-elsewhere).
+The roles beside it act on the same state: FrameIO (frames and messages), Reducer (partitions), StepAhead (the outer
+step while votes are on their way), Bookkeeping (what of this peer's progress a commit takes), Looking (what
+contributions tell of the swarm), PeerWatch (who is silent, or elsewhere).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from decentral.consensus.history import Past
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution
+from decentral.rounds.ahead import StepAhead
 from decentral.rounds.bookkeeping import Bookkeeping
 from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
 from decentral.rounds.local_state import Listeners, LocalState, OwnParts, SwarmAccess
@@ -46,7 +47,7 @@ class Driver:
         self.frames = FrameIO(self.state, swarm, self.steps, self.watch)
         self.reducer = Reducer(self.state, self.frames)
         self.bookkeeping = Bookkeeping(self.state, self.steps, self.frames)
-        self.looking = Looking(self.state)
+        self.looking, self.ahead = Looking(self.state), StepAhead(self.state)
         self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.full_times: tuple[float, ...] = ()  # s that others take for a full contribution
@@ -231,7 +232,10 @@ class Driver:
         """The vote, and before it the frames it vouches for: a later leader may find them here only."""
         state, record = self.state, acceptor.accepted
         if record is not None and all(ref.frame in state.store for ref in record.frames):
-            await state.offload(state.ledger.keep, record, [state.stored(ref.frame).data for ref in record.frames])
+            frames = {ref.frame: state.stored(ref.frame) for ref in record.frames}
+            await state.offload(state.ledger.keep, record, [frames[ref.frame].data for ref in record.frames])
+            if moves_anchor(record):
+                self.ahead.begin(record, frames)
         await state.offload(state.ledger.save_acceptor, acceptor.to_bytes())
 
     async def _decide(self, commit: Commit) -> None:
@@ -247,7 +251,7 @@ class Driver:
         unmoved, step = False, None
         began = anyio.current_time()
         if moves_anchor(record):
-            step = await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
+            step = await self.ahead.step(record, frames)
             before_N, after_N = step.before_N, step.after_N
             state.replica.install(step)
             unmoved = bool(step.unmoved)

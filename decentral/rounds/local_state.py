@@ -25,7 +25,7 @@ from decentral.rounds.catchup.requests import CatchUpRequests
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.partners import Partners
 from decentral.rounds.slices import Slices
-from decentral.rounds.tasks import Tasks
+from decentral.rounds.steps import Tasks
 from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
