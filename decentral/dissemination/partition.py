@@ -26,7 +26,7 @@ class Grain:
     """How finely a fragment may be cut, in elements."""
 
     align: int = 4096  # the compressors' block
-    piece: int = 1 << 18  # the least that is worth a frame: a megabyte of float32
+    piece: int = 1 << 17  # the least that is worth a frame: half a megabyte of float32; see experiments/LOG.md
 
 
 USUAL = Grain()

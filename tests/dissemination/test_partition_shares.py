@@ -74,8 +74,8 @@ def test_pieces_cover_every_element_once_and_are_neither_small_nor_many(numel, n
         assert len(pieces) == 1 or min(pieces) > Grain().piece - 2 * 4096
 
 
-def test_four_million_values_of_eight_owners_are_cut_in_two_pieces_each():
-    assert len(partition(1 << 22, OWNERS[:8])) == 16
+def test_two_million_values_of_eight_owners_are_cut_in_two_pieces_each():
+    assert len(partition(1 << 21, OWNERS[:8])) == 16
 
 
 def test_a_grain_of_its_own_cuts_what_is_small():
