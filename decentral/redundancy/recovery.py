@@ -22,7 +22,7 @@ from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name
 
 TIMEOUT = 30.0  # s for a keeper to be reached, and to begin its answer
-LOOK_FOR = 10.0  # s in which members are met that may have a piece; all of one state ends it sooner
+LOOK_FOR = 5.0  # s in which members are met that may have a piece; all of one state ends it sooner
 LOOK_EVERY = 0.25  # s
 AT_ONCE = 16  # peers asked, or stripes fetched, side by side
 
