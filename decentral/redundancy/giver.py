@@ -105,7 +105,7 @@ class _Giving:
         if not self._line.may_send():
             self._keepers, self._why = {}, "the day's upload is used up"
         here = len(self._keepers)
-        self._why = self._why or f"{here} other members are here, {self._needed} are needed"
+        self._why = self._why or f"members that are here beside this one: {here}, needed: {self._needed}"
         return here >= self._needed
 
     async def _let_others_pass(self) -> None:

@@ -22,7 +22,8 @@ from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name
 
 TIMEOUT = 30.0  # s for a keeper to be reached, and to begin its answer
-LOOK_FOR = 5.0  # s in which members are met that may have a piece; all of one state ends it sooner
+LOOK_FOR = 10.0  # s in which members are met that may have a piece; all of one state ends it sooner
+LONGEST = 60.0  # s in which the rest of a state is looked for
 LOOK_EVERY = 0.25  # s
 AT_ONCE = 16  # peers asked, or stripes fetched, side by side
 
@@ -51,24 +52,29 @@ class Recovery:
 
     async def run(self, look_for: float = LOOK_FOR) -> Recovered | None:
         """The newest state that can be had, or None: nothing, rather than a part."""
-        with anyio.move_on_after(look_for):
-            while not any(len(held) == plan.pieces for plan, held in self._found.values()):
-                await self._ask({peer for peer in self._live() if peer not in self._asked})
+        began, limiter = anyio.current_time(), anyio.CapacityLimiter(AT_ONCE)
+        async with anyio.create_task_group() as group:
+            while not self._is_over(anyio.current_time() - began, look_for):
+                for peer in [peer for peer in self._live() if peer not in self._asked]:
+                    self._asked.add(peer)
+                    group.start_soon(self._ask_one, peer, limiter)
                 await anyio.sleep(LOOK_EVERY)
+            group.cancel_scope.cancel()
         for which in sorted(self._found, reverse=True):
             plan, held = self._found[which]
             fetch = _Fetch(self._transport, self._seals, self._offload, plan, held)
             if await fetch.run():
                 return Recovered(bytes(fetch.state), plan.round, tuple(sorted(fetch.used)))
-            self.why = f"of the state of round {plan.round} {fetch.why}"
+            self.why = f"of the state of round {plan.round}, {fetch.why}"
         return None
 
-    async def _ask(self, peers: Collection[PeerId]) -> None:
-        self._asked |= set(peers)
-        limiter = anyio.CapacityLimiter(AT_ONCE)
-        async with anyio.create_task_group() as group:
-            for peer in peers:
-                group.start_soon(self._ask_one, peer, limiter)
+    def _is_over(self, seconds: float, look_for: float) -> bool:
+        """Whether there is no reason to look on: some pieces of a state are one, as long as they are too few."""
+        pieces = [(len(held), plan) for plan, held in self._found.values()]
+        if any(here == plan.pieces for here, plan in pieces):
+            return True
+        some = bool(pieces) and not any(here >= plan.needed for here, plan in pieces)
+        return seconds >= (max(look_for, LONGEST) if some else look_for)
 
     async def _ask_one(self, peer: PeerId, limiter: anyio.CapacityLimiter) -> None:
         """Labels that are not ours, whatever they say, are passed over."""
@@ -110,7 +116,7 @@ class _Fetch:
 
     def _is_enough(self) -> bool:
         here = len({number for number, _ in self._left})
-        self.why = f"{here} good pieces are here, {self._plan.needed} are needed{self.why and f' ({self.why})'}"
+        self.why = f"{here} of the {self._plan.needed} pieces that are needed are here{self.why and f' ({self.why})'}"
         return here >= self._plan.needed
 
     async def _stripe(self, stripe: int) -> None:

@@ -145,7 +145,7 @@ def test_what_does_not_come_back_whole_is_said_and_changes_nothing(
         begins_anew(other, "another inner optimizer")
         swarm.wipe()
         lying.set()
-        begins_anew(adam(9), "good pieces are here, 2 are needed")
+        begins_anew(adam(9), "of the 2 pieces that are needed are here")
 
     swarm.run(loser)
 

@@ -65,7 +65,7 @@ def test_one_of_three_keepers_may_be_gone_and_two_may_not() -> None:
         swarm.network.kill(swarm.peers[2])
         recovery = swarm.recovery()
         assert await recovery.run(look_for=1.0) is None
-        assert recovery.why == "of the state of round 7 1 good pieces are here, 2 are needed"
+        assert recovery.why == "of the state of round 7, 1 of the 2 pieces that are needed are here"
 
     run(script, Swarm(terms()))
 
@@ -229,7 +229,7 @@ def test_nothing_is_given_once_the_days_upload_is_used_up() -> None:
 def test_too_few_members_are_told_and_sent_nothing() -> None:
     async def script(swarm: Swarm) -> None:
         given = await give(swarm)
-        assert given.why == "1 other members are here, 2 are needed"
+        assert given.why == "members that are here beside this one: 1, needed: 2"
         assert swarm.kept() == [0]
 
     run(script, Swarm(terms(), count=2))

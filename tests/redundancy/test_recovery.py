@@ -63,7 +63,7 @@ def test_of_two_that_lie_and_one_that_does_not_nothing_is_made(kind: str) -> Non
         lies(swarm, 2, kind)
         recovery = swarm.recovery()
         assert await recovery.run(look_for=1.0) is None
-        assert "1 good pieces are here, 2 are needed" in recovery.why
+        assert "1 of the 2 pieces that are needed are here" in recovery.why
 
     run(script, Swarm(terms()))
 
@@ -82,7 +82,7 @@ def test_pieces_of_an_older_and_of_a_newer_state_are_never_joined() -> None:
         swarm.keepers[2]._shelves.clear()
         recovery = swarm.recovery()
         assert await recovery.run(look_for=1.0) is None
-        assert "of the state of round 7 1 good pieces" in recovery.why
+        assert "of the state of round 7, 1 of the 2 pieces" in recovery.why
 
     run(script, Swarm(terms()))
 
