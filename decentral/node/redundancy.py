@@ -5,7 +5,7 @@ from __future__ import annotations
 from decentral.flow.offload import Offload
 from decentral.manifest import Manifest
 from decentral.node.daily_upload import DailyUpload
-from decentral.redundancy.giver import Line
+from decentral.redundancy.giver import WayOut
 from decentral.redundancy.sealing import Seals
 from decentral.redundancy.service import RedundancyService
 from decentral.rounds.driver import Driver
@@ -32,7 +32,7 @@ def redundancy_of(
         members = driver.head.members
         return {peer: lease.addresses for peer, lease in directory.live().items() if peer in members}
 
-    line = Line(
+    way_out = WayOut(
         transport=transport,
         others=others,
         may_send=lambda: daily_upload is None or not daily_upload.used_up,
@@ -40,4 +40,4 @@ def redundancy_of(
     )
     seals = Seals(signer, manifest.digest)
     members, live = lambda: driver.head.members, lambda: tuple(directory.live())
-    return RedundancyService(terms, seals, line, members=members, live=live, offload=offload)
+    return RedundancyService(terms, seals, way_out, members=members, live=live, offload=offload)

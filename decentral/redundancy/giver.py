@@ -32,7 +32,7 @@ Others = Callable[[], Mapping[PeerId, Sequence[str]]]  # members that are here, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class WayOut:
     """A peer's way to the others, and how it is used."""
 
     transport: Transport
@@ -42,7 +42,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenState:
     """Who has the whole of a piece each, or why too few have."""
 
     round: int
@@ -55,17 +55,17 @@ class Given:
 class Giver:
     """One peer's."""
 
-    def __init__(self, terms: Redundancy, seals: Seals, line: Line, offload: Offload) -> None:
-        self._terms, self._seals, self._line, self._offload = terms, seals, line, offload
+    def __init__(self, terms: Redundancy, seals: Seals, way_out: WayOut, offload: Offload) -> None:
+        self._terms, self._seals, self._way_out, self._offload = terms, seals, way_out, offload
         self.is_busy = False  # may be read on any thread
 
-    async def give(self, state: bytes, round_: int) -> Given | None:
+    async def give(self, state: bytes, round_: int) -> GivenState | None:
         """``state``, as it was after ``round_``; None while another one is being given."""
         if self.is_busy:
             return None
         self.is_busy = True
         try:
-            return await _Giving(self._terms, self._seals, self._line, self._offload, state, round_).run()
+            return await _Giving(self._terms, self._seals, self._way_out, self._offload, state, round_).run()
         finally:
             self.is_busy = False
 
@@ -74,17 +74,17 @@ class _Giving:
     """One state."""
 
     def __init__(
-        self, terms: Redundancy, seals: Seals, line: Line, offload: Offload, state: bytes, round_: int
+        self, terms: Redundancy, seals: Seals, way_out: WayOut, offload: Offload, state: bytes, round_: int
     ) -> None:
-        self._needed, self._seals, self._line, self._offload = terms.needed, seals, line, offload
+        self._needed, self._seals, self._way_out, self._offload = terms.needed, seals, way_out, offload
         self._state = memoryview(state)
         self._plan = Label(round_, secrets.token_bytes(SALT_NBYTES), 0, terms.keepers, terms.needed, len(state))
-        chosen = choose(line.transport.peer, line.transport.addresses(), line.others(), terms.keepers)
+        chosen = choose(way_out.transport.peer, way_out.transport.addresses(), way_out.others(), terms.keepers)
         self._keepers = dict(enumerate(chosen))  # by the numbers of their pieces; those that took all so far
         self._labels = {number: seals.label(self._plan, number) for number in self._keepers}
         self._sent, self._why = 0, ""
 
-    async def run(self) -> Given:
+    async def run(self) -> GivenState:
         began = anyio.current_time()
         for stripe in range(self._plan.stripes):
             if not self._goes_on():
@@ -98,11 +98,13 @@ class _Giving:
             await self._to_all(dict.fromkeys(self._keepers, b""))
         enough = len(self._keepers) >= self._needed
         seconds = anyio.current_time() - began
-        return Given(self._plan.round, tuple(self._keepers.values()), self._sent, seconds, "" if enough else self._why)
+        return GivenState(
+            self._plan.round, tuple(self._keepers.values()), self._sent, seconds, "" if enough else self._why
+        )
 
     def _goes_on(self) -> bool:
         """Whether enough are left for the pieces to be of use."""
-        if not self._line.may_send():
+        if not self._way_out.may_send():
             self._keepers, self._why = {}, "the day's upload is used up"
         here = len(self._keepers)
         self._why = self._why or f"members that are here beside this one: {here}, needed: {self._needed}"
@@ -110,7 +112,7 @@ class _Giving:
 
     async def _let_others_pass(self) -> None:
         with anyio.move_on_after(PATIENCE):
-            while not self._line.is_quiet():
+            while not self._way_out.is_quiet():
                 await anyio.sleep(LOOK_EVERY)
 
     async def _to_all(self, bodies: Mapping[int, bytes]) -> None:
@@ -122,7 +124,7 @@ class _Giving:
         """A keeper that does not take it is not asked again for this state."""
         peer, whole = self._keepers[number], self._labels[number].to_bytes() + body
         try:
-            answer = await request(self._line.transport, peer, KEEP, whole, limit=len(TAKEN), timeout=TIMEOUT)
+            answer = await request(self._way_out.transport, peer, KEEP, whole, limit=len(TAKEN), timeout=TIMEOUT)
             why = "" if answer == TAKEN else "has no room for it" if answer == FULL else "refused it"
             self._sent += len(whole)
         except (TransportError, PayloadError) as error:

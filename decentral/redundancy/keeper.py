@@ -29,7 +29,6 @@ STRIPE = struct.Struct("<I")
 PIECES_PER_OWNER = 2  # the newest whole one, and the one that is on its way
 KEPT_FOR = 86_400.0  # s after which its owner has given nothing newer: it is gone for good, or gives to others now
 RENEWALS = 3  # that may be missed, where the terms have them further apart
-ANSWER_NBYTES = max(PIECES_PER_OWNER * LABEL_NBYTES, CHUNK_NBYTES + SEAL_NBYTES)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import anyio
 
 from decentral.flow.offload import Offload
 from decentral.manifest import Redundancy
-from decentral.redundancy.giver import Giver, Line
+from decentral.redundancy.giver import Giver, WayOut
 from decentral.redundancy.keeper import Keeper
 from decentral.redundancy.recovery import Recovery
 from decentral.redundancy.sealing import Seals
@@ -24,15 +24,15 @@ class RedundancyService:
         self,
         terms: Redundancy,
         seals: Seals,
-        line: Line,
+        way_out: WayOut,
         *,
         members: Callable[[], Collection[PeerId]],
         live: Callable[[], Collection[PeerId]],
         offload: Offload,
     ) -> None:
-        self.terms, self._seals, self._line, self._live, self._offload = terms, seals, line, live, offload
-        self.keeper = Keeper(line.transport, terms, members)
-        self.giver = Giver(terms, seals, line, offload)
+        self.terms, self._seals, self._way_out, self._live, self._offload = terms, seals, way_out, live, offload
+        self.keeper = Keeper(way_out.transport, terms, members)
+        self.giver = Giver(terms, seals, way_out, offload)
 
     async def run(self) -> None:
         """Forget who is gone for good, until cancelled."""
@@ -42,4 +42,4 @@ class RedundancyService:
 
     def recovery(self) -> Recovery:
         """A search for what others keep of this peer's."""
-        return Recovery(self._line.transport, self._seals, self._live, self._offload)
+        return Recovery(self._way_out.transport, self._seals, self._live, self._offload)

@@ -10,7 +10,7 @@ import trio.testing
 
 from decentral.flow.offload import inline
 from decentral.manifest import Redundancy
-from decentral.redundancy.giver import Giver, Line
+from decentral.redundancy.giver import Giver, WayOut
 from decentral.redundancy.keeper import Keeper
 from decentral.redundancy.recovery import Recovered, Recovery
 from decentral.redundancy.sealing import Seals
@@ -41,12 +41,14 @@ class Swarm:
     def peers(self) -> list[PeerId]:
         return [one.peer for one in self.transports]
 
-    def line(self) -> Line:
+    def way_out(self) -> WayOut:
         others = lambda: {peer: () for peer in self.peers[1:] if peer in self.members}  # noqa: E731
-        return Line(transport=self.owner, others=others, may_send=lambda: self.may_send, is_quiet=lambda: self.is_quiet)
+        return WayOut(
+            transport=self.owner, others=others, may_send=lambda: self.may_send, is_quiet=lambda: self.is_quiet
+        )
 
     def giver(self) -> Giver:
-        return Giver(self.terms, self.seals, self.line(), inline)
+        return Giver(self.terms, self.seals, self.way_out(), inline)
 
     def recovery(self, seals: Seals | None = None, owner: MemoryTransport | None = None) -> Recovery:
         """As of a peer that has its key and nothing else."""

@@ -11,7 +11,7 @@ import trio
 from decentral.errors import ConfigError, TransportError
 from decentral.manifest import preset_manifest
 from decentral.redundancy.choice import choose
-from decentral.redundancy.giver import Given
+from decentral.redundancy.giver import GivenState
 from decentral.redundancy.keeper import FULL, KEEP, KEPT, KEPT_FOR, REFUSED, STRIPE, TAKEN
 from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, SEAL_NBYTES, Label
 from decentral.redundancy.sealing import Seals
@@ -21,7 +21,7 @@ STATE = np.random.default_rng(0).bytes(5 * CHUNK_NBYTES + 77)
 NEWER = np.random.default_rng(1).bytes(5 * CHUNK_NBYTES + 77)
 
 
-async def give(swarm: Swarm, state: bytes = STATE, round_: int = 7) -> Given:
+async def give(swarm: Swarm, state: bytes = STATE, round_: int = 7) -> GivenState:
     given = await swarm.giver().give(state, round_)
     assert given is not None
     return given
