@@ -34,7 +34,7 @@ class Swarm:
         self.folder, self.out = folder, folder / "loser"
         self.invite, self.invited, self.over = "", threading.Event(), threading.Event()
         self.events: list[dict[str, Any]] = []
-        self.checkpoints: dict[int, Checkpoint] = {}  # of the loser, by the outer steps behind them
+        self.checkpoints: dict[tuple[int, int], Checkpoint] = {}  # of the loser, by outer and inner steps behind them
 
     def stays(self, number: int) -> None:
         problem = adam(number)
@@ -50,7 +50,8 @@ class Swarm:
         if event["event"] == "checkpoint":  # told on the thread that wrote it, so it is the newest
             found = load_newest(self.out / "checkpoints")
             assert found is not None
-            self.checkpoints[found.meta["gossip_step"] or found.meta["head"]["outer_step"]] = found
+            round_ = found.meta["gossip_step"] or found.meta["head"]["outer_step"]
+            self.checkpoints[round_, found.meta["inner_steps"]] = found
         self.events.append(event)
 
     @contextmanager
@@ -103,8 +104,8 @@ def test_a_peer_whose_disk_is_lost_has_its_inner_optimizer_back_to_the_bit(tmp_p
         with swarm.loser(again, require_peers=0) as peer:
             (back,) = told(swarm.events, "state_restored")
             assert len(back["peers"]) == 2
-            kept = swarm.checkpoints[back["round"]]
-            assert peer.inner_steps == kept.meta["inner_steps"] > 0
+            assert peer.inner_steps > 0
+            kept = swarm.checkpoints[back["round"], peer.inner_steps]
             stored = [tensor for name, tensor in kept.tensors.items() if name.startswith("training/")]
             found = moments(again.optimizer)
             assert len(found) == 9, "two moments and a count of each of three parameters"
