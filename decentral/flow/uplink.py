@@ -43,6 +43,11 @@ class UplinkMeter:
             self._rates.append(self._nbytes / self._busy)
             self._busy, self._nbytes = 0.0, 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no piece is under way."""
+        return not self._under_way
+
     def begin_delivery(self) -> None:
         """A frame is to be sent, and none is under way."""
         self._delivered.append(0.0)

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from decentral.manifest.checking import checked
 from decentral.manifest.commented import to_toml
 from decentral.manifest.outer_terms import Compression, Exchange, Outer
+from decentral.manifest.redundancy import Redundancy
 from decentral.manifest.table import Table, canonical
 from decentral.manifest.training_terms import Data, Inner, Model
 from decentral.manifest.values import Count, Positive, Salt, Seconds, Word
@@ -55,6 +56,11 @@ class Swarm(Table):
     )
     shrink_after: Seconds = Field(
         default=60.0, description="seconds after which missing peers no longer count for majorities"
+    )
+    redundancy: Redundancy | None = Field(
+        default=None,
+        description="so many members keep, in memory, what a peer that loses its disk needs; unset: nobody does",
+        examples=[{"keepers": 3}],
     )
 
     @model_validator(mode="after")

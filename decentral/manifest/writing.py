@@ -39,6 +39,12 @@ def summary(manifest: Manifest) -> str:
         + (f", feedback {feedback}" if feedback != "none" else ""),
         "swarm": f"at least {manifest.swarm.min_peers}, waits {manifest.swarm.deadline_ceiling:g} s at most",
     }
+    kept = manifest.swarm.redundancy
+    if kept is not None:
+        rows["keeps"] = (
+            f"{kept.megabytes} MB of others' sealed state in memory at most; "
+            f"{kept.keepers} members keep yours, {kept.needed} give it back"
+        )
     return "\n".join(f"{name:<8}{text}" for name, text in rows.items())
 
 

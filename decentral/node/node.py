@@ -23,6 +23,7 @@ from decentral.flow.uplink import lease_bits
 from decentral.manifest import Manifest
 from decentral.node.company import Company, RunMembers
 from decentral.node.daily_upload import DailyUpload
+from decentral.node.redundancy import redundancy_of
 from decentral.node.suspension import Suspension
 from decentral.node.terms import make_replica, make_terms
 from decentral.node.uplinks import Uplinks
@@ -154,6 +155,7 @@ class Node:
         serve_requests(transport, HELLO, self._on_hello, limit=64)
         serve_dialback(transport)
         self.speed = serve_speed(transport)
+        self.redundancy = redundancy_of(manifest, signer, transport, self.directory, self.driver, daily_upload, offload)
 
     @property
     def outer_steps(self) -> int:
@@ -183,6 +185,8 @@ class Node:
             group.start_soon(self.catch_up.run)
             group.start_soon(self.paths.watch)
             group.start_soon(self._announce_forever)
+            if self.redundancy is not None:
+                group.start_soon(self.redundancy.run)
             if self.daily_upload is not None:
                 group.start_soon(self.resting.keep_to, self.daily_upload, self.transport.traffic)
             self.ready.set()

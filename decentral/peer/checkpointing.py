@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.errors import ManifestMismatch
+from decentral.errors import ConfigError, ManifestMismatch
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
@@ -74,17 +74,24 @@ class Checkpointer:
 
     def restore(self, found: Resumed, model: LiveModel) -> dict[str, Any]:
         """Put the training side back; returns ``memory`` as it was saved. Raises ManifestMismatch for another model."""
-        if found.meta.get("schema") != model.schema.digest.hex():
-            kept = Schema.from_json(str(found.meta.get("parameters")))
-            raise ManifestMismatch(
-                f"the checkpoint is of another model: {model_difference(model.schema, kept)}; "
-                "build the same one, or choose another run directory"
-            )
+        _check_model(found.meta, model)
         for fragment in range(len(model.schema.fragments)):
             model.write(fragment, found.tensors[live_name(fragment)])
         model.restore_buffers(found.tensors)
         self._states.restore(unflatten(found.meta["training"], found.tensors))
         return dict(found.meta)
+
+    def restore_own(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], model: LiveModel) -> None:
+        """Put back a peer's own. Raises ConfigError for another model or optimizer: all is as before then."""
+        _check_model(meta, model)
+        before = self._states.kept()
+        try:
+            self._states.restore(unflatten(meta["training"], tensors))
+            if meta["buffers"] == "own":
+                model.restore_buffers(tensors)
+        except (ValueError, KeyError, RuntimeError) as error:  # as torch says it
+            self._states.restore(before)
+            raise ConfigError(f"it is of another inner optimizer or model ({error})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,7 @@ class Saver:
     behind: WriteBehind
     told: Callable[[float], None]  # s that taking one held the training thread
     announce: Callable[[str, dict[str, object]], None]
+    after: Callable[[Taken], None] = lambda taken: None  # once it is durable, on the thread that wrote it
     clock: Callable[[], float] = time.monotonic
 
     def save(self, schedule: SyncSchedule) -> bool:
@@ -132,6 +140,16 @@ class Saver:
         nbytes, seconds = taken.nbytes, round(self.clock() - began, 3)
         at, held = taken.head.round, round(held, 4)
         self.announce("checkpoint", {"round": at, "bytes": nbytes, "held": held, "seconds": seconds})
+        self.after(taken)
+
+
+def _check_model(meta: Mapping[str, Any], model: LiveModel) -> None:
+    if meta.get("schema") != model.schema.digest.hex():
+        kept = Schema.from_json(str(meta.get("parameters")))
+        raise ManifestMismatch(
+            f"the checkpoint is of another model: {model_difference(model.schema, kept)}; "
+            "build the same one, or choose another run directory"
+        )
 
 
 async def _consistent_state(node: Node) -> tuple[Head, dict[str, Tensor], dict[str, Any]]:

@@ -34,6 +34,7 @@ class Participation:
 
     def __init__(self, settings: Settings, announce: Announcer, token: str | None) -> None:
         self.settings, self.announce, self.token = settings, announce, token
+        self.was_here = settings.identity_path.exists()  # its key is an older one
         self.identity = Identity.load_or_create(settings.identity_path)
         announce.open(settings.out, peer_name(self.identity.peer))
         self.store = DurableStore(settings.out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
@@ -21,6 +21,7 @@ from decentral.optimizers.base import State
 from decentral.peer.checkpointing import Checkpointer, Saver
 from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import NetworkSetup, enter
+from decentral.peer.own_state import OwnState, OwnStateKept, recovered
 from decentral.peer.participation import Participation, StepCount
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
@@ -79,9 +80,10 @@ class Startup:
         part.network = self._enter()
         self._start_swarm(start)
         kept = self._checkpoint
-        schedule, included = self._join_at_anchor() if kept is None else (self._go_on(kept), [])
+        own = self._lost_state(start) if kept is None else None
+        schedule, included = self._join_at_anchor(own) if kept is None else (self._go_on(kept), [])
         part.loop = self._make_loop(schedule)
-        run_blocking(part.loop.begin(included, afresh=kept is None))
+        run_blocking(part.loop.begin(included, afresh=kept is None and own is None))
         if start.head is None or (part.was_over and not kept_whole):
             part.save_now()  # its votes count from now on, so it must be able to come back to where it stands
         keep_terms(self._settings.out, self._manifest)
@@ -194,11 +196,27 @@ class Startup:
                 kept.anchors, kept.buffers_B = list(node.replica.anchors), node.replica.buffers_B
                 kept.states = list(node.replica.states)
 
+    def _lost_state(self, start: Start) -> OwnState | None:
+        """What others keep of this peer, if it was of this run before and its folder does not say so; put back."""
+        if start.founder or not self._part.was_here:
+            return None
+        return recovered(self._part.swarm, self._restore_own, self._part.announce)
+
+    def _restore_own(self, own: OwnState) -> None:
+        self._checkpointer.restore_own(own.tensors, own.meta, self._model)
+        self._count.value = int(own.meta["inner_steps"])
+
     # ---- the live model ----
 
-    def _join_at_anchor(self) -> tuple[SyncSchedule, list[CommittedUpdate]]:
-        """The live model becomes the anchor; returns the rounds that ended while joining, too: they are in there."""
+    def _join_at_anchor(self, own: OwnState | None) -> tuple[SyncSchedule, list[CommittedUpdate]]:
+        """The live model becomes the anchor; returns the rounds that ended while joining, too: they are in there.
+
+        With a state of its ``own`` that came back, it is as if the peer had slept and taken a snapshot.
+        """
         head, anchors, buffers_B, included = self._part.swarm.call(_standing, self._part.swarm)
+        if own is not None:
+            slept = Resumed(head, dict(own.tensors), dict(own.meta), (), adopted=True)
+            return self._go_on(_Checkpoint(slept, slept.meta, head, True, anchors, buffers_B=buffers_B)), included
         schedule = make_schedule(self._manifest, head.hash, self._live_side())
         self._put(schedule, anchors)
         self._model.write_buffers(buffers_B)
@@ -241,6 +259,8 @@ class Startup:
         buffers = self._manifest.model.buffers or "average"
         told = part.reporter.checkpoint_taken, part.announce
         saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers, part.behind, *told)
+        if (terms := self._manifest.swarm.redundancy) is not None:
+            saver = replace(saver, after=OwnStateKept(part.swarm, terms, part.announce).after)
         return OuterLoop(
             LoopParts(
                 manifest=self._manifest,

@@ -12,6 +12,8 @@ from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from decentral.errors import PayloadError
 
@@ -22,6 +24,7 @@ PEER_NBYTES = 32
 DIGEST_NBYTES = 32
 SEED_NBYTES = 32
 SIGNATURE_NBYTES = 64
+SECRET_NBYTES = 32
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _NAME_PREFIX = bytes.fromhex("002408011220")  # identity multihash, 36 bytes: Ed25519, 32 bytes
@@ -63,6 +66,10 @@ class Signer:
     def sign(self, data: bytes) -> bytes:
         """The 64 bytes that only this key can make for ``data``."""
         return self._key.sign(data)
+
+    def secret_for(self, purpose: bytes, salt: bytes) -> bytes:
+        """32 bytes that nobody without this key can tell, others for each purpose and salt (HKDF, RFC 5869)."""
+        return HKDF(SHA256(), SECRET_NBYTES, salt=salt, info=purpose).derive(self._key.private_bytes_raw())
 
     def __repr__(self) -> str:
         return f"Signer({peer_name(self.peer)})"

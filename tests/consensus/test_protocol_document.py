@@ -11,6 +11,7 @@ from pathlib import Path
 
 import decentral.rounds
 from decentral.dissemination import gather, passing
+from decentral.redundancy import keeper
 from decentral.rounds import frame_io, gossip
 from decentral.rounds.catchup import donor
 from decentral.swarm import admission, directory, hello
@@ -26,6 +27,11 @@ ALSO = (
     "decentral.dissemination.passing",
     "decentral.dissemination.store",
     "decentral.wire.wants",
+    "decentral.redundancy.labels",
+    "decentral.redundancy.keeper",
+    "decentral.redundancy.giver",
+    "decentral.redundancy.recovery",
+    "decentral.redundancy.service",
 )
 
 
@@ -57,6 +63,7 @@ def test_every_stream_is_there() -> None:
         gossip.PAIR,
         hello.HELLO,
     }
+    streams |= {keeper.KEEP, keeper.KEPT}
     streams |= {directory.LEASE, directory.LEASES, admission.ADMISSION}
     assert set(re.findall(r"`(/decentral/[a-z]+/\d+)`", PAGE)) == streams
     assert f"{HEADER_NBYTES} bytes of signed header" in PAGE

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 
+from decentral.redundancy.labels import CHUNK_NBYTES, MOST_STRIPES, SEAL_NBYTES, Label
 from decentral.swarm.invite import Invite
 from decentral.swarm.leases import write_leases
 from decentral.transport.dialback import ANSWERED, NOT_TRIED, DialbackAnswer, Question
@@ -225,6 +226,27 @@ def _dialback_answers() -> Iterator[Entry]:
         yield target, name, data, "Answer.seen: "
 
 
+def _kept_labels() -> Iterator[Entry]:
+    target, label = "kept label", Label(7, bytes(range(16)), 1, 3, 2, 1000)
+    good = label.to_bytes()
+    state = len(good) - SEAL_NBYTES - 8
+    most = MOST_STRIPES * CHUNK_NBYTES * 2
+    yield target, "as it should be", good, ACCEPTED
+    yield target, "less one", good[:-1], "label of 50 bytes, want 51"
+    yield target, "and one", good + b"\0", "label of 52 bytes, want 51"
+    yield target, "the longest state", put(good, state, struct.pack("<Q", most)), ACCEPTED
+    yield target, "a state too long", put(good, state, struct.pack("<Q", most + 1)), "label of a state of"
+    yield target, "state 2**64-1", put(good, state, b"\xff" * 8), "a state of 18446744073709551615 bytes"
+    yield target, "no state", put(good, state, bytes(8)), "a state of 0 bytes"
+    yield target, "number is pieces", put(good, state - 3, b"\3"), "piece 3 of 3"
+    yield target, "pieces 0", put(good, state - 2, b"\0"), "of 0, 2 needed"
+    yield target, "pieces 33", put(good, state - 2, b"\x21"), "of 33, 2 needed"
+    yield target, "needed 0", put(good, state - 1, b"\0"), "0 needed"
+    yield target, "needed 4 of 3", put(good, state - 1, b"\4"), "4 needed"
+    for name, data in STRANGE.items():
+        yield target, name, data, "label of"
+
+
 def _words() -> Iterator[Entry]:
     target = "words first message"
     point = bytes.fromhex("5866666666666666666666666666666666666666666666666666666666666666")  # the base point
@@ -254,4 +276,5 @@ def controls() -> Iterator[Entry]:
     yield from _leases()
     yield from _invites()
     yield from _dialbacks()
+    yield from _kept_labels()
     yield from _words()

@@ -33,6 +33,8 @@ from decentral.errors import ConfigError, DiskError, InviteError, PayloadError, 
 from decentral.manifest import parse_manifest
 from decentral.manifest.presets import check_methods
 from decentral.parameters import Fragment, ParameterSpec, Schema
+from decentral.redundancy import labels
+from decentral.redundancy.labels import Label
 from decentral.replica.codec import Codec, Shapes, numel
 from decentral.rounds.catchup.catch_up import split_commits
 from decentral.rounds.inbox import Inbox
@@ -464,6 +466,16 @@ def _punch_message(data: bytes) -> object:
     return ends
 
 
+def _kept_label(data: bytes) -> object:
+    """What stands on a piece that a keeper is given, or gives back: how much it asks for is bounded."""
+    label = Label.read(data)
+    assert label.to_bytes() == data
+    assert 0 < label.chunk_nbytes <= labels.CHUNK_NBYTES
+    assert label.state_nbytes <= label.stripes * label.stripe_nbytes < label.state_nbytes + label.stripes * 8 * 32
+    assert label.piece_nbytes <= labels.MOST_STRIPES * (labels.CHUNK_NBYTES + labels.SEAL_NBYTES)
+    return label
+
+
 def _words_first_message(data: bytes) -> object:
     """Whoever sends one without the words proves nothing by it."""
     host = WordsHandshake(b"acid cargo mural tulip 4711", PEERS[0], PEERS[1], is_guest=False)
@@ -528,6 +540,7 @@ def _targets() -> list[Target]:
         Target("dialback answer", _dialback_answer),
         Target("announcement", _announcement),
         Target("punch message", _punch_message),
+        Target("kept label", _kept_label),
         Target("words first message", _words_first_message, guided=False),
         Target("words", _words, InviteError, guided=False),
     ]

@@ -164,4 +164,6 @@ def test_the_summary_says_what_joining_means_in_a_few_lines(manifest: Manifest) 
     assert "int8(block=4096), reduce" in text
     assert len(text.splitlines()) == 7
     assert all(len(line) < 120 for line in text.splitlines())
+    asked = summary(manifest.changed(swarm={"redundancy": {"keepers": 4}}))
+    assert "keeps   1024 MB of others' sealed state in memory at most; 4 members keep yours, 2 give it back" in asked
     assert "your own script's" in summary(manifest.changed(model={"task": "custom"}))

@@ -10,6 +10,7 @@ import trio
 from decentral.errors import ConfigError, DiskError
 from decentral.node.daily_upload import DAY, SAVE_EVERY, UPLOAD_FILE, DailyUpload
 from decentral.node.links import URGENT, throttled
+from decentral.redundancy.keeper import KEEP, KEPT
 from decentral.rounds.catchup.donor import PACKED
 from decentral.state.durable import Disk
 from decentral.swarm.admission import ADMISSION
@@ -204,6 +205,15 @@ def test_everything_a_node_serves_is_urgent_or_known_bulk(run_lab, terms):
         assert not bulk & set(URGENT)
 
     run_lab(terms("sparseloco"), script)
+
+
+def test_what_is_kept_for_others_is_served_where_the_terms_say_so_and_is_bulk(run_lab, terms):
+    async def script(lab):
+        served = lab.add().transport.services.handlers
+        assert {KEEP, KEPT} <= set(served)
+        assert not {KEEP, KEPT} & set(URGENT)
+
+    run_lab(terms("sparseloco", redundancy={"keepers": 3}), script)
 
 
 def test_a_measured_uplink_is_in_the_lease_that_others_hold(run_lab, terms):
