@@ -9,9 +9,9 @@ from decentral.errors import DecentralError
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
 from decentral.peer.network_setup import NetworkSetup
+from decentral.peer.saved.write_behind import WriteBehind
 from decentral.peer.settings import Settings
 from decentral.peer.shown.announcer import Announcer
-from decentral.peer.write_behind import WriteBehind
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.training.outer_loop import OuterLoop

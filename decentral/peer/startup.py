@@ -18,11 +18,11 @@ from decentral.node.folder import keep_terms, keep_token
 from decentral.node.links import throttled
 from decentral.node.node import Node, Start
 from decentral.optimizers.base import State
-from decentral.peer.checkpointing import Checkpointer, Saver
 from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import NetworkSetup, enter
-from decentral.peer.own_state import OwnState, OwnStateKept, recovered
 from decentral.peer.participation import Participation, StepCount
+from decentral.peer.saved.checkpointing import Checkpointer, Saver
+from decentral.peer.saved.own_state import OwnState, OwnStateKept, recovered
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
 from decentral.swarm.admission import Admission

@@ -20,7 +20,7 @@ from torch import Tensor
 from decentral.errors import ConfigError, PayloadError
 from decentral.manifest import Redundancy
 from decentral.node.node import Node
-from decentral.peer.checkpointing import Taken
+from decentral.peer.saved.checkpointing import Taken
 from decentral.redundancy.packing import packed, unpacked
 from decentral.redundancy.recovery import Recovered, Recovery
 from decentral.redundancy.service import RedundancyService
