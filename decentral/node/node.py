@@ -6,7 +6,7 @@ Runs on any transport and any anyio backend, so that tests drive real nodes in m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -97,7 +97,8 @@ class Node:
         the terms, where the run admits by token; ``grain`` how finely a reduce is cut; ``readings`` is of a simulation.
         """
         manifest = start.manifest
-        self.start, self.manifest, self.transport, self.signer = start, manifest, transport, signer
+        self.manifest, self.transport, self.signer = manifest, transport, signer
+        self.start = replace(start, anchors=(), buffers_B=None)  # the replica has them, until rounds replace them
         self.on_event, self.admission = on_event, admission
         self.directory = Directory(transport, signer, manifest.digest, ttl=manifest.swarm.lease)
         self.directory.update(state=PRIVATE if private else 0)

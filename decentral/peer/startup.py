@@ -155,6 +155,7 @@ class Startup:
         admission = Admission(part.token, self._manifest.digest, signer.peer) if part.token is not None else None
         transport = throttled(part.network.transport, self._limits.caps, self._daily_upload, admission)
         part.links = transport
+        lan, resumed = self._lan, start.head is not None  # what goes on beside the rounds must not hold the model
 
         def make_node(on_update: Callable[[CommittedUpdate], None]) -> Node:
             node = Node(
@@ -175,9 +176,9 @@ class Startup:
 
         async def beside(directory: Directory) -> None:
             async with anyio.create_task_group() as group:
-                if self._lan is not None:
-                    group.start_soon(self._lan.run, directory)
-                if start.head is not None:
+                if lan is not None:
+                    group.start_soon(lan.run, directory)
+                if resumed:
                     group.start_soon(check_version, directory, admission)
 
         part.swarm = SwarmThread(transport, make_node, None if part.is_offline else beside)

@@ -45,8 +45,9 @@ class StepAhead:
         """Make it, beside the rounds."""
         if self._making is None or self._making.of != record.hash:
             replica, f = self._state.replica, record.fragment
-            self._making = _Making(record.hash, replica.anchors[f], replica.states[f])
-            self._state.tasks.spawn(self._make, self._making, record, frames)
+            making = _Making(record.hash, replica.anchors[f], replica.states[f])
+            begun = self._state.tasks.spawn(self._make, making, record, frames)
+            self._making = making if begun else None
 
     async def step(self, record: Record, frames: Mapping[Digest, Frame]) -> OuterStep:
         """What the record makes of the replica. Raises what `Replica.outer_step` does."""

@@ -65,10 +65,12 @@ class Tasks:
         """They do not any more; nothing else is begun."""
         self._over = True
 
-    def spawn(self, work: Callable[..., object], *args: object) -> None:
-        """Do ``work(*args)`` beside the rounds."""
-        if self._group is not None and not self._over:  # a message may come while the others' handlers are ended
-            self._group.start_soon(self._guarded, work, *args)
+    def spawn(self, work: Callable[..., object], *args: object) -> bool:
+        """Do ``work(*args)`` beside the rounds; False when they end, and it is not done."""
+        if self._group is None or self._over or self._group.cancel_scope.cancel_called:  # messages may come meanwhile
+            return False
+        self._group.start_soon(self._guarded, work, *args)
+        return True
 
     async def _guarded(self, work: Callable[..., object], *args: object) -> None:
         """A failed send or a bad answer must not end the peer; it is counted and the timers above go on."""

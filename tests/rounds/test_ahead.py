@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from types import SimpleNamespace
 
+import anyio
 import pytest
 import torch
 import trio
@@ -82,8 +83,8 @@ def play(script) -> Bench:
     bench = Bench()
 
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            bench.tasks.begin(SimpleNamespace(start_soon=nursery.start_soon))
+        async with anyio.create_task_group() as group:
+            bench.tasks.begin(group)
             await script(bench, StepAhead(bench))
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -124,3 +125,13 @@ def test_an_error_ahead_of_the_commit_is_raised_by_the_commit():
             await ahead.step(record(b"a"), {})
 
     assert play(script).made == [b"a", b"a"]
+
+
+def test_rounds_that_end_make_nothing_ahead_and_wait_for_nothing():
+    async def script(bench, ahead):
+        bench.tasks.end()
+        ahead.begin(record(b"a"), {})
+        step = await ahead.step(record(b"a"), {})
+        assert step.after_N.tolist() == [1.0, 1.0]
+
+    assert play(script).made == [b"a"]

@@ -9,11 +9,12 @@ import torch
 import trio
 
 from decentral.parameters import schema_of
-from decentral.rounds.catchup.donor import ANY_FORM, CHUNK, INDEX, PACKED, STATE
+from decentral.rounds.catchup.donor import ANY_FORM, CHUNK, IDLE, INDEX, PACKED, STATE
 from decentral.state.chunk_form import PLAIN, from_form
 from decentral.state.snapshot import Layout, SnapshotIndex, chunk_hash
 from decentral.transport.requests import request
 from decentral.wire.keys import Signer
+from tests.lab.nodes import tiny_model
 
 MBIT = 125_000.0  # bytes/s
 NUMEL = 1 << 21  # 8.4 MB, 32 chunks
@@ -222,6 +223,21 @@ def test_a_join_that_is_cut_off_goes_on_where_it_was(run_lab, terms):
         assert joiner.transport.traffic.total.received <= 1.2 * NUMEL
 
     run_lab(terms("sparseloco", lease=12.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 4), spread=0.02)
+
+
+def test_a_snapshot_that_nobody_fetches_any_more_is_dropped(run_lab, terms):
+    async def script(lab):
+        donor = lab.add()
+        await lab.rounds(1)
+        lab.add()
+        await lab.all_members()
+        assert donor.node.catch_up.donor.snapshots
+        await trio.sleep(IDLE - 5.0)
+        assert donor.node.catch_up.donor.snapshots
+        await trio.sleep(10.0 + 3 * lab.step)
+        assert donor.node.catch_up.donor.snapshots == ()  # each is an anchor more in memory
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
 
 
 def test_the_longer_of_two_branches_fetches_nothing_of_the_shorter(run_lab, terms):

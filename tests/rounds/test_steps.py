@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 import trio
 import trio.testing
 
 from decentral.errors import DiskError
 from decentral.rounds.catchup.requests import CatchUpRequests
-from decentral.rounds.steps import Steps
+from decentral.rounds.steps import Steps, Tasks
 
 NEAR, FAR = bytes(32), bytes([1] * 32)
 
@@ -86,3 +87,25 @@ def test_what_was_asked_meanwhile_is_dropped_when_there_is_nothing_left_to_catch
         assert await requests.next() is None
 
     play(script)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_nothing_is_begun_beside_rounds_that_end(backend):
+    """A task that asyncio is given late is never cancelled (anyio 4.16), and whoever ends the rounds waits for it."""
+
+    async def work():
+        await anyio.sleep_forever()
+
+    async def script():
+        tasks = Tasks(lambda event, fields: None)
+        assert not tasks.spawn(work)  # they have not begun
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                tasks.begin(group)
+                assert tasks.spawn(work)
+                group.cancel_scope.cancel()
+                assert not tasks.spawn(work)
+        tasks.end()
+        assert not tasks.spawn(work)
+
+    anyio.run(script, backend=backend)

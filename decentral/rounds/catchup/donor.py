@@ -30,6 +30,7 @@ STATE = "/decentral/state/1"  # what peers of version 0.1 serve and ask for
 PACKED = "/decentral/state/2"
 CHAIN_LIMIT = 1 << 23  # bytes of commits in one answer
 KEPT = 4  # snapshots kept for joiners that are still fetching
+IDLE = 300.0  # s after which nobody fetches one any more: each holds an anchor and a state that rounds have replaced
 WHERE = struct.Struct("<Q32s")  # round, record hash; a request names up to LOCATOR places, newest first
 SHARED = struct.Struct("<Q")  # an answer begins with the round of the newest place both know
 LENGTH = struct.Struct("<I")  # of the commit that follows
@@ -43,11 +44,17 @@ class Donor:
     def __init__(self, state: LocalState, transport: Transport) -> None:
         self.state = state
         self._snapshots: OrderedDict[bytes, Snapshot] = OrderedDict()
+        self._asked_at: dict[bytes, float] = {}  # by snapshot, when something of it was asked for last
         self._making = anyio.Lock()
         serve_requests(transport, CHAIN, self._on_chain, limit=LOCATOR * WHERE.size)
         serve_requests(transport, INDEX, self._on_index, limit=0)
         serve_requests(transport, STATE, self._on_state, limit=CHUNK.size)
         serve_requests(transport, PACKED, self._on_packed, limit=ANY_FORM.size)
+
+    @property
+    def snapshots(self) -> tuple[bytes, ...]:
+        """Those that are here, by their digests."""
+        return tuple(self._snapshots)
 
     def _refuse_until_in_step(self) -> None:
         """A peer that is still joining has no chain to show: two newcomers must not make one of their own."""
@@ -78,7 +85,9 @@ class Donor:
 
     async def _on_index(self, peer: PeerId, data: bytes) -> bytes:
         self._refuse_until_in_step()
-        return (await self._snapshot()).index.to_bytes()
+        index = (await self._snapshot()).index
+        self._asked_at[index.digest] = anyio.current_time()
+        return index.to_bytes()
 
     async def _on_state(self, peer: PeerId, data: bytes) -> bytes:
         return await self._chunk(*_asked(CHUNK, data))
@@ -93,6 +102,7 @@ class Donor:
         self._refuse_until_in_step()
         if name in self._snapshots:
             self._snapshots.move_to_end(name)  # whoever is fetching keeps it alive
+            self._asked_at[name] = anyio.current_time()
         found = self._snapshots.get(name)
         if found is None and not any(s.index.digest == name for s in self._snapshots.values()):
             found = await self._snapshot()  # equal commits give equal snapshots
@@ -115,9 +125,20 @@ class Donor:
             meta |= {"gossip_step": partners.step, "digest": replica.digest.hex()}
         made = await self.state.offload(Snapshot, replica.shared_tensors(), meta)
         self._snapshots[made.index.digest] = made
+        self._asked_at[made.index.digest] = anyio.current_time()
         while len(self._snapshots) > KEPT:
-            self._snapshots.popitem(last=False)
+            self._forget(next(iter(self._snapshots)))
+        self.state.tasks.spawn(self._forget_when_idle, made.index.digest)
         return made
+
+    async def _forget_when_idle(self, name: bytes) -> None:
+        while (left := self._asked_at.get(name, 0.0) + IDLE - anyio.current_time()) > 0 and name in self._asked_at:
+            await anyio.sleep(left)
+        self._forget(name)
+
+    def _forget(self, name: bytes) -> None:
+        self._snapshots.pop(name, None)
+        self._asked_at.pop(name, None)
 
 
 def _asked(fields: struct.Struct, data: bytes) -> tuple[Any, ...]:  # Any: what a struct holds

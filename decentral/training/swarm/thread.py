@@ -38,7 +38,7 @@ class SwarmThread(Generic[N]):
     ) -> None:
         self.transport, self._beside = transport, beside
         self.updates = Backlog()
-        self._make_node = make_node
+        self._make_node: Callable[..., N] | None = make_node  # once: it may hold the model that the node begins with
         self._node: N | None = None
         self._portal: BlockingPortal | None = None
         self._stop: anyio.Event | None = None
@@ -109,7 +109,10 @@ class SwarmThread(Generic[N]):
             self._ready.set()
 
     async def _main(self) -> None:
-        self._node = self._make_node(self.updates.put)
+        make_node, self._make_node = self._make_node, None
+        assert make_node is not None
+        self._node = make_node(self.updates.put)
+        del make_node
         self._stop = anyio.Event()
         async with BlockingPortal() as portal:
             self._portal = portal
