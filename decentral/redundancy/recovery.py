@@ -46,7 +46,7 @@ class Recovery:
         self, transport: Transport, seals: Seals, live: Callable[[], Collection[PeerId]], offload: Offload
     ) -> None:
         self._transport, self._seals, self._live, self._offload = transport, seals, live, offload
-        self._asked = set[PeerId]()
+        self._asked, self._pending = set[PeerId](), 0
         self._found: dict[tuple[int, bytes], tuple[Label, Held]] = {}
         self.why = "no member keeps anything of it"  # what was missing, once nothing came back
 
@@ -69,9 +69,13 @@ class Recovery:
         return None
 
     def _is_over(self, seconds: float, look_for: float) -> bool:
-        """Whether there is no reason to look on: some pieces of a state are one, as long as they are too few."""
+        """Whether there is no reason to look on: some pieces of a state are one, as long as they are too few.
+
+        All of an older state are no reason to stop while somebody may have a newer one.
+        """
         pieces = [(len(held), plan) for plan, held in self._found.values()]
-        if any(here == plan.pieces for here, plan in pieces):
+        newest = max(pieces, key=lambda one: one[1].of_state, default=None)
+        if newest is not None and newest[0] == newest[1].pieces and not self._pending:
             return True
         some = bool(pieces) and not any(here >= plan.needed for here, plan in pieces)
         return seconds >= (max(look_for, LONGEST) if some else look_for)
@@ -79,12 +83,15 @@ class Recovery:
     async def _ask_one(self, peer: PeerId, limiter: anyio.CapacityLimiter) -> None:
         """Labels that are not ours, whatever they say, are passed over."""
         limit = PIECES_PER_OWNER * LABEL_NBYTES
+        self._pending += 1
         try:
             async with limiter:
                 answer = await request(self._transport, peer, KEPT, b"", limit=limit, timeout=TIMEOUT)
             labels = [Label.read(answer[at : at + LABEL_NBYTES]) for at in range(0, len(answer), LABEL_NBYTES)]
         except (TransportError, PayloadError):
             return
+        finally:
+            self._pending -= 1
         for label in filter(self._seals.is_ours, labels):
             self._found.setdefault(label.of_state, (label, {}))[1].setdefault(label.number, []).append(peer)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -13,10 +15,12 @@ import psutil
 import pytest
 import torch
 
-from decentral.parameters import Schema
-from decentral.state.checkpoint import load_newest
+import decentral
+from decentral.parameters import Schema, digest
+from decentral.state.checkpoint import load_newest, read_checkpoint
 from decentral.state.frozen import read_frozen
-from tests.peer.launched import Blocks, Launched, launched, second_peer, terms, wait
+from decentral.state.optimizer_state import unflatten
+from tests.peer.launched import NET, WIDTH, Blocks, Launched, launched, second_peer, terms, wait
 
 TOGETHER = {"company": True, "join_timeout": 60.0}
 KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -152,3 +156,71 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint_that_is_whole(tmp_pat
     kept = load_newest(out / "checkpoints")
     assert kept is not None
     assert any(name.startswith("training/") for name in kept.tensors)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_peer_of_two_processes_whose_disk_is_lost_has_its_sharded_moments_back(tmp_path: Path) -> None:
+    """Its state is kept whole and comes back as parts, as from a checkpoint."""
+    kept_by_one = {"redundancy": {"keepers": 1, "needed": 1, "seconds": 0.1, "megabytes": 10}}
+    manifest = terms("diloco", rounds=10**6).changed(swarm=kept_by_one)
+    out, invited, invite, over = tmp_path / "a", threading.Event(), list[str](), threading.Event()
+
+    def stays() -> None:
+        model, data = Blocks(), torch.Generator().manual_seed(1)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        with decentral.join(manifest, model, optimizer, out=tmp_path / "b", **NET) as peer:
+            invite.append(peer.invite)
+            invited.set()
+            while not over.is_set():
+                model(torch.randn(8, WIDTH, generator=data)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    other = threading.Thread(target=stays, daemon=True)
+    other.start()
+    try:
+        assert invited.wait(150)
+        table = {"run": invite[0], "out": str(out), "company": True}
+        with launched(tmp_path / "first", 2, table) as a:
+            a.wait_for("pids-0", 150.0)
+            end = time.monotonic() + 120
+            while len(told_in(out, "state_given")) < 3:
+                assert a.process.poll() is None, a.said[-3000:]
+                assert time.monotonic() < end
+                wait(0.05)
+            a.process.send_signal(signal.SIGINT)  # leaves with a last checkpoint
+            a.ends(40)
+        lost, kept = told_in(out, "checkpoint"), tmp_path / "kept"
+        assert lost
+        shutil.move(out, kept)
+        out.mkdir()
+        shutil.copy(kept / "identity.key", out)
+        with launched(tmp_path / "again", 2, {**table, "leave_at": 1}) as a:
+            assert a.ends() == 0, a.said[-3000:]
+            begun = a.found()["begun"]
+        (back,) = told_in(out, "state_restored")
+        assert back["round"] > 0
+        assert begun["steps"] > 0
+        assert {tuple(rank[:2]) for rank in begun["ranks"]} == {(begun["live"], begun["moments"])}
+        assert begun["moments"] in {moments_in(path, begun["steps"]) for path in (kept / "checkpoints").glob("0*")}
+    finally:
+        over.set()
+        other.join(30)
+
+
+def told_in(out: Path, name: str) -> list[dict[str, Any]]:
+    """Events of a folder."""
+    path = out / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def moments_in(checkpoint: Path, steps: int) -> str:
+    """The digest of what the inner optimizer held, as `launched` makes it; empty where it had made other steps."""
+    tensors, meta = read_checkpoint(checkpoint)
+    if meta["inner_steps"] != steps:
+        return ""
+    (optimizer,) = unflatten(meta["training"], tensors)["optimizer"]
+    states = [one for number in sorted(optimizer["state"]) for _, one in sorted(optimizer["state"][number].items())]
+    return digest(torch.cat([torch.zeros(1), *(one.float().flatten() for one in states)])).hex()

@@ -89,7 +89,7 @@ class Checkpointer:
             self._states.restore(unflatten(meta["training"], tensors))
             if meta["buffers"] == "own":
                 model.restore_buffers(tensors)
-        except (ValueError, KeyError, RuntimeError) as error:  # as torch says it
+        except (ConfigError, ValueError, KeyError, TypeError, RuntimeError) as error:  # as torch says it, and we
             self._states.restore(before)
             raise ConfigError(f"it is of another inner optimizer or model ({error})") from error
 
