@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from decentral.consensus.acceptor import Acceptor
-from decentral.consensus.chain import electorate, majority, voters_on
+from decentral.consensus.chain import majority
+from decentral.consensus.voting import Voting
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Certificate, Commit, FrameRef, Promise, Proposal, Record, ReducePlan
 
@@ -53,6 +54,7 @@ class Ballot:
     """One ballot led by this peer."""
 
     ballot: int
+    voting: Voting
     promises: dict[PeerId, Promise] = field(default_factory=dict)
     farewells: dict[PeerId, tuple[int, Record | None]] = field(default_factory=dict)  # as good as promises
     planned: Planned | None = None
@@ -61,9 +63,8 @@ class Ballot:
     parted: set[PeerId] = field(default_factory=set)  # said farewell since the ballot was opened
     sent_at: float = 0.0
 
-    def prepared(self, members: Sequence[PeerId], gone: Collection[PeerId]) -> bool:
+    def prepared(self, voters: Sequence[PeerId]) -> bool:
         """Whether a quorum promised; ballot 0 has one proposer only and needs no promise."""
-        voters = electorate(members, gone)
         return self.ballot == 0 or len(self.promises.keys() & set(voters)) >= majority(voters)
 
     def bound_value(self, own: Acceptor) -> Record | None:
@@ -78,7 +79,7 @@ class Ballot:
         return record if record is not None and self._may_be_chosen(record) else None
 
     def _may_be_chosen(self, record: Record) -> bool:
-        voters, told = voters_on(record), self._told()
+        voters, told = self.voting.voters_on(record), self._told()
         against = [peer for peer in voters if peer in told and told[peer][1] != record]
         return len(voters) - len(against) >= majority(voters)
 
@@ -97,7 +98,7 @@ class Ballot:
         """The commit, once a majority of those who vote has signed."""
         if self.proposal is None:
             return None
-        voters = voters_on(self.proposal.record)
+        voters = self.voting.voters_on(self.proposal.record)
         votes = tuple(sorted((peer, sig) for peer, sig in self.votes.items() if peer in voters))
         if len(votes) < majority(voters):
             return None

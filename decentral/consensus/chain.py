@@ -1,4 +1,4 @@
-"""The chain of commits: who may vote, who leads, what the next record must look like.
+"""The chain of commits: who leads, how many votes decide, what the next record must look like.
 
 Every record names its predecessor's hash, so two peers with the same head hash have applied the same frames in
 the same order. Nothing here costs a byte on the wire.
@@ -17,7 +17,7 @@ from typing import Any
 
 from decentral.errors import PayloadError
 from decentral.wire.keys import PeerId, peer_name
-from decentral.wire.messages import MAX_PEERS, Commit, FrameRef, Offer, Record, verify_certificate
+from decentral.wire.messages import MAX_PEERS, FrameRef, Offer, Record
 
 Digest = bytes
 
@@ -36,7 +36,7 @@ class Head:
     outer_step: int  # records so far that moved the anchor
     hash: Digest  # of the newest record
     anchor: Digest | None  # digest of the anchor after it
-    members: tuple[PeerId, ...]  # who votes on the next record, sorted
+    members: tuple[PeerId, ...]  # who takes part in the next record, sorted
     newcomers: frozenset[PeerId] = frozenset()  # came in since the anchor last moved: half a phase behind
     final: bool = False
     tokens: int = 0  # committed so far, as ``counted_tokens`` counts them
@@ -196,23 +196,6 @@ def leaders(head: Head) -> list[PeerId]:
     return sorted(head.members, key=lambda peer: hashlib.blake2b(salt + peer, digest_size=16).digest())
 
 
-def electorate(members: Sequence[PeerId], gone: Collection[PeerId]) -> tuple[PeerId, ...]:
-    """The peers that vote: all members, or the remaining ones once those gone for good leave no majority."""
-    left = tuple(peer for peer in members if peer not in gone)
-    return tuple(members) if 2 * len(left) > len(members) else left
-
-
 def majority(voters: Sequence[PeerId]) -> int:
     """The number of votes that any two quorums of ``voters`` cannot both have without sharing a peer."""
     return len(voters) // 2 + 1
-
-
-def voters_on(record: Record) -> tuple[PeerId, ...]:
-    """Whose votes count for ``record``: the epoch, or those who stay when the record drops half of it or more."""
-    return electorate(record.members, set(record.members) - set(record.next_members))
-
-
-def check_certified(commit: Commit) -> None:
-    """Raise PayloadError unless a majority of those whose votes count signed the record."""
-    voters = voters_on(commit.record)
-    verify_certificate(commit, voters, majority(voters))

@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Collection
 
 from decentral.consensus.acceptor import Acceptor
-from decentral.consensus.chain import majority, voters_on
+from decentral.consensus.chain import majority
+from decentral.consensus.voting import Voting
 from decentral.errors import PayloadError
 from decentral.wire.keys import PeerId, Signer, verify
 from decentral.wire.messages import Certificate, Commit, Farewell, Record, vote_text
@@ -22,7 +23,8 @@ from decentral.wire.messages import Certificate, Commit, Farewell, Record, vote_
 class Farewells:
     """The last word of each member that said one."""
 
-    def __init__(self) -> None:
+    def __init__(self, voting: Voting) -> None:
+        self._voting = voting
         self._said: dict[PeerId, Farewell] = {}
 
     def take(self, sender: PeerId, farewell: Farewell) -> None:
@@ -63,7 +65,7 @@ class Farewells:
         for (ballot, record), signatures in votes.items():
             if (own.accepted_ballot, own.accepted) == (ballot, record):
                 signatures[signer.peer] = signer.sign(_text(record, ballot))
-            voters = voters_on(record)
+            voters = self._voting.voters_on(record)
             counted = tuple(sorted((peer, signature) for peer, signature in signatures.items() if peer in voters))
             if len(counted) >= majority(voters):
                 return Commit(record, Certificate(ballot, counted))

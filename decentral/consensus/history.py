@@ -14,7 +14,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from decentral.consensus.chain import Digest, Head, check_certified
+from decentral.consensus.chain import Digest, Head
+from decentral.consensus.voting import Voting
 from decentral.errors import PayloadError
 from decentral.wire.frames import Frame
 from decentral.wire.messages import Commit, Record
@@ -111,7 +112,7 @@ class Branch:
     records: tuple[Record, ...] = ()  # that made them
 
 
-def checked_branch(history: History, start: Head, commits: Sequence[Commit], claimed: Head) -> Branch:
+def checked_branch(history: History, start: Head, commits: Sequence[Commit], claimed: Head, voting: Voting) -> Branch:
     """The branch that ``commits`` make from ``start``, a head of ours, up to ``claimed``.
 
     Raises PayloadError when a record does not follow, lacks a majority's votes, or does not lead to the claimed head.
@@ -119,7 +120,7 @@ def checked_branch(history: History, start: Head, commits: Sequence[Commit], cla
     shared, heads, records, head = start, list[Head](), list[Record](), start
     for commit in commits:
         head = head.extended(commit.record)
-        check_certified(commit)
+        voting.check_certified(commit)
         if (ours := history.at((head.round, head.hash))) is not None:
             shared, heads, records = ours, [], []
             continue

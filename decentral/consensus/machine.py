@@ -1,12 +1,13 @@
 """The round protocol as a state machine: messages, timers and frames in; effects out. No I/O, no clock, no task.
 
 One round is one single-decree Paxos over the record that names its frames. The value is proposed by the leader
-of a ballot, voted on by every peer that holds all named frames, and decided by a majority of the epoch. Level
+of a ballot, voted on by every voter that holds all named frames, and decided by a majority of them. Level
 triggered: every event updates the state and then asks "what can be done now", so lost, late and repeated
 messages cost time and nothing else.
 
 Per round and peer: one offer to every member and one vote, ``119 N`` bytes; the leader sends every member a proposal of
-``153 N`` and a commit of ``201 N`` bytes, ``354 N**2`` in all. Grows with N: groups bound it.
+``153 N`` and a commit of ``201 N`` bytes, ``354 N**2`` in all. Beyond 21 members a committee votes: offers are to
+and of its members, proposals to them, and every voter passes on its share of a commit of ``153 N`` bytes.
 
 Source: Lamport, "Paxos Made Simple", 2001; the fast first ballot is Multi-Paxos' implied promise.
 """
@@ -71,7 +72,7 @@ class RoundMachine:
         state.held.update((frame.hash, frame.header) for frame in past.frames if frame.header.round > state.head.round)
 
     def offer(self, offer: m.Offer, now: float) -> list[Effect]:
-        """This peer's own contribution is ready; its frame is held already. Tell every member."""
+        """This peer's own contribution is ready; its frame is held already. Tell whoever may lead."""
         return self._progress(now) if self._offers.offer(offer, now) else []
 
     def hold(self, frame: Digest, header: Header, now: float) -> list[Effect]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from decentral.consensus.chain import electorate
+from decentral.consensus.chain import Head
+from decentral.consensus.voting import Voting, dropped_by, keeps_majority
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record
 
@@ -15,6 +16,7 @@ class Presence:
     """Which peers can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
 
     me: PeerId
+    voting: Voting
     expired: frozenset[PeerId] = frozenset()  # lease ran out
     gone: frozenset[PeerId] = frozenset()  # lease ran out long enough ago to give the peer up
     leaving: set[PeerId] = field(default_factory=set)  # said goodbye
@@ -33,19 +35,18 @@ class Presence:
         """Those whose votes are not waited for when too few others are left."""
         return self.gone | frozenset(self.leaving)
 
-    def next_members(self, members: tuple[PeerId, ...], joiners: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    def next_members(self, head: Head, joiners: Iterable[PeerId]) -> tuple[PeerId, ...]:
         """The membership that a record made now would set, sorted."""
-        away = {peer for peer in members if peer in self.leaving or peer in self.expired} - {self.me}
-        if 2 * (len(members) - len(away)) <= len(members):
+        away = {peer for peer in head.members if peer in self.leaving or peer in self.expired} - {self.me}
+        if not keeps_majority(self.voting.committee(head), away):
             away &= self.given_up()  # no majority would be left: drop only those who left or are gone for good
         joined = {peer for peer in joiners if self.present(peer)}
-        return tuple(sorted((set(members) - away) | joined))
+        return tuple(sorted((set(head.members) - away) | joined))
 
     def may_drop(self, record: Record) -> bool:
-        """Whether to vote for whom ``record`` drops: if that leaves no majority, only when we gave them up, too."""
-        dropped = set(record.members) - set(record.next_members)
-        return 2 * (len(record.members) - len(dropped)) > len(record.members) or dropped <= self.given_up()
+        """Whether to vote for whom ``record`` drops: if no majority stays to vote, only when we gave them up, too."""
+        return not self.voting.drops_majority(record) or dropped_by(record) <= self.given_up()
 
-    def is_majority_here(self, members: tuple[PeerId, ...]) -> bool:
-        """Whether everybody votes, rather than the few who are left."""
-        return electorate(members, self.given_up()) == members
+    def is_majority_here(self, voters: tuple[PeerId, ...]) -> bool:
+        """Whether those vote, rather than the few who are left."""
+        return keeps_majority(voters, self.given_up())

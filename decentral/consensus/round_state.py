@@ -24,6 +24,7 @@ from decentral.consensus.history import Branch, History
 from decentral.consensus.membership import Presence
 from decentral.consensus.paces import Paces
 from decentral.consensus.run_clock import RunClock
+from decentral.consensus.voting import VOTING, Voting
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, Header
@@ -54,6 +55,7 @@ class RoundTerms:
     states: Callable[[int], int] = lambda outer_step: 0  # channels beside the change of a contribution to that step
     max_staleness: int = 0  # outer steps that a contribution may be older than one that is in time
     clock: RunClock = field(default_factory=RunClock)  # of a run that ends by time
+    voting: Voting = VOTING
 
     @property
     def enough(self) -> int:
@@ -77,8 +79,8 @@ class RoundState:
         self.terms = terms
         self.deadline = Deadline(terms.floor, terms.ceiling)
         self.paces = Paces(terms.steps, overlaps=terms.overlaps)
-        self.presence = Presence(self.me)
-        self.farewells = Farewells()
+        self.presence = Presence(self.me, terms.voting)
+        self.farewells = Farewells(terms.voting)
         self.has_left = False  # and votes no more
         self.stands_at: dict[PeerId, int] = {}  # rounds that members said they have reached
         self.joiners: dict[PeerId, m.JoinRequest] = {}
@@ -95,6 +97,7 @@ class RoundState:
     def restart(self, head: Head, now: float) -> None:
         """Stand at ``head`` with nothing seen of the next round: at start, after a commit, after a catch-up."""
         self.head = head
+        self._leaders = self.terms.voting.leaders(head)
         self.paces.keep(head.members)
         self.acceptor = self._last_vote(head) or Acceptor(head.round + 1)
         self.round = Collection(now)
@@ -168,12 +171,27 @@ class RoundState:
 
     def leader_of(self, ballot: int) -> PeerId:
         """The peer that leads ``ballot`` of the round in progress."""
-        order = chain.leaders(self.head)
-        return order[ballot % len(order)]
+        return self._leaders[ballot % len(self._leaders)]
+
+    @property
+    def committee(self) -> tuple[PeerId, ...]:
+        """Who votes in the round in progress, while a majority of them is there; all members, if they are few."""
+        return self.terms.voting.committee(self.head)
+
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Whose promises and votes decide, as far as is known here who is given up."""
+        return self.terms.voting.voters(self.head, self.presence.given_up())
+
+    @property
+    def offerers(self) -> tuple[PeerId, ...]:
+        """The members whose offers come here: a committee hears those of all, the others those of the committee."""
+        committee = self.committee
+        return self.head.members if self.me in committee else committee
 
     def next_members(self) -> tuple[PeerId, ...]:
         """The membership that a record made now would set."""
-        return self.presence.next_members(self.head.members, self.joiners)
+        return self.presence.next_members(self.head, self.joiners)
 
     def succeeds(self, record: m.Record, sender: PeerId) -> bool:
         """Whether ``record`` continues our chain; if not, one of us is on another branch and the shell compares."""
@@ -215,6 +233,8 @@ class RoundState:
         copies = 2 if self.reduces else len(members) - 1  # slices and results: about two bodies
         asked = self.round.offers if peers is None else peers
         found = [(offer.nbytes, peer) for peer in asked if (offer := self.round.offers.get(peer)) is not None]
+        if peers is None and found and len(self.offerers) < len(members):  # of the others only their lines are known
+            found += [(max(found)[0], peer) for peer in members if peer not in self.offerers]
         return max((allowance(nbytes, copies, takes(nbytes, peer, members)) for nbytes, peer in found), default=0.0)
 
     def is_back(self, peer: PeerId) -> None:
@@ -255,10 +275,14 @@ class RoundState:
         """Say something to one peer."""
         self.effects.append(Send(to, message))
 
-    def broadcast(self, message: m.Message, but: Iterable[PeerId] = (), also: Iterable[PeerId] = ()) -> None:
-        """Say something to every other member, and to ``also``."""
+    def broadcast(self, message: m.Message, but: Iterable[PeerId] = ()) -> None:
+        """Say something to every other member."""
+        self.tell(self.head.members, message, but)
+
+    def tell(self, peers: Iterable[PeerId], message: m.Message, but: Iterable[PeerId] = ()) -> None:
+        """Say something to all of ``peers`` that are others, once."""
         skip = {self.me, *but}
-        for peer in dict.fromkeys((*self.head.members, *also)):
+        for peer in dict.fromkeys(peers):
             if peer not in skip:
                 self.send(peer, message)
 

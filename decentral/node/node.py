@@ -16,6 +16,7 @@ from torch import Tensor
 from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head
 from decentral.consensus.run_clock import RunClock
+from decentral.consensus.voting import VOTING, Voting
 from decentral.dissemination.partition import USUAL, Grain
 from decentral.errors import NoPeersError, PayloadError, TransportError
 from decentral.flow.offload import Offload, in_thread
@@ -90,11 +91,13 @@ class Node:
         private: bool = False,
         admission: Admission | None = None,
         grain: Grain = USUAL,
+        voting: Voting = VOTING,
         readings: Readings | None = None,
     ) -> None:
         """``on_figures`` is told what rounds say of the swarm; ``uplink`` tells the bytes per second that this peer was
         seen to send, for its lease; ``private`` that others reach it through relays only; ``admission`` who may ask for
-        the terms, where the run admits by token; ``grain`` how finely a reduce is cut; ``readings`` is of a simulation.
+        the terms, where the run admits by token; ``grain`` how finely a reduce is cut; ``voting`` whose votes
+        count, the same for all; ``readings`` is of a simulation.
         """
         manifest = start.manifest
         self.manifest, self.transport, self.signer = manifest, transport, signer
@@ -126,7 +129,7 @@ class Node:
             signer=signer,
             head=start.head or Head.genesis(manifest.digest, start.schema.digest, replica.digest, signer.peer),
             acceptor=start.acceptor,
-            terms=make_terms(manifest, replica, uplinks, grain, self.clock),
+            terms=make_terms(manifest, replica, uplinks, grain, self.clock, voting),
             replica=replica,
             inbox=inbox,
             ledger=ledger,

@@ -9,6 +9,7 @@ from torch import Tensor
 from decentral.compressors import parse_compressor
 from decentral.consensus.round_state import RoundTerms
 from decentral.consensus.run_clock import RunClock
+from decentral.consensus.voting import Voting
 from decentral.dissemination.partition import Grain, partition, shares
 from decentral.manifest import Manifest, rule_of
 from decentral.node.uplinks import Uplinks
@@ -50,7 +51,9 @@ def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
     return max(codec.max_body_nbytes(one, channels) for one in shapes) + replica.tail.nbytes(0)
 
 
-def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, clock: RunClock) -> RoundTerms:
+def make_terms(
+    manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, clock: RunClock, voting: Voting
+) -> RoundTerms:
     """What the round machine needs of the manifest and of the links."""
 
     def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
@@ -76,4 +79,5 @@ def make_terms(manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Gr
         offered=FrameKind.MERGE if gossips else FrameKind.CONTRIBUTION,
         states=lambda outer_step: 0 if gossips else len(replica.due(outer_step)) - 1,
         clock=clock,
+        voting=voting,
     )

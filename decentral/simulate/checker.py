@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.consensus.chain import majority
+from decentral.consensus.voting import SEATS
 from decentral.manifest import Manifest
 from decentral.replica.codec import Codec
 from decentral.simulate.anchors import chain_at_rest, check_anchors, parsed
+from decentral.simulate.elections import check_elections
 from decentral.simulate.learning.lessons import UNIT, VALUES, LessonName, toy_schema
 from decentral.simulate.pairs import check_pairs
 from decentral.simulate.trace import Entry, Trace
@@ -27,11 +28,11 @@ Hash = bytes
 ROUNDED = 1.0  # off by less than this is rounding of shares: one inner step is 840
 
 
-def check(trace: Trace, manifest: Manifest, lesson: LessonName) -> Verdict:
+def check(trace: Trace, manifest: Manifest, lesson: LessonName, seats: int = SEATS) -> Verdict:
     """Judge one finished run."""
     verdict = Verdict()
     if not any(trace.of("went_back")):  # a restored backup forgets its votes: that heals, but it may fork
-        _one_record_per_round(trace, verdict)
+        check_elections(trace, seats, verdict)
     _durable_before_applied(trace, verdict)
     _rounds_only_rise(trace, verdict)
     _nothing_is_left_over(trace, verdict)
@@ -48,47 +49,6 @@ def check(trace: Trace, manifest: Manifest, lesson: LessonName) -> Verdict:
     if lesson == "marks" and manifest.exchange.kind == "gather" and not remembers:
         _Mass(trace, manifest, verdict).check()
     return verdict
-
-
-def _one_record_per_round(trace: Trace, verdict: Verdict) -> None:
-    """[I1] Two records after one predecessor: never, unless the few who were left gave up others who were silent."""
-    successors: dict[Hash, list[Record]] = defaultdict(list)
-    for commit in trace.commits.values():
-        successors[commit.record.previous].append(commit.record)
-    for records in successors.values():
-        if len(records) < 2:
-            continue
-        whole = [r for r in records if _keeps_a_majority(r) or _by_farewells(r, records, trace)]
-        if len(whole) > 1:
-            verdict.divergence += 1
-            hashes = ", ".join(sorted(record.hash.hex()[:6] for record in whole))
-            verdict.say(f"[I1] round {whole[0].round} has {len(whole)} records after one predecessor: {hashes}")
-    for commit in trace.commits.values():
-        votes = {peer for peer, _ in commit.certificate.votes}
-        record = commit.record
-        if not votes <= set(record.members):
-            verdict.say(f"[I11] round {record.round} was voted for by a peer that is no member")
-        if len(record.members) == len(set(record.members) & set(record.next_members)) and len(votes) < majority(
-            record.members
-        ):
-            verdict.say(f"[I1] round {record.round} was committed by {len(votes)} of {len(record.members)}")
-
-
-def _keeps_a_majority(record: Record) -> bool:
-    return 2 * len(set(record.members) & set(record.next_members)) > len(record.members)
-
-
-def _by_farewells(record: Record, rivals: list[Record], trace: Trace) -> bool:
-    """Whether all whom ``record`` drops had said farewell, and none of them was back before the rivals were made."""
-    holders = {entry.host for entry in trace.of("logged") if entry.fields["hash"] == record.hash}
-    if any(entry.host in holders and entry.fields["round"] == record.round for entry in trace.of("node_shrunk")):
-        return False  # some of them were silent
-    hashes = {rival.hash for rival in rivals}
-    made = max(entry.time for entry in trace.of("logged") if entry.fields["hash"] in hashes)
-    dropped = set(record.members) - set(record.next_members)
-    hosts = {entry.host for entry in trace.of("started") if entry.fields["peer"] in dropped}
-    last = {e.host: e.event for e in trace if e.event in ("started", "left", "crashed") and e.time <= made}
-    return all(last[host] == "left" for host in hosts)
 
 
 def _same_record_same_bits(trace: Trace, verdict: Verdict) -> None:

@@ -19,6 +19,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from decentral.consensus.voting import SEATS
 from decentral.dissemination.partition import partition
 from decentral.rounds.gossip import COMMIT_NBYTES
 from decentral.swarm.circles import DIRECT
@@ -154,19 +155,36 @@ VOTE = Vote(0, 1, 0, HASH, bytes(SIGNATURE_NBYTES))
 
 
 def control(kind: str, n: int, numel: int) -> Cost:
-    """Control messages of one round of a gather or a reduce: offers to all, and the leader's share spread over all."""
-    offers = message(_size(OFFER)).times(n - 1)
-    return offers + (message(_size(VOTE)).times(n - 1) + leader(kind, n, numel)).times(1 / n)
+    """Control messages of one round of a gather or a reduce: offers, votes, and what is said once to all or to voters.
+
+    A committee hears the offers of all, and all hear those of the committee.
+    """
+    voters, record = min(n, SEATS), _record_of(kind, n, numel)
+    offers = message(_size(OFFER)).times(voters * (n - 1) + (n - voters) * voters)
+    votes = (message(_size(VOTE)) + message(proposal_nbytes(record))).times(voters - 1)
+    told = message(commit_nbytes(record, voters // 2 + 1)) + _plan(kind, n, numel)
+    return (offers + votes + told.times(n - 1)).times(1 / n)
 
 
 def leader(kind: str, n: int, numel: int) -> Cost:
-    """What the leader of a round sends besides its own offer: another peer every round."""
-    parts = num_parts(n, numel)
-    record = record_nbytes(n, parts, n) if kind == "reduce" else record_nbytes(n, n)
-    said = message(proposal_nbytes(record)) + message(commit_nbytes(record, n // 2 + 1))
-    if kind == "reduce":
-        said += message(plan_nbytes(n, parts))
-    return said.times(n - 1)
+    """What the leader of a round sends besides its own offer: another peer every round.
+
+    Of a commit that a committee voted for it tells those whose votes are in it, and as many of the others as each of
+    those tells.
+    """
+    voters, record = min(n, SEATS), _record_of(kind, n, numel)
+    relays = voters // 2 + 1
+    told = n - 1 if n <= SEATS else relays - 1 + (n - relays) / relays
+    commit = message(commit_nbytes(record, relays)).times(told)
+    return commit + message(proposal_nbytes(record)).times(voters - 1) + _plan(kind, n, numel).times(n - 1)
+
+
+def _record_of(kind: str, n: int, numel: int) -> float:
+    return record_nbytes(n, num_parts(n, numel), n) if kind == "reduce" else record_nbytes(n, n)
+
+
+def _plan(kind: str, n: int, numel: int) -> Cost:
+    return message(plan_nbytes(n, num_parts(n, numel))) if kind == "reduce" else Cost(0.0, 0.0)
 
 
 def num_parts(n: int, numel: int) -> int:

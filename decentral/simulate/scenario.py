@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from decentral.consensus.voting import SEATS
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import make_outer, presets
 from decentral.simulate.learning.lessons import LessonName
@@ -31,6 +32,7 @@ class Scenario:
     patience: float = 5.0  # s of virtual time per outer step: a storm may keep a swarm from making any
     settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
     stand_in: StandIn | None = None  # what the small model's bytes stand for; None: for themselves
+    seats: int = SEATS  # of the committee that votes where there are more hosts
     claims: tuple[float, ...] = ()  # bytes/s that hosts say they were seen to send, one of these; empty: nothing
 
     @property

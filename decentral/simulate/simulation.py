@@ -161,6 +161,6 @@ async def _run(scenario: Scenario, folder: Path, afflict: Afflict, on_progress: 
     trace = Trace(anyio.current_time)
     world = World(scenario, folder, trace, afflict, on_progress)
     await world.run()
-    verdict = check(trace, scenario.manifest, scenario.lesson)
+    verdict = check(trace, scenario.manifest, scenario.lesson, scenario.seats)
     calm = next(trace.of("calm")).time
     return Outcome(scenario, trace, verdict, tuple(world.hangs), world.reached, calm)

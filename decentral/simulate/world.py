@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from decentral.consensus.voting import Voting
 from decentral.dissemination import gather
 from decentral.rounds.catchup.donor import CHAIN, INDEX, PACKED, STATE
 from decentral.rounds.driver import Driver
@@ -56,7 +57,15 @@ class World:
         self.weather = Weather(random.Random(f"weather {seed}"))
         grain = FINE if scenario.stand_in is None else scenario.stand_in.grain
         self.site = Site(
-            scenario.manifest, self.network, self.weather, trace, seed, scenario.lesson, scenario.claims, grain
+            scenario.manifest,
+            self.network,
+            self.weather,
+            trace,
+            seed,
+            scenario.lesson,
+            scenario.claims,
+            grain,
+            Voting(scenario.seats),
         )
         self.hosts = [self._host(number) for number in range(scenario.hosts)]
         self.reached = 0  # outer steps of the chain when the faults ended

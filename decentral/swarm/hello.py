@@ -17,7 +17,8 @@ from decentral.wire.keys import PeerId
 HELLO = "/decentral/hello/1"
 HELLO_LIMIT = 1 << 24  # bytes: manifest plus the schema of a model with 100,000 parameters
 HELLO_TIMEOUT = 15.0  # s
-WIRE_VERSION = 4  # 1: offers without age and summary; 2: frames that do not bind them; 3: anchors named by BLAKE2b
+WIRE_VERSION = 5  # 1: offers without age and summary; 2: frames that do not bind them; 3: anchors named by BLAKE2b;
+# 4: beyond 21 members all of them vote, not a committee: the two would count votes differently
 _NOT_ADMITTED = "the run admits by token, and this invite has none or another; ask a member for its invite of today"
 
 

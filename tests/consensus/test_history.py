@@ -9,6 +9,7 @@ import pytest
 from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head, counted_tokens
 from decentral.consensus.history import LENGTH, LOCATOR, History, checked_branch, retraced
+from decentral.consensus.voting import Voting
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from tests.lab.machines import RUN, digest_of, ref, signer_of
@@ -96,7 +97,7 @@ def forked(common: int, ours: int, theirs: int):
 def test_a_branch_is_followed_from_where_it_left_even_when_the_locator_named_an_older_place():
     history, fork, (_, commits), (claimed, their_heads, theirs) = forked(6, 3, 4)
     claimed = replace(claimed, anchor=digest_of("claimed"))
-    branch = checked_branch(history, START, [*commits, *theirs], claimed)
+    branch = checked_branch(history, START, [*commits, *theirs], claimed, Voting())
     assert branch.shared == fork
     assert branch.heads == tuple(their_heads)
 
@@ -105,11 +106,11 @@ def test_a_branch_of_forged_or_missing_records_or_with_a_false_claim_is_refused(
     history, fork, _, (claimed, _, theirs) = forked(2, 2, 3)
     forged = [signed(theirs[0].record, 0), *theirs[1:]]
     with pytest.raises(PayloadError, match="1 votes, a majority is 2 of 3"):
-        checked_branch(history, fork, forged, claimed)
+        checked_branch(history, fork, forged, claimed, Voting())
     with pytest.raises(PayloadError, match="does not follow"):
-        checked_branch(history, fork, theirs[1:], claimed)
+        checked_branch(history, fork, theirs[1:], claimed, Voting())
     with pytest.raises(PayloadError, match="does not lead to the head"):
-        checked_branch(history, fork, theirs, replace(claimed, tokens=10**18))
+        checked_branch(history, fork, theirs, replace(claimed, tokens=10**18), Voting())
 
 
 @pytest.mark.parametrize("lists", ["frames", "contributors"])

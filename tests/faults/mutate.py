@@ -1,13 +1,15 @@
 """Plants one bug at a time and simulates: python -m tests.faults.mutate
 
 Each patch in ``mutants/`` begins with what is wrong in it. It is caught when a seed of ``tests.simulate.run`` fails;
-the same seeds pass without it. What chance brings about too seldom to count on, as a flipped bit in one field, names
-the test that shows it instead, and is caught when that fails. Ends with 1 when one was not caught.
+the same seeds pass without it. What only swarms with committees can show says so, and is simulated in those. What
+chance brings about too seldom to count on, as a flipped bit in one field, names the test that shows it instead, and is
+caught when that fails. Ends with 1 when one was not caught.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -20,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MUTANTS = Path(__file__).parent / "mutants"
+_WITH_COMMITTEES = re.compile(r"^In swarms with committees\.$", re.MULTILINE)
 _SHOWN_BY = re.compile(r"^Shown by (tests/\S+)\.$", re.MULTILINE)
 
 
@@ -42,18 +45,20 @@ def shown_by(patch: Path) -> str | None:
     return found and found[1]
 
 
-def caught(patch: Path, seeds: int, rounds: int) -> dict[str, object]:
+def caught(patch: Path, seeds: int, rounds: int, *, committees: bool = False) -> dict[str, object]:
     """What shows it: the first seed that fails and the rounds until then, or its test."""
     with tempfile.TemporaryDirectory(prefix="decentral-mutant-") as name:
         folder = Path(name)
         planted(patch, folder)
         test = shown_by(patch)
-        found = _simulated(folder, seeds, rounds) if test is None else _tested(folder, test)
+        committees = committees or bool(_WITH_COMMITTEES.search(patch.read_text(encoding="utf-8")))
+        found = _simulated(folder, seeds, rounds, committees) if test is None else _tested(folder, test)
     return {"mutant": patch.stem, **found}
 
 
-def _simulated(folder: Path, seeds: int, rounds: int) -> dict[str, object]:
+def _simulated(folder: Path, seeds: int, rounds: int, committees: bool) -> dict[str, object]:
     span = ("--seeds", f"1-{seeds}", "--rounds", str(rounds), "--processes", "1", "--failures", "1")
+    span += ("--committees",) if committees else ()
     total = json.loads(_run(folder, "tests.simulate.run", *span).stdout)
     seed, problems = next(iter(total["failed"].items()), (None, [None]))
     return {"caught": seed is not None, "rounds": total["rounds"], "seed": seed and int(seed), "problem": problems[0]}
@@ -76,12 +81,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="part of a mutant's name")
     parser.add_argument("--seeds", type=int, default=220)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--committees", action="store_true", help="in swarms of which three or five peers vote")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
     patches = [patch for patch in sorted(MUTANTS.glob("*.patch")) if options.only in patch.stem]
     with ThreadPoolExecutor(options.processes) as pool:
         missed = []
-        for found in pool.map(lambda patch: caught(patch, options.seeds, options.rounds), patches):
+        how = functools.partial(caught, seeds=options.seeds, rounds=options.rounds, committees=options.committees)
+        for found in pool.map(how, patches):
             print(json.dumps(found), flush=True)
             missed += [] if found["caught"] else [found["mutant"]]
     print(f"{len(patches) - len(missed)} of {len(patches)} caught; missed: {', '.join(map(str, missed)) or 'none'}")

@@ -14,6 +14,7 @@ from decentral.consensus.chain import Head, moves_anchor
 from decentral.consensus.effects import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.consensus.round_state import RoundTerms
+from decentral.consensus.voting import SEATS, Voting
 from decentral.dissemination.partition import partition
 from decentral.errors import PayloadError
 from decentral.wire.frames import FrameKind, Header, claims_of
@@ -65,6 +66,7 @@ class Swarm:
         quorum: int = 0,
         grace: float = 0.0,
         max_staleness: int = 0,
+        seats: int = SEATS,
     ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
@@ -82,6 +84,7 @@ class Swarm:
             quorum=quorum,
             grace=grace,
             max_staleness=max_staleness,
+            voting=Voting(seats),
         )
         self.queue: list[tuple[PeerId, PeerId, Message | tuple[bytes, Header]]] = []
         self.delivered = 0

@@ -32,6 +32,12 @@ def name(peer: bytes) -> str:
         ({"present": (A, B)}, f"a majority of 4 members has to vote, and {name(C)}, {name(D)} cannot be reached"),
         ({"offered": {B: 1}}, "this peer's own loop has not made the inner steps of the round"),
         ({"offered": {A: 1, C: 1}}, f"nothing was offered by {name(B)}, {name(D)}"),
+        ({"present": (A, B), "voters": (A, B, C), "offered": {A: 1}}, f"nothing was offered by {name(B)}"),
+        (
+            {"present": (A, B, D), "voters": (B, C)},
+            f"a majority of 2 members has to vote, and {name(C)} cannot be reached",
+        ),
+        ({"offerers": (B, C), "offered": {A: 1, C: 1}}, f"nothing was offered by {name(B)}"),
         (
             {"offered": dict.fromkeys(ALL, 2_000_000), "arrived": (A, C), "received_per_second": 1000.0},
             f"4.0 MB of {name(B)}, {name(D)} have not come, and 1.0 kB/s come in and 0.0 kB/s go out: a line may be "

@@ -40,7 +40,7 @@ def test_the_round_in_progress_tells_its_offers_and_to_its_leader_the_votes() ->
     leading = SimpleNamespace(proposal=object(), votes={ME: b"", OTHER: b""})
     collected = SimpleNamespace(offers={ME: None}, opened=0.0)
     state = SimpleNamespace(acceptor=SimpleNamespace(promised=1), leading=leading, proposal=None, round=collected)
-    state.leader_of = lambda ballot: (ME, OTHER)[ballot]
+    state.leader_of, state.offerers = lambda ballot: (ME, OTHER)[ballot], (ME, OTHER)
     head = SimpleNamespace(final=False, outer_step=7, members=(ME, OTHER))
     driver = SimpleNamespace(head=head, machine=SimpleNamespace(state=state))
     node: Any = SimpleNamespace(gossip=None, ready=SimpleNamespace(is_set=lambda: True), driver=driver)

@@ -24,9 +24,13 @@ PACES: tuple[Mapping[str, Any], ...] = ({"pace": "speed"}, {"pace": "clock", "se
 Tables = Mapping[str, Mapping[str, Any]]  # Any: values of every key of a manifest
 
 
-def scenario(seed: int, rounds: int) -> Scenario:
-    """What a seed stands for."""
+def scenario(seed: int, rounds: int, *, committees: bool = False) -> Scenario:
+    """What a seed stands for; with ``committees`` more hosts of which a few vote, as 21 do of larger swarms."""
     usual = drawn(seed, rounds)
+    if committees:
+        generator = random.Random(f"committee {seed}")
+        seats = generator.choice([3, 3, 3, 5])
+        usual = replace(usual, seats=seats, hosts=seats + generator.choice([1, 1, 2, 3]))
     return replace(usual, manifest=widely(seed, usual.manifest), lesson="noise") if seed % EVERY == TURN else usual
 
 

@@ -6,12 +6,25 @@ import warnings
 
 import pytest
 
+from decentral.consensus.voting import VOTING
 from decentral.simulate import cost
 from decentral.swarm.circles import circles
 from decentral.swarm.dht.hivemind import looks_in
+from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.keys import Signer
 from decentral.wire.lease import Lease, seal_lease
-from decentral.wire.messages import MAX_PEERS, Certificate, Commit, FrameRef, Proposal, Record, ReducePlan, encode
+from decentral.wire.messages import (
+    MAX_PEERS,
+    Certificate,
+    Commit,
+    FrameRef,
+    Offer,
+    Proposal,
+    Record,
+    ReducePlan,
+    encode,
+)
+from tests.lab.machines import Swarm, finish_round
 
 HASH = bytes(32)
 
@@ -55,6 +68,20 @@ def test_sizes_are_those_of_the_encoders(n):
         encode(Commit(record, Certificate(0, votes)))
     )
     assert cost.plan_nbytes(n, parts) == len(encode(ReducePlan(1, 2, 0, 0, refs(n), ranges(parts))))
+
+
+@pytest.mark.parametrize("n", [5, 21, 22, 30])
+def test_what_is_said_of_a_gather_is_what_its_machines_say(n):
+    """Up to 21 vote and are told by the leader; beyond, a committee votes, and passes on what it has decided."""
+    swarm, said = Swarm(n), []
+    swarm.lose = lambda sender, to, message: not isinstance(message, tuple) and bool(said.append((sender, message)))
+    assert finish_round(swarm, 1)
+    swarm.run(lambda: not swarm.queue)
+    found, leader = cost.control("gather", n, 10**6), VOTING.leaders(swarm.genesis())[0]
+    assert sum(PREFIX_NBYTES + len(encode(message)) for _, message in said) == pytest.approx(n * found.nbytes, rel=0.02)
+    assert len(said) == pytest.approx(n * found.messages, rel=0.02), "a vote is not given once the commit is there"
+    led = [message for sender, message in said if sender == leader and not isinstance(message, Offer)]
+    assert len(led) == pytest.approx(cost.leader("gather", n, 10**6).messages, abs=1)
 
 
 def test_a_pair_costs_the_same_in_a_swarm_of_any_even_size():

@@ -38,6 +38,24 @@ def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(seed):
     assert simulate(scenario(seed, ROUNDS)).to_dict()["problems"] == [], run.replay(seed, ROUNDS)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 5, 10, *(pytest.param(s, marks=pytest.mark.long) for s in range(11, 41))])
+def test_no_guarantee_is_broken_where_three_or_five_vote_for_more(seed):
+    """``make simulate ARGS=--committees`` has more. Some 60 rounds, and 500 with the long ones."""
+    outcome = simulate(scenario(seed, 20, committees=True))
+    assert outcome.scenario.seats < outcome.scenario.hosts
+    assert outcome.to_dict()["problems"] == [], run.replay(seed, 20, committees=True)
+
+
+@pytest.mark.long
+def test_in_a_swarm_of_24_peers_21_vote():
+    calm = replace(PROFILES["lab"], crashes=0.0, sleeps=0.0, partitions=0.0)
+    outcome = simulate(replace(drawn(2, 4), profile=calm, hosts=24))
+    assert outcome.sound, outcome.to_dict()["problems"]
+    large = [c for c in outcome.trace.commits.values() if len(c.record.members) == 24 and c.record.frames]
+    assert large
+    assert all(11 <= len(commit.certificate.votes) <= 21 for commit in large)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [216, 284, 3159])
 def test_what_once_failed_holds(seed):
@@ -84,6 +102,9 @@ def test_a_failing_seed_is_named_with_the_command_that_replays_it():
     total = run.Total()
     total.add(7, broken)
     assert total.failed == {7: ["[I1] two records"]}
+    assert (
+        run.replay(7, 50, committees=True) == "python -m tests.simulate.run --seeds 7 --rounds 50 --committees --trace"
+    )
     assert run.replay(7, 50) == "python -m tests.simulate.run --seeds 7 --rounds 50 --trace"
 
 

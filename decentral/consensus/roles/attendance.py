@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from decentral.consensus.chain import voters_on
 from decentral.consensus.effects import CatchUpWith
 from decentral.consensus.round_state import FETCH_AFTER, RoundState
+from decentral.consensus.voting import dropped_by
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Behind, Commit, Farewell, JoinRequest
 
@@ -92,6 +92,6 @@ class Attendance:
     def _note_shrink(self, commit: Commit) -> None:
         """Remember whom a record gives up although no majority is left: they may live on, and fork the chain."""
         state, record = self._state, commit.record
-        silent = set(record.members) - set(record.next_members) - state.presence.leaving
-        shrinks = voters_on(record) != record.members
+        silent = dropped_by(record) - state.presence.leaving
+        shrinks = state.terms.voting.drops_majority(record)
         state.given_up = (state.given_up | (silent if shrinks else set())) - set(record.next_members)

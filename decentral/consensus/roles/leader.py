@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from decentral.consensus.ballot import Ballot
+from decentral.consensus.roles.herald import Herald
 from decentral.consensus.roles.readiness import Readiness
 from decentral.consensus.roles.record_builder import RecordBuilder
 from decentral.consensus.roles.retrieval import Retrieval
@@ -22,6 +25,7 @@ class Leader:
         self._retrieval, self._succession = retrieval, succession
         self._readiness = Readiness(state)
         self._builder = RecordBuilder(state, self._readiness)
+        self._herald = Herald(state)
 
     def lead(self, now: float) -> None:
         """Lead the ballot in charge if it is ours and there is something to commit."""
@@ -36,7 +40,7 @@ class Leader:
         leading = self._ballot_of_ours(now)
         if leading is None:
             return
-        if leading.prepared(state.head.members, state.presence.given_up()):
+        if leading.prepared(state.voters):
             if leading.proposal is None:
                 self._propose_something(leading, usable, now)
             self._resend(leading, now)
@@ -54,7 +58,7 @@ class Leader:
         return state.leading
 
     def _opened(self, ballot: int, now: float) -> Ballot:
-        state, leading = self._state, Ballot(ballot, sent_at=now)
+        state, leading = self._state, Ballot(ballot, self._state.terms.voting, sent_at=now)
         if ballot == 0:
             return leading
         promised = state.acceptor.promise(ballot)
@@ -93,12 +97,17 @@ class Leader:
         if state.acceptor.accepted_ballot == leading.ballot:  # restarted after voting: same record, same signature
             leading.votes[state.me] = self._voter.vote_for(leading.proposal).signature
         self._voter.vote(now)
-        state.broadcast(leading.proposal)
+        self._ask_for_votes(leading.proposal)
+
+    def _ask_for_votes(self, proposal: m.Proposal, but: Iterable[PeerId] = ()) -> None:
+        """Those of the committee, too, who are given up: one that is back says so by its answer."""
+        state = self._state
+        state.tell((*state.committee, *state.terms.voting.voters_on(proposal.record)), proposal, but)
 
     def _elect(self, leading: Ballot) -> None:
         state, commit = self._state, leading.elected()
         if commit is not None:
-            state.broadcast(commit, also=state.joiners)
+            self._herald.announce(commit)
             state.decided = (state.me, commit)
 
     def _resend(self, leading: Ballot, now: float) -> None:
@@ -107,7 +116,7 @@ class Leader:
             return
         leading.sent_at = now
         if leading.proposal is not None:
-            state.broadcast(leading.proposal, but=leading.votes)
+            self._ask_for_votes(leading.proposal, but=leading.votes)
         elif leading.planned is not None:
             state.broadcast(leading.planned.plan)
         elif leading.ballot > 0:

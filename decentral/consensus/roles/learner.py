@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from decentral.consensus.chain import check_certified
 from decentral.consensus.effects import CatchUpWith, Decide
 from decentral.consensus.roles.attendance import Attendance
+from decentral.consensus.roles.herald import Herald
 from decentral.consensus.roles.retrieval import Retrieval
 from decentral.consensus.round_state import RoundState
 from decentral.wire.keys import PeerId
@@ -20,6 +20,7 @@ class Learner:
 
     def __init__(self, state: RoundState, retrieval: Retrieval, attendance: Attendance) -> None:
         self._state, self._retrieval, self._attendance = state, retrieval, attendance
+        self._herald = Herald(state)
 
     def take_commit(self, sender: PeerId, commit: Commit) -> None:
         """What somebody else says is decided. Raises PayloadError unless a majority signed it."""
@@ -30,8 +31,9 @@ class Learner:
             state.effects.append(CatchUpWith(sender))
             return
         if state.succeeds(record, sender):
-            check_certified(commit)
+            state.terms.voting.check_certified(commit)
             state.decided = (sender, commit)
+            self._herald.pass_on(sender, commit)
 
     def count_farewells(self, now: float) -> None:
         """Those who left may have chosen a record before; it is decided once every named frame is here."""
@@ -41,7 +43,7 @@ class Learner:
             return
         told = commit.certificate.votes[0][0]
         if state.succeeds(commit.record, told) and self._retrieval.all_held(commit.record, told, now):
-            state.broadcast(commit, also=state.joiners)
+            self._herald.announce_found(commit)
             state.decided = (told, commit)
 
     def finish(self, now: float) -> bool:

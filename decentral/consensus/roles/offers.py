@@ -1,4 +1,8 @@
-"""Offers: this peer's own, told to every member and repeated to whoever leads, and those of the others."""
+"""Offers: this peer's own, told to whoever may lead and repeated to whoever does, and those of the others.
+
+In a small swarm everybody may lead. In a large one the committee does, which tells its own offers to all: whoever has
+the first of them knows that it must hurry, and how long others take.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ class Offers:
         self._told_at = 0.0  # when our offer was last sent
 
     def offer(self, offer: Offer, now: float) -> bool:
-        """Tell every member; False when the offer is for another round than the one in progress.
+        """Tell those who need it; False when the offer is for another round than the one in progress.
 
         Raises PayloadError for one that the others would refuse.
         """
@@ -26,7 +30,7 @@ class Offers:
             return False
         self.take_offer(state.me, offer, now)
         self._told_at = now
-        state.broadcast(offer)
+        state.tell(state.offerers, offer)
         return True
 
     def take_offer(self, sender: PeerId, offer: Offer, now: float) -> None:

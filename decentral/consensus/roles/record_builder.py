@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from decentral.consensus.ballot import Ballot, Partition, Planned, results_of
-from decentral.consensus.chain import voters_on
 from decentral.consensus.collection import references
 from decentral.consensus.effects import SendSlices
 from decentral.consensus.roles.readiness import Readiness
@@ -35,7 +34,7 @@ class RecordBuilder:
         one of those would have voted for it; that peer re-syncs if it returns. So it is when those who were to vote on
         it were few, and are gone, while others are back whom it drops: nobody could vote for it as it is.
         """
-        if self._state.presence.is_majority_here(voters_on(bound)):
+        if self._state.presence.is_majority_here(self._state.terms.voting.voters_on(bound)):
             return bound
         return replace(bound, next_members=self._state.next_members())
 

@@ -64,6 +64,8 @@ class Retrieval:
         """
         state = self._state
         offer = state.round.offers.get(owner)
+        if offer is None and owner not in state.offerers:  # it is about as long as others are
+            offer = next(iter(state.round.offers.values()), None)
         if offer is None or not state.reduces:
             return FETCH_AFTER
         return FETCH_AFTER + SLACK * (state.terms.takes(offer.nbytes, owner, state.head.members) or 0.0) / 2

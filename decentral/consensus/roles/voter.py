@@ -81,6 +81,8 @@ class Voter:
             return
         if proposal.record != state.acceptor.accepted and not state.is_as_planned(proposal.record):
             return
+        if sender != state.me and state.me not in state.terms.voting.voters_on(proposal.record):
+            return  # a leader accepts what it proposes, whether its vote counts or not: one record per ballot
         if not state.presence.may_drop(proposal.record) or not self._retrieval.all_held(proposal.record, sender, now):
             return
         accepted = state.acceptor.accept(proposal.ballot, proposal.record)

@@ -22,6 +22,8 @@ class OpenRound:
     members: Sequence[PeerId]
     present: Sequence[PeerId]  # those of them that are here
     min_peers: int
+    voters: Sequence[PeerId] = ()  # none: all members
+    offerers: Sequence[PeerId] = ()  # whose offers come here; none: all members
     offered: Mapping[PeerId, int] = field(default_factory=dict)  # bytes of each contribution that was offered
     arrived: Sequence[PeerId] = ()  # whose contributions are here whole, in a reduce all that are offered
     sent_per_second: float = 0.0  # bytes
@@ -30,15 +32,15 @@ class OpenRound:
 
 def why_open(seen: OpenRound) -> str:
     """What the round waits for, most telling first."""
-    here, of = len(seen.present), len(seen.members)
+    here, voters = len(seen.present), seen.voters or seen.members
     if here < seen.min_peers:
         return f"it takes {seen.min_peers} peers (swarm.min_peers), and {here} are here"
-    if 2 * here <= of:
-        absent = [peer for peer in seen.members if peer not in seen.present]
-        return f"a majority of {of} members has to vote, and {_names(absent)} cannot be reached"
+    absent = [peer for peer in voters if peer not in seen.present]
+    if 2 * len(absent) >= len(voters):
+        return f"a majority of {len(voters)} members has to vote, and {_names(absent)} cannot be reached"
     if seen.me in seen.members and seen.me not in seen.offered:
         return "this peer's own loop has not made the inner steps of the round"
-    if late := [peer for peer in seen.present if peer not in seen.offered]:
+    if late := [peer for peer in seen.offerers or seen.members if peer in seen.present and peer not in seen.offered]:
         return f"nothing was offered by {_names(late)}"
     rates = f"{in_units(seen.received_per_second)}/s come in and {in_units(seen.sent_per_second)}/s go out"
     if missing := [peer for peer in seen.offered if peer not in seen.arrived]:
@@ -73,6 +75,8 @@ def _seen(node: Node, rates: tuple[float, float]) -> OpenRound:
         members=members,
         present=[peer for peer in members if peer == state.me or state.presence.present(peer)],
         min_peers=node.manifest.swarm.min_peers,
+        voters=state.committee,
+        offerers=state.offerers,
         offered={peer: offer.nbytes for peer, offer in state.round.offers.items()},
         arrived=state.round.usable(state.head, state.held, state.terms.named, channels),
         sent_per_second=up,

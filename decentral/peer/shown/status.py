@@ -184,8 +184,8 @@ def _open_round(node: Node) -> dict[str, object] | None:
     voted = leading is not None and leading.proposal is not None
     return {
         "round": head.outer_step + 1,
-        "members": len(head.members),
-        "offers": len(state.round.offers),
+        "members": len(state.offerers),  # of a large swarm those of whom this peer hears what they offer
+        "offers": sum(peer in state.round.offers for peer in state.offerers),
         "leader": peer_name(state.leader_of(ballot)),
         "ballot": ballot,
         "proposed": voted or state.proposal is not None,
@@ -202,7 +202,7 @@ def _kind(protocol: str) -> str:
 def _awaited(node: Node) -> tuple[str, ...]:
     machine = node.driver.machine
     offered = set(machine.state.round.offers)
-    absent = [p for p in machine.head.members if p not in offered and machine.state.presence.present(p)]
+    absent = [p for p in machine.state.offerers if p not in offered and machine.state.presence.present(p)]
     return tuple(peer_name(p) for p in absent)
 
 

@@ -154,7 +154,8 @@ class CatchUp:
             following = await self._ask_chain(peer, [(last.round, last.hash)])
             more = bool(following.commits) and following.commits[-1].record.round > last.round
             commits += following.commits
-        return checked_branch(self.state.machine.state.history, answer.shared, commits, claimed)
+        history = self.state.machine.state.history
+        return checked_branch(history, answer.shared, commits, claimed, self.state.terms.voting)
 
 
 def split_commits(answer: bytes) -> list[Commit]:

@@ -16,6 +16,7 @@ import anyio.lowlevel
 from torch import Tensor
 
 from decentral.consensus.chain import Head
+from decentral.consensus.voting import VOTING, Voting
 from decentral.dissemination.partition import Grain
 from decentral.errors import DiskError
 from decentral.manifest import Manifest
@@ -53,6 +54,7 @@ class Site:
     lesson: LessonName
     claims: Sequence[float] = ()  # bytes/s that hosts may say they were seen to send; empty: they say nothing
     grain: Grain = FINE
+    voting: Voting = VOTING
     readings: Readings = field(default_factory=Readings)
 
 
@@ -123,6 +125,7 @@ class SimulatedProcess:
             offload=_interleaved,
             uplink=lambda: machine.claim,
             grain=site.grain,
+            voting=site.voting,
             readings=site.readings,
         )
         live = LiveSide(self.model, self.lesson.inner, machine.signer.peer, schema)
