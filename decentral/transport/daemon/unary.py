@@ -20,6 +20,8 @@ from decentral.errors import PayloadError
 from decentral.transport.base import Traffic
 from decentral.transport.protocols.peer_ids import peer_from_id
 
+_ATTACHING = 2.0  # s: a daemon on this machine answers in milliseconds, or is dead
+
 
 @asynccontextmanager
 async def attached(folder: Path, socket: str, traffic: Traffic) -> AsyncIterator[Any]:  # Any: untyped hivemind
@@ -29,7 +31,8 @@ async def attached(folder: Path, socket: str, traffic: Traffic) -> AsyncIterator
     from hivemind.utils.multiaddr import Multiaddr
 
     private: Any = type("PrivateP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder}/"})
-    client = await private.replicate(Multiaddr(f"/unix{socket}"))
+    with anyio.fail_after(_ATTACHING, shield=True):  # cancelled meanwhile, it would leave its connection open
+        client = await private.replicate(Multiaddr(f"/unix{socket}"))
     control = client._client.control
     _count_calls(control, traffic)
     try:
