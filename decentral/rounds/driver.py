@@ -107,6 +107,7 @@ class Driver:
             await self.steps.take(lambda now: state.machine.liveness(*self.watch.absent(now), now))
             if not state.is_member and not self.stopping and state.head.anchor and now - asked >= JOIN_EVERY:
                 asked = now
+                self.swarm.directory.greet(state.head.members)
                 for peer in self.swarm.directory.live():
                     state.tasks.spawn(self.frames.send, peer, JoinRequest(state.head.round, state.head.hash))
             self.allowed = state.machine.state.allowed()

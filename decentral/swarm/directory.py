@@ -151,11 +151,14 @@ class Directory:
     def look_for(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Somebody said, without proof, where a peer may be: look there once, unless it is known to be here."""
 
-        async def look(peer: PeerId) -> None:
-            await self._visit(peer, addresses)
-
         if peer != self.peer and not self._is_live(peer):
-            self._contacts.spawn("look", peer, look)
+            self._contacts.spawn("look", peer, partial(self._visit, addresses=addresses))
+
+    def greet(self, peers: Iterable[PeerId]) -> None:
+        """Tell those that are not known to be here that this peer is; who hears it answers with its own lease."""
+        for peer in peers:
+            if peer != self.peer and not self._is_live(peer):
+                self._contacts.spawn("greet", peer, self._tell)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Renew, ask, dial and expire until cancelled."""
@@ -253,7 +256,7 @@ class Directory:
         message = decode(body)
         if isinstance(message, Goodbye):
             if self._table.goodbye(peer, anyio.current_time()):
-                self._notify()
+                self._changed.tell()
             return b""
         return self._answer(peer, read_lease(body))
 
@@ -300,7 +303,7 @@ class Directory:
             raise PayloadError(f"{peer_name(peer)}: sends a lease of {peer_name(lease.peer)} as its own; drop it")
         known = self._table.newest(peer)
         if self._table.take(lease, anyio.current_time()):
-            self._notify()
+            self._changed.tell()
             if known is None or known.addresses != lease.addresses:
                 self._contacts.spawn("dial", peer, self._dial)
 
@@ -308,7 +311,7 @@ class Directory:
         """A lease that another peer passed on."""
         known = self._is_live(lease.peer)
         if self._table.take(lease, anyio.current_time(), remaining):
-            self._notify()
+            self._changed.tell()
             if not known:
                 self._meet(lease)
 
@@ -337,7 +340,7 @@ class Directory:
     async def _expire_forever(self) -> None:
         while True:
             if self._table.expire(anyio.current_time()):
-                self._notify()
+                self._changed.tell()
                 live = self.live()
                 self.answered_in = {peer: took for peer, took in self.answered_in.items() if peer in live}
             with anyio.CancelScope(deadline=self._table.next_end()):
@@ -345,6 +348,3 @@ class Directory:
 
     def _is_live(self, peer: PeerId) -> bool:
         return self._table.is_live(peer, anyio.current_time())
-
-    def _notify(self) -> None:
-        self._changed.tell()

@@ -46,6 +46,11 @@ def test_no_guarantee_is_broken_where_three_or_five_vote_for_more(seed):
     assert outcome.to_dict()["problems"] == [], run.replay(seed, 20, committees=True)
 
 
+def test_peers_of_two_islands_on_one_chain_find_one_another_again():
+    """All were started anew with one address each, in two groups, of which neither had an address of the other."""
+    assert simulate(scenario(227, 50, committees=True)).to_dict()["problems"] == []
+
+
 @pytest.mark.long
 def test_in_a_swarm_of_24_peers_21_vote():
     calm = replace(PROFILES["lab"], crashes=0.0, sleeps=0.0, partitions=0.0)

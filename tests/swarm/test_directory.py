@@ -96,6 +96,20 @@ def test_finding_nobody_is_a_state_and_lasts_until_the_bootstrap_comes_up(play):
     play(script)
 
 
+def test_a_peer_that_is_greeted_over_a_line_that_is_open_is_known_and_knows(play):
+    async def script(swarm):
+        zero, one = await swarm.add(0), await swarm.add(1, bootstrap=None)
+        await anyio.sleep(60.0)
+        assert zero.looking
+        await one.transport.connect(zero.peer, zero.transport.addresses())  # a line, and no lease over it
+        one.greet([zero.peer, one.peer])
+        await anyio.sleep(1.0)
+        assert swarm.seen_by(1) == {0}
+        assert swarm.seen_by(0) == {1}
+
+    play(script)
+
+
 def test_a_peer_is_found_where_somebody_said_that_it_is(play):
     async def script(swarm):
         zero, one = await swarm.add(0), await swarm.add(1, bootstrap=None)
