@@ -194,9 +194,9 @@ def test_a_peer_with_a_thousandfold_learning_rate_counts_nothing_after_the_warm_
 
 
 def test_a_slow_peer_holds_up_no_round_and_what_it_brings_late_counts(tmp_path):
-    """Two of three are a quorum; six inner steps of the third take as long as many rounds of the others."""
+    """Two of three are a quorum; six inner steps of the third take as long as three to five rounds of the others."""
     manifest = run_terms("delayed_nesterov", run={"rounds": 16}, outer={"grace": 0.05})
-    invited, invite, pause = threading.Event(), [], threading.Event()
+    invited, invite, brought = threading.Event(), [], [0]  # the round after which the slow one contributed last
     digests: dict[int, str] = {}
 
     def body(number: int) -> None:
@@ -208,8 +208,14 @@ def test_a_slow_peer_holds_up_no_round_and_what_it_brings_late_counts(tmp_path):
                 invited.set()
             wait_until(lambda: len(peer.status().members) == FULL)
             while not peer.done:
+                for _ in range(manifest.inner.steps - 1):
+                    problem.step()
+                if number < 2:
+                    wait_until(lambda: peer.done or peer.status().round < brought[0] + 5)
+                else:
+                    wait_until(lambda: peer.done or peer.status().round >= brought[0] + 3)
+                    brought[0] = peer.status().round
                 problem.step()
-                pause.wait(0.3 if number == 2 else 0.03)
             digests[number] = peer.anchor_digest
 
     run_together(*(lambda n=n: body(n) for n in range(FULL)))
