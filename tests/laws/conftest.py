@@ -13,10 +13,8 @@ from torch import Tensor
 
 from decentral.compressors import Compressor, parse_compressor
 from decentral.optimizers import Aggregation, OuterMethod
+from tests.devices import DEVICES
 from tests.laws.tables import AGGREGATIONS, COMPRESSORS, FINE, METHODS, last_of, method_of, rule_of
-
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-
 
 TABLES = {"compressor": ("--compressor", COMPRESSORS), "outer": ("--outer", METHODS), "rule": ("--rule", AGGREGATIONS)}
 

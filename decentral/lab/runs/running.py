@@ -26,6 +26,7 @@ class Outcome:
     reason: str = ""  # of a failure, in one line
     curve: Curve | None = None
     seconds: float = 0.0  # of this machine
+    device: str = "cpu"  # that trained: another one rounds otherwise
 
     @property
     def loss(self) -> float | None:
@@ -42,7 +43,7 @@ class Outcome:
             "reason": self.reason,
             "curve": self.curve.columns() if self.curve is not None else {},
             "totals": totals,
-            "made_with": _versions(),
+            "made_with": _versions() | ({} if self.device == "cpu" else {"device": self.device}),
         }
 
     @classmethod
@@ -50,7 +51,8 @@ class Outcome:
         """From a record."""
         totals = told["totals"]
         curve = Curve.of(told["curve"], totals["peak_nbytes"], totals["numel"]) if told["curve"] else None
-        return cls(told["status"], told["reason"], curve, totals["seconds"])
+        device = told.get("made_with", {}).get("device", "cpu")
+        return cls(told["status"], told["reason"], curve, totals["seconds"], device)
 
 
 def failed(reason: str) -> Outcome:
@@ -58,30 +60,30 @@ def failed(reason: str) -> Outcome:
     return Outcome("failed", " ".join(reason.split())[:300])
 
 
-def run_cell(cell: Cell) -> Outcome:
-    """Run it, here and now."""
+def run_cell(cell: Cell, device: str = "cpu") -> Outcome:
+    """Run it, here and now; ``device`` as torch spells it. Digits are trained on the processor."""
     began = time.monotonic()
     try:
-        curve = _curve(cell)
+        curve = _curve(cell, device)
     except NonFiniteError as error:
-        return Outcome("diverged", " ".join(str(error).split()), seconds=time.monotonic() - began)
+        return Outcome("diverged", " ".join(str(error).split()), None, time.monotonic() - began, device)
     except DecentralError as error:
         return failed(str(error))
     except Exception as error:  # noqa: BLE001  one cell of many: the others have their own
         return failed(f"{type(error).__name__}: {error}")
-    return Outcome("diverged" if curve.diverged else "done", "", curve, time.monotonic() - began)
+    return Outcome("diverged" if curve.diverged else "done", "", curve, time.monotonic() - began, device)
 
 
-def _curve(cell: Cell) -> Curve:
+def _curve(cell: Cell, device: str) -> Curve:
     from decentral.lab.runs.in_swarm import run_swarm
     from decentral.lab.runs.together import run_together
 
-    work = work_of(cell)
+    work = work_of(cell, device)
     return run_swarm(cell, work) if cell.kind == "swarm" else run_together(cell, work)
 
 
-def work_of(cell: Cell) -> Work:
-    """What its replicas learn."""
+def work_of(cell: Cell, device: str = "cpu") -> Work:
+    """What its replicas learn, and where."""
     if cell.task == "digits":
         from decentral.lab.work.digits import Digits
 
@@ -90,9 +92,8 @@ def work_of(cell: Cell) -> Work:
     from decentral.lab.work.language import Language  # transformers, which digits need not wait for
 
     uneven = cell.task == "language-uneven"
-    return Language(
-        cell.manifest, _corpus(cell.manifest.data.held_out), cell.peers, uneven=uneven, windows=cell.windows
-    )
+    corpus = _corpus(cell.manifest.data.held_out)
+    return Language(cell.manifest, corpus, cell.peers, uneven=uneven, windows=cell.windows, device=device)
 
 
 @cache

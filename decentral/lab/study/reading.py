@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, UsageError
 from decentral.lab.study.settings import Place, Settings, combinations, grid_of
 from decentral.lab.study.terms import Control, Study
 from decentral.manifest import Manifest
 from decentral.manifest.checking import checked, one_line
 from decentral.optimizers import make_outer
 
-__all__ = ["check_installed", "load_study", "parse_study"]
+__all__ = ["check_device", "check_installed", "load_study", "parse_study"]
 
 
 def load_study(path: Path) -> Study:
@@ -72,3 +72,14 @@ def check_installed(study: Study) -> None:
     for module, name in wanted.items():
         if importlib.util.find_spec(module) is None:
             raise ConfigError(f"a study needs {name}; pip install 'decentral[lab]', which has it")
+
+
+def check_device(study: Study, device: str) -> None:
+    """UsageError unless models of this study can train on ``device``, as torch spells it."""
+    if study.study.task == "digits" and device != "cpu":
+        raise UsageError(f"--device {device}: digits are so small that they train on the processor; leave it out")
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without that kind of device
+        why = one_line(error)
+        raise UsageError(f"--device {device}: this machine has none that torch can use ({why}); leave it out") from None

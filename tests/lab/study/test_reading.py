@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, UsageError
 from decentral.lab.study.plan import Plan
-from decentral.lab.study.reading import check_installed, load_study, parse_study
+from decentral.lab.study.reading import check_device, check_installed, load_study, parse_study
 from tests.lab.study.declared import TEXT
 
 ROOT = Path(__file__).parents[3]
@@ -81,3 +81,11 @@ def test_a_study_without_what_it_needs_names_the_extra(
     monkeypatch.setitem(sys.modules, module, None)  # as if it was not installed
     with pytest.raises(ConfigError, match=rf"a study needs {package}; pip install 'decentral\[lab\]'"):
         check_installed(parse_study(TEXT))
+
+
+@pytest.mark.parametrize(("task", "device"), [("language", "gpu"), ("language", "meta"), ("digits", "cuda")])
+def test_a_device_that_a_study_cannot_train_on_is_told_in_one_line(task: str, device: str) -> None:
+    study = parse_study(TEXT.replace('task = "digits"', f'task = "{task}"'))
+    check_device(study, "cpu")
+    with pytest.raises(UsageError, match=f"^--device {device}: .*; leave it out$"):
+        check_device(study, device)

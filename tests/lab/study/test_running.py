@@ -10,10 +10,11 @@ from torch import nn
 
 from decentral.lab.runs.cell import Cell
 from decentral.lab.runs.curve import Looks
-from decentral.lab.runs.running import run_cell
+from decentral.lab.runs.running import Outcome, run_cell
 from decentral.lab.study.terms import Link
 from decentral.lab.work.digits import Digits
 from decentral.manifest import preset_manifest
+from tests.devices import DEVICES
 from tests.lab.study.declared import of
 
 PEERS, ROUNDS, STEPS = 3, 4, 6
@@ -130,7 +131,8 @@ def test_curves_have_evenly_spread_points_and_the_last_is_the_end(steps: int, po
 
 @pytest.mark.parametrize("task", ["language", "language-uneven", "mixture"])
 @pytest.mark.parametrize("kind", ["swarm", "data-parallel"])
-def test_every_task_of_text_can_be_learnt(task: str, kind: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_task_of_text_can_be_learnt(task: str, kind: str, device: str) -> None:
     manifest = preset_manifest(
         "local_sgd",
         run={"name": "lab", "salt": "lab", "seed": 7, "rounds": 2 if kind == "swarm" else 20},
@@ -138,8 +140,11 @@ def test_every_task_of_text_can_be_learnt(task: str, kind: str) -> None:
         data={"batch_size": 2},
         inner={"steps": 10 if kind == "swarm" else 1, "warmup": 2, "learning_rate": 0.01},
     )
-    found = run_cell(Cell.of(kind, task, 2, manifest, steps=20, points=2, windows=8, text=""))  # type: ignore[arg-type]
+    cell = Cell.of(kind, task, 2, manifest, steps=20, points=2, windows=8, text="")  # type: ignore[arg-type]
+    found = run_cell(cell, device)
     assert found.status == "done", found.reason
+    assert found.device == device
+    assert Outcome.from_json(found.to_json()).device == found.device
     assert found.curve is not None
     assert [point.tokens for point in found.curve.points] == [0, 320, 640]
     assert found.loss is not None

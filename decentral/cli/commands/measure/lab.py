@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,8 +36,11 @@ def _print_example(context: click.Context, parameter: click.Parameter, wanted: b
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Its folder; decentral-lab/NAME.")
 @click.option("--workers", type=click.IntRange(1, 1024), help="Processes of one thread; as many as processors.")
+@click.option(
+    "--device", default="cpu", show_default=True, help="Where models train, as cuda or cuda:1; digits: processor."
+)
 @as_json
-def lab_command(study: Path, out: Path | None, workers: int | None, as_json: bool) -> None:
+def lab_command(study: Path, out: Path | None, workers: int | None, device: str, as_json: bool) -> None:
     """Compare methods as a study declares: search, reported seeds, verdicts, bytes, hours.
 
     Runs that are in the folder are never made again, so that an ended study goes on where it was.
@@ -45,17 +49,18 @@ def lab_command(study: Path, out: Path | None, workers: int | None, as_json: boo
     $ decentral lab study.toml --out results
     """
     from decentral.lab.study.plan import Plan
-    from decentral.lab.study.reading import check_installed, load_study
+    from decentral.lab.study.reading import check_device, check_installed, load_study
     from decentral.lab.study.results import found_by, write_report
     from decentral.lab.study.store import Store
 
     declared = load_study(study)
     check_installed(declared)
+    check_device(declared, device)
     plan, store = Plan(declared), Store(out or Path("decentral-lab") / declared.study.name)
     store.begin(study.read_text(encoding="utf-8-sig"))
     try:
         there = store.known()
-        known = _run(plan, store, there, workers or os.cpu_count() or 1)
+        known = _run(plan, store, there, workers or os.cpu_count() or 1, device)
         found = found_by(plan, known)
         write_report(store, found)
     finally:
@@ -63,7 +68,7 @@ def lab_command(study: Path, out: Path | None, workers: int | None, as_json: boo
     _tell(found, store.folder, len(known) - len(there), as_json)
 
 
-def _run(plan: Plan, store: Store, there: dict[str, Outcome], workers: int) -> dict[str, Outcome]:
+def _run(plan: Plan, store: Store, there: dict[str, Outcome], workers: int, device: str) -> dict[str, Outcome]:
     """All cells that are missing."""
     from decentral.lab.runs.running import run_cell
     from decentral.lab.study.laboratory import Progress, run_study
@@ -75,7 +80,7 @@ def _run(plan: Plan, store: Store, there: dict[str, Outcome], workers: int) -> d
         line(progress.done, progress.of, progress.told)
 
     try:
-        with stop_signals(), Workers(workers, run_cell) as processes:
+        with stop_signals(), Workers(workers, partial(run_cell, device=device)) as processes:
             return run_study(plan, store, processes, on_progress)
     finally:
         line.end()
