@@ -19,8 +19,20 @@ def as_one_text(invite: str, arguments: Sequence[str]) -> tuple[str, tuple[str, 
     return (" ".join(apart), tuple(arguments[WORDS:])) if spoken else (invite, tuple(arguments))
 
 
-def exchanged(words: str, relays: Sequence[str], *, lan: bool, seconds: float | None) -> tuple[str, tuple[str, ...]]:
-    """The invite line for these words, and the relays' whole addresses. Raises InviteError, NoPeersError."""
+def invite_of(
+    said: Sequence[str], relays: Sequence[str], *, lan: bool = True, seconds: float | None = None
+) -> tuple[str, tuple[str, ...]]:
+    """An invite line as it is, or the one that words are exchanged for; and the relays' whole addresses.
+
+    Raises InviteError, NoPeersError.
+    """
+    from decentral.swarm.spoken.code import looks_spoken
+
+    text = " ".join(said)
+    return _exchanged(text, relays, lan=lan, seconds=seconds) if looks_spoken(text) else (text, tuple(relays))
+
+
+def _exchanged(words: str, relays: Sequence[str], *, lan: bool, seconds: float | None) -> tuple[str, tuple[str, ...]]:
     import anyio
 
     from decentral.swarm.spoken.code import parse_code

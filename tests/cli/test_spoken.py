@@ -42,7 +42,7 @@ def terms(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_peer_joins_by_words_that_were_said_and_a_wrong_word_is_refused(
+def test_a_peer_joins_by_words_that_were_said_a_follower_too_and_a_wrong_word_is_refused(
     family: Family, terms: list[str], tmp_path: Path, run: Run
 ) -> None:
     relay = family.start(
@@ -78,6 +78,13 @@ def test_a_peer_joins_by_words_that_were_said_and_a_wrong_word_is_refused(
         nobody.wait(0.1)
     assert said[2] not in "".join(path.read_text() for path in out.glob("*.json*")), "no word is kept"
 
+    again = family.start("again", tmp_path / "again", asks)
+    words = shlex.split(again.first_line(PATIENCE))[2].split()
+    followed = run("follow", *words, *said[3:], *LISTEN, "--once", "--out", tmp_path / "follower")
+    assert followed.exit_code == 0, followed.stderr
+    assert list((tmp_path / "follower" / "anchors").glob("*.safetensors"))
+    assert again.process.wait(PATIENCE) == 0
+
 
 def test_words_need_no_quotes_and_a_scripts_arguments_stay_its_own() -> None:
     words = ["acid", "cargo", "mural", "tulip", "4711"]
@@ -97,6 +104,8 @@ def test_an_invite_of_a_running_peer_is_printed_as_a_line(run: Run, running_peer
         (["invite", "--relay", "x"], "add --words"),
         (["join", "acid cargo mural tulpi 4711"], "perhaps tulip"),
         (["join", "acid", "cargo", "mural", "tulip", "99"], "is no number"),
+        (["follow", "acid", "cargo", "mural", "tulpi", "4711"], "perhaps tulip"),
+        (["doctor", "acid", "cargo", "mural", "tulip", "99"], "is no number"),
         (["join", "acid cargo mural tulip 4711", "--relay", "127.0.0.1:1", "--no-lan"], "is it up"),
     ],
 )

@@ -1,13 +1,14 @@
 """``follow``: the anchors of a run as files, without taking part in it."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from decentral.cli.options import Decorator, remember
 from decentral.cli.peer_options import CAPS, WAYS
 from decentral.cli.quantities import Size
-from decentral.swarm.patience import moment_in
+from decentral.swarm.patience import moment_in, time_left
 
 DEFAULT = Path("decentral-follow")
 
@@ -73,25 +74,28 @@ def _with(options: tuple[Decorator, ...]) -> Decorator:
 
 
 @click.command("follow")
-@click.argument("invite")
+@click.argument("invite", nargs=-1, required=True)
 @_with(_OPTIONS)
 @click.pass_context
-def follow_command(context: click.Context, /, invite: str, directory: Path, **options: object) -> None:
+def follow_command(context: click.Context, /, invite: tuple[str, ...], directory: Path, **options: Any) -> None:
     """Receive a run's anchors as safetensors, for evaluation or serving, and contribute nothing.
 
-    It needs no data and no script. It is no member of the run: nobody waits for it.
+    It needs no data and no script. It is no member of the run: nobody waits for it. The words of decentral invite
+    --words do instead of an invite, as with join.
 
     \b
     $ decentral follow INVITE --every 10 --keep 3
     """
     from decentral.cli.job.follow_job import FollowOptions, run_follow
     from decentral.cli.preflight import check_place
+    from decentral.cli.spoken import invite_of
     from decentral.swarm.invite import Invite
     from decentral.transport.listen import check_listen
 
-    Invite.parse(invite)  # before anything is made or started
+    if options["listen"]:
+        check_listen(options["listen"])
+    seconds = time_left(options["give_up_at"])
+    line, options["relays"] = invite_of(invite, options["relays"], lan=options["lan"], seconds=seconds)
+    Invite.parse(line)  # before anything is made or started
     check_place(remember(context, directory))
-    given = FollowOptions(out=directory, **options)  # type: ignore[arg-type]  # click has made them of these types
-    if given.listen:
-        check_listen(given.listen)
-    context.exit(run_follow(invite, given))
+    context.exit(run_follow(line, FollowOptions(out=directory, **options)))

@@ -103,15 +103,12 @@ def join_command(
     """
     from decentral.cli.hints import hint_after
     from decentral.cli.preflight import check_trained_here
-    from decentral.cli.spoken import as_one_text, exchanged
+    from decentral.cli.spoken import as_one_text, invite_of
     from decentral.swarm.invite import Invite
-    from decentral.swarm.spoken.code import looks_spoken
 
     invite, arguments = as_one_text(invite, arguments)
-    if looks_spoken(invite):
-        invite, given["relays"] = exchanged(
-            invite, given["relays"], lan=given["lan"], seconds=time_left(given["give_up_at"])
-        )
+    left = time_left(given["give_up_at"])
+    invite, given["relays"] = invite_of([invite], given["relays"], lan=given["lan"], seconds=left)
     parsed = Invite.parse(invite)  # before anything is made or started
     options = JobOptions(out=directory, invite=invite, **given)
     if script is not None:

@@ -241,7 +241,7 @@ def _has_ended(directory: Path) -> bool:
 
 
 @click.command("doctor")
-@click.argument("invite", required=False)
+@click.argument("invite", nargs=-1)
 @click.option(
     "--out",
     "directory",
@@ -261,7 +261,7 @@ def _has_ended(directory: Path) -> bool:
 @click.pass_context
 def doctor_command(
     context: click.Context,
-    invite: str | None,
+    invite: tuple[str, ...],
     directory: Path,
     listen: tuple[str, ...],
     relays: tuple[str, ...],
@@ -269,15 +269,22 @@ def doctor_command(
 ) -> None:
     """Check what a peer needs here: versions, device, disk, transport, and whether others can dial this machine.
 
+    The words of decentral invite --words do instead of an invite: they are used up then, and it prints the invite.
+
     \b
     $ decentral doctor INVITE
     """
     from decentral.cli.doctor.checks import examine
+    from decentral.cli.spoken import invite_of
     from decentral.swarm.invite import Invite
 
-    if invite is not None:
-        Invite.parse(invite)  # before minutes are spent on what is none
-    findings = examine(remember(context, directory), invite, listen=listen, relays=relays)
+    line: str | None = None
+    if invite:
+        line, relays = invite_of(invite, relays)
+        Invite.parse(line)  # before minutes are spent on what is none
+        if len(invite) > 1 or line != invite[0]:
+            click.echo(f"the words are used up; join with: decentral join {line}", err=True)
+    findings = examine(remember(context, directory), line, listen=listen, relays=relays)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings]))
     else:
