@@ -66,6 +66,7 @@ class ExchangeContestant:
         self._model = LiveModel(module, 1, None)
         self.node = self._node(manifest)
         self._schedule, self._held, self._digest = make_schedule(manifest, b""), 0.0, ""
+        self._schedule.overlap = int(seat.overlap)
         self._awaited = -1  # the outer step that has what was offered last; -1: nothing was
         self._news, self._updates = Changes(), list[CommittedUpdate]()
         generator = torch.Generator().manual_seed(seat.number)
@@ -137,7 +138,7 @@ class ExchangeContestant:
 
     async def _until_merged(self) -> None:
         """Wait for the round of what was offered last, and bring it into the model."""
-        while self.node.driver.head.outer_step == self._awaited:
+        while (head := self.node.driver.head).outer_step == self._awaited or head.anchor is None:  # still applied
             await self._news.next()
         self._digest = self.node.replica.digest.hex()
         self._merge()

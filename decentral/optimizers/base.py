@@ -121,6 +121,11 @@ class OuterMethod:
         return self.overrides("rebuilt")
 
     @property
+    def speaks(self) -> bool:
+        """Whether it has something to say beside an offer."""
+        return self.overrides("says") or self.overrides("summary")
+
+    @property
     def most_steps(self) -> int | None:
         """Inner steps that a contribution can tell of; None: any number."""
         return None

@@ -13,6 +13,7 @@ from decentral.consensus.chain import Head
 from decentral.replica.codec import Encoded, FixedShapes, range_shapes
 from decentral.replica.owing import in_own_units
 from decentral.replica.replica import Replica
+from decentral.tensors.elementwise import difference
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
 from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import Offer, Record, ReducePlan
@@ -27,7 +28,7 @@ class Contribution:
     fragment: int
     based_on: bytes  # hash of the chain's head whose anchor the gradient was measured from
     local_N: Tensor  # the parameters it was measured at
-    gradient_N: Tensor  # what is sent, the change: anchor - local, unless the method or an absence says otherwise
+    sent_N: Tensor | None  # see ``gradient_N``; None: made when it is asked for first, of ``base_N`` and ``local_N``
     steps: int  # inner steps since the last contribution, of any fragment
     tokens: int
     kind: FrameKind = FrameKind.CONTRIBUTION  # or MERGE: the parameters themselves, at the end of a gossip run
@@ -41,11 +42,25 @@ class Contribution:
     begun_from: int | None = None  # outer step of the anchor that it began from; None: of the round it is offered in
     summary: bytes = b""  # what the method says of it to every peer, at most MAX_SUMMARY_NBYTES
     unsaid: str = ""  # why that is nothing, where what the method made cannot go beside an offer
+    base_N: Tensor | None = None  # the parameters that it was begun from, as written
     is_finite: bool = False  # gradient_N is known to hold neither NaN nor Inf: nobody need look again
     hands_on_nothing: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see owing
 
     def __post_init__(self) -> None:
         self.trained = self.trained or self.steps
+
+    @property
+    def gradient_N(self) -> Tensor:
+        """What is sent, the change: anchor - local, unless the method or an absence says otherwise."""
+        if self.sent_N is None:  # two threads that ask at once make the same bits
+            assert self.base_N is not None, "one of both"
+            self.sent_N = difference(self.base_N, self.local_N)
+        return self.sent_N
+
+    @property
+    def vectors(self) -> tuple[Tensor, ...]:
+        """All channels, the change first."""
+        return (self.gradient_N, *self.states)
 
     @property
     def measured_N(self) -> Tensor:

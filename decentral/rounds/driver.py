@@ -147,8 +147,10 @@ class Driver:
             self.state.on_event("unsaid", fields)
 
     async def _encoded(self, made: Contribution) -> Encoded:
-        state = self.state
-        return await state.offload(state.replica.encode, made.fragment, made.gradient_N, made.states, state.me)
+        replica, me = self.state.replica, self.state.me
+        return await self.state.offload(
+            lambda: replica.encode(made.fragment, made.gradient_N, made.states, me)  # what is sent may not be made yet
+        )
 
     async def goodbye(self) -> None:
         """Tell everybody that this peer leaves, so that nobody waits for it; ``come_back`` takes it back."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from decentral.tensors.alloc import fresh_like
 from decentral.tensors.compiled import compiled
+from decentral.tensors.lying import LANES, flat, lie_alike
 from decentral.tensors.threads import WORTH_IT, spread
 
 __all__ = ["carried", "difference", "difference_and_norm", "divide", "minus_times", "with_momentum"]
@@ -25,13 +26,12 @@ __all__ = ["carried", "difference", "difference_and_norm", "divide", "minus_time
 R = TypeVar("R")
 Arrays = tuple[Any, ...]  # numpy's
 _IN_CACHE = 4096  # values
-_LANES = 64  # sums of squares side by side: with 32 to 128 they cost the pass nothing, with 8 two thirds more
 _EXPONENT = np.uint32(0x7F800000)  # all ones in NaN and Inf, and in nothing else
 
 
 def difference(left: Tensor, right: Tensor) -> Tensor:
     """``left - right``, new."""
-    if not _here(left, right):
+    if not lie_alike(left, right):
         return left - right
     return _made(_difference, left, right)
 
@@ -40,17 +40,17 @@ def difference_and_norm(left: Tensor, right: Tensor) -> tuple[Tensor, float]:
     """``left - right``, new, and its Euclidean norm, in one pass: finite if, and only if, all of it is, for float64
     holds every sum of squares. The norm's last bits depend on the number of threads.
     """
-    if not _here(left, right):
+    if not lie_alike(left, right):
         made = left - right
         return made, float(torch.linalg.vector_norm(made, dtype=torch.float64))
     made = fresh_like(left)
-    arrays = tuple(map(_flat, (left, right, made)))
+    arrays = tuple(map(flat, (left, right, made)))
     return made, math.sqrt(sum(_over(made.numel(), arrays, lambda cut: float(_difference_and_squares(*cut)))))
 
 
 def minus_times(left: Tensor, right: Tensor, factor: float) -> Tensor:
     """``left - right * factor``, new; the product is rounded first."""
-    if not _here(left, right):
+    if not lie_alike(left, right):
         return left - right * factor
     return _made(_minus_times, left, right, np.float32(factor))
 
@@ -63,11 +63,11 @@ def with_momentum(
     ``m <- m*mu + change``, then Nesterov's ``anchor - (m*mu + change)*lr``, or the heavy ball's ``anchor - m*lr``.
     """
     lr, mu = factors
-    if not _here(anchor, change, momentum):
+    if not lie_alike(anchor, change, momentum):
         buffer = momentum * mu + change
         return anchor - (buffer * mu + change if nesterov else buffer) * lr, buffer
     made, kept = fresh_like(anchor), fresh_like(anchor)
-    arrays = tuple(map(_flat, (anchor, change, momentum, made, kept)))
+    arrays = tuple(map(flat, (anchor, change, momentum, made, kept)))
     kernel: Any = _nesterov if nesterov else _heavy_ball
     numbers = np.float32(lr), np.float32(mu)
     _over(made.numel(), arrays, lambda cut: kernel(*cut, *numbers))
@@ -76,42 +76,27 @@ def with_momentum(
 
 def carried(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
     """``anchor + (live - contributed)``, and ``anchor`` bit for bit where the two are equal; new."""
-    if not _here(live, contributed, anchor):
+    if not lie_alike(live, contributed, anchor):
         return torch.where(live == contributed, anchor, anchor + (live - contributed))
     return _made(_carried, live, contributed, anchor)
 
 
 def divide(total: Tensor, divisor: float) -> bool:
     """``total /= divisor`` in place; returns whether all of it is finite then."""
-    if not _here(total):
+    if not lie_alike(total):
         total /= torch.full_like(total.view(-1)[:1], divisor)  # a tensor: CUDA turns /number into *(1/number)
         return bool(torch.isfinite(total).all())
-    arrays = (_flat(total), _flat(total).view(np.uint32))
+    arrays = (flat(total), flat(total).view(np.uint32))
     return all(_over(total.numel(), arrays, lambda cut: bool(_divide(cut[0], cut[1], np.float32(divisor)))))
-
-
-def _here(*tensors: Tensor) -> bool:
-    """Whether all are float32 on the processor, of one shape, and lie in a row."""
-    return all(
-        one.device.type == "cpu"
-        and one.dtype == torch.float32
-        and one.is_contiguous()
-        and one.shape == tensors[0].shape
-        for one in tensors
-    )
 
 
 def _made(kernel: Callable[..., Any], *given: Any) -> Tensor:
     """A new tensor that the kernel fills from the given ones; numbers come after them."""
     made = fresh_like(given[0])
-    arrays = tuple(_flat(one) for one in (*given, made) if isinstance(one, Tensor))
+    arrays = tuple(flat(one) for one in (*given, made) if isinstance(one, Tensor))
     numbers = tuple(one for one in given if not isinstance(one, Tensor))
     _over(made.numel(), arrays, lambda cut: kernel(*cut, *numbers))
     return made
-
-
-def _flat(tensor: Tensor) -> Any:
-    return tensor.detach().view(-1).numpy()
 
 
 def _over(numel: int, arrays: Arrays, work: Callable[[Arrays], R]) -> list[R]:
@@ -130,9 +115,9 @@ def _difference(left, right, made):  # type: ignore[no-untyped-def]
 
 @compiled
 def _difference_and_squares(left, right, made):  # type: ignore[no-untyped-def]
-    lanes, whole = np.zeros(_LANES, dtype=np.float64), made.size // _LANES * _LANES
-    for start in range(0, whole, _LANES):
-        for lane in range(_LANES):
+    lanes, whole = np.zeros(LANES, dtype=np.float64), made.size // LANES * LANES
+    for start in range(0, whole, LANES):
+        for lane in range(LANES):
             value = left[start + lane] - right[start + lane]
             made[start + lane] = value
             lanes[lane] += np.float64(value) * np.float64(value)

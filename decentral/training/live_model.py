@@ -28,6 +28,7 @@ from decentral.parameters import (
 )
 from decentral.parameters.sharding import boxes_of, is_sharded, local_part
 from decentral.state.snapshot import live_buffer_name
+from decentral.tensors.live_rows import as_rows
 from decentral.training.describing import description_of
 from decentral.training.inner.averages import Averages
 from decentral.training.processes.group import Processes
@@ -139,6 +140,14 @@ class LiveModel:
         """Whether reading gives the very bits that were written: not where parameters have less than float32."""
         wide = (torch.float32, torch.float64)
         return all(self._parameters[spec.name].dtype in wide for spec in self.schema.fragments[fragment].parameters)
+
+    def in_place(self, fragment: int) -> Sequence[Tensor] | None:
+        """See Parameters: None of a model that is sharded, not in float32, or not on the processor."""
+        if self._shards is not None:
+            return None
+        self.averages.show()
+        here = self._here()
+        return as_rows(here[spec.name] for spec in self.schema.fragments[fragment].parameters)
 
     def read_buffers(self) -> Tensor:
         """A copy of all buffers (B,). They are looked up anew: a module may put another tensor in the place of one."""

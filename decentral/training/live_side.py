@@ -39,6 +39,10 @@ class Parameters(Protocol):
         """Whether reading gives the very bits that were written: not where parameters have less than float32."""
         ...
 
+    def in_place(self, fragment: int) -> Sequence[Tensor] | None:
+        """The parameters of one fragment where they lie, each flat, to be read and changed; None: only copies."""
+        ...
+
 
 class _NoParameters:
     """Of a schedule beside which nothing trains."""
@@ -51,6 +55,9 @@ class _NoParameters:
 
     def keeps(self, fragment: int) -> bool:
         return True
+
+    def in_place(self, fragment: int) -> None:
+        return None
 
 
 class LiveSide:

@@ -20,22 +20,31 @@ from torch import Tensor
 from decentral.optimizers import OuterMethod
 from decentral.optimizers.base import Live
 from decentral.optimizers.draws import only_drawn
-from decentral.tensors.elementwise import difference_and_norm
+from decentral.tensors.elementwise import difference, difference_and_norm
 from decentral.training.absence import Away, Progress, share_of
 
-__all__ = ["Counted", "Spoken", "counted", "spoken_of", "states_due"]
+__all__ = ["Counted", "Spoken", "counted", "sent_of", "spoken_of", "states_due"]
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Spoken:
     """The part of a fragment's progress that a round speaks of."""
 
-    local_N: Tensor  # live parameters, as written where nothing is drawn
-    gradient_N: Tensor  # what was written, less ``local_N``
+    base_N: Tensor  # the parameters as written
+    live_N: Tensor  # as they are now
+    local_N: Tensor  # the same, as written where nothing is drawn
     norm: float  # of the pseudo-gradient, had all been drawn
-    is_all: bool
+    is_all: bool = True
+    made_N: Tensor | None = None  # the pseudo-gradient; None: nobody has asked for it yet
+
+    @property
+    def gradient_N(self) -> Tensor:
+        """What was written, less ``local_N``."""
+        if self.made_N is None:
+            self.made_N = difference(self.base_N, self.local_N)
+        return self.made_N
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,19 @@ def spoken_of(method: OuterMethod, step: int, base_N: Tensor, live_N: Tensor) ->
     drawn_N = method.drawn(step, len(live_N))
     local_N, norm_of_all = (live_N, 1.0) if drawn_N is None else only_drawn(drawn_N, base_N, live_N)
     gradient_N, norm = difference_and_norm(base_N, local_N)
-    return Spoken(local_N, gradient_N, norm_of_all * norm, drawn_N is None)
+    return Spoken(base_N, live_N, local_N, norm_of_all * norm, drawn_N is None, gradient_N)
+
+
+def sent_of(method: OuterMethod, spoken: Spoken, scale: float) -> tuple[Tensor | None, Tensor | None]:
+    """What is sent, ``scale`` times as long, and the progress that it was made of where that is not what is sent.
+
+    The first is None where it is the progress, and nobody has asked for that yet.
+    """
+    own = method.overrides("contribute")
+    if scale == 1.0 and not own:
+        return spoken.made_N, None
+    change_N = method.contribute(spoken.base_N, spoken.local_N) if own else spoken.gradient_N
+    return change_N if scale == 1.0 else change_N * scale, spoken.gradient_N
 
 
 def counted(

@@ -28,8 +28,9 @@ from decentral.state.snapshot import anchor_name
 from decentral.training.absence import Away, Progress
 from decentral.training.detours import Detours
 from decentral.training.live_side import LiveSide, Parameters
-from decentral.training.offers import Counted, counted, spoken_of, states_due
+from decentral.training.offers import Counted, counted, sent_of, states_due
 from decentral.training.pace import lengthening
+from decentral.training.passes import Passes
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -58,10 +59,12 @@ class SyncSchedule:
     unadopted: dict[int, list[str]] = field(default_factory=dict)  # by fragment, channels that training lacks
     given_up: list[Away] = field(default_factory=list)  # what absences cost, for the caller to tell and to clear
     detours: Detours = field(default_factory=Detours)  # where training goes on while a contribution is in flight
+    passes: Passes = field(init=False)
     _counted: Counted | None = None  # what counts of the contribution in flight
 
     def __post_init__(self) -> None:
         self.progress = self.progress or [Progress() for _ in range(self.num_fragments)]
+        self.passes = Passes(self.method, self.detours, self.num_fragments)
         self.beside(self.live)
 
     def beside(self, live: LiveSide) -> None:
@@ -103,6 +106,7 @@ class SyncSchedule:
         """One inner step was made."""
         self.held += self.sent_at is None and self._is_over
         self.since += 1
+        self.passes.forget()
         for progress in self.progress:
             progress.steps += 1
         self.live.after_step()
@@ -142,30 +146,25 @@ class SyncSchedule:
         method has training go on elsewhere while the contribution is in flight.
         """
         progress, base_N = self.progress[fragment], self._base(fragment, anchor_N)
-        live_N, step = self.detours.live(model, fragment), outer_step // self.num_fragments
-        spoken, whole = spoken_of(self.method, step, base_N, live_N), self.interval * self.num_fragments
+        step, whole = outer_step // self.num_fragments, self.interval * self.num_fragments
+        spoken = self.passes.spoken(model, fragment, step, base_N, late=self.overlap > 0)
         found = counted(self.method, step, fragment, progress, spoken, whole=whole, held=self.held)
         if found.share == 0.0:
             return None
-        local_N, steps, self._counted = spoken.local_N, progress.steps, found
-        self.sent_at, self.seconds_sent = self.since, self.seconds
+        self._counted, self.sent_at, self.seconds_sent = found, self.since, self.seconds
         in_time = self.lengthens and not progress.missed
         longer = lengthening(self.interval, self.paced, progress.steps / self.num_fragments) if in_time else 1.0
-        scale = found.share * longer
-        own = self.method.overrides("contribute")
-        change_N = self.method.contribute(base_N, local_N) if own else spoken.gradient_N
-        sent_N = change_N if scale == 1.0 else change_N * scale
-        made = Contribution(fragment, based_on, local_N, sent_N, self.since, found.steps * per_step)
-        made.trained, made.is_finite = steps, sent_N is spoken.gradient_N and math.isfinite(spoken.norm)
-        if scale != 1.0 or own:
-            made.progress_N = spoken.gradient_N
-        if progress.missed:
-            made.begun_from = max(0, outer_step - progress.missed * self.num_fragments)
-        wanted_N = self.method.meanwhile(self.live, fragment, base_N, live_N) if self.overlap else None
+        sent_N, progress_N = sent_of(self.method, spoken, found.share * longer)
+        made = Contribution(fragment, based_on, spoken.local_N, sent_N, self.since, found.steps * per_step)
+        made.base_N, made.progress_N, made.trained = base_N, progress_N, progress.steps
+        made.is_finite = progress_N is None and math.isfinite(spoken.norm)
+        made.begun_from = max(0, outer_step - progress.missed * self.num_fragments) if progress.missed else None
+        wanted_N = self.method.meanwhile(self.live, fragment, base_N, spoken.live_N) if self.overlap else None
         self.live.taken(fragment)
         made.states = states_due(self.method, step, anchor_N, self.live, fragment)
-        made.summary, made.unsaid = said(lambda: self.method.says(self.live, fragment, [made.gradient_N, *made.states]))
-        self.detours.go(model, fragment, live_N, wanted_N)
+        if self.method.speaks:
+            made.summary, made.unsaid = said(lambda: self.method.says(self.live, fragment, made.vectors))
+        self.detours.go(model, fragment, spoken.live_N, wanted_N)
         return made
 
     # ---- merging ----
@@ -179,7 +178,10 @@ class SyncSchedule:
         self.seen = update.head
         if update.before_N is None or update.after_N is None:
             return False
-        self.put(model, update.fragment, self._merged(update, model, update.before_N, update.after_N))
+        if (wanted_N := self._merged(update, model, update.before_N, update.after_N)) is not None:
+            self.put(model, update.fragment, wanted_N)
+        else:
+            self.progress[update.fragment].rounding_N = None  # what is changed where it lies is float32
         self.live.merged(update)
         self.num_merged += 1
         return True
@@ -187,6 +189,7 @@ class SyncSchedule:
     def put(self, model: Parameters, fragment: int, wanted_N: Tensor) -> None:
         """Write a fragment into the live model, and remember by how much the model rounds it."""
         self.detours.end(fragment)
+        self.passes.forget()
         model.write(fragment, wanted_N)
         rounds = not model.keeps(fragment)
         self.progress[fragment].rounding_N = model.read(fragment) - wanted_N if rounds else None
@@ -220,31 +223,31 @@ class SyncSchedule:
         """The fragments to restart when ``because_of`` is dropped: those that rounds have passed by are as old."""
         return [f for f, progress in enumerate(self.progress) if f == because_of or progress.missed]
 
-    def _merged(self, update: CommittedUpdate, model: Parameters, before_N: Tensor, after_N: Tensor) -> Tensor:
-        progress, mine = self.progress[update.fragment], update.contribution
-        if mine is None:  # passed by: our progress stays, measured from the new anchor
-            live_N = self.detours.live(model, update.fragment)
+    def _merged(self, update: CommittedUpdate, model: Parameters, before_N: Tensor, after_N: Tensor) -> Tensor | None:
+        """What is to be written; None: it is there already."""
+        progress, f = self.progress[update.fragment], update.fragment
+        if update.contribution is None:  # passed by: our progress stays, measured from the new anchor
             self._passed_by(update)
             if progress.rounding_N is not None:
                 before_N = before_N + progress.rounding_N
-            if update.taken_N is not None:  # what a previous incarnation sent is in the anchor, and no progress
-                live_N = torch.where(update.taken_N, before_N, live_N)
-            return carry(live_N, before_N, after_N)
-        stood_still = self.since == self.sent_at and self._carries(update.fragment)
-        live_N = mine.local_N if stood_still else self.detours.live(model, update.fragment)
+            if update.taken_N is None:
+                return self.passes.carried(model, f, before_N, after_N, due=self.due)
+            live_N = self.detours.live(model, f)  # what a previous incarnation sent is in the anchor, and no progress
+            return carry(torch.where(update.taken_N, before_N, live_N), before_N, after_N)
+        stood_still, mine = self.since == self.sent_at and self.passes.carries(f), update.contribution
         if self.sent_at is not None:
             self.since -= self.sent_at
             self.seconds -= self.seconds_sent
-        local_N = mine.local_N
-        if self._counted is not None and (away := self._counted.away) is not None:  # a blend would keep a part of it
-            live_N, local_N = live_N + away.dropped_N, local_N + away.dropped_N
+        away = None if self._counted is None else self._counted.away
         self._named(progress, mine.trained)
-        return after_N if stood_still else self.method.merge(live_N, local_N, after_N)
-
-    def _carries(self, fragment: int) -> bool:
-        """Whether a merge without an inner step since the contribution gives the anchor, which need not be computed."""
-        own = any(map(self.method.overrides, ("merge", "drawn")))
-        return not own and fragment not in self.detours
+        if stood_still:
+            return after_N
+        if away is None and not self.method.overrides("merge"):
+            return self.passes.carried(model, f, mine.local_N, after_N, due=self.due)
+        live_N, local_N = self.detours.live(model, f), mine.local_N
+        if away is not None:  # a blend would keep a part of it
+            live_N, local_N = live_N + away.dropped_N, local_N + away.dropped_N
+        return self.method.merge(live_N, local_N, after_N)
 
     def _named(self, progress: Progress, trained: int) -> None:
         """The contribution in flight was taken, with the ``trained`` inner steps behind it."""
@@ -343,6 +346,5 @@ def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None)
     """When a peer contributes and how it merges, from the record ``seen`` on."""
     outer, inner = manifest.outer, manifest.inner
     method, interval = make_outer(outer.method, outer.hyper), inner.steps // outer.fragments
-    made = SyncSchedule(interval, outer.overlap, method, seen, outer.fragments, live=live or LiveSide())
-    made.lengthens = inner.pace == "speed"
-    return made
+    lengthens, live = inner.pace == "speed", live or LiveSide()
+    return SyncSchedule(interval, outer.overlap, method, seen, outer.fragments, lengthens=lengthens, live=live)

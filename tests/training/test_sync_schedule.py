@@ -175,6 +175,9 @@ class Halves:
     def keeps(self, fragment: int) -> bool:
         return False
 
+    def in_place(self, fragment: int) -> None:
+        return None
+
 
 def test_the_rounding_of_a_model_in_bfloat16_is_no_progress():
     anchor = torch.randn(1000, generator=torch.Generator().manual_seed(0))

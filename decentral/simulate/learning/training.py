@@ -46,6 +46,10 @@ class FlatModel:
         """It is float32."""
         return True
 
+    def in_place(self, fragment: int) -> list[Tensor]:
+        """All of it."""
+        return [self.fragments[fragment]]
+
     def check_trained(self) -> None:
         """All of it is, always."""
 
