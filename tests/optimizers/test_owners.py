@@ -39,7 +39,7 @@ class WithLiar(Learners):
     def _taken(self, n: int, summary: bytes | None) -> Any:
         made = super()._taken(n, summary)
         if n == 0:
-            made.gradient_N = made.gradient_N + self.lie_N
+            made.sent_N = made.gradient_N + self.lie_N
             made.encoded = self.peers[0].replica.encode(0, made.gradient_N, made.states, SIGNERS[0].peer)
         return made
 
@@ -128,7 +128,7 @@ class Lying(InTurns):
             for start, stop in method.outside(said, self.schedule.live.layout(made.fragment)):
                 lie_N[start:stop] = 1e6
             assert lie_N.any()
-            made.gradient_N = made.gradient_N + lie_N
+            made.sent_N = made.gradient_N + lie_N
             return await honest(made)
 
         self.node.driver.contribute = contribute  # type: ignore[method-assign]

@@ -133,6 +133,11 @@ def test_a_crash_at_any_await_point_of_a_round_breaks_nothing(kind, every):
         assert await_points.tried(point)[2] == [], f"python -m tests.simulate.await_points --point {point}"
 
 
+def test_a_machine_that_is_started_twice_in_one_moment_runs_one_process():
+    """By what befell it, and by the judge who wants all up again: the first was then judged, and the second ran."""
+    assert await_points.tried(await_points.Point("streaming", 0, 92))[2] == []
+
+
 def test_a_swarm_of_which_half_or_more_falls_at_once_comes_back():
     quiet = replace(PROFILES["cliff"], crashes=0.0, sleeps=0.0, partitions=0.0, cliff_every=4, away=2.0)
     outcome = simulate(replace(drawn(2, 30), profile=quiet, hosts=4))

@@ -58,7 +58,9 @@ class Host:
         return self._past if self.process is None else self._past + self.process.spent
 
     async def live(self, bootstrap: tuple[str, ...]) -> None:
-        """One process, from its start to its end."""
+        """One process, from its start to its end; nothing where another start came first in the same moment."""
+        if self.up:
+            return
         self._past = self.spent
         self.task = anyio.get_current_task().id
         self.lives += 1
