@@ -40,6 +40,20 @@ __all__ = [
 State = Mapping[str, Tensor]
 ALONE = RoundInfo()  # of a step that no record names
 MAX_SUMMARY_NBYTES = 64  # beside an offer
+_AT_TRAINING = (  # hooks that are given tensors of one peer's training, or make some to go with them
+    "drawn",
+    "contribute",
+    "states_sent",
+    "merge",
+    "meanwhile",
+    "adopt",
+    "summary",
+    "says",
+    "before_inner_step",
+    "after_inner_step",
+    "after_commit",
+    "progress_lost",
+)
 _SPELLED = MappingProxyType({"lr": "learning_rate"})  # a field's name where the manifest has another one
 
 
@@ -102,10 +116,16 @@ class OuterMethod:
     measures: ClassVar[bool] = False  # whether its weights go by norms, which in a gather all measure themselves
     divides: ClassVar[bool] = False  # peers train different parts of the model: no two changes tell of one another
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
+    on_device: ClassVar[bool] = True  # whether its training side takes tensors of any device; see __init_subclass__
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """See ``inner``."""
+        """See ``inner``; ``on_device``, where a class does not say it: no hook of the training side is its own.
+
+        A gossip method's own change goes into its replica whole, on the processor.
+        """
         super().__init_subclass__(**given)
+        if "on_device" not in cls.__dict__:
+            cls.on_device = cls.topology == "all" and not any(map(cls.overrides, _AT_TRAINING))
         cls.inner = cls.inner or any(cls.overrides(hook) for hook in ("before_inner_step", "after_inner_step"))
 
     @classmethod

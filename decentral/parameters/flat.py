@@ -13,26 +13,42 @@ from decentral.errors import ConfigError, ManifestMismatch
 from decentral.parameters.schema import BufferSpec, Fragment, ParameterSpec
 from decentral.tensors.alloc import fresh
 from decentral.tensors.finite import is_finite
+from decentral.tensors.transfer import PROCESSOR, moved
 
-# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU.
+# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU unless it is said.
 
 _MOST_WHOLE = 2.0**53  # whole numbers that a float64 holds one by one
 
 
-def gather(parameters: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
-    """Copy a fragment out of a model: flat float32 on the CPU, shape (fragment.numel,)."""
-    flat_N = fresh(fragment.numel)
-    for spec, piece in zip(fragment.parameters, split(flat_N, fragment), strict=True):
-        piece.copy_(_find(parameters, spec).detach())
-    return flat_N
+def gather(parameters: Mapping[str, Tensor], fragment: Fragment, place: torch.device = PROCESSOR) -> Tensor:
+    """Copy a fragment out of a model: flat float32 on ``place``, shape (fragment.numel,).
+
+    Of a model on one CUDA device it is put together there, and crosses at once.
+    """
+    found = [_find(parameters, spec).detach() for spec in fragment.parameters]
+    flat_N = _empty(fragment.numel, _device_of(found))
+    for source, piece in zip(found, split(flat_N, fragment), strict=True):
+        piece.copy_(source)
+    return moved(flat_N, place)
 
 
 def scatter(flat: Tensor, fragment: Fragment, parameters: Mapping[str, Tensor]) -> None:
     """Copy a flat fragment into a model in place, to each parameter's own device and dtype; no gradient."""
     targets = [_find(parameters, spec) for spec in fragment.parameters]  # all found before one is changed
+    here = moved(flat, _device_of(targets))
     with torch.no_grad():
-        for target, piece in zip(targets, split(flat, fragment), strict=True):
+        for target, piece in zip(targets, split(here, fragment), strict=True):
             target.copy_(piece)
+
+
+def _device_of(tensors: Sequence[Tensor]) -> torch.device:
+    """The CUDA device that has all of them; the processor where there is none."""
+    devices = {one.device for one in tensors}
+    return devices.pop() if len(devices) == 1 and all(one.type == "cuda" for one in devices) else PROCESSOR
+
+
+def _empty(numel: int, device: torch.device) -> Tensor:
+    return fresh(numel) if device == PROCESSOR else torch.empty(numel, dtype=torch.float32, device=device)
 
 
 def gather_buffers(buffers: Mapping[str, Tensor], specs: Sequence[BufferSpec]) -> Tensor:

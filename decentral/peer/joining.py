@@ -129,7 +129,8 @@ def settings_of(
     manifest, invite, out = terms_of(run, options.out, how, lan=options.lan, join_timeout=options.join_timeout)
     check_tokens(manifest, options.tokens_per_step)
     optimizers = Together.of(optimizer, "optimizer")
-    live = LiveModel(model, manifest.outer.fragments, options.accelerator, optimizers.parts)
+    on_device = make_outer(manifest.outer.method, manifest.outer.hyper).on_device
+    live = LiveModel(model, manifest.outer.fragments, options.accelerator, optimizers.parts, on_device=on_device)
     check_processes(manifest, live.world_size, optimizers.parts)
     check_covers(optimizers.parts, live.trained)
     schedulers = None if options.scheduler is None else Together.of(options.scheduler, "scheduler")

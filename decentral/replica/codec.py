@@ -21,6 +21,8 @@ from decentral.errors import PayloadError
 from decentral.parameters import split
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
+from decentral.tensors.streams import aside
+from decentral.tensors.transfer import PROCESSOR, moved_together
 from decentral.wire import body
 
 # Shape suffixes: N = elements of the fragment or range, flat float32; V = those that are not zero.
@@ -63,11 +65,13 @@ class Codec:
         ``states``: further channels (N,) that follow in the same body. They get no feedback: what compression loses
         of them is no progress that could be sent later, but how wrong they are now, and next time they are sent whole.
 
-        Raises NonFiniteError when the change holds NaN or Inf.
+        Raises NonFiniteError when the change holds NaN or Inf. The change and what is remembered are there: nothing is
+        waited for but what is made here.
         """
-        sending = self.feedback.send(self.compressor, change_N, state, shapes)
-        beside = [payload for one_N in states for payload in compress_flat(self.of(1).compressor, one_N, shapes)]
-        payloads = (*sending.payloads, *beside)
+        with aside(change_N.device):
+            sending = self.feedback.send(self.compressor, change_N, state, shapes)
+            others = [payload for one_N in states for payload in compress_flat(self.of(1).compressor, one_N, shapes)]
+            payloads = _on_processor((*sending.payloads, *others))  # which waits for all of it
         own = {name: sending.state[name] for name in self.own_names}
         sections = self._sections(payloads, 1 + len(states))
         return Encoded(body.encode_sections(sections), own, payloads)
@@ -175,6 +179,14 @@ class Codec:
             return [(self.compressor, all_of_them)]
         each = len(all_of_them) // channels
         return [(self.compressor, all_of_them[:each]), (self.beside, all_of_them[each:])]
+
+
+def _on_processor(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
+    """The payloads as every receiver reads them: what a device left of a tensor crosses here."""
+    if all(payload.device == PROCESSOR for payload in payloads):
+        return tuple(payloads)
+    parts = iter(moved_together([part for payload in payloads for part in payload.parts], PROCESSOR))
+    return tuple(replace(payload, parts=tuple(next(parts) for _ in payload.parts)) for payload in payloads)
 
 
 def split_shapes(flat_N: Tensor, shapes: Shapes) -> list[Tensor]:

@@ -14,6 +14,7 @@ from decentral.replica.codec import Encoded, FixedShapes, range_shapes
 from decentral.replica.owing import in_own_units
 from decentral.replica.replica import Replica
 from decentral.tensors.elementwise import difference
+from decentral.tensors.transfer import PROCESSOR, moved
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
 from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import Offer, Record, ReducePlan
@@ -75,7 +76,7 @@ class Contribution:
 
     def commitment(self, head: Head) -> bytes:
         """What a reduce offer names instead of a frame; another one wherever it says another thing."""
-        made = hashlib.blake2b(self.gradient_N.numpy().data, digest_size=32)
+        made = hashlib.blake2b(moved(self.gradient_N, PROCESSOR).numpy().data, digest_size=32)
         made.update(struct.pack("<IQ", self.steps, self.tokens) + claims_of(self.based_in(head), self.summary))
         return made.digest()
 

@@ -1,7 +1,8 @@
 """The state every peer holds alike: anchor, outer optimizer state, and this peer's own feedback.
 
 Tensors are replaced, never written to: whoever holds one (a snapshot being served, a round being encoded) has an
-immutable copy. All is float32 on the CPU: one commit gives the same bits on every peer, whatever it trains on.
+immutable copy. All is float32 on the CPU: one commit gives the same bits on every peer, whatever it trains on. What
+a peer sends is compressed where its change lies, and what it owes of that is there, too.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from decentral.replica.weighing import outside_of, state_weights_of, told_of, we
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
+from decentral.tensors.transfer import beside
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
@@ -114,7 +116,8 @@ class Replica:
         ``me``: whose frame it is, where receivers remember their senders.
         """
         assert me or not self.senders.names, "a sender reads from what receivers keep of it"
-        remembered = {**self.feedback[fragment], **self.senders.of(fragment, me)}
+        kept = {**self.feedback[fragment], **self.senders.of(fragment, me)}
+        remembered = {name: beside(one_N, gradient_N) for name, one_N in kept.items()}
         try:
             return self.codec.encode(gradient_N, remembered, self.shapes(fragment), states)
         except NonFiniteError:
@@ -136,7 +139,7 @@ class Replica:
         """
         if not is_finite(gradient_N[start:stop]):
             self.check_finite(fragment, gradient_N)
-        part = {name: tensor[start:stop] for name, tensor in self.feedback[fragment].items()}
+        part = {name: beside(tensor[start:stop], gradient_N) for name, tensor in self.feedback[fragment].items()}
         owed_N, slice_N = part.pop(OWED, None), gradient_N[start:stop]
         if passed_on and owed_N is not None and "velocity" in self.codec.feedback.sender:  # momentum would repeat it
             part["debt"] = part.get("debt", torch.zeros_like(slice_N)) + owed_N * passed_on
@@ -260,7 +263,8 @@ class Replica:
             self.feedback[f] = {}
             return torch.ones(self.numel(f), dtype=torch.bool)
         sent_N = self.contents.moved(mine, self.numel(f))
-        self.feedback[f] = {name: tensor.masked_fill(sent_N, 0.0) for name, tensor in self.feedback[f].items()}
+        kept = self.feedback[f].items()
+        self.feedback[f] = {name: tensor.masked_fill(beside(sent_N, tensor), 0.0) for name, tensor in kept}
         return sent_N
 
     def check_finite(self, fragment: int, gradient_N: Tensor) -> None:

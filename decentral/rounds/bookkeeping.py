@@ -23,6 +23,7 @@ from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import LocalState
 from decentral.rounds.steps import Steps
 from decentral.rounds.updates import CommittedUpdate
+from decentral.tensors.transfer import beside
 from decentral.wire.frames import Frame
 from decentral.wire.messages import Record
 
@@ -86,7 +87,8 @@ class Bookkeeping:
         taken_N, mine = None, taken.get(f)
         if mine is not None:
             assert mine.encoded is not None, "see _taken"
-            before_N, self.replica.feedback[f] = before_N - mine.measured_N, mine.encoded.feedback
+            before_N = before_N - beside(mine.measured_N, before_N)
+            self.replica.feedback[f] = mine.encoded.feedback
             steps -= mine.trained
         elif f in taken:
             taken_N, self.replica.feedback[f] = torch.ones(len(old_N), dtype=torch.bool), self._owed_as_owner(f)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -20,7 +21,7 @@ WORTH_IT = 1 << 20  # elements in all
 
 
 def spread(work: Callable[[T], R], jobs: Sequence[T], numel: int) -> list[R]:
-    """``[work(job) for job in jobs]``; the first error is raised, once all have ended."""
+    """``[work(job) for job in jobs]``; the first error is raised, once all have ended. ``numel``: see `elements_here`."""
     threads = torch.get_num_threads()
     if threads == 1 or numel < WORTH_IT or len(jobs) == 1:
         return [work(job) for job in jobs]
@@ -31,6 +32,11 @@ def spread(work: Callable[[T], R], jobs: Sequence[T], numel: int) -> list[R]:
             return work(job)
 
     return list(_pool(threads).map(inherited, jobs))
+
+
+def elements_here(tensor: Tensor) -> int:
+    """Elements that the processor works on: of another device's tensor none, as a thread only tells that what to do."""
+    return tensor.numel() if tensor.device.type == "cpu" else 0
 
 
 @functools.cache

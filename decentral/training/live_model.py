@@ -29,13 +29,15 @@ from decentral.parameters import (
 from decentral.parameters.sharding import boxes_of, is_sharded, local_part
 from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.live_rows import as_rows
+from decentral.tensors.transfer import PROCESSOR, moved
 from decentral.training.describing import description_of
 from decentral.training.inner.averages import Averages
+from decentral.training.place import place_of
 from decentral.training.processes.group import Processes
 from decentral.training.processes.orders import Order, Orders, undisturbed
 from decentral.training.processes.shards import Shards
 
-# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU.
+# Shape suffixes: N = elements of one fragment, on `place`; B = elements of all buffers, on the CPU; flat float32.
 
 Told = tuple[int, ...]  # whole numbers below 2**63 that all ranks must know alike
 
@@ -53,7 +55,10 @@ class LiveModel:
         num_fragments: int,
         accelerator: Any | None,  # Any: accelerate is untyped
         optimizers: Sequence[torch.optim.Optimizer] = (),
+        *,
+        on_device: bool = False,
     ) -> None:
+        """``on_device``: whether copies of fragments may lie where the model is: see `place_of`."""
         self.accelerator, self.averages = accelerator, Averages(optimizers)
         bare = model if accelerator is None else accelerator.unwrap_model(model)
         self._bare = bare
@@ -62,6 +67,8 @@ class LiveModel:
         self._shards = self._shared_out(bare)
         self.schema: Schema = schema_of(bare, num_fragments)
         self._trained = {spec.name for fragment in self.schema.fragments for spec in fragment.parameters}
+        whole = on_device and self._shards is None
+        self.place = place_of(self.trained.values()) if whole else PROCESSOR  # of what `read` gives
 
     def description(self) -> dict[str, Any] | None:
         """How ``export`` can build the model again; None for one that only its script can build."""
@@ -89,7 +96,7 @@ class LiveModel:
         return self._shards is not None
 
     def read(self, fragment: int) -> Tensor:
-        """A copy of one fragment."""
+        """A copy of one fragment, on ``place``."""
         with self._undisturbed():
             self._order(Order.READ, fragment)
             return self._read(fragment)
@@ -98,11 +105,11 @@ class LiveModel:
         self.averages.show()
         if self._shards is not None:
             return self._shards.read(self._parameters, self.schema.fragments[fragment])
-        return gather(self._here(), self.schema.fragments[fragment])
+        return gather(self._here(), self.schema.fragments[fragment], self.place)
 
     def read_all(self) -> list[Tensor]:
-        """A copy of every fragment."""
-        return [self.read(f) for f in range(len(self.schema.fragments))]
+        """A copy of every fragment, on the processor."""
+        return [moved(self.read(f), PROCESSOR) for f in range(len(self.schema.fragments))]
 
     def read_alone(self) -> list[Tensor]:
         """A copy of every fragment, between two steps; ConfigError where other processes have parts of them."""

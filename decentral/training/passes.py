@@ -13,13 +13,14 @@ from torch import Tensor
 
 from decentral.optimizers import OuterMethod, carry
 from decentral.tensors.live_rows import carry_and_copy, carry_rows, copy_and_difference, copy_and_norm
+from decentral.tensors.transfer import beside
 from decentral.training.detours import Detours
 from decentral.training.live_side import Parameters
 from decentral.training.offers import Spoken, spoken_of
 
-__all__ = ["Passes"]
+__all__ = ["Passes", "as_written"]
 
-# Shape suffix: N = elements of one fragment, flat float32.
+# Shape suffix: N = elements of one fragment, flat float32; live ones where the model's copies lie.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,10 @@ class Passes:
         """The live parameters move, or are overwritten."""
         self._copied = None
 
-    def spoken(self, model: Parameters, fragment: int, step: int, base_N: Tensor, *, late: bool) -> Spoken:
-        """What outer step ``step`` of the fragment speaks of; ``base_N``: the parameters as written.
+    def spoken(
+        self, model: Parameters, fragment: int, step: int, anchor_N: Tensor, rounding_N: Tensor | None, *, late: bool
+    ) -> Spoken:
+        """What outer step ``step`` of the fragment speaks of; ``rounding_N``: see ``as_written``.
 
         ``late``: what is sent is made when somebody asks for it, and not while training stands still.
         """
@@ -59,7 +62,9 @@ class Passes:
         own_way = fragment in self._detours or self._method.overrides("drawn")
         rows = None if own_way else model.in_place(fragment)
         if rows is None:
-            return spoken_of(self._method, step, base_N, self._detours.live(model, fragment))
+            live_N = self._detours.live(model, fragment)
+            return spoken_of(self._method, step, as_written(beside(anchor_N, live_N), rounding_N), live_N)
+        base_N = as_written(anchor_N, rounding_N)
         if copied is not None and copied.is_of(fragment, base_N, rows):
             return Spoken(base_N, copied.live_N, copied.live_N, copied.norm)
         if late:
@@ -83,13 +88,19 @@ class Passes:
         self._copied = None
         rows = None if fragment in self._detours else model.in_place(fragment)
         if rows is None:
-            return carry(self._detours.live(model, fragment), sent_N, anchor_N)
+            live_N = self._detours.live(model, fragment)
+            return carry(live_N, beside(sent_N, live_N), beside(anchor_N, live_N))
         if due and self._may_copy:
             live_N, norm = carry_and_copy(rows, sent_N, anchor_N)
             self._copied = _Copied(fragment, anchor_N, live_N, norm, _state_of(rows))
         else:
             carry_rows(rows, sent_N, anchor_N)
         return None
+
+
+def as_written(anchor_N: Tensor, rounding_N: Tensor | None) -> Tensor:
+    """What the live model held after an anchor was written to it; ``rounding_N``: by how much it rounds it."""
+    return anchor_N if rounding_N is None else anchor_N + beside(rounding_N, anchor_N)
 
 
 def _state_of(rows: Sequence[Tensor]) -> Sequence[tuple[int, int]]:

@@ -25,14 +25,16 @@ from decentral.replica.contribution import Contribution
 from decentral.replica.method_output import said
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
+from decentral.tensors.transfer import beside
 from decentral.training.absence import Away, Progress
 from decentral.training.detours import Detours
 from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.offers import Counted, counted, sent_of, states_due
 from decentral.training.pace import lengthening
-from decentral.training.passes import Passes
+from decentral.training.passes import Passes, as_written
 
-# Shape suffix: N = elements of one fragment, flat float32.
+# Shape suffix: N = elements of one fragment, flat float32; live ones where the model's copies lie, others on the
+# processor.
 
 ROUNDING = "rounding/{}"  # of a fragment, in a checkpoint
 
@@ -128,12 +130,7 @@ class SyncSchedule:
 
     def gradient(self, fragment: int, anchor_N: Tensor, local_N: Tensor) -> Tensor:
         """The pseudo-gradient of a fragment: what was written, less what the live model holds now."""
-        return self._base(fragment, anchor_N) - local_N
-
-    def _base(self, fragment: int, anchor_N: Tensor) -> Tensor:
-        """What was written."""
-        rounding_N = self.progress[fragment].rounding_N
-        return anchor_N if rounding_N is None else anchor_N + rounding_N
+        return as_written(beside(anchor_N, local_N), self.progress[fragment].rounding_N) - local_N
 
     def take(
         self, model: Parameters, fragment: int, anchor_N: Tensor, based_on: Digest, per_step: int, *, outer_step: int
@@ -145,9 +142,9 @@ class SyncSchedule:
         contribution; or nothing counts: None, and ``restart`` is due. The live model is not changed here, unless the
         method has training go on elsewhere while the contribution is in flight.
         """
-        progress, base_N = self.progress[fragment], self._base(fragment, anchor_N)
-        step, whole = outer_step // self.num_fragments, self.interval * self.num_fragments
-        spoken = self.passes.spoken(model, fragment, step, base_N, late=self.overlap > 0)
+        progress, step = self.progress[fragment], outer_step // self.num_fragments
+        whole, late = self.interval * self.num_fragments, self.overlap > 0
+        spoken = self.passes.spoken(model, fragment, step, anchor_N, progress.rounding_N, late=late)
         found = counted(self.method, step, fragment, progress, spoken, whole=whole, held=self.held)
         if found.share == 0.0:
             return None
@@ -156,10 +153,10 @@ class SyncSchedule:
         longer = lengthening(self.interval, self.paced, progress.steps / self.num_fragments) if in_time else 1.0
         sent_N, progress_N = sent_of(self.method, spoken, found.share * longer)
         made = Contribution(fragment, based_on, spoken.local_N, sent_N, self.since, found.steps * per_step)
-        made.base_N, made.progress_N, made.trained = base_N, progress_N, progress.steps
+        made.base_N, made.progress_N, made.trained = spoken.base_N, progress_N, progress.steps
         made.is_finite = progress_N is None and math.isfinite(spoken.norm)
         made.begun_from = max(0, outer_step - progress.missed * self.num_fragments) if progress.missed else None
-        wanted_N = self.method.meanwhile(self.live, fragment, base_N, spoken.live_N) if self.overlap else None
+        wanted_N = self.method.meanwhile(self.live, fragment, spoken.base_N, spoken.live_N) if self.overlap else None
         self.live.taken(fragment)
         made.states = states_due(self.method, step, anchor_N, self.live, fragment)
         if self.method.speaks:
@@ -192,7 +189,7 @@ class SyncSchedule:
         self.passes.forget()
         model.write(fragment, wanted_N)
         rounds = not model.keeps(fragment)
-        self.progress[fragment].rounding_N = model.read(fragment) - wanted_N if rounds else None
+        self.progress[fragment].rounding_N = _less(model.read(fragment), wanted_N) if rounds else None
 
     def restart(
         self,
@@ -205,7 +202,7 @@ class SyncSchedule:
         for f in fragments:
             progress, lost_N = self.progress[f], self.gradient(f, anchors[f], self.detours.live(model, f))
             if debts is not None and f in debts:
-                lost_N = lost_N + debts[f]
+                lost_N = lost_N + beside(debts[f], lost_N)
             self.given_up.append(Away(f, progress.missed, progress.behind, 0, lost_N))
             progress.given_up()
             self.put(model, f, anchors[f])
@@ -228,12 +225,12 @@ class SyncSchedule:
         progress, f = self.progress[update.fragment], update.fragment
         if update.contribution is None:  # passed by: our progress stays, measured from the new anchor
             self._passed_by(update)
-            if progress.rounding_N is not None:
-                before_N = before_N + progress.rounding_N
+            before_N = as_written(before_N, progress.rounding_N)
             if update.taken_N is None:
                 return self.passes.carried(model, f, before_N, after_N, due=self.due)
             live_N = self.detours.live(model, f)  # what a previous incarnation sent is in the anchor, and no progress
-            return carry(torch.where(update.taken_N, before_N, live_N), before_N, after_N)
+            before_N, taken_N = beside(before_N, live_N), beside(update.taken_N, live_N)
+            return carry(torch.where(taken_N, before_N, live_N), before_N, beside(after_N, live_N))
         stood_still, mine = self.since == self.sent_at and self.passes.carries(f), update.contribution
         if self.sent_at is not None:
             self.since -= self.sent_at
@@ -247,7 +244,7 @@ class SyncSchedule:
         live_N, local_N = self.detours.live(model, f), mine.local_N
         if away is not None:  # a blend would keep a part of it
             live_N, local_N = live_N + away.dropped_N, local_N + away.dropped_N
-        return self.method.merge(live_N, local_N, after_N)
+        return self.method.merge(live_N, local_N, beside(after_N, live_N))
 
     def _named(self, progress: Progress, trained: int) -> None:
         """The contribution in flight was taken, with the ``trained`` inner steps behind it."""
@@ -312,15 +309,15 @@ class SyncSchedule:
         self.live.recall(tensors)
         for f, live_N in self.detours.recall(model, tensors, self.num_fragments):
             rounding_N = self.progress[f].rounding_N  # no progress before, nor when it is written anew
-            self.put(model, f, live_N if rounding_N is None else live_N - rounding_N)
+            self.put(model, f, live_N if rounding_N is None else _less(live_N, rounding_N))
         for f, anchor_N in enumerate(anchors):
             before_N, progress = tensors[anchor_name(f)], self.progress[f]
             if torch.equal(before_N, anchor_N):
                 continue
             progress.missed += -(-outer_steps // self.num_fragments) if progress.behind else 0
-            if progress.rounding_N is not None:
-                before_N = before_N + progress.rounding_N
-            self.put(model, f, carry(model.read(f), before_N, anchor_N))
+            live_N = model.read(f)
+            base_N = as_written(beside(before_N, live_N), progress.rounding_N)
+            self.put(model, f, carry(live_N, base_N, beside(anchor_N, live_N)))
             self.live.passed_by(f, states[f] if states else {})
 
     def recall_unadopted(self, memory: Mapping[str, Any]) -> None:
@@ -340,6 +337,10 @@ class SyncSchedule:
         for f, anchor_N in enumerate(anchors):
             self.put(model, f, anchor_N)
             self.live.lost(f)
+
+
+def _less(left_N: Tensor, right_N: Tensor) -> Tensor:
+    return left_N - beside(right_N, left_N)
 
 
 def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None) -> SyncSchedule:

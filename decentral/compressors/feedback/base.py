@@ -24,7 +24,7 @@ from torch import Tensor
 from decentral.compressors.base import Compressor, Payload, accumulate
 from decentral.errors import ConfigError
 from decentral.parameters import split
-from decentral.tensors.threads import spread
+from decentral.tensors.threads import elements_here, spread
 
 __all__ = ["Feedback", "Receiving", "Sending", "Shapes", "State", "add_sent", "compress_flat", "slot"]
 
@@ -76,7 +76,7 @@ def slot(state: State, name: str, like_N: Tensor) -> Tensor:
 
 def compress_flat(compressor: Compressor, flat_N: Tensor, shapes: Shapes) -> tuple[Payload, ...]:
     """One payload per shape, on as many threads as torch may use."""
-    return tuple(spread(compressor.compress, split(flat_N, shapes), flat_N.numel()))
+    return tuple(spread(compressor.compress, split(flat_N, shapes), elements_here(flat_N)))
 
 
 def add_sent(compressor: Compressor, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0) -> None:

@@ -19,7 +19,7 @@ from decentral.compressors.feedback.base import Receiving, Sending, Shapes, Stat
 from decentral.errors import ConfigError
 from decentral.parameters import split
 from decentral.tensors.alloc import fresh_like
-from decentral.tensors.threads import spread
+from decentral.tensors.threads import elements_here, spread
 
 __all__ = ["ErrorFeedback", "compress_with_debt"]
 
@@ -53,7 +53,7 @@ class ErrorFeedback(Method):
         def one(job: tuple[Tensor, Tensor, Tensor | None]) -> Payload:
             return _send(compressor, *job, self.beta)
 
-        payloads = spread(one, list(zip(gradients, owed, debts, strict=True)), gradient_N.numel())
+        payloads = spread(one, list(zip(gradients, owed, debts, strict=True)), elements_here(gradient_N))
         return Sending(tuple(payloads), {"debt": owed_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:

@@ -49,6 +49,7 @@ class StreamingDiLoCo(OuterMethod):
         # about a second. A fragment moves every 24 steps, six times in 144: at 0.7 sooner than a peer alone, at 0.4 not
         demo={"inner": {"steps": 24}, "outer": {"learning_rate": 0.7, "overlap": 4}},
     )
+    on_device: ClassVar[bool] = True  # a blend is one of any device
     lr: float = 0.4
     momentum: float = key(0.9, "of the outer step; 0 is none")
     alpha: float = key(0.5, "weight of the live copy in a merge")

@@ -60,7 +60,7 @@ class Checkpointer:
         """Copy what training changes; the replica's tensors are replaced and never written to. ``swaps``: as before
         ``replica`` was looked at.
         """
-        live = {live_name(f): model.read(f) for f in range(len(model.schema.fragments))} | model.kept_buffers()
+        live = {live_name(f): one_N for f, one_N in enumerate(model.read_all())} | model.kept_buffers()
         # After the model was read: an optimizer that learns an average is then at it, and its state is of it.
         tensors, document = flatten(self._states.kept(), "training")
         meta = {**memory, "training": document, "schema": model.schema.digest.hex()}

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from decentral.tensors.transfer import beside
+
 __all__ = ["MOST", "Coverage", "Sample"]
 
 MOST = 1 << 14  # places of one fragment
@@ -33,7 +35,7 @@ class Sample:
 
     def of(self, value: Tensor) -> Tensor:
         """The sample's values of (N,) or (K, N), no copy where it is all of them."""
-        return value if self._place_S is None else value.index_select(-1, self._place_S)
+        return value if self._place_S is None else value.index_select(-1, beside(self._place_S, value))
 
     def ratio(self, one_N: Tensor, other_N: Tensor) -> float | None:
         """The norm of one over that of the other; None where that is no finite number."""

@@ -1,0 +1,30 @@
+"""A stream of a device beside the one that trains: what is asked of it there does not wait for inner steps, nor they
+for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["aside"]
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """What is done inside goes to that stream, from this thread. What it reads must be there, and what it made be
+    waited for before the end: nothing else orders the two streams.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.stream(_stream(device)):
+        yield
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
