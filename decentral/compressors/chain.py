@@ -6,12 +6,14 @@ per chunk, so a quantiser that works by rows (signmag2) has its scales per chunk
 """
 
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from decentral.compressors.at_once import compress_all, decompress_all
 from decentral.compressors.base import (
     About,
     Compressor,
@@ -77,6 +79,31 @@ class Chain(Method):
         check_parts(self, payload, self.layout(payload.shape))
         self._add(total, payload, weight)
 
+    def compress_flat(self, flat_N: Tensor, shapes: Sequence[Shape]) -> tuple[Payload, ...] | None:
+        """See `decentral.compressors.at_once`; None of a sparsifier that takes one tensor at a time."""
+        select = getattr(self.sparsifier, "select_flat", None)
+        if select is None:
+            return None
+        found = select(flat_N, shapes)
+        made = iter(compress_all(self.quantiser, [rows for _, values in found for rows in values]))
+        kept = [[part for _ in values for part in next(made).parts] for _, values in found]
+        return tuple(
+            Payload(tuple(shape), (*index, *parts))
+            for shape, (index, _), parts in zip(shapes, found, kept, strict=True)
+        )
+
+    def add_flat(self, total_N: Tensor, payloads: Sequence[Payload], weight: float) -> bool:
+        """See `decentral.compressors.at_once`; False, and nothing is added, of a sparsifier as above."""
+        add = getattr(self.sparsifier, "add_at_flat", None)
+        if add is None:
+            return False
+        read = [list(self._quantised(payload)) for payload in payloads]
+        made = iter(decompress_all(self.quantiser, [rows for one in read for rows in one]))
+        values = [tuple(next(made) for _ in one) for one in read]
+        index = [payload.parts[: len(self.sparsifier.index_layout(payload.shape))] for payload in payloads]
+        add(total_N, [payload.shape for payload in payloads], list(zip(index, values, strict=True)), weight)
+        return True
+
     def support(self, payload: Payload) -> tuple[Tensor, Tensor] | None:
         """Kept places and values, of a sparsifier that has ``places``; see `decentral.compressors.support`."""
         places = getattr(self.sparsifier, "places", None)
@@ -93,13 +120,16 @@ class Chain(Method):
 
     def _read(self, payload: Payload) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The index parts, and the matrices of kept values."""
+        index = payload.parts[: len(self.sparsifier.index_layout(payload.shape))]
+        return index, tuple(self.quantiser.decompress(one) for one in self._quantised(payload))
+
+    def _quantised(self, payload: Payload) -> Iterator[Payload]:
+        """The quantiser's payload of each matrix."""
         start = len(self.sparsifier.index_layout(payload.shape))
-        index, values = payload.parts[:start], []
         for rows in self.sparsifier.value_shapes(payload.shape):
             stop = start + len(self.quantiser.layout(rows))
-            values.append(self.quantiser.decompress(Payload(rows, payload.parts[start:stop])))
+            yield Payload(rows, payload.parts[start:stop])
             start = stop
-        return index, tuple(values)
 
 
 class SparsifierBase(Method):
@@ -125,6 +155,14 @@ class SparsifierBase(Method):
     def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
         """See `Chain.accumulate`."""
         self._chain.accumulate(total, payload, weight)
+
+    def compress_flat(self, flat_N: Tensor, shapes: Sequence[Shape]) -> tuple[Payload, ...] | None:
+        """See `Chain.compress_flat`."""
+        return self._chain.compress_flat(flat_N, shapes)
+
+    def add_flat(self, total_N: Tensor, payloads: Sequence[Payload], weight: float) -> bool:
+        """See `Chain.add_flat`."""
+        return self._chain.add_flat(total_N, payloads, weight)
 
     def support(self, payload: Payload) -> tuple[Tensor, Tensor] | None:
         """See `Chain.support`."""

@@ -9,7 +9,8 @@ the other: a stream ends where its layout says, so nothing is written between th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from decentral import coding
 from decentral.compressors import Compressor, PartSpec, Payload
 from decentral.errors import PayloadError
+from decentral.tensors.threads import WORTH_IT, spread
 
 Shape = tuple[int, ...]
 Array = NDArray[np.generic]
@@ -80,11 +82,18 @@ def _write(into: memoryview, compressor: Compressor, payloads: Sequence[Payload]
             raise PayloadError(f"encode: parts {found} of {compressor} are not its layout {layout}; nothing was sent")
         specs += layout
         parts += payload.parts
-    for members in _streams(specs):
-        kinds, arrays = [specs[i].kind for i in members], [to_array(parts[i]) for i in members]
-        for piece in coding.encode(kinds, arrays):  # into its place: pieces to be joined would be there twice
-            into[at : at + len(piece)] = piece
-            at += len(piece)
+    streams = _streams(specs)
+
+    def coded(members: list[int]) -> Iterator[bytes | memoryview]:
+        return coding.encode([specs[i].kind for i in members], [to_array(parts[i]) for i in members])
+
+    if len(streams) > 1 and sum(part.numel() for part in parts) >= WORTH_IT:
+        pieces = itertools.chain.from_iterable(spread(lambda members: list(coded(members)), streams, WORTH_IT))
+    else:
+        pieces = itertools.chain.from_iterable(map(coded, streams))
+    for piece in pieces:  # into its place: pieces to be joined would be there twice
+        into[at : at + len(piece)] = piece
+        at += len(piece)
     return at
 
 

@@ -132,7 +132,9 @@ def take_part(given: argparse.Namespace) -> None:
         seconds, digest = time.monotonic() - began, peer.anchor_digest
         held = peer.status().held_seconds or status.held_seconds
         places = sorted({one_N.device.type for one_N in peer.swarm.node.replica.own_tensors().values()})
-    most = torch.cuda.max_memory_allocated() / sum(map(torch.numel, model.parameters())) if given.device == "cuda" else 0
+    most = (
+        torch.cuda.max_memory_allocated() / sum(map(torch.numel, model.parameters())) if given.device == "cuda" else 0
+    )
     say(device=given.device, digest=digest, held_ms=None if held is None else round(1000 * held, 2), owed_on=places,
         seconds_a_round=round(seconds / given.rounds, 3), device_bytes_a_parameter=round(most, 1))  # fmt: skip
 

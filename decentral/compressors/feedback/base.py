@@ -21,6 +21,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from decentral.compressors.at_once import AtOnce
 from decentral.compressors.base import Compressor, Payload, accumulate
 from decentral.errors import ConfigError
 from decentral.parameters import split
@@ -75,12 +76,19 @@ def slot(state: State, name: str, like_N: Tensor) -> Tensor:
 
 
 def compress_flat(compressor: Compressor, flat_N: Tensor, shapes: Shapes) -> tuple[Payload, ...]:
-    """One payload per shape, on as many threads as torch may use."""
+    """One payload per shape: on the processor on as many threads as torch may use, on a device at once if it can."""
+    if not elements_here(flat_N) and isinstance(compressor, AtOnce):
+        found = compressor.compress_flat(flat_N, shapes)
+        if found is not None:
+            return found
     return tuple(spread(compressor.compress, split(flat_N, shapes), elements_here(flat_N)))
 
 
 def add_sent(compressor: Compressor, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0) -> None:
-    """``total += weight * what a receiver decodes``, in place."""
+    """``total += weight * what a receiver decodes``, in place, of payloads that this process made."""
+    at_once = not elements_here(total_N) and isinstance(compressor, AtOnce)
+    if at_once and compressor.add_flat(total_N, payloads, weight):
+        return
     pieces = split(total_N, [payload.shape for payload in payloads])
     for piece, payload in zip(pieces, payloads, strict=True):
         accumulate(compressor, piece, payload, weight)

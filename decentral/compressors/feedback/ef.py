@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.base import About, Compressor, Method, Payload, accumulate, check_dtype
-from decentral.compressors.feedback.base import Receiving, Sending, Shapes, State, slot
+from decentral.compressors.feedback.base import Receiving, Sending, Shapes, State, add_sent, compress_flat, slot
 from decentral.errors import ConfigError
 from decentral.parameters import split
 from decentral.tensors.alloc import fresh_like
@@ -44,6 +44,8 @@ class ErrorFeedback(Method):
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
         """The gradient and what is owed, compressed; the new debt is what that lost."""
+        if not elements_here(gradient_N):
+            return self._send_from_device(compressor, gradient_N, state, shapes)
         owed_N = fresh_like(gradient_N)
         owed, gradients = split(owed_N, shapes), split(gradient_N.detach(), shapes)
         debts: Sequence[Tensor | None] = [None] * len(shapes)
@@ -55,6 +57,15 @@ class ErrorFeedback(Method):
 
         payloads = spread(one, list(zip(gradients, owed, debts, strict=True)), elements_here(gradient_N))
         return Sending(tuple(payloads), {"debt": owed_N})
+
+    def _send_from_device(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
+        """The same, all tensors at once: a device has no cache in which one of them would wait."""
+        owed_N = gradient_N.detach().clone()
+        if "debt" in state:
+            owed_N.add_(slot(state, "debt", gradient_N), alpha=self.beta)
+        payloads = compress_flat(compressor, owed_N, shapes)
+        add_sent(compressor, owed_N, payloads, -1.0)
+        return Sending(payloads, {"debt": owed_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
         """What arrived."""

@@ -17,6 +17,7 @@ top-k output only two of its four bins are populated. The split is Lloyd's ("Lea
 # Shape suffixes: R = rows, C = columns (values per row), N = R * C.
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +26,14 @@ from torch import Tensor
 
 from decentral.coding import Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.kernels.levels import NUM_PEAKS, coded_levels, level_sizes
+from decentral.compressors.kernels.levels import (
+    NUM_PEAKS,
+    coded_levels,
+    coded_levels_of,
+    counts_on,
+    level_sizes,
+    sizes_below,
+)
 from decentral.compressors.kernels.two_levels import best_means, code_rows, decode_rows
 
 __all__ = ["SignMag2"]
@@ -64,6 +72,41 @@ class SignMag2(Method):
         small_R, large_R = level_R2.unbind(1)
         parts = (code_rows(value_RC, halfway_R).flatten(), peak, large_R, large_R - small_R)
         return Payload(tuple(tensor.shape), tuple(part.to(torch.uint8) for part in parts))
+
+    def compress_all(self, tensors: Sequence[Tensor]) -> list[Payload]:
+        """``compress`` of finite tensors, those with as many columns together."""
+        shapes = [_matrix(tuple(one.shape)) for one in tensors]
+        made: list[Payload | None] = [None] * len(tensors)
+        for columns in dict.fromkeys(shape[1] for shape in shapes):
+            here = [i for i, shape in enumerate(shapes) if shape[1] == columns]
+            counts = [shapes[i][0] for i in here]
+            parts = self._compress_rows(torch.cat([tensors[i].reshape(shapes[i]) for i in here]), counts)
+            for i, found in zip(here, parts, strict=True):
+                made[i] = Payload(tuple(tensors[i].shape), found)
+        return [one for one in made if one is not None]
+
+    def _compress_rows(self, value_RC: Tensor, counts: Sequence[int]) -> list[tuple[Tensor, ...]]:
+        """Parts of matrices that lie one behind the other, of so many rows each."""
+        level_R2, peak_M, peak_R = coded_levels_of(best_means(value_RC), counts)
+        halfway_R = sizes_below(peak_R, level_R2).mul(0.5).sum(dim=1)
+        code_RC = code_rows(value_RC, halfway_R)
+        large_R, step_R = level_R2[:, 1].to(torch.uint8), (level_R2[:, 1] - level_R2[:, 0]).to(torch.uint8)
+        cut = zip(code_RC.split(counts), peak_M.to(torch.uint8).split(1), large_R.split(counts), step_R.split(counts))
+        return [(code_rC.flatten(), peak, large_r, step_r) for code_rC, peak, large_r, step_r in cut]
+
+    def decompress_all(self, payloads: Sequence[Payload]) -> list[Tensor]:
+        """``decompress`` of what this process made itself, and nobody need check."""
+        shapes = [_matrix(payload.shape) for payload in payloads]
+        made = [torch.empty(0)] * len(payloads)
+        for columns in dict.fromkeys(shape[1] for shape in shapes):
+            here = [i for i, shape in enumerate(shapes) if shape[1] == columns]
+            counts = [shapes[i][0] for i in here]
+            code_N, peak_M, large_R, step_R = (torch.cat([payloads[i].parts[n] for i in here]) for n in range(4))
+            peak_R = peak_M.repeat_interleave(counts_on(tuple(counts), peak_M.device), output_size=sum(counts))
+            size_R2 = sizes_below(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
+            for i, rows in zip(here, decode_rows(code_N.view(-1, columns), size_R2).split(counts), strict=True):
+                made[i] = rows.reshape(payloads[i].shape)
+        return made
 
     def decompress(self, payload: Payload) -> Tensor:
         """+-level."""

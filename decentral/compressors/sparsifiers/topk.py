@@ -13,6 +13,7 @@ selection from Peng et al., "DeMo: Decoupled Momentum Optimization", 2024, arXiv
 # Shape suffixes: C = chunks of a region, L = values per chunk, k = entries kept per chunk.
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from decentral.coding import Rising
 from decentral.compressors.base import About, PartSpec, Shape, check_dtype, non_finite, require_rising
 from decentral.compressors.chain import SparsifierBase
+from decentral.compressors.kernels.batches import batches, by_tensor
 from decentral.compressors.kernels.selection import add_at, largest
 from decentral.compressors.kernels.tiles import Region, as_matrix, cut, paste, places_of, regions
 from decentral.errors import ConfigError
@@ -29,6 +31,7 @@ from decentral.tensors.finite import is_finite
 
 __all__ = ["TopK", "largest_of_rows"]
 
+Selected = tuple[Tensor, ...]  # by region
 _LONGEST_CHUNK = 4096  # what 12 bits can point into
 
 
@@ -95,6 +98,32 @@ class TopK(SparsifierBase):
             found.append(places_of(region, columns, index_Ck).flatten())
         return torch.cat(found)
 
+    def select_flat(self, flat_N: Tensor, shapes: Sequence[Shape]) -> list[tuple[Selected, Selected]]:
+        """``select`` of tensors that lie one behind the other, by tensor: a few operations for all of them."""
+        index, values = by_tensor(shapes, self.chunk), by_tensor(shapes, self.chunk)
+        kept = []
+        for batch in batches(tuple(shapes), self.chunk):
+            chunk_CL = batch.chunks(check_dtype(flat_N))
+            index_Ck, value_Ck = _largest_of(chunk_CL, self._kept(batch.pieces[0].region))
+            kept.append(value_Ck.flatten())
+            parts = zip(batch.pieces, index_Ck.split(batch.counts), value_Ck.split(batch.counts), strict=True)
+            for piece, index_ck, value_ck in parts:
+                index[piece.tensor][piece.number], values[piece.tensor][piece.number] = index_ck, value_ck
+        if kept and not is_finite(torch.cat(kept)):
+            raise non_finite(flat_N)
+        return [(tuple(one), tuple(other)) for one, other in zip(index, values, strict=True)]
+
+    def add_at_flat(
+        self, total_N: Tensor, shapes: Sequence[Shape], found: Sequence[tuple[Selected, Selected]], weight: float
+    ) -> None:
+        """``add_at`` of what this process selected itself, and nobody need check."""
+        for batch in batches(tuple(shapes), self.chunk):
+            index_Ck = torch.cat([found[piece.tensor][0][piece.number] for piece in batch.pieces])
+            value_Ck = torch.cat(
+                [found[piece.tensor][1][piece.number].view(-1, index_Ck.shape[1]) for piece in batch.pieces]
+            )
+            total_N.index_add_(0, batch.places(index_Ck).flatten(), (value_Ck * weight).flatten())
+
     def _kept(self, region: Region) -> int:
         return max(1, round(region.length * self.k / self.chunk))
 
@@ -107,7 +136,10 @@ def largest_of_rows(value_CL: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _largest(matrix: Tensor, region: Region, k: int) -> tuple[Tensor, Tensor]:
     """What `selection.largest` does, on any device; which of equal magnitudes is kept is the device's choice."""
-    chunk_CL = cut(matrix, region)
+    return _largest_of(cut(matrix, region), k)
+
+
+def _largest_of(chunk_CL: Tensor, k: int) -> tuple[Tensor, Tensor]:
     index_Ck = chunk_CL.abs().topk(k, dim=1, sorted=False).indices.sort(dim=1).values
     return index_Ck.to(torch.int16), chunk_CL.gather(1, index_Ck)
 
