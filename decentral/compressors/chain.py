@@ -87,10 +87,8 @@ class Chain(Method):
         found = select(flat_N, shapes)
         made = iter(compress_all(self.quantiser, [rows for _, values in found for rows in values]))
         kept = [[part for _ in values for part in next(made).parts] for _, values in found]
-        return tuple(
-            Payload(tuple(shape), (*index, *parts))
-            for shape, (index, _), parts in zip(shapes, found, kept, strict=True)
-        )
+        rows = zip(shapes, found, kept, strict=True)
+        return tuple(Payload(tuple(shape), (*index, *parts)) for shape, (index, _), parts in rows)
 
     def add_flat(self, total_N: Tensor, payloads: Sequence[Payload], weight: float) -> bool:
         """See `decentral.compressors.at_once`; False, and nothing is added, of a sparsifier as above."""

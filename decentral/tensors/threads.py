@@ -21,7 +21,10 @@ WORTH_IT = 1 << 20  # elements in all
 
 
 def spread(work: Callable[[T], R], jobs: Sequence[T], numel: int) -> list[R]:
-    """``[work(job) for job in jobs]``; the first error is raised, once all have ended. ``numel``: see `elements_here`."""
+    """``[work(job) for job in jobs]``; the first error is raised, once all have ended.
+
+    ``numel``: see `elements_here`.
+    """
     threads = torch.get_num_threads()
     if threads == 1 or numel < WORTH_IT or len(jobs) == 1:
         return [work(job) for job in jobs]

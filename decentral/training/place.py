@@ -3,7 +3,7 @@
 On the device that trains, if the model is on one CUDA device and the method's training side knows tensors of any
 device: then the pseudo-gradient is made there, and only what the compressor leaves of it crosses to the processor. That
 takes memory of the device: the local parameters, the change, what is owed before and after, and the anchor for as long
-as the change is made, 4 bytes a parameter each. Where it would be more than a quarter of the device's the processor's is
+as the change is made, 4 bytes a parameter each. Where that is more than a quarter of the device's, the processor's is
 taken. Anchors and outer states are on the processor in any case: their bits are the same on every peer.
 """
 

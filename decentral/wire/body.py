@@ -25,6 +25,7 @@ from decentral.tensors.threads import WORTH_IT, spread
 Shape = tuple[int, ...]
 Array = NDArray[np.generic]
 
+_ON_THREADS = 1 << 18  # elements that are coded on several: a millisecond of work
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
@@ -87,7 +88,7 @@ def _write(into: memoryview, compressor: Compressor, payloads: Sequence[Payload]
     def coded(members: list[int]) -> Iterator[bytes | memoryview]:
         return coding.encode([specs[i].kind for i in members], [to_array(parts[i]) for i in members])
 
-    if len(streams) > 1 and sum(part.numel() for part in parts) >= WORTH_IT:
+    if len(streams) > 1 and sum(part.numel() for part in parts) >= _ON_THREADS:
         pieces = itertools.chain.from_iterable(spread(lambda members: list(coded(members)), streams, WORTH_IT))
     else:
         pieces = itertools.chain.from_iterable(map(coded, streams))

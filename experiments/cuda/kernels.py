@@ -16,6 +16,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,12 @@ def measured(given: argparse.Namespace, device: torch.device) -> Any:
     yield {"device": name_of(device), "torch": torch.__version__}
     value_N = torch.randn(round(given.million * 1e6), device=device)
     into_N = torch.empty_like(value_N)
-    copy = best(lambda: into_N.copy_(value_N), device)
+    copy = best(partial(into_N.copy_, value_N), device)
+    del into_N
     yield {"copy": copy, "GBps_read_and_written": round(8 * value_N.numel() / copy / 1e9, 1)}
     for spelling in QUANTISERS:
         yield from guarded(lambda spelling=spelling: quantiser(spelling, value_N, copy, device))
-    del into_N, value_N
+    del value_N
     for million in given.sparse:
         yield from guarded(lambda million=million: sparse(million, device))
     value_N = torch.randn(round(given.million * 1e6), device=device)
@@ -72,7 +74,7 @@ def guarded(work: Callable[[], Rows]) -> Rows:
     """One that fails does not end the others."""
     try:
         return work()
-    except Exception:
+    except Exception:  # noqa: BLE001 - it is told
         return [{"failed": traceback.format_exc().splitlines()[-6:]}]
 
 

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Wandering(torch.optim.Optimizer):
             parameter.add_(step, alpha=1e-3 if number % 2 else -1e-3)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        time.sleep(self._pause)
+        threading.Event().wait(self._pause)
 
 
 def options() -> argparse.Namespace:

@@ -91,8 +91,9 @@ class SignMag2(Method):
         halfway_R = sizes_below(peak_R, level_R2).mul(0.5).sum(dim=1)
         code_RC = code_rows(value_RC, halfway_R)
         large_R, step_R = level_R2[:, 1].to(torch.uint8), (level_R2[:, 1] - level_R2[:, 0]).to(torch.uint8)
-        cut = zip(code_RC.split(counts), peak_M.to(torch.uint8).split(1), large_R.split(counts), step_R.split(counts))
-        return [(code_rC.flatten(), peak, large_r, step_r) for code_rC, peak, large_r, step_r in cut]
+        codes = [code_rC.flatten() for code_rC in code_RC.split(counts)]
+        peaks = peak_M.to(torch.uint8).split(1)
+        return list(zip(codes, peaks, large_R.split(counts), step_R.split(counts), strict=True))
 
     def decompress_all(self, payloads: Sequence[Payload]) -> list[Tensor]:
         """``decompress`` of what this process made itself, and nobody need check."""

@@ -119,10 +119,8 @@ class TopK(SparsifierBase):
         """``add_at`` of what this process selected itself, and nobody need check."""
         for batch in batches(tuple(shapes), self.chunk):
             index_Ck = torch.cat([found[piece.tensor][0][piece.number] for piece in batch.pieces])
-            value_Ck = torch.cat(
-                [found[piece.tensor][1][piece.number].view(-1, index_Ck.shape[1]) for piece in batch.pieces]
-            )
-            total_N.index_add_(0, batch.places(index_Ck).flatten(), (value_Ck * weight).flatten())
+            value_S = torch.cat([found[piece.tensor][1][piece.number].flatten() for piece in batch.pieces])
+            total_N.index_add_(0, batch.places(index_Ck).flatten(), value_S * weight)
 
     def _kept(self, region: Region) -> int:
         return max(1, round(region.length * self.k / self.chunk))
