@@ -12,33 +12,42 @@ from decentral.tensors.compiled import compiled
 __all__ = ["from_gaps", "side_nbits", "to_gaps"]
 
 _MOST_SYMBOLS = 232
+_SHORT = 1 << 12  # gaps whose extra bits are looked up: all of a chunk's
+_EXTRA = np.array([max(0, v.bit_length() - 4) for v in range(_SHORT)], dtype=np.uint8)
 
 
 @compiled
 def to_gaps(rows, symbols, side):  # type: ignore[no-untyped-def]
-    """Fill symbols (rows * columns,) and zeroed side bytes from rising rows; returns the bits written."""
-    held, pending, at, n, bits = np.uint64(0), 0, 0, 0, 0
+    """Fill symbols (rows * columns,) and words of side bytes from rising rows; returns the bits written."""
+    held, pending, at, n = np.uint64(0), np.uint64(0), 0, 0
     for r in range(rows.shape[0]):
         before = np.int64(-1)
         for c in range(rows.shape[1]):
             v = np.int64(rows[r, c]) - before - 1
             before = np.int64(rows[r, c])
-            e = 0
-            while v >> e >= 16:
-                e += 1
-            symbols[n] = (v >> e) + 8 * e
+            e = _extra(v)
+            symbols[n] = np.uint8((v >> e) + 8 * e)
             n += 1
-            held |= np.uint64(v & ((1 << e) - 1)) << np.uint64(pending)
-            pending += e
-            bits += e
-            while pending >= 8:
-                side[at] = held & np.uint64(255)
-                held >>= np.uint64(8)
-                pending -= 8
-                at += 1
-    if pending:
-        side[at] = held & np.uint64(255)
-    return bits
+            held |= np.uint64(v & ((1 << e) - 1)) << pending
+            pending += np.uint64(e)
+            side[at] = np.uint32(held)  # written always, kept sometimes: a branch here is a coin toss
+            full = pending >> np.uint64(5)
+            held >>= full << np.uint64(5)
+            pending &= np.uint64(31)
+            at += np.int64(full)
+    side[at] = np.uint32(held)
+    return 32 * at + np.int64(pending)
+
+
+@compiled
+def _extra(v):  # type: ignore[no-untyped-def]
+    """Bits of a gap that go to the side."""
+    if 0 <= v < _SHORT:
+        return np.int64(_EXTRA[v])
+    e = np.int64(0)
+    while v >> e >= 16:
+        e += 1
+    return e
 
 
 @compiled

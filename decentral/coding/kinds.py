@@ -110,9 +110,9 @@ class Rising:
     def to_symbols(self, array: Array) -> tuple[Bytes, Iterable[Bytes]]:
         """Gaps; their low bits on the side."""
         symbols = np.empty(array.size, dtype=np.uint8)
-        side = np.zeros(array.size * array.dtype.itemsize + 1, dtype=np.uint8)
+        side = np.empty(array.size * array.dtype.itemsize // 4 + 2, dtype="<u4")
         nbits = gaps.to_gaps(_matrix(array), symbols, side)
-        return symbols, (side[: (nbits + 7) >> 3],)
+        return symbols, (side.view(np.uint8)[: (nbits + 7) >> 3],)
 
     def side_nbytes(self, symbols: Bytes, itemsize: int) -> int:
         """Low bits, filled up to a byte."""

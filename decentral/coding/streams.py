@@ -17,10 +17,11 @@ from decentral.coding import frequencies, rans
 from decentral.coding.kinds import ElementKind
 from decentral.errors import PayloadError
 
-__all__ = ["PREFIX_NBYTES", "Form", "decode", "encode", "raw_nbytes"]
+__all__ = ["PREFIX_NBYTES", "Form", "Made", "decode", "encode", "raw_nbytes"]
 
 Array = NDArray[np.generic]
 Bytes = NDArray[np.uint8]
+Made = tuple[Bytes, Iterable[Bytes]]  # symbols of one array, and its side bytes
 
 _PREFIX = struct.Struct("<I")
 PREFIX_NBYTES = _PREFIX.size
@@ -46,10 +47,15 @@ def raw_nbytes(forms: Sequence[Form]) -> int:
     return sum(form.raw_nbytes for form in forms)
 
 
-def encode(kinds: Sequence[ElementKind], arrays: Sequence[Array]) -> Iterator[bytes | memoryview]:
-    """The stream of these arrays, in pieces to be joined, made as they are asked for."""
+def encode(
+    kinds: Sequence[ElementKind], arrays: Sequence[Array], made: Sequence[Made] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The stream of these arrays, in pieces to be joined, made as they are asked for.
+
+    ``made``: what each kind's ``to_symbols`` gave for its array, where that was asked before.
+    """
     limit = sum(kind.raw_nbytes(a.shape, a.dtype.itemsize) for kind, a in zip(kinds, arrays, strict=True))
-    pieces, sides, size = _coded(kinds, arrays)
+    pieces, sides, size = _coded(kinds, arrays, made)
     if size < min(limit, _LARGEST):
         yield _PREFIX.pack(size)
         yield from (piece.data for piece in pieces)
@@ -77,21 +83,25 @@ def decode(forms: Sequence[Form], data: Bytes) -> tuple[list[Array], int]:
     return arrays, PREFIX_NBYTES + taken
 
 
-def _coded(kinds: Sequence[ElementKind], arrays: Sequence[Array]) -> tuple[list[Bytes], list[Iterable[Bytes]], int]:
+def _coded(
+    kinds: Sequence[ElementKind], arrays: Sequence[Array], made: Sequence[Made] | None
+) -> tuple[list[Bytes], list[Iterable[Bytes]], int]:
     """Table and symbols, the arrays' side bytes still to be made, and the bytes of it all."""
-    symbols, sides, size = _symbols(kinds, arrays)
+    symbols, sides, size = _symbols(kinds, arrays, made)
     shares = frequencies.shares_of(frequencies.counts(symbols))
     pieces = [frequencies.write_shares(shares), *rans.encode(symbols, shares)]
     return pieces, sides, size + sum(piece.size for piece in pieces)
 
 
-def _symbols(kinds: Sequence[ElementKind], arrays: Sequence[Array]) -> tuple[Bytes, list[Iterable[Bytes]], int]:
+def _symbols(
+    kinds: Sequence[ElementKind], arrays: Sequence[Array], made: Sequence[Made] | None
+) -> tuple[Bytes, list[Iterable[Bytes]], int]:
     """All symbols in one array, side bytes still to be made, and how many of these there are."""
     symbols, sides, size, at = np.empty(0, dtype=np.uint8), list[Iterable[Bytes]](), 0, 0
     if len(arrays) > 1:
         symbols = np.empty(sum(array.size for array in arrays), dtype=np.uint8)
-    for kind, array in zip(kinds, arrays, strict=True):
-        own, side = kind.to_symbols(array)
+    for i, (kind, array) in enumerate(zip(kinds, arrays, strict=True)):
+        own, side = kind.to_symbols(array) if made is None else made[i]
         sides.append(side)
         size += kind.side_nbytes(own, array.dtype.itemsize)
         if len(arrays) == 1:

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+_PROCESSOR = torch.device("cpu")
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -61,11 +62,12 @@ class Payload:
 
     shape: Shape
     parts: tuple[Tensor, ...]
+    without_parts: torch.device = _PROCESSOR  # where it lies when nothing had to be sent
 
     @property
     def device(self) -> torch.device:
-        """Where the parts lie; the processor when nothing had to be sent."""
-        return self.parts[0].device if self.parts else torch.device("cpu")
+        """Where the parts lie."""
+        return self.parts[0].device if self.parts else self.without_parts
 
 
 @runtime_checkable

@@ -62,7 +62,7 @@ class Chain(Method):
         """Select, then quantise what was selected."""
         index, values = self.sparsifier.select(tensor)
         parts = [part for rows in values for part in self.quantiser.compress(rows).parts]
-        return Payload(tuple(tensor.shape), (*index, *parts))
+        return Payload(tuple(tensor.shape), (*index, *parts), tensor.device)
 
     def decompress(self, payload: Payload) -> Tensor:
         """Kept values in their places, zero elsewhere."""
@@ -88,7 +88,7 @@ class Chain(Method):
         made = iter(compress_all(self.quantiser, [rows for _, values in found for rows in values]))
         kept = [[part for _ in values for part in next(made).parts] for _, values in found]
         rows = zip(shapes, found, kept, strict=True)
-        return tuple(Payload(tuple(shape), (*index, *parts)) for shape, (index, _), parts in rows)
+        return tuple(Payload(tuple(shape), (*index, *parts), flat_N.device) for shape, (index, _), parts in rows)
 
     def add_flat(self, total_N: Tensor, payloads: Sequence[Payload], weight: float) -> bool:
         """See `decentral.compressors.at_once`; False, and nothing is added, of a sparsifier as above."""

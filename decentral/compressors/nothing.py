@@ -29,12 +29,13 @@ class Nothing(Method):
     def compress(self, tensor: Tensor) -> Payload:
         """What is not finite is refused, as by every compressor."""
         check_input(tensor)
-        return Payload(tuple(tensor.shape), ())
+        return Payload(tuple(tensor.shape), (), tensor.device)
 
     def decompress(self, payload: Payload) -> Tensor:
         """Zeros."""
         check_parts(self, payload, ())
-        return fresh_zeros(torch.Size(payload.shape).numel()).reshape(payload.shape)
+        found = fresh_zeros(torch.Size(payload.shape).numel()).reshape(payload.shape)
+        return found.to(payload.device)
 
     def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
         """The total stays as it is."""

@@ -186,7 +186,7 @@ def _on_processor(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
     if all(payload.device == PROCESSOR for payload in payloads):
         return tuple(payloads)
     parts = iter(moved_together([part for payload in payloads for part in payload.parts], PROCESSOR))
-    return tuple(replace(payload, parts=tuple(next(parts) for _ in payload.parts)) for payload in payloads)
+    return tuple(Payload(payload.shape, tuple(next(parts) for _ in payload.parts)) for payload in payloads)
 
 
 def split_shapes(flat_N: Tensor, shapes: Shapes) -> list[Tensor]:

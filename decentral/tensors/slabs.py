@@ -8,15 +8,18 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from decentral.tensors.one_kernel import fuses
+
 __all__ = ["slabs"]
 
 _ON_PROCESSOR = 1 << 16  # values: 256 KiB of float32, several times in a core's second-level cache
 _ELSEWHERE = 1 << 24  # a device is told of each operation on its own, which takes microseconds
+_FUSED = 1 << 27  # what is one kernel leaves nothing on the way
 
 
 def slabs(value_N: Tensor, block: int = 1) -> Iterator[tuple[int, int]]:
     """[start, stop) of runs of whole blocks; the last one may be short."""
-    size = _ON_PROCESSOR if value_N.device.type == "cpu" else _ELSEWHERE
+    size = _ON_PROCESSOR if value_N.device.type == "cpu" else _FUSED if fuses(value_N.device) else _ELSEWHERE
     size = max(1, size // block) * block
     for start in range(0, value_N.numel(), size):
         yield start, min(start + size, value_N.numel())

@@ -49,11 +49,21 @@ def moved_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tens
         here = [i for i, one in enumerate(tensors) if one.dtype == dtype and one.device != device]
         if not here:
             continue
-        whole = torch.cat([tensors[i].reshape(-1) for i in here]).to(device)
+        whole = _at_once(torch.cat([tensors[i].reshape(-1) for i in here]), device)
         pieces = whole.split_with_sizes([tensors[i].numel() for i in here])
         for i, piece in zip(here, pieces, strict=True):
             found[i] = piece.view(tensors[i].shape)
     return found
+
+
+def _at_once(flat_N: Tensor, device: torch.device) -> Tensor:
+    """What is a small part of a model, and may stay in pinned memory."""
+    if (flat_N.device.type, device.type) != ("cuda", "cpu"):
+        return flat_N.to(device)
+    pinned_N = torch.empty(flat_N.shape, dtype=flat_N.dtype, pin_memory=True)
+    pinned_N.copy_(flat_N, non_blocking=True)
+    torch.cuda.current_stream(flat_N.device).synchronize()
+    return pinned_N
 
 
 def _up(flat_N: Tensor, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ taken. Anchors and outer states are on the processor in any case: their bits are
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -22,16 +22,16 @@ BYTES_A_PARAMETER = 20
 _MOST = 0.25  # of the device's memory
 
 
-def place_of(parameters: Iterable[Tensor]) -> torch.device:
-    """Of a model whose trained parameters these are, each whole in this process."""
+def _memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def place_of(parameters: Iterable[Tensor], memory: Callable[[torch.device], int] = _memory) -> torch.device:
+    """Of a model whose trained parameters these are, each whole in this process; ``memory``: bytes of a device."""
     held = list(parameters)
     devices = {one.device for one in held}
     if len(devices) != 1:
         return PROCESSOR
     (device,) = devices
     numel = sum(one.numel() for one in held)
-    return device if device.type == "cuda" and BYTES_A_PARAMETER * numel <= _MOST * _memory(device) else PROCESSOR
-
-
-def _memory(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).total_memory)
+    return device if device.type == "cuda" and BYTES_A_PARAMETER * numel <= _MOST * memory(device) else PROCESSOR

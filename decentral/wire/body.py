@@ -26,6 +26,7 @@ Shape = tuple[int, ...]
 Array = NDArray[np.generic]
 
 _ON_THREADS = 1 << 18  # elements that are coded on several: a millisecond of work
+_LUMP = 1 << 17  # elements
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
@@ -83,19 +84,40 @@ def _write(into: memoryview, compressor: Compressor, payloads: Sequence[Payload]
             raise PayloadError(f"encode: parts {found} of {compressor} are not its layout {layout}; nothing was sent")
         specs += layout
         parts += payload.parts
-    streams = _streams(specs)
-
-    def coded(members: list[int]) -> Iterator[bytes | memoryview]:
-        return coding.encode([specs[i].kind for i in members], [to_array(parts[i]) for i in members])
-
-    if len(streams) > 1 and sum(part.numel() for part in parts) >= _ON_THREADS:
-        pieces = itertools.chain.from_iterable(spread(lambda members: list(coded(members)), streams, WORTH_IT))
-    else:
-        pieces = itertools.chain.from_iterable(map(coded, streams))
-    for piece in pieces:  # into its place: pieces to be joined would be there twice
+    for piece in _pieces(
+        specs, [to_array(part) for part in parts]
+    ):  # into its place: joined, they would be there twice
         into[at : at + len(piece)] = piece
         at += len(piece)
     return at
+
+
+def _pieces(specs: Sequence[PartSpec], arrays: Sequence[Array]) -> Iterator[bytes | memoryview]:
+    """The bytes of all streams: large ones on several threads, symbols by part and what is made of them by stream."""
+    kinds, streams, made = [spec.kind for spec in specs], _streams(specs), list[coding.Made]()
+    on_threads = len(streams) > 1 and sum(array.size for array in arrays) >= _ON_THREADS
+    if on_threads:
+        found = spread(lambda lump: [kinds[i].to_symbols(arrays[i]) for i in lump], _lumps(arrays), WORTH_IT)
+        made = list(itertools.chain.from_iterable(found))
+
+    def coded(members: list[int]) -> Iterator[bytes | memoryview]:
+        own = [made[i] for i in members] if on_threads else None
+        return coding.encode([kinds[i] for i in members], [arrays[i] for i in members], own)
+
+    if on_threads:
+        return itertools.chain.from_iterable(spread(lambda members: list(coded(members)), streams, WORTH_IT))
+    return itertools.chain.from_iterable(map(coded, streams))
+
+
+def _lumps(arrays: Sequence[Array]) -> Iterator[range]:
+    """All places, in runs of arrays that are work for one thread: handing one over takes as long as a small array."""
+    start, held = 0, 0
+    for i, array in enumerate(arrays):
+        held += array.size
+        if held >= _LUMP:
+            yield range(start, i + 1)
+            start, held = i + 1, 0
+    yield range(start, len(arrays))
 
 
 def _read(compressor: Compressor, data: NDArray[np.uint8], shapes: Sequence[Shape]) -> tuple[list[Payload], int]:

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from decentral.compressors import parse_compressor
 from decentral.compressors.feedback import parse_feedback
-from decentral.compressors.kernels.tables import Tabled
 from decentral.replica.codec import Codec
 from decentral.wire import body
 
@@ -40,7 +39,6 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--million", type=float, default=125.0, help="values of a quantiser")
     parser.add_argument("--sparse", type=float, nargs="+", default=[31.5, 125.0, 1000.0], help="millions of values")
-    parser.add_argument("--compiled", action="store_true", help="those that go by tables once more, by torch.compile")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     device = torch.device(given.device)
@@ -55,19 +53,20 @@ def main() -> None:
 def measured(given: argparse.Namespace, device: torch.device) -> Any:
     """One row after the other."""
     yield {"device": name_of(device), "torch": torch.__version__}
-    value_N = torch.randn(round(given.million * 1e6), device=device)
+    for million in given.sparse:
+        yield from guarded(lambda million=million: sparse(million, device))
+    yield from quantisers(given.million, device)
+
+
+def quantisers(million: float, device: torch.device) -> Any:
+    """A copy, then each of them, on the same values."""
+    value_N = torch.randn(round(million * 1e6), device=device)
     into_N = torch.empty_like(value_N)
     copy = best(partial(into_N.copy_, value_N), device)
     del into_N
     yield {"copy": copy, "GBps_read_and_written": round(8 * value_N.numel() / copy / 1e9, 1)}
     for spelling in QUANTISERS:
         yield from guarded(lambda spelling=spelling: quantiser(spelling, value_N, copy, device))
-    del value_N
-    for million in given.sparse:
-        yield from guarded(lambda million=million: sparse(million, device))
-    value_N = torch.randn(round(given.million * 1e6), device=device)
-    for spelling in QUANTISERS if given.compiled else ():
-        yield from guarded(lambda spelling=spelling: compiled(spelling, value_N, copy, device))
 
 
 def guarded(work: Callable[[], Rows]) -> Rows:
@@ -82,24 +81,14 @@ def quantiser(spelling: str, value_N: Tensor, copy: float, device: torch.device)
     """One quantiser on a flat tensor."""
     method = parse_compressor(spelling)
     shaped = value_N[: value_N.numel() // 64 * 64].view(-1, 64) if spelling == "signmag2" else value_N
-    payload = method.compress(shaped)
-    encode, decode = best(lambda: method.compress(shaped), device), best(lambda: method.decompress(payload), device)
-    return [{"quantiser": spelling, **speed(encode, shaped, copy), "decode_GBps": speed(decode, shaped, copy)["GBps"]}]
-
-
-def compiled(spelling: str, value_N: Tensor, copy: float, device: torch.device) -> Rows:
-    """Its codes and scales alone, as one kernel or two."""
-    method = parse_compressor(spelling)
-    if not isinstance(method, Tabled):
-        return []
     began = time.perf_counter()
-    made = torch.compile(lambda value_N: method.quantised(value_N), dynamic=True)
-    made(value_N)
-    first = time.perf_counter() - began
-    seconds = best(lambda: made(value_N), device)
-    plain = best(lambda: method.quantised(value_N), device)
-    row = speed(seconds, value_N, copy)
-    return [{"compiled": spelling, **row, "first_s": round(first, 2), "plain_share": round(copy / plain, 3)}]
+    payload = method.compress(shaped)
+    wait(device)
+    first = time.perf_counter() - began  # with the making of kernels
+    encode, decode = best(lambda: method.compress(shaped), device), best(lambda: method.decompress(payload), device)
+    lost = float((method.decompress(payload) - shaped).norm() / shaped.norm())
+    row = {"quantiser": spelling, **speed(encode, shaped, copy), "first_s": round(first, 2), "error": round(lost, 4)}
+    return [{**row, "decode_GBps": speed(decode, shaped, copy)["GBps"]}]
 
 
 def sparse(million: float, device: torch.device) -> Rows:

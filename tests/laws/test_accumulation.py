@@ -28,9 +28,9 @@ def test_adding_gives_the_bits_of_decoding_and_then_adding(
 
 
 def test_adding_to_a_tensor_with_gaps_changes_it_and_nothing_between(
-    compressor: Compressor, gaussian: Callable[..., Tensor]
+    compressor: Compressor, gaussian: Callable[..., Tensor], device: str
 ):
-    payload, whole = compressor.compress(gaussian((8, 3, 66))), torch.zeros(66, 6, 8)
+    payload, whole = compressor.compress(gaussian((8, 3, 66))), torch.zeros(66, 6, 8, device=device)
     total = whole[:, ::2].permute(2, 1, 0)
     accumulate(compressor, total, payload, 1.0)
     assert torch.equal(total, compressor.decompress(payload))

@@ -16,6 +16,7 @@ from decentral.tensors.slabs import slabs
 
 __all__ = ["Binned", "binned"]
 
+_GROUPS = 4096  # of a device's sums: neighbours that add to one place would wait for each other
 _LARGEST_MEAN = 64  # of the magnitudes of places, in bins: sigma is at most 43 of them
 
 
@@ -39,15 +40,19 @@ def binned(value_N: Tensor, bins: int, window: float, code_of: Callable[[Tensor]
     mean, width = _centre(value_N, bins, window)
     unit = 2.0 ** -min(40, 62 - (_LARGEST_MEAN * value_N.numel()).bit_length())  # sums of N places stay below 2**62
     code_N = torch.empty(value_N.numel(), dtype=torch.uint8, device=value_N.device)
-    sum_K = torch.zeros(bins, dtype=torch.int64, device=value_N.device)
-    count_K = torch.zeros_like(sum_K)
+    groups = 1 if value_N.device.type == "cpu" else _GROUPS
+    sum_GK = torch.zeros(groups, bins, dtype=torch.int64, device=value_N.device)
+    count_GK = torch.zeros_like(sum_GK)
     for start, stop in slabs(value_N):
         place_n = (value_N[start:stop].double() - mean) / width
         code_n = code_of(place_n).clamp_(0, bins - 1).long()
         whole_n = (place_n / unit).round_().long()
-        sum_K.index_add_(0, code_n, whole_n)
-        count_K.index_add_(0, code_n, torch.ones_like(whole_n))
         code_N[start:stop] = code_n
+        if groups > 1:
+            code_n += bins * (torch.arange(stop - start, device=value_N.device) % groups)
+        sum_GK.view(-1).index_add_(0, code_n, whole_n)
+        count_GK.view(-1).index_add_(0, code_n, torch.ones_like(whole_n))
+    sum_K, count_K = sum_GK.sum(dim=0), count_GK.sum(dim=0)
     return Binned(code_N, mean, width, sum_K.double() * unit / count_K.clamp(min=1), count_K)
 
 

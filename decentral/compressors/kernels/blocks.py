@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
+from decentral.tensors.one_kernel import one_kernel
 
 __all__ = [
     "LARGEST_SCALE",
     "check_block",
     "largest_scale",
     "num_blocks",
+    "over",
+    "peaks",
     "positive",
     "short_scale",
     "spread",
@@ -48,9 +51,22 @@ def to_blocks(flat_N: Tensor, block: int) -> Tensor:
     return flat_N.reshape(-1, block)
 
 
+@one_kernel
+def peaks(flat_N: Tensor, block: int) -> Tensor:
+    """The largest magnitude of every block, float32 (num_blocks,)."""
+    return to_blocks(flat_N, block).abs().amax(dim=1)
+
+
 def spread(scale_B: Tensor, flat_N: Tensor, block: int) -> Tensor:
     """``flat_N`` with each block multiplied by its float32 scale."""
     return (to_blocks(flat_N, block) * scale_B[:, None]).flatten()[: flat_N.numel()]
+
+
+def over(size_B: Tensor, top: float) -> Tensor:
+    """The true quotient on every device: a number, CUDA divides by as it multiplies by its reciprocal, which rounds
+    twice, and a size that is a short scale times ``top`` would be rounded up to the next scale.
+    """
+    return size_B / size_B.new_full((1,), top)
 
 
 def short_scale(size_B: Tensor, largest: float = LARGEST_SCALE) -> Tensor:

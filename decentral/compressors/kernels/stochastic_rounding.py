@@ -19,6 +19,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.tensors.compiled import compiled
+from decentral.tensors.one_kernel import one_kernel
 
 __all__ = ["Draws", "check_seed", "draws", "key"]
 
@@ -39,9 +40,7 @@ def key(flat_N: Tensor, seed: int) -> Tensor:
     """int64 (): a hash of the mantissas, in their order, and of the seed."""
     if _on_processor(flat_N):
         return torch.tensor(_sum(flat_N.contiguous().numpy().view(np.uint32))).add(_signed(seed * _FIRST))
-    place_N = torch.arange(1, flat_N.numel() + 1, device=flat_N.device)
-    mantissa_N = flat_N.contiguous().view(torch.int32).long() & _MANTISSA
-    return _mixed(mantissa_N + place_N * _signed(_GOLDEN)).sum() + _signed(seed * _FIRST)
+    return _summed(flat_N.contiguous()) + _signed(seed * _FIRST)
 
 
 def draws(flat_N: Tensor, seed: int) -> Draws:
@@ -49,7 +48,7 @@ def draws(flat_N: Tensor, seed: int) -> Draws:
     begin = key(flat_N, seed)
     if _on_processor(flat_N):
         return lambda start, stop: _filled(int(begin) + start * _GOLDEN, stop - start)
-    return lambda start, stop: _computed(begin, torch.arange(start + 1, stop + 1, device=flat_N.device))
+    return lambda start, stop: _computed(flat_N[start:stop], begin + _signed(start * _GOLDEN))
 
 
 def _filled(begin: int, numel: int) -> Tensor:
@@ -58,9 +57,19 @@ def _filled(begin: int, numel: int) -> Tensor:
     return found_N
 
 
-def _computed(begin: Tensor, place_N: Tensor) -> Tensor:
-    mixed_N = _mixed(begin + place_N * _signed(_GOLDEN))
+@one_kernel
+def _summed(flat_N: Tensor) -> Tensor:
+    return _mixed((flat_N.view(torch.int32).long() & _MANTISSA) + _places(flat_N)).sum()
+
+
+@one_kernel
+def _computed(like_N: Tensor, begin: Tensor) -> Tensor:
+    mixed_N = _mixed(begin + _places(like_N))
     return (mixed_N >> (64 - _RESOLUTION) & (1 << _RESOLUTION) - 1).float() * 2.0**-_RESOLUTION
+
+
+def _places(like_N: Tensor) -> Tensor:
+    return torch.arange(1, like_N.numel() + 1, device=like_N.device) * _signed(_GOLDEN)
 
 
 def _mixed(number_N: Tensor) -> Tensor:

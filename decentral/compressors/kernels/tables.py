@@ -66,9 +66,13 @@ class Tabled(Method):
     def filled(self, shape: Shape, value_N: Tensor, slab: Callable[[int, int], tuple[Tensor, Tensor]]) -> Payload:
         """A payload whose codes and scales ``slab(start, stop)`` gives, a run of whole blocks at a time."""
         codes, scales = self.layout(shape)
+        runs = list(slabs(value_N, self.block))
+        if len(runs) == 1:
+            code_N, scale_B = slab(*runs[0])
+            return Payload(shape, (code_N.to(codes.dtype), scale_B.to(scales.dtype)))
         code_N = torch.empty(codes.shape, dtype=codes.dtype, device=value_N.device)
         scale_B = torch.empty(scales.shape, dtype=scales.dtype, device=value_N.device)
-        for start, stop in slabs(value_N, self.block):
+        for start, stop in runs:
             code_n, scale_b = slab(start, stop)
             code_N[start:stop] = code_n
             scale_B[start // self.block :][: scale_b.numel()] = scale_b

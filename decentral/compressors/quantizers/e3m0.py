@@ -18,7 +18,8 @@ from torch import Tensor
 
 from decentral.compressors.base import About
 from decentral.compressors.kernels import tables
-from decentral.compressors.kernels.blocks import check_block, positive, short_scale, to_blocks
+from decentral.compressors.kernels.blocks import check_block, peaks, positive, short_scale, to_blocks
+from decentral.tensors.one_kernel import one_kernel
 
 __all__ = ["E3M0"]
 
@@ -50,15 +51,17 @@ class E3M0(tables.Tabled):
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest of 15 levels of the block."""
-        value_BL = to_blocks(value_N, self.block)
-        scale_B = short_scale(value_BL.abs().amax(dim=1))
-        size_BL = value_BL.abs() / positive(scale_B)[:, None]
-        return _nearest(size_BL, value_BL < 0).flatten()[: value_N.numel()], scale_B
+        scale_B = short_scale(peaks(value_N, self.block))
+        return _nearest(value_N, scale_B, self.block), scale_B
 
 
-def _nearest(size_BL: Tensor, negative_BL: Tensor) -> Tensor:
+@one_kernel
+def _nearest(value_N: Tensor, scale_B: Tensor, block: int) -> Tensor:
     """Codes of sizes in [0, 1]: float32's own exponent field does the logarithm."""
+    value_BL = to_blocks(value_N, block)
+    size_BL = value_BL.abs() / positive(scale_B)[:, None]
     exponent_BL = (size_BL * (4 / 3)).view(torch.int32) >> 23  # 127 for [0.75, 1.5), one less per halving
     code_BL = (exponent_BL - 120).clamp_(1, 7).to(torch.uint8)
-    code_BL |= negative_BL.to(torch.uint8) << 3
-    return torch.where(size_BL >= 2.0**-7, code_BL, torch.zeros_like(code_BL))  # halfway between 0 and 2**-6
+    code_BL = code_BL | (value_BL < 0).to(torch.uint8) << 3
+    code_BL = torch.where(size_BL >= 2.0**-7, code_BL, torch.zeros_like(code_BL))  # halfway between 0 and 2**-6
+    return code_BL.flatten()[: value_N.numel()]

@@ -21,7 +21,16 @@ from torch import Tensor
 
 from decentral.compressors.base import About
 from decentral.compressors.kernels import tables
-from decentral.compressors.kernels.blocks import check_block, largest_scale, positive, short_scale, to_blocks
+from decentral.compressors.kernels.blocks import (
+    check_block,
+    largest_scale,
+    over,
+    peaks,
+    positive,
+    short_scale,
+    to_blocks,
+)
+from decentral.tensors.one_kernel import one_kernel
 
 __all__ = ["FP8"]
 
@@ -65,8 +74,13 @@ class FP8(tables.Tabled):
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest float8 of the block."""
-        value_BL = to_blocks(value_N, self.block)
-        scale_B = short_scale(value_BL.abs().amax(dim=1) / _TOP, largest_scale(_TOP))
-        scaled_BL = (value_BL / positive(scale_B)[:, None]).clamp_(-_TOP, _TOP)  # beyond it the conversion gives NaN
-        code_N = scaled_BL.to(torch.float8_e4m3fn).view(torch.uint8).flatten()[: value_N.numel()]
-        return code_N.masked_fill(code_N == _MINUS_ZERO, 0), scale_B
+        scale_B = short_scale(over(peaks(value_N, self.block), _TOP), largest_scale(_TOP))
+        return _nearest(value_N, scale_B, self.block), scale_B
+
+
+@one_kernel
+def _nearest(value_N: Tensor, scale_B: Tensor, block: int) -> Tensor:
+    scaled_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
+    scaled_BL = scaled_BL.clamp(-_TOP, _TOP)  # beyond it the conversion gives NaN
+    code_N = scaled_BL.to(torch.float8_e4m3fn).view(torch.uint8).flatten()[: value_N.numel()]
+    return code_N.masked_fill(code_N == _MINUS_ZERO, 0)

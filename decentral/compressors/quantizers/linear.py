@@ -10,11 +10,21 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from decentral.compressors.base import Payload, check_dtype, non_finite
 from decentral.compressors.kernels import fused, tables
-from decentral.compressors.kernels.blocks import check_block, largest_scale, positive, short_scale, to_blocks
+from decentral.compressors.kernels.blocks import (
+    check_block,
+    largest_scale,
+    over,
+    peaks,
+    positive,
+    short_scale,
+    to_blocks,
+)
+from decentral.tensors.one_kernel import one_kernel
 
 __all__ = ["Linear"]
 
@@ -51,10 +61,14 @@ class Linear(tables.Tabled):
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """What `fused.quantise` does in one pass, which finds NaN and Inf too, on any device."""
-        value_BL, top = to_blocks(value_N, self.block), self.top
-        scale_B = short_scale(value_BL.abs().amax(dim=1) / top, largest_scale(top))
-        code_BL = (value_BL / positive(scale_B)[:, None]).round_().clamp_(-top, top).add_(top + 1)
-        return code_BL.flatten()[: value_N.numel()], scale_B
+        scale_B = short_scale(over(peaks(value_N, self.block), self.top), largest_scale(self.top))
+        return _nearest(value_N, scale_B, self.block, self.top), scale_B
+
+
+@one_kernel
+def _nearest(value_N: Tensor, scale_B: Tensor, block: int, top: int) -> Tensor:
+    size_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
+    return size_BL.round().clamp(-top, top).add(top + 1).to(torch.uint8).flatten()[: value_N.numel()]
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from torch import Tensor
 from decentral.coding import Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.kernels.stochastic_rounding import Draws, check_seed, draws
+from decentral.tensors.one_kernel import one_kernel
 from decentral.tensors.slabs import slabs
 
 __all__ = ["Natural"]
@@ -82,16 +83,18 @@ class Natural(Method):
 
 def _rounded(shape: Shape, value_N: Tensor, drawn: Draws) -> Payload:
     base = _base(value_N)
+    lowest = _powers(base - _LOWEST)[1]  # the power of two of code 1
     code_N = torch.empty(value_N.numel(), dtype=torch.uint8, device=value_N.device)
     for start, stop in slabs(value_N):
-        code_N[start:stop] = _codes(value_N[start:stop], base, drawn(start, stop))
+        code_N[start:stop] = _codes(value_N[start:stop], lowest, drawn(start, stop))
     return Payload(shape, (code_N, (base - _LOWEST).to(torch.uint8).reshape(1)))
 
 
-def _codes(value_N: Tensor, base: Tensor, uniform_N: Tensor) -> Tensor:
-    level_N, rest_N = _split(value_N.abs().double(), base)  # float64 has no denormals here: exponents are their own
-    code_N = (level_N + (uniform_N < rest_N)).clamp_(max=_LEVELS)
-    return torch.where((value_N < 0) & (code_N > 0), code_N + _MINUS, code_N)
+@one_kernel
+def _codes(value_N: Tensor, lowest: Tensor, uniform_N: Tensor) -> Tensor:
+    level_N, rest_N = _split(value_N.abs().double() / lowest)  # float64 has no denormals here: exponents are their own
+    code_N = (level_N + (uniform_N < rest_N)).clamp(max=_LEVELS)
+    return torch.where((value_N < 0) & (code_N > 0), code_N + _MINUS, code_N).to(torch.uint8)
 
 
 def _base(value_N: Tensor) -> Tensor:
@@ -103,13 +106,15 @@ def _base(value_N: Tensor) -> Tensor:
     return (exponent - (_LEVELS - 1)).clamp(_LOWEST, _LARGEST_BASE + _LOWEST)
 
 
-def _split(size_N: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """The code of the power of two below each size, 0 if there is none, and the way to the next one in [0, 1)."""
-    ratio_N = size_N / _powers(base - _LOWEST)[1]
-    mantissa_N, exponent_N = torch.frexp(ratio_N)  # ratio = mantissa * 2**exponent, mantissa in [0.5, 1)
+def _split(ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Of sizes over the lowest power of two: the code of the power below each, 0 if there is none, and the way to the
+    next one in [0, 1).
+    """
+    bits_N = ratio_N.view(torch.int64)
+    mantissa_N = (bits_N & (1 << 52) - 1 | 1023 << 52).view(torch.float64)  # in [1, 2)
     below_N = ratio_N < 1
-    level_N = torch.where(below_N, torch.zeros_like(exponent_N), exponent_N)
-    return level_N, torch.where(below_N, ratio_N, 2 * mantissa_N - 1)
+    level_N = torch.where(below_N, 0, (bits_N >> 52) - 1022)
+    return level_N, torch.where(below_N, ratio_N, mantissa_N - 1)
 
 
 def _powers(base: Tensor) -> Tensor:

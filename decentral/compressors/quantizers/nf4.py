@@ -24,7 +24,8 @@ from torch import Tensor
 
 from decentral.compressors.base import About
 from decentral.compressors.kernels import tables
-from decentral.compressors.kernels.blocks import check_block, positive, short_scale, to_blocks
+from decentral.compressors.kernels.blocks import check_block, peaks, positive, short_scale, to_blocks
+from decentral.tensors.one_kernel import one_kernel
 
 __all__ = ["NF4"]
 
@@ -62,8 +63,16 @@ class NF4(tables.Tabled):
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest of 16 levels of the block."""
-        value_BL = to_blocks(value_N, self.block)
-        scale_B = short_scale(value_BL.abs().amax(dim=1))
+        scale_B = short_scale(peaks(value_N, self.block))
+        return _nearest(value_N, scale_B, self.block), scale_B
+
+
+@one_kernel
+def _nearest(value_N: Tensor, scale_B: Tensor, block: int) -> Tensor:
+    size_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
+    if torch.compiler.is_compiling():  # comparisons in registers; bucketize would be a kernel of its own
+        code_BL = sum((size_BL > halfway).to(torch.uint8) for halfway in _HALFWAY)
+    else:
         halfway_15 = torch.tensor(_HALFWAY, dtype=torch.float32, device=value_N.device)
-        code_BL = torch.bucketize(value_BL / positive(scale_B)[:, None], halfway_15, out_int32=True)
-        return code_BL.flatten()[: value_N.numel()], scale_B
+        code_BL = torch.bucketize(size_BL, halfway_15, out_int32=True)
+    return code_BL.flatten()[: value_N.numel()]

@@ -25,13 +25,23 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from decentral.compressors.base import About, Payload, Shape, check_input
 from decentral.compressors.kernels import tables
-from decentral.compressors.kernels.blocks import check_block, largest_scale, positive, short_scale, to_blocks
+from decentral.compressors.kernels.blocks import (
+    check_block,
+    largest_scale,
+    over,
+    peaks,
+    positive,
+    short_scale,
+    to_blocks,
+)
 from decentral.compressors.kernels.stochastic_rounding import Draws, check_seed, draws
 from decentral.errors import ConfigError
+from decentral.tensors.one_kernel import one_kernel
 
 __all__ = ["QSGD"]
 
@@ -82,12 +92,17 @@ class QSGD(tables.Tabled):
         return self.filled(shape, value_N, slab)
 
     def _rounded(self, value_N: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
-        value_BL = to_blocks(value_N, self.block)
-        scale_B = short_scale(value_BL.abs().amax(dim=1) / self.levels, largest_scale(self.levels))
-        size_N = (value_BL.abs() / positive(scale_B)[:, None]).flatten()[: value_N.numel()].clamp_(max=self.levels)
-        level_N = size_N.floor()
-        level_N += uniform_N < size_N - level_N
-        return level_N.copysign_(value_N).add_(self.levels), scale_B
+        scale_B = short_scale(over(peaks(value_N, self.block), self.levels), largest_scale(self.levels))
+        return _up_or_down(value_N, scale_B, uniform_N, self.block, self.levels), scale_B
+
+
+@one_kernel
+def _up_or_down(value_N: Tensor, scale_B: Tensor, uniform_N: Tensor, block: int, levels: int) -> Tensor:
+    size_BL = to_blocks(value_N, block).abs() / positive(scale_B)[:, None]
+    size_N = size_BL.flatten()[: value_N.numel()].clamp(max=levels)
+    level_N = size_N.floor()
+    level_N = level_N + (uniform_N < size_N - level_N)
+    return torch.where(value_N < 0, levels - level_N, levels + level_N).to(torch.uint8)
 
 
 @functools.cache

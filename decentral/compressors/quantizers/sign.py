@@ -21,6 +21,7 @@ from torch import Tensor
 from decentral.compressors.base import About
 from decentral.compressors.kernels import tables
 from decentral.compressors.kernels.blocks import check_block, to_blocks
+from decentral.tensors.one_kernel import one_kernel
 
 __all__ = ["Sign"]
 
@@ -51,15 +52,21 @@ class Sign(tables.Tabled):
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """Signs, and mean magnitudes."""
-        scale_B = _cut(_means(to_blocks(value_N.abs(), self.block), value_N.numel()))
-        return torch.signbit(value_N), scale_B
+        return _signs(value_N), _cut(_means(value_N, self.block))
 
 
-def _means(size_BL: Tensor, numel: int) -> Tensor:
-    """Mean of each row, float32; the last row may be filled up with zeros, which do not count."""
-    blocks, length = size_BL.shape
-    count_B = (numel - length * torch.arange(blocks, device=size_BL.device)).clamp(max=length)
-    return (size_BL.sum(dim=1, dtype=torch.float64) / count_B).float()  # float64: 4096 times 1e38 has to fit
+@one_kernel
+def _signs(value_N: Tensor) -> Tensor:
+    return torch.signbit(value_N).to(torch.uint8)
+
+
+@one_kernel
+def _means(value_N: Tensor, block: int) -> Tensor:
+    """Mean magnitude of each block, float32; what fills up the last one does not count."""
+    size_BL = to_blocks(value_N.abs(), block)
+    start_B = block * torch.arange(len(size_BL), device=value_N.device)
+    sum_B = size_BL.sum(dim=1, dtype=torch.float64)  # float64: 4096 times 1e38 has to fit
+    return (sum_B / (value_N.numel() - start_B).clamp(max=block)).float()
 
 
 def _cut(size_B: Tensor) -> Tensor:
