@@ -19,7 +19,7 @@ _EXTRA = np.array([max(0, v.bit_length() - 4) for v in range(_SHORT)], dtype=np.
 @compiled
 def to_gaps(rows, symbols, side):  # type: ignore[no-untyped-def]
     """Fill symbols (rows * columns,) and words of side bytes from rising rows; returns the bits written."""
-    held, pending, at, n = np.uint64(0), np.uint64(0), 0, 0
+    held, pending, at, n = np.uint64(0), np.uint64(0), np.int64(0), 0
     for r in range(rows.shape[0]):
         before = np.int64(-1)
         for c in range(rows.shape[1]):

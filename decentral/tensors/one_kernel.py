@@ -51,7 +51,7 @@ def _tried(function: Callable[..., R], given: tuple[Any, ...], named: dict[str, 
             if isinstance(one, Tensor) and one.dim():
                 torch._dynamo.maybe_mark_dynamic(one, 0)  # a model has tensors of many lengths: one kernel for all
         with torch.no_grad():
-            return _compiled(function)(*given, **named)
+            return cast(R, _compiled(function)(*given, **named))
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a compiler stumbles over, the plain function does the same

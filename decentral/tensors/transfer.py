@@ -88,7 +88,7 @@ def _down(flat_N: Tensor) -> Tensor:
         part = flat_N[start : start + _SLAB]
         pinned = torch.empty(part.numel(), dtype=torch.float32, pin_memory=True)
         pinned.copy_(part, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(flat_N.device))
         begun.append((start, pinned, event))
         if len(begun) > _AHEAD:

@@ -84,9 +84,8 @@ def _write(into: memoryview, compressor: Compressor, payloads: Sequence[Payload]
             raise PayloadError(f"encode: parts {found} of {compressor} are not its layout {layout}; nothing was sent")
         specs += layout
         parts += payload.parts
-    for piece in _pieces(
-        specs, [to_array(part) for part in parts]
-    ):  # into its place: joined, they would be there twice
+    arrays = [to_array(part) for part in parts]
+    for piece in _pieces(specs, arrays):  # into its place: pieces to be joined would be there twice
         into[at : at + len(piece)] = piece
         at += len(piece)
     return at
@@ -97,7 +96,8 @@ def _pieces(specs: Sequence[PartSpec], arrays: Sequence[Array]) -> Iterator[byte
     kinds, streams, made = [spec.kind for spec in specs], _streams(specs), list[coding.Made]()
     on_threads = len(streams) > 1 and sum(array.size for array in arrays) >= _ON_THREADS
     if on_threads:
-        found = spread(lambda lump: [kinds[i].to_symbols(arrays[i]) for i in lump], _lumps(arrays), WORTH_IT)
+        lumps = list(_lumps(arrays))
+        found = spread(lambda lump: [kinds[i].to_symbols(arrays[i]) for i in lump], lumps, WORTH_IT)
         made = list(itertools.chain.from_iterable(found))
 
     def coded(members: list[int]) -> Iterator[bytes | memoryview]:

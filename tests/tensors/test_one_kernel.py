@@ -38,10 +38,8 @@ def test_what_the_compiler_cannot_take_runs_as_it_is_and_is_told_once(caplog: py
 @pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
 @pytest.mark.parametrize("spelling", BLOCKWISE)
 def test_a_long_tensor_on_a_device_is_quantised_as_well_as_on_the_processor(spelling: str):
-    quantiser, value_N = (
-        parse_compressor(spelling),
-        torch.randn((1 << 20) + 77, generator=torch.Generator().manual_seed(0)),
-    )
+    quantiser, chance = parse_compressor(spelling), torch.Generator().manual_seed(0)
+    value_N = torch.randn((1 << 20) + 77, generator=chance)
 
     def lost(device: str) -> float:
         value = value_N.to(device)

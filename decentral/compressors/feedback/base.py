@@ -86,8 +86,7 @@ def compress_flat(compressor: Compressor, flat_N: Tensor, shapes: Shapes) -> tup
 
 def add_sent(compressor: Compressor, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0) -> None:
     """``total += weight * what a receiver decodes``, in place, of payloads that this process made."""
-    at_once = not elements_here(total_N) and isinstance(compressor, AtOnce)
-    if at_once and compressor.add_flat(total_N, payloads, weight):
+    if not elements_here(total_N) and isinstance(compressor, AtOnce) and compressor.add_flat(total_N, payloads, weight):
         return
     pieces = split(total_N, [payload.shape for payload in payloads])
     for piece, payload in zip(pieces, payloads, strict=True):

@@ -53,7 +53,7 @@ class Batch:
     def chunks(self, flat_N: Tensor) -> Tensor:
         """A copy of them (C, L)."""
         made_CL = flat_N.new_empty(sum(self.counts), self.length)
-        for piece, into in zip(self.pieces, made_CL.split(self.counts), strict=True):
+        for piece, into in zip(self.pieces, made_CL.split_with_sizes(self.counts), strict=True):
             tiles = _tiles(flat_N, piece)
             into.view(tiles.shape).copy_(tiles)
         return made_CL

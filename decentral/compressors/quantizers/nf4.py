@@ -71,7 +71,9 @@ class NF4(tables.Tabled):
 def _nearest(value_N: Tensor, scale_B: Tensor, block: int) -> Tensor:
     size_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
     if torch.compiler.is_compiling():  # comparisons in registers; bucketize would be a kernel of its own
-        code_BL = sum((size_BL > halfway).to(torch.uint8) for halfway in _HALFWAY)
+        code_BL = torch.zeros_like(size_BL, dtype=torch.uint8)
+        for halfway in _HALFWAY:
+            code_BL = code_BL + (size_BL > halfway)
     else:
         halfway_15 = torch.tensor(_HALFWAY, dtype=torch.float32, device=value_N.device)
         code_BL = torch.bucketize(size_BL, halfway_15, out_int32=True)

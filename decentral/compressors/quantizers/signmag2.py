@@ -85,15 +85,15 @@ class SignMag2(Method):
                 made[i] = Payload(tuple(tensors[i].shape), found)
         return [one for one in made if one is not None]
 
-    def _compress_rows(self, value_RC: Tensor, counts: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    def _compress_rows(self, value_RC: Tensor, counts: list[int]) -> list[tuple[Tensor, ...]]:
         """Parts of matrices that lie one behind the other, of so many rows each."""
         level_R2, peak_M, peak_R = coded_levels_of(best_means(value_RC), counts)
         halfway_R = sizes_below(peak_R, level_R2).mul(0.5).sum(dim=1)
         code_RC = code_rows(value_RC, halfway_R)
         large_R, step_R = level_R2[:, 1].to(torch.uint8), (level_R2[:, 1] - level_R2[:, 0]).to(torch.uint8)
-        codes = [code_rC.flatten() for code_rC in code_RC.split(counts)]
-        peaks = peak_M.to(torch.uint8).split(1)
-        return list(zip(codes, peaks, large_R.split(counts), step_R.split(counts), strict=True))
+        codes = [code_rC.flatten() for code_rC in code_RC.split_with_sizes(counts)]
+        peaks = peak_M.to(torch.uint8).split_with_sizes([1] * len(counts))
+        return list(zip(codes, peaks, large_R.split_with_sizes(counts), step_R.split_with_sizes(counts), strict=True))
 
     def decompress_all(self, payloads: Sequence[Payload]) -> list[Tensor]:
         """``decompress`` of what this process made itself, and nobody need check."""
@@ -105,7 +105,8 @@ class SignMag2(Method):
             code_N, peak_M, large_R, step_R = (torch.cat([payloads[i].parts[n] for i in here]) for n in range(4))
             peak_R = peak_M.repeat_interleave(counts_on(tuple(counts), peak_M.device), output_size=sum(counts))
             size_R2 = sizes_below(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
-            for i, rows in zip(here, decode_rows(code_N.view(-1, columns), size_R2).split(counts), strict=True):
+            value_RC = decode_rows(code_N.view(-1, columns), size_R2)
+            for i, rows in zip(here, value_RC.split_with_sizes(counts), strict=True):
                 made[i] = rows.reshape(payloads[i].shape)
         return made
 

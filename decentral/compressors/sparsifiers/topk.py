@@ -106,7 +106,12 @@ class TopK(SparsifierBase):
             chunk_CL = batch.chunks(check_dtype(flat_N))
             index_Ck, value_Ck = _largest_of(chunk_CL, self._kept(batch.pieces[0].region))
             kept.append(value_Ck.flatten())
-            parts = zip(batch.pieces, index_Ck.split(batch.counts), value_Ck.split(batch.counts), strict=True)
+            parts = zip(
+                batch.pieces,
+                index_Ck.split_with_sizes(batch.counts),
+                value_Ck.split_with_sizes(batch.counts),
+                strict=True,
+            )
             for piece, index_ck, value_ck in parts:
                 index[piece.tensor][piece.number], values[piece.tensor][piece.number] = index_ck, value_ck
         if kept and not is_finite(torch.cat(kept)):
