@@ -65,8 +65,8 @@ class Codec:
         ``states``: further channels (N,) that follow in the same body. They get no feedback: what compression loses
         of them is no progress that could be sent later, but how wrong they are now, and next time they are sent whole.
 
-        Raises NonFiniteError when the change holds NaN or Inf. The change and what is remembered are there: nothing is
-        waited for but what is made here.
+        Raises NonFiniteError when the change holds NaN or Inf. On a device all of
+        it is done when this returns.
         """
         with aside(change_N.device):
             sending = self.feedback.send(self.compressor, change_N, state, shapes)

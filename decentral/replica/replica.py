@@ -1,8 +1,7 @@
 """The state every peer holds alike: anchor, outer optimizer state, and this peer's own feedback.
 
 Tensors are replaced, never written to: whoever holds one (a snapshot being served, a round being encoded) has an
-immutable copy. All is float32 on the CPU: one commit gives the same bits on every peer, whatever it trains on. What
-a peer sends is compressed where its change lies, and what it owes of that is there, too.
+immutable copy. All is float32 on the CPU, the same bits on every peer; only what a peer owes lies where it trains.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from decentral.replica.weighing import outside_of, state_weights_of, told_of, we
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros
 from decentral.tensors.finite import is_finite
-from decentral.tensors.transfer import beside
+from decentral.tensors.transfer import all_beside, beside
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
@@ -69,8 +68,7 @@ class Replica:
         self.contents = FrameContents(schema, codec, merge_codec, tail)
         self.gathering = GatherReader(self.contents, self.senders, self.rule)
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
-        self.tail = tail
-        self.buffers_B = torch.zeros(0) if buffers_B is None else buffers_B
+        self.tail, self.buffers_B = tail, torch.zeros(0) if buffers_B is None else buffers_B
         if self.buffers_B.shape != (schema.buffer_numel,):
             raise ConfigError(f"Replica: {len(self.buffers_B)} values of buffers, the schema has {schema.buffer_numel}")
         tail.pack(self.buffers_B)  # what could not be sent is refused here, and not after the first inner steps
@@ -116,8 +114,7 @@ class Replica:
         ``me``: whose frame it is, where receivers remember their senders.
         """
         assert me or not self.senders.names, "a sender reads from what receivers keep of it"
-        kept = {**self.feedback[fragment], **self.senders.of(fragment, me)}
-        remembered = {name: beside(one_N, gradient_N) for name, one_N in kept.items()}
+        remembered = all_beside({**self.feedback[fragment], **self.senders.of(fragment, me)}, gradient_N)
         try:
             return self.codec.encode(gradient_N, remembered, self.shapes(fragment), states)
         except NonFiniteError:
@@ -263,8 +260,7 @@ class Replica:
             self.feedback[f] = {}
             return torch.ones(self.numel(f), dtype=torch.bool)
         sent_N = self.contents.moved(mine, self.numel(f))
-        kept = self.feedback[f].items()
-        self.feedback[f] = {name: tensor.masked_fill(beside(sent_N, tensor), 0.0) for name, tensor in kept}
+        self.feedback[f] = {n: one_N.masked_fill(beside(sent_N, one_N), 0.0) for n, one_N in self.feedback[f].items()}
         return sent_N
 
     def check_finite(self, fragment: int, gradient_N: Tensor) -> None:

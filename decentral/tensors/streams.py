@@ -15,13 +15,15 @@ __all__ = ["aside"]
 
 @contextmanager
 def aside(device: torch.device) -> Iterator[None]:
-    """What is done inside goes to that stream, from this thread. What it reads must be there, and what it made be
-    waited for before the end: nothing else orders the two streams.
+    """What is done inside goes to that stream, from this thread. It begins when all is there that was asked for before,
+    which is an inner step or two; what it made must be waited for before the end: nothing else orders the streams.
     """
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.stream(_stream(device)):
+    stream = _stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
         yield
 
 

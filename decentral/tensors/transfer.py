@@ -10,14 +10,14 @@ for it there, and the caller does not.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from decentral.tensors.alloc import fresh
 
-__all__ = ["PROCESSOR", "beside", "moved", "moved_together"]
+__all__ = ["PROCESSOR", "all_beside", "beside", "moved", "moved_together"]
 
 PROCESSOR = torch.device("cpu")
 _SLAB = 1 << 22  # values: 16 MiB of float32, a third of a millisecond of a fast line
@@ -28,6 +28,11 @@ _WORTH_IT = 1 << 18  # values: below, one call is quicker
 def beside(tensor: Tensor, like: Tensor) -> Tensor:
     """The tensor on the device of ``like``: itself where it is there."""
     return moved(tensor, like.device)
+
+
+def all_beside(tensors: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
+    """Each of them so."""
+    return {name: beside(one, like) for name, one in tensors.items()}
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:

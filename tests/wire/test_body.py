@@ -126,3 +126,14 @@ def test_decoded_tensors_do_not_share_memory_with_the_body() -> None:
     (found,) = tensors_of(compressor, data, [(4,)])
     data[:] = bytes(20)
     assert torch.equal(found, torch.ones(4))
+
+
+@pytest.mark.parametrize("spelling", ["topk(k=64, chunk=1024) >> signmag2", "int8", "none"])
+def test_several_threads_write_the_bytes_of_one(spelling: str, monkeypatch: pytest.MonkeyPatch):
+    compressor, chance = parse_compressor(spelling), torch.Generator().manual_seed(0)
+    payloads = [compressor.compress(torch.randn(numel, generator=chance)) for numel in (70_000, 3, 0, 50_001)]
+    alone = bytes(body.encode(compressor, payloads))
+    monkeypatch.setattr(body, "_ON_THREADS", 1)
+    monkeypatch.setattr(body, "_LUMP", 1000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert bytes(body.encode(compressor, payloads)) == alone
