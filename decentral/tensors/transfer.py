@@ -17,7 +17,7 @@ from torch import Tensor
 
 from decentral.tensors.alloc import fresh
 
-__all__ = ["PROCESSOR", "all_beside", "beside", "moved", "moved_together"]
+__all__ = ["PROCESSOR", "all_beside", "beside", "less", "moved", "moved_together"]
 
 PROCESSOR = torch.device("cpu")
 _SLAB = 1 << 22  # values: 16 MiB of float32, a third of a millisecond of a fast line
@@ -28,6 +28,11 @@ _WORTH_IT = 1 << 18  # values: below, one call is quicker
 def beside(tensor: Tensor, like: Tensor) -> Tensor:
     """The tensor on the device of ``like``: itself where it is there."""
     return moved(tensor, like.device)
+
+
+def less(left: Tensor, right: Tensor) -> Tensor:
+    """``left - right``, where ``left`` lies."""
+    return left - beside(right, left)
 
 
 def all_beside(tensors: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from decentral.replica.contribution import Contribution
 from decentral.replica.method_output import said
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
-from decentral.tensors.transfer import beside
+from decentral.tensors.transfer import beside, less
 from decentral.training.absence import Away, Progress
 from decentral.training.detours import Detours
 from decentral.training.live_side import LiveSide, Parameters
@@ -33,8 +33,7 @@ from decentral.training.offers import Counted, counted, sent_of, states_due
 from decentral.training.pace import lengthening
 from decentral.training.passes import Passes, as_written
 
-# Shape suffix: N = elements of one fragment, flat float32; live ones where the model's copies lie, others on the
-# processor.
+# Shape suffix: N = elements of one fragment, flat float32; live ones lie where the model's copies do.
 
 ROUNDING = "rounding/{}"  # of a fragment, in a checkpoint
 
@@ -189,7 +188,7 @@ class SyncSchedule:
         self.passes.forget()
         model.write(fragment, wanted_N)
         rounds = not model.keeps(fragment)
-        self.progress[fragment].rounding_N = _less(model.read(fragment), wanted_N) if rounds else None
+        self.progress[fragment].rounding_N = less(model.read(fragment), wanted_N) if rounds else None
 
     def restart(
         self,
@@ -309,7 +308,7 @@ class SyncSchedule:
         self.live.recall(tensors)
         for f, live_N in self.detours.recall(model, tensors, self.num_fragments):
             rounding_N = self.progress[f].rounding_N  # no progress before, nor when it is written anew
-            self.put(model, f, live_N if rounding_N is None else _less(live_N, rounding_N))
+            self.put(model, f, live_N if rounding_N is None else less(live_N, rounding_N))
         for f, anchor_N in enumerate(anchors):
             before_N, progress = tensors[anchor_name(f)], self.progress[f]
             if torch.equal(before_N, anchor_N):
@@ -337,10 +336,6 @@ class SyncSchedule:
         for f, anchor_N in enumerate(anchors):
             self.put(model, f, anchor_N)
             self.live.lost(f)
-
-
-def _less(left_N: Tensor, right_N: Tensor) -> Tensor:
-    return left_N - beside(right_N, left_N)
 
 
 def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None) -> SyncSchedule:

@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Stretch:
     """One region of one tensor."""
 
     tensor: int  # of which
@@ -38,7 +38,7 @@ class Piece:
 class Batch:
     """Regions whose chunks are alike."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Stretch, ...]
 
     @property
     def length(self) -> int:
@@ -69,18 +69,18 @@ class Batch:
 @functools.lru_cache(maxsize=64)
 def batches(shapes: tuple[Shape, ...], chunk: int) -> tuple[Batch, ...]:
     """The chunks of tensors of these shapes."""
-    alike: dict[tuple[int, int], list[Piece]] = {}
+    alike: dict[tuple[int, int], list[Stretch]] = {}
     start = 0
     for tensor, shape in enumerate(shapes):
         rows, columns = (shape[0], shape[1]) if len(shape) == 2 else (1, math.prod(shape))
         for number, region in enumerate(regions(shape, chunk)):
-            piece = Piece(tensor, number, start, rows, columns, region)
+            piece = Stretch(tensor, number, start, rows, columns, region)
             alike.setdefault((region.height, region.width), []).append(piece)
         start += math.prod(shape)
     return tuple(Batch(tuple(pieces)) for pieces in alike.values())
 
 
-def _tiles(flat_N: Tensor, piece: Piece) -> Tensor:
+def _tiles(flat_N: Tensor, piece: Stretch) -> Tensor:
     """A view of the region: tile row, tile column, row in tile, column in tile."""
     region, columns = piece.region, piece.columns
     shape = (region.tile_rows, region.tile_columns, region.height, region.width)
