@@ -89,7 +89,7 @@ def test_an_aborted_round_can_be_repeated_bit_for_bit(feedback: Feedback, compre
 
 
 def test_no_state_means_zeros(feedback: Feedback, gaussian):
-    zeros = {name: torch.zeros(NUMEL) for name in (*feedback.sender, *feedback.receiver)}
+    zeros = {name: torch.zeros_like(gaussian(NUMEL)) for name in (*feedback.sender, *feedback.receiver)}
     (fresh, zeroed) = (feedback.send(SPARSE, gaussian(NUMEL), state, SHAPES) for state in ({}, zeros))
     assert all(torch.equal(fresh.state[name], zeroed.state[name]) for name in feedback.sender)
     first, second = (feedback.receive(gaussian(NUMEL), state) for state in ({}, zeros))
