@@ -12,8 +12,8 @@ from torch import Tensor
 from decentral.errors import ConfigError, ManifestMismatch
 from decentral.parameters.schema import BufferSpec, Fragment, ParameterSpec
 from decentral.tensors.alloc import fresh
+from decentral.tensors.devices.transfer import PROCESSOR, moved
 from decentral.tensors.finite import is_finite
-from decentral.tensors.transfer import PROCESSOR, moved
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU unless it is said.
 

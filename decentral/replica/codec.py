@@ -20,9 +20,9 @@ from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, 
 from decentral.errors import PayloadError
 from decentral.parameters import split
 from decentral.tensors.alloc import fresh_zeros
+from decentral.tensors.devices.streams import aside
+from decentral.tensors.devices.transfer import PROCESSOR, moved_together
 from decentral.tensors.finite import is_finite
-from decentral.tensors.streams import aside
-from decentral.tensors.transfer import PROCESSOR, moved_together
 from decentral.wire import body
 
 # Shape suffixes: N = elements of the fragment or range, flat float32; V = those that are not zero.

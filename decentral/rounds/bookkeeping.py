@@ -23,7 +23,7 @@ from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import LocalState
 from decentral.rounds.steps import Steps
 from decentral.rounds.updates import CommittedUpdate
-from decentral.tensors.transfer import beside
+from decentral.tensors.devices.transfer import beside
 from decentral.wire.frames import Frame
 from decentral.wire.messages import Record
 

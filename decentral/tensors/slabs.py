@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from decentral.tensors.one_kernel import fuses
+from decentral.tensors.devices.one_kernel import fuses
 
 __all__ = ["slabs"]
 

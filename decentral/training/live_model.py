@@ -28,11 +28,11 @@ from decentral.parameters import (
 )
 from decentral.parameters.sharding import boxes_of, is_sharded, local_part
 from decentral.state.snapshot import live_buffer_name
+from decentral.tensors.devices.place import place_of
+from decentral.tensors.devices.transfer import PROCESSOR, moved
 from decentral.tensors.live_rows import as_rows
-from decentral.tensors.transfer import PROCESSOR, moved
 from decentral.training.describing import description_of
 from decentral.training.inner.averages import Averages
-from decentral.training.place import place_of
 from decentral.training.processes.group import Processes
 from decentral.training.processes.orders import Order, Orders, undisturbed
 from decentral.training.processes.shards import Shards

@@ -25,7 +25,7 @@ from decentral.replica.contribution import Contribution
 from decentral.replica.method_output import said
 from decentral.rounds.updates import CommittedUpdate
 from decentral.state.snapshot import anchor_name
-from decentral.tensors.transfer import beside, less
+from decentral.tensors.devices.transfer import beside, less
 from decentral.training.absence import Away, Progress
 from decentral.training.detours import Detours
 from decentral.training.live_side import LiveSide, Parameters

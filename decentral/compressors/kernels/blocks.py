@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.tensors.one_kernel import one_kernel
+from decentral.tensors.devices.one_kernel import one_kernel
 
 __all__ = [
     "LARGEST_SCALE",

@@ -26,7 +26,7 @@ from torch import Tensor
 from decentral.coding import Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.kernels.stochastic_rounding import Draws, check_seed, draws
-from decentral.tensors.one_kernel import one_kernel
+from decentral.tensors.devices.one_kernel import one_kernel
 from decentral.tensors.slabs import slabs
 
 __all__ = ["Natural"]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decentral.tensors.transfer import beside
+from decentral.tensors.devices.transfer import beside
 
 __all__ = ["MOST", "Coverage", "Sample"]
 

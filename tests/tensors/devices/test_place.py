@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from decentral.tensors.transfer import PROCESSOR
-from decentral.training.place import BYTES_A_PARAMETER, place_of
+from decentral.tensors.devices.place import BYTES_A_PARAMETER, place_of
+from decentral.tensors.devices.transfer import PROCESSOR
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 GIB = 1 << 30

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from decentral.tensors.transfer import PROCESSOR
+from decentral.tensors.devices.transfer import PROCESSOR
 
 __all__ = ["BYTES_A_PARAMETER", "place_of"]
 

@@ -1,0 +1,1 @@
+"""What is done on a device other than the processor, and the way there and back."""
