@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor
-from decentral.tensors import one_kernel
+from decentral.tensors.devices import one_kernel
 from tests.devices import DEVICES
 
 BLOCKWISE = ["int8", "int4", "fp8", "e3m0", "nf4", "sign", "natural", "qsgd"]
