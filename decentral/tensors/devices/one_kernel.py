@@ -15,10 +15,11 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-__all__ = ["fuses", "one_kernel"]
+__all__ = ["fuses", "one_kernel", "tried"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]  # Any: functions of tensors
 
 _WORTH_IT = 1 << 20  # elements: below, being told takes longer than the work
 _failed: set[str] = set()  # functions that the compiler could not take; told once
@@ -37,12 +38,13 @@ def one_kernel(function: Callable[P, R]) -> Callable[P, R]:
         first = given[0]
         if not isinstance(first, Tensor) or first.numel() < _WORTH_IT or not fuses(first.device):
             return function(*given, **named)
-        return _tried(function, given, named)
+        return tried(function, torch.compile, given, named)
 
     return called
 
 
-def _tried(function: Callable[..., R], given: tuple[Any, ...], named: dict[str, Any]) -> R:
+def tried(function: Callable[..., R], compiler: Compiler, given: tuple[Any, ...], named: dict[str, Any]) -> R:
+    """What the function gives, as ``compiler`` makes it, or as it is where that fails."""
     name = function.__qualname__
     if name in _failed:
         return function(*given, **named)
@@ -51,7 +53,7 @@ def _tried(function: Callable[..., R], given: tuple[Any, ...], named: dict[str, 
             if isinstance(one, Tensor) and one.dim():
                 torch._dynamo.maybe_mark_dynamic(one, 0)  # a model has tensors of many lengths: one kernel for all
         with torch.no_grad():
-            return cast(R, _compiled(function)(*given, **named))
+            return cast(R, _compiled(function, compiler)(*given, **named))
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a compiler stumbles over, the plain function does the same
@@ -63,8 +65,8 @@ def _tried(function: Callable[..., R], given: tuple[Any, ...], named: dict[str, 
 
 
 @functools.cache
-def _compiled(function: Callable[..., R]) -> Callable[..., R]:
-    return cast("Callable[..., R]", torch.compile(function))
+def _compiled(function: Callable[..., R], compiler: Compiler) -> Callable[..., R]:
+    return compiler(function)
 
 
 @functools.cache
