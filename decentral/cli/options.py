@@ -35,3 +35,10 @@ def cards_by_name(context: click.Context, parameter: click.Parameter, given: tup
     from decentral.transport.interfaces import cards, listen_addresses
 
     return tuple(address for one in given for address in listen_addresses(one, cards()))
+
+
+def presets_that_begin(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """For a shell that completes; methods of other packages are among them."""
+    from decentral.optimizers.registry import presets
+
+    return [name for name in presets() if name.startswith(begun)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from decentral.cli.options import as_json
+from decentral.cli.options import as_json, presets_that_begin
 from decentral.cli.quantities import Duration, ModelSize, Rate
 from decentral.errors import UsageError
 
@@ -19,7 +19,9 @@ DEFAULT_PEERS = 8
 @click.command("init")
 @click.argument("file", metavar="RUN.toml", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
-    "--preset", help=f"Which algorithm's defaults to write; {DEFAULT_PRESET}, with --link what is justified for it."
+    "--preset",
+    shell_complete=presets_that_begin,
+    help=f"Which algorithm's defaults to write; {DEFAULT_PRESET}, with --link what is justified for it.",
 )
 @click.option(
     "--link", type=Rate(), help="Everybody's line, each way, as 20mbit: choose preset and inner steps for it."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decentral.cli.job.options import JobOptions
-from decentral.cli.options import as_json, remember
+from decentral.cli.options import as_json, presets_that_begin, remember
 from decentral.cli.peer_options import options_of_a_peer
 from decentral.errors import ConfigError, UsageError
 from decentral.swarm.patience import time_left
@@ -190,7 +190,11 @@ def _show_invite(show: Callable[[str], None], corpus: str, invite: str) -> None:
 @click.command("demo")
 @click.option("--peers", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Peers at the start.")
 @click.option(
-    "--algorithm", default="sparseloco", show_default=True, help="How they agree: decentral optimizers lists them."
+    "--algorithm",
+    default="sparseloco",
+    show_default=True,
+    shell_complete=presets_that_begin,
+    help="How they agree: decentral optimizers lists them.",
 )
 @click.option("--minutes", type=click.FloatRange(min=0.2), default=3.0, show_default=True, help="How long to train.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of model and data order.")
