@@ -11,6 +11,7 @@ import torch
 
 from decentral.errors import ConfigError, DiskError
 from decentral.tensors.alloc import fresh, fresh_like, fresh_zeros, offload_to
+from decentral.tensors.devices.transfer import less
 
 LONG = (1 << 20) + 7  # values: long enough to be given out again, and a length that no other test asks for
 
@@ -95,6 +96,16 @@ def test_long_vectors_lie_in_files_that_nobody_sees_where_they_are_offloaded(off
     assert float(first.sum()) == 2.0 * LONG
     assert not zeros.any()
     assert str(offloaded) not in "".join(line for line in maps.splitlines() if "(deleted)" not in line)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="where mapped files can be seen")
+def test_by_how_much_a_model_rounds_what_is_written_to_it_lies_in_files_too(offloaded):
+    """Of a model in bfloat16 that is one vector more, as long as the model."""
+    written_N, wanted_N = torch.full((1 << 20,), 1.0), torch.full((1 << 20,), 0.5)
+    before = Path("/proc/self/maps").read_text().count(str(offloaded))
+    rounding_N = less(written_N, wanted_N)
+    assert torch.equal(rounding_N, written_N - wanted_N)
+    assert Path("/proc/self/maps").read_text().count(str(offloaded)) == before + 1
 
 
 def test_a_disk_that_is_full_is_an_error_and_no_signal(offloaded, monkeypatch):

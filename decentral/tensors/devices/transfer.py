@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from decentral.tensors.alloc import fresh
+from decentral.tensors.elementwise import difference
 
 __all__ = ["PROCESSOR", "all_beside", "beside", "less", "moved", "moved_together"]
 
@@ -32,7 +33,7 @@ def beside(tensor: Tensor, like: Tensor) -> Tensor:
 
 def less(left: Tensor, right: Tensor) -> Tensor:
     """``left - right``, where ``left`` lies."""
-    return left - beside(right, left)
+    return difference(left, beside(right, left))
 
 
 def all_beside(tensors: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
