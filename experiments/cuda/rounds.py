@@ -19,13 +19,13 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 import decentral
 from decentral.manifest import Manifest, preset_manifest
+from experiments.holding.large import said
 
 WIDTH, SEATS = 1024, 2
 
@@ -91,15 +91,6 @@ def start(given: argparse.Namespace, folder: Path, seat: int, invite: str | None
         command += [f"--{name}", str(getattr(given, name))]
     command += ["--device", "cpu" if seat else given.device, *([] if invite is None else ["--invite", invite])]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def said(peer: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next line of a peer."""
-    assert peer.stdout is not None
-    line = peer.stdout.readline()
-    if not line:
-        raise SystemExit("a peer ended; its error is above")
-    return dict(json.loads(line))
 
 
 def terms(given: argparse.Namespace) -> Manifest:
