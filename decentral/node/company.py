@@ -16,6 +16,7 @@ class Company:
     here: frozenset[PeerId] = frozenset()
     gone: frozenset[PeerId] = frozenset()  # who was here last, once nobody is any more; empty before anybody came
     left: bool = False  # whether all of those said goodbye, rather than fell silent
+    _seen: tuple[object, object] = (None, None)  # the live ones and the members at the look before
 
     def look(
         self, live: Collection[PeerId], members: Collection[PeerId], said_goodbye: Callable[[PeerId], bool]
@@ -24,7 +25,9 @@ class Company:
 
         A peer that rests is no member and still here; one that only asks for the terms never was.
         """
-        before = self.here
+        if self._seen[0] is live and self._seen[1] is members:  # nobody came or went; asked four times a second
+            return False
+        before, self._seen = self.here, (live, members)
         self.here = frozenset(peer for peer in live if peer in members or peer in before)
         if self.here:
             self.gone = frozenset()

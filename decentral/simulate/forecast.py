@@ -12,6 +12,7 @@ from decentral.simulate.profiles import on_lines, profile_named
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.simulation import simulate
 from decentral.simulate.world import Progress
+from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 
 
 def forecast(
@@ -56,6 +57,4 @@ def forecast(
 def _num_parameters(manifest: Manifest) -> int:
     if manifest.model.task != "causal-lm":
         raise ConfigError("simulate: the manifest does not say how large the model is; give --parameters")
-    from decentral.tasks.language_model import LanguageModelConfig, num_parameters  # torch and transformers
-
-    return num_parameters(LanguageModelConfig.of(manifest.model))
+    return parameters_of(LanguageModelConfig.of(manifest.model))

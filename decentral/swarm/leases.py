@@ -42,6 +42,7 @@ class LeaseTable:
         self._live: dict[PeerId, tuple[float, Lease]] = {}  # when it ends, what was said
         self._shown: dict[PeerId, Lease] | None = None  # who is live, in order; None: somebody came or went
         self._silent: dict[PeerId, Silence] = {}
+        self._soonest = float("inf")  # no live lease ends before: every tick asks, so that most look at none of them
 
     def take(self, lease: Lease, now: float, remaining: float | None = None) -> bool:
         """Book a lease; whether anything about its peer is new. ``remaining``: passed on, counts that long."""
@@ -56,6 +57,7 @@ class LeaseTable:
         self._silent.pop(lease.peer, None)
         appeared = lease.peer not in self._live
         self._live[lease.peer] = (now + life, lease)
+        self._soonest = min(self._soonest, now + life)
         if appeared:
             self._shown = None
         elif self._shown is not None and lease.peer in self._shown:
@@ -78,7 +80,7 @@ class LeaseTable:
         """Who is here, in the order of their ids. Every tick asks: it is sorted when somebody came or went."""
         if self._shown is None:
             self._shown = {peer: lease for peer, (_, lease) in sorted(self._live.items())}
-        ended = [peer for peer, (end, _) in self._live.items() if end <= now]
+        ended = self._ended(now)
         return {peer: lease for peer, lease in self._shown.items() if peer not in ended} if ended else self._shown
 
     def is_live(self, peer: PeerId, now: float) -> bool:
@@ -86,17 +88,24 @@ class LeaseTable:
         return peer in self._live and self._live[peer][0] > now
 
     def next_end(self) -> float:
-        """When the next live lease ends if its peer stays silent."""
-        return min((end for end, _ in self._live.values()), default=float("inf"))
+        """When the next live lease may end: not later than it does if its peer stays silent."""
+        return self._soonest
 
     def expire(self, now: float) -> list[PeerId]:
         """Move those whose lease has ended to the silent ones."""
-        ended = sorted(peer for peer, (end, _) in self._live.items() if end <= now)
+        ended = sorted(self._ended(now))
         for peer in ended:
             end, lease = self._live.pop(peer)
             self._shown = None
             self._fall_silent(peer, Silence(end, lease, said_goodbye=False))
+        if now >= self._soonest:
+            self._soonest = min((end for end, _ in self._live.values()), default=float("inf"))
         return ended
+
+    def _ended(self, now: float) -> list[PeerId]:
+        if now < self._soonest:
+            return []
+        return [peer for peer, (end, _) in self._live.items() if end <= now]
 
     def goodbye(self, peer: PeerId, now: float) -> bool:
         """The peer left in good order; whether it was here."""

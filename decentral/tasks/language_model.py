@@ -8,61 +8,16 @@ Source: Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-from decentral.errors import ConfigError
-from decentral.manifest.training_terms import EXPERTS_PER_TOKEN, Model
 from decentral.tasks.mixture import olmoe_config
+from decentral.tasks.sizing import VOCAB, LanguageModelConfig
 
-VOCAB = 256  # every byte is a token; already a multiple of 64
 INIT_STD = 0.05  # held-out after 500 steps, hidden 128: 2.69 bits/byte; 2.84 with 0.02, 2.75 with 0.09
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageModelConfig:
-    """Size of the model; about layers * 12 * hidden**2 parameters, and 256 * hidden for the embedding."""
-
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    context: int = 128  # bytes the model sees at once
-    tie_embeddings: bool = True
-    experts: int | None = None  # per block; None: one MLP
-    experts_per_token: int = EXPERTS_PER_TOKEN  # that a byte goes to
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "heads", "context", "experts_per_token"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} = {getattr(self, name)}: must be at least 1")
-        if self.experts is not None and self.experts < self.experts_per_token:
-            raise ConfigError(f"model.experts = {self.experts}: each byte goes to {self.experts_per_token} of them")
-        if self.hidden % (2 * self.heads):
-            raise ConfigError(
-                f"model.hidden = {self.hidden} with heads = {self.heads}: hidden must be a multiple of "
-                f"2 * heads = {2 * self.heads}, because rotary positions turn pairs of channels"
-            )
-
-    @classmethod
-    def of(cls, terms: Model) -> "LanguageModelConfig":
-        """Size of the model that a manifest describes."""
-        return cls(
-            hidden=terms.hidden,
-            layers=terms.layers,
-            heads=terms.heads,
-            context=terms.context,
-            experts=terms.experts,
-            experts_per_token=terms.routed,
-        )
-
-    @property
-    def intermediate(self) -> int:
-        """Width of the gated MLP: 8/3 of hidden, rounded up to a multiple of 32."""
-        return math.ceil(self.hidden * 8 / 3 / 32) * 32
 
 
 def transformers_config(config: LanguageModelConfig) -> LlamaConfig | OlmoeConfig:
@@ -84,20 +39,13 @@ def transformers_config(config: LanguageModelConfig) -> LlamaConfig | OlmoeConfi
     }
     if config.experts is None:
         return LlamaConfig(**shared)
-    return olmoe_config(shared, config.experts, config.experts_per_token)
+    return olmoe_config(shared, config)
 
 
 def config_document(config: LanguageModelConfig) -> dict[str, Any]:
     """JSON of the config for a checkpoint's meta: ``export`` writes it as ``config.json``."""
     document = json.loads(transformers_config(config).to_json_string())
     return {**document, "architectures": [_architecture(config).__name__], "dtype": "float32"}
-
-
-def num_parameters(config: LanguageModelConfig) -> int:
-    """Parameters of such a model, tied ones once; no memory is taken for them."""
-    with torch.device("meta"):
-        built = _architecture(config)(transformers_config(config))
-    return sum(parameter.numel() for parameter in built.parameters())
 
 
 def build_language_model(config: LanguageModelConfig, *, seed: int) -> LlamaForCausalLM | OlmoeForCausalLM:

@@ -15,25 +15,25 @@ Source: Muennighoff et al., "OLMoE: Open Mixture-of-Experts Language Models", 20
 Fedus, Zoph and Shazeer, "Switch Transformers", 2021, arXiv:2101.03961, equations 4 to 6, with their alpha.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from transformers import OlmoeConfig
+
+from decentral.tasks.sizing import LanguageModelConfig
 
 BALANCE_WEIGHT = 0.01
 # An inner step of 690,528 parameters, one core: a loop over experts 82 ms, grouped_mm 145, batched_mm 1880.
 _LOOP = "eager"
 
 
-def olmoe_config(shared: Mapping[str, Any], experts: int, experts_per_token: int) -> OlmoeConfig:  # Any: keys of theirs
+def olmoe_config(shared: Mapping[str, Any], config: LanguageModelConfig) -> OlmoeConfig:  # Any: keys of theirs
     """The ``transformers`` config of a mixture, from what it has in common with the Llama of its size."""
-    width = math.ceil(shared["intermediate_size"] / experts_per_token / 32) * 32
     return OlmoeConfig(
-        **{**shared, "intermediate_size": width},
-        num_experts=experts,
-        num_experts_per_tok=experts_per_token,
-        norm_topk_prob=experts_per_token > 1,
+        **{**shared, "intermediate_size": config.expert_width},
+        num_experts=config.experts,
+        num_experts_per_tok=config.experts_per_token,
+        norm_topk_prob=config.experts_per_token > 1,
         output_router_logits=True,
         router_aux_loss_coef=BALANCE_WEIGHT,
         experts_implementation=_LOOP,

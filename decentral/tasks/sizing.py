@@ -1,4 +1,4 @@
-"""The shape of the built-in language model with about so many parameters. Arithmetic; nothing is built.
+"""The shape of the built-in language model, and the one with about so many parameters. Arithmetic; nothing is built.
 
 Heads are 64 wide, or 32 in models too small for two of those; blocks are as many as make a model about as deep for its
 width as published ones are: hidden / layers of 64 in GPT-3's 125M and 2.7B of 80, Llama's 7B 128.
@@ -10,12 +10,14 @@ et al., "LLaMA", 2023, table 2, arXiv:2302.13971.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from decentral.errors import ConfigError
-from decentral.tasks.language_model import VOCAB, LanguageModelConfig
+from decentral.manifest.training_terms import EXPERTS_PER_TOKEN, Model
 
-__all__ = ["config_of_size", "parameters_of"]
+__all__ = ["VOCAB", "LanguageModelConfig", "config_of_size", "parameters_of"]
 
+VOCAB = 256  # every byte is a token; already a multiple of 64
 HEAD = 64
 SMALL_HEAD = 32
 WIDEST = 16_384
@@ -23,6 +25,53 @@ DEEPEST = 256
 ASPECT = 64.0  # hidden / layers that is aimed at
 OFF_SIZE, OFF_ASPECT = 40.0, 1.0  # what a doubling of the one costs beside a doubling of the other
 TOLERANCE = 0.15  # of the size that was asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModelConfig:
+    """Size of the model; about layers * 12 * hidden**2 parameters, and 256 * hidden for the embedding."""
+
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    context: int = 128  # bytes the model sees at once
+    tie_embeddings: bool = True
+    experts: int | None = None  # per block; None: one MLP
+    experts_per_token: int = EXPERTS_PER_TOKEN  # that a byte goes to
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "heads", "context", "experts_per_token"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} = {getattr(self, name)}: must be at least 1")
+        if self.experts is not None and self.experts < self.experts_per_token:
+            raise ConfigError(f"model.experts = {self.experts}: each byte goes to {self.experts_per_token} of them")
+        if self.hidden % (2 * self.heads):
+            raise ConfigError(
+                f"model.hidden = {self.hidden} with heads = {self.heads}: hidden must be a multiple of "
+                f"2 * heads = {2 * self.heads}, because rotary positions turn pairs of channels"
+            )
+
+    @classmethod
+    def of(cls, terms: Model) -> LanguageModelConfig:
+        """Size of the model that a manifest describes."""
+        return cls(
+            hidden=terms.hidden,
+            layers=terms.layers,
+            heads=terms.heads,
+            context=terms.context,
+            experts=terms.experts,
+            experts_per_token=terms.routed,
+        )
+
+    @property
+    def intermediate(self) -> int:
+        """Width of the gated MLP: 8/3 of hidden, rounded up to a multiple of 32."""
+        return math.ceil(self.hidden * 8 / 3 / 32) * 32
+
+    @property
+    def expert_width(self) -> int:
+        """Width of one expert: all that a byte goes to are as wide as the MLP, rounded up to multiples of 32."""
+        return math.ceil(self.intermediate / self.experts_per_token / 32) * 32
 
 
 def config_of_size(num_parameters: int) -> LanguageModelConfig:
@@ -37,10 +86,17 @@ def config_of_size(num_parameters: int) -> LanguageModelConfig:
 
 
 def parameters_of(config: LanguageModelConfig) -> int:
-    """Parameters of a model without experts, its tied embedding once."""
-    hidden, intermediate = config.hidden, config.intermediate
-    block = 4 * hidden**2 + 3 * hidden * intermediate + 2 * hidden
-    return VOCAB * hidden + config.layers * block + hidden
+    """Parameters of such a model, tied ones once; held to what is built by a test."""
+    hidden, embedding = config.hidden, VOCAB * config.hidden
+    heads = 0 if config.tie_embeddings else embedding
+    return embedding + config.layers * (4 * hidden**2 + 2 * hidden + _mlp(config)) + hidden + heads
+
+
+def _mlp(config: LanguageModelConfig) -> int:
+    """The gated MLP of one block; or its experts, their router, and the norms of queries and keys that OLMoE has."""
+    if config.experts is None:
+        return 3 * config.hidden * config.intermediate
+    return config.experts * (3 * config.hidden * config.expert_width + config.hidden) + 2 * config.hidden
 
 
 def _candidates(num_parameters: int) -> list[LanguageModelConfig]:

@@ -28,9 +28,10 @@ from decentral.replica.codec import Codec, range_shapes
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.evaluate import bits_per_byte
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
 from decentral.tasks.presets import DEMO_BETAS, demo_tables
 from decentral.tasks.schedule import warm_up
+from decentral.tasks.sizing import LanguageModelConfig
 
 PEERS, PARTS = 4, 4
 

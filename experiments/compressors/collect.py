@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from decentral.compressors import compress_with_debt, parse_compressor
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import LanguageModelConfig
 
 ROUNDS, STEPS, BETA = 6, 15, 0.95
 

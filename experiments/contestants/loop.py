@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from decentral.tasks.batches import batch_at
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import LanguageModelConfig
 from experiments.contestants.seat import Seat
 from experiments.contestants.terms import ADAMW, BATCH_SIZE, CLIP, MODEL, data_key
 

@@ -23,9 +23,10 @@ from decentral.parameters import Fragment, gather, scatter, schema_of, split
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.evaluate import bits_per_byte
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
 from decentral.tasks.presets import DEMO_BATCH_SIZE, DEMO_BETAS, DEMO_INNER, DEMO_MODEL, demo_tables
 from decentral.tasks.schedule import warm_up
+from decentral.tasks.sizing import LanguageModelConfig
 
 
 @dataclass

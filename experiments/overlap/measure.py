@@ -25,8 +25,9 @@ from decentral.manifest import Manifest, load_manifest, preset_manifest
 from decentral.peer import join
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
 from decentral.tasks.presets import demo_tables
+from decentral.tasks.sizing import LanguageModelConfig
 
 STEPS = 60  # per block
 

@@ -22,7 +22,8 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.manifest import Manifest, load_manifest
 from decentral.peer import Peer, join
 from decentral.replica.codec import Codec
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import LanguageModelConfig
 from tests.chaos import clock
 from tests.chaos.terms import terms
 

@@ -16,7 +16,8 @@ from decentral.manifest import preset_manifest
 from decentral.state.adapters import saved_name
 from decentral.state.checkpoint import save
 from decentral.state.snapshot import anchor_name
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import LanguageModelConfig
 from decentral.training.live_model import LiveModel
 
 Run = Callable[..., Result]

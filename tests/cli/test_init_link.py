@@ -8,7 +8,7 @@ from click.testing import Result
 
 from decentral.cli.job.step_time import MEASURED, WARM_UP, measured_step_seconds
 from decentral.manifest import load_manifest, preset_manifest
-from decentral.tasks.language_model import LanguageModelConfig, num_parameters
+from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 from tests.cli.conftest import Run
 
 ASKED = ("--link", "20mbit", "--peers", "8", "--model-size", "30M", "--step-time", "0.4s")
@@ -19,7 +19,7 @@ def test_the_terms_carry_the_preset_of_the_line_the_inner_steps_and_the_model(ru
     manifest = load_manifest(tmp_path / "run.toml")
     assert (told["file"], told["run_id"], told["preset"]) == ("run.toml", manifest.run_id, "sparseloco")
     assert (manifest.outer.method, manifest.inner.steps) == ("sparseloco", told["inner_steps"])
-    assert told["parameters"] == num_parameters(LanguageModelConfig.of(manifest.model))
+    assert told["parameters"] == parameters_of(LanguageModelConfig.of(manifest.model))
     assert told["parameters"] == pytest.approx(30e6, rel=0.02)
     assert (told["link_class"], told["peers"], told["step_seconds"]) == ("20mbit", 8, 0.4)
     assert not told["step_time_measured"]
@@ -100,7 +100,7 @@ def test_what_is_asked_for_beside_the_line_is_kept(run: Run, tmp_path: Path) -> 
 def test_a_size_is_of_the_model_without_a_line_as_well(run: Run, tmp_path: Path) -> None:
     assert run("init", "run.toml", "--model-size", "3M").exit_code == 0
     config = LanguageModelConfig.of(load_manifest(tmp_path / "run.toml").model)
-    assert num_parameters(config) == pytest.approx(3e6, rel=0.05)
+    assert parameters_of(config) == pytest.approx(3e6, rel=0.05)
 
 
 def test_where_the_preset_of_the_line_sends_too_much_the_reason_is_that(run: Run) -> None:

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decentral.tasks.byte_tokenizer import tokenizer_files
-from decentral.tasks.language_model import VOCAB
+from decentral.tasks.sizing import VOCAB
 
 
 @pytest.fixture

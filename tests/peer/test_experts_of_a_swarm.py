@@ -10,7 +10,8 @@ import torch
 from decentral.consensus.chain import contributions
 from decentral.manifest.training_terms import Model
 from decentral.tasks.batches import batch_at
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import LanguageModelConfig
 from tests.peer.test_methods_of_a_swarm import FULL, churn, records_of
 
 EXPERTS, INTERVAL = 6, 6

@@ -133,11 +133,6 @@ def test_a_crash_at_any_await_point_of_a_round_breaks_nothing(kind, every):
         assert await_points.tried(point)[2] == [], f"python -m tests.simulate.await_points --point {point}"
 
 
-def test_a_machine_that_is_started_twice_in_one_moment_runs_one_process():
-    """By what befell it, and by the judge who wants all up again: the first was then judged, and the second ran."""
-    assert await_points.tried(await_points.Point("streaming", 0, 92))[2] == []
-
-
 def test_a_swarm_of_which_half_or_more_falls_at_once_comes_back():
     quiet = replace(PROFILES["cliff"], crashes=0.0, sleeps=0.0, partitions=0.0, cliff_every=4, away=2.0)
     outcome = simulate(replace(drawn(2, 30), profile=quiet, hosts=4))
@@ -170,3 +165,26 @@ def test_who_holds_an_invite_of_nobody_that_is_left_asks_for_another_when_it_is_
     calm = replace(PROFILES["lab"], crashes=0.0, sleeps=0.0, partitions=0.0)
     outcome = simulate(replace(drawn(2, 5), profile=calm, hosts=3), _InvitedByOneThatWasLost)
     assert outcome.sound, outcome.to_dict()["problems"]
+
+
+class _StartedTwice:
+    """Host 1 falls, and two start it in one moment: what befell it, and the judge who wants all up again."""
+
+    def __init__(self, world):
+        self.world = world
+
+    async def run(self):
+        host = self.world.hosts[1]
+        host.crash()
+        await host.ended.wait()
+        self.world.start(host)
+        self.world.start(host)
+        await anyio.sleep_forever()
+
+
+def test_a_machine_that_is_started_twice_in_one_moment_runs_one_process():
+    """The first was judged, and the second ran."""
+    calm = replace(PROFILES["lab"], crashes=0.0, sleeps=0.0, partitions=0.0)
+    outcome = simulate(replace(drawn(2, 5), profile=calm, hosts=3), _StartedTwice)
+    assert outcome.sound, outcome.to_dict()["problems"]
+    assert sum(entry.host == 1 for entry in outcome.trace.of("started")) == 2

@@ -5,7 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decentral.tasks.byte_tokenizer import alphabet, tokenizer_files
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import LanguageModelConfig
 
 CONFIG = {"vocab_size": 256, "max_position_embeddings": 64}
 

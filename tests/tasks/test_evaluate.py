@@ -6,7 +6,8 @@ import torch
 
 from decentral.errors import DataError
 from decentral.tasks.evaluate import bits_per_byte, held_out_windows
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import LanguageModelConfig
 
 HELD_OUT = (torch.arange(3000) * 13 % 256).to(torch.uint8)
 

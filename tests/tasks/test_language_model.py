@@ -6,8 +6,9 @@ from transformers import LlamaConfig
 
 from decentral.errors import ConfigError
 from decentral.parameters import schema_of
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model, config_document
+from decentral.tasks.language_model import build_language_model, config_document
 from decentral.tasks.presets import DEMO_MODEL
+from decentral.tasks.sizing import LanguageModelConfig
 
 SMALL = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32)
 

@@ -16,13 +16,9 @@ from decentral.errors import ConfigError
 from decentral.manifest import parse_manifest, preset_manifest
 from decentral.manifest.writing import summary
 from decentral.optimizers.experts import experts_of
-from decentral.tasks.language_model import (
-    LanguageModelConfig,
-    build_language_model,
-    config_document,
-    num_parameters,
-)
+from decentral.tasks.language_model import build_language_model, config_document
 from decentral.tasks.mixture import BALANCE_WEIGHT
+from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 
 EXPERTS = 8
 SMALL = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32, experts=EXPERTS)
@@ -151,7 +147,7 @@ def test_matrices_are_drawn_alike_and_those_into_the_residual_smaller():
 
 def test_the_parameters_are_counted_without_a_model():
     for config in (SMALL, LanguageModelConfig(**WIDE)):
-        assert num_parameters(config) == sum(one.numel() for one in built(config).parameters())
+        assert parameters_of(config) == sum(one.numel() for one in built(config).parameters())
 
 
 def test_a_mixture_learns_a_repeated_byte():

@@ -8,8 +8,9 @@ from decentral.manifest import preset_manifest
 from decentral.manifest.presets import check_methods
 from decentral.optimizers import presets
 from decentral.parameters import schema_of
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model, num_parameters
+from decentral.tasks.language_model import build_language_model
 from decentral.tasks.presets import DEMO_INNER, DEMO_MODEL, demo_tables
+from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 
 PEERS = 4
 
@@ -21,7 +22,7 @@ def test_the_demo_of_every_method_is_a_valid_manifest(method):
     own = presets()[method].demo
     assert manifest.model.hidden == {**DEMO_MODEL, **own.get("model", {})}["hidden"]
     if method != "just_one_byte":  # which learns fast where parameters are few
-        assert 500_000 <= num_parameters(LanguageModelConfig.of(manifest.model)) <= 800_000, "all take about as long"
+        assert 500_000 <= parameters_of(LanguageModelConfig.of(manifest.model)) <= 800_000, "all take about as long"
     assert manifest.inner.clip == {**DEMO_INNER, **own.get("inner", {})}["clip"]
 
 

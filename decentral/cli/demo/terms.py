@@ -18,8 +18,9 @@ from decentral.replica.run_codec import codec_of
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
 from decentral.tasks.presets import demo_tables
+from decentral.tasks.sizing import LanguageModelConfig
 from decentral.training.inner import build_inner, inner_step
 
 SLACK = 1.25  # of the asked time, for a machine that others keep busy: then the run ends with fewer rounds

@@ -11,7 +11,7 @@ from decentral.errors import UsageError
 from decentral.manifest import Manifest
 from decentral.manifest.justified import class_of
 from decentral.simulate.foreseen.fitting import TARGET, Circumstances, Fit, fitting
-from decentral.tasks.language_model import LanguageModelConfig, num_parameters
+from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def fitted(wish: Wish, overrides: Mapping[str, object], sizes: Sizes) -> Fitted:
 
 def _parameters(wish: Wish, manifest: Manifest) -> int:
     if manifest.model.task == "causal-lm":
-        return num_parameters(LanguageModelConfig.of(manifest.model))
+        return parameters_of(LanguageModelConfig.of(manifest.model))
     if wish.model_size is None:
         raise UsageError("--link with --task custom: nothing says how large your model is; add --model-size, as 30M")
     return wish.model_size

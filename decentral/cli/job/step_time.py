@@ -8,7 +8,8 @@ import torch
 from accelerate import Accelerator
 
 from decentral.manifest import Manifest
-from decentral.tasks.language_model import VOCAB, LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import VOCAB, LanguageModelConfig
 from decentral.training.inner import build_inner, inner_step
 
 WARM_UP, MEASURED = 2, 5  # steps; the first ones allocate the optimizer's state and choose kernels

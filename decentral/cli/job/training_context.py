@@ -13,8 +13,9 @@ from decentral.manifest import Manifest
 from decentral.observe.metrics import MetricsLog
 from decentral.parameters import schema_of
 from decentral.tasks.corpus import Corpus, load_corpus
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
 from decentral.tasks.schedule import warm_up
+from decentral.tasks.sizing import LanguageModelConfig
 from decentral.tasks.weights import begin_from
 from decentral.training.inner import Averages, build_inner
 

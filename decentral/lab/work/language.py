@@ -18,7 +18,8 @@ from decentral.manifest import Manifest
 from decentral.tasks.batches import window_start
 from decentral.tasks.corpus import Corpus
 from decentral.tasks.evaluate import bits_per_byte
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import LanguageModelConfig
 
 __all__ = ["Language"]
 

@@ -130,9 +130,8 @@ class WeatheredLetters:
     async def post(self, peer: PeerId, protocol: str, body: bytes) -> Letter:
         """See Letters."""
         weather = self.weather
-        if weather.delay:
-            await anyio.sleep(weather.generator.uniform(0.0, weather.delay))
-        await self.inner.reach(peer, protocol)
+        late = weather.generator.uniform(0.0, weather.delay) if weather.delay else 0.0
+        await self.inner.reach(peer, protocol, late=late)
         if weather.strikes(weather.loss):
             return await self.inner.put(peer, protocol, body, lost=True)
         if weather.strikes(weather.corruption):

@@ -102,8 +102,8 @@ class Wires(Protocol):
         """A piece that leaves now."""
         ...
 
-    def settle(self, receiver: PeerId) -> None:
-        """Give what has reached a peer's line its turn."""
+    def settle(self, receiver: PeerId, now: float) -> None:
+        """Give what has reached a peer's line by now its turn."""
         ...
 
     def posted(self, letter: MemoryLetter) -> None:
@@ -143,9 +143,9 @@ class MemoryLetters:
         await self.reach(peer, protocol)
         return await self.put(peer, protocol, body)
 
-    async def reach(self, peer: PeerId, protocol: str) -> None:
-        """The handshake. Raises PeerUnreachable."""
-        await anyio.sleep(2 * self._network.delay(self._transport.peer, peer))
+    async def reach(self, peer: PeerId, protocol: str, *, late: float = 0.0) -> None:
+        """The handshake, ``late`` by so many seconds. Raises PeerUnreachable."""
+        await anyio.sleep(late + 2 * self._network.delay(self._transport.peer, peer))
         self._network.reach(self._transport.peer, peer).letters_of(protocol)
 
     async def put(self, peer: PeerId, protocol: str, body: bytes, *, lost: bool = False) -> MemoryLetter:
@@ -210,8 +210,9 @@ class MemoryLetters:
         """Wait until a piece is through the receiver's line; whether it is, and not cut off by a watchdog before."""
         began = anyio.current_time()
         while not letter.over or receiver == letter.receiver:
-            self._network.settle(receiver)
-            due, now = piece.reaches if piece.ready is None else piece.ready, anyio.current_time()
+            now = anyio.current_time()
+            self._network.settle(receiver, now)
+            due = piece.due
             if due <= now:
                 return self._network.carries(letter)
             if due - began > STALL and letter.weight.each == 1.0:

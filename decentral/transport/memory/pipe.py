@@ -57,6 +57,12 @@ class TimedPiece:
     nbytes: float  # that it takes on the links
     reaches: float  # s: when it is at the receiver's downlink
     ready: float | None = None  # s: when it is through; None: nobody knows yet who else is ahead of it
+    soonest: float = 0.0  # s: when it is through if nobody is
+
+    @property
+    def due(self) -> float:
+        """When to look whether it is through."""
+        return self.soonest if self.ready is None else self.ready
 
 
 @dataclass(slots=True)
@@ -76,6 +82,7 @@ class Downlink:
         if self.bandwidth is None:
             piece.ready = piece.reaches
             return
+        piece.soonest = piece.reaches + piece.nbytes / self.bandwidth
         heapq.heappush(self._coming, (piece.reaches, self._count, piece))
         self._count += 1
         self.settle(now)
@@ -195,9 +202,8 @@ class Pipe:
                 await self._changed.next()
 
     def _due(self) -> float:
-        """When to look again: the first piece is ready, or reaches the downlink, or was not sent yet."""
+        """When to look again: the first piece is ready, or may be, or was not sent yet."""
         if not self._pieces:
             return _NEVER
         self._downlink.settle(anyio.current_time())
-        first = self._pieces[0]
-        return first.reaches if first.ready is None else first.ready
+        return self._pieces[0].due

@@ -182,9 +182,9 @@ class MemoryNetwork:
         self._downlink(receiver).expect(piece, now)
         return piece
 
-    def settle(self, receiver: PeerId) -> None:
-        """Give what has reached a peer's line its turn."""
-        self._downlink(receiver).settle(anyio.current_time())
+    def settle(self, receiver: PeerId, now: float) -> None:
+        """Give what has reached a peer's line by now its turn."""
+        self._downlink(receiver).settle(now)
 
     def posted(self, letter: MemoryLetter) -> None:
         """It is on its way."""
@@ -208,10 +208,14 @@ class MemoryNetwork:
             self._up[letter.sender].traffic.add(letter.receiver, received=nbytes, kind=letter.protocol)
 
     def _uplink(self, peer: PeerId) -> Link:
-        return self._uplinks.setdefault(peer, Link(latency=self.latency, bandwidth=self.bandwidth))
+        if peer not in self._uplinks:
+            self._uplinks[peer] = Link(latency=self.latency, bandwidth=self.bandwidth)
+        return self._uplinks[peer]
 
     def _downlink(self, peer: PeerId) -> Downlink:
-        return self._downlinks.setdefault(peer, Downlink(bandwidth=self.downlink))
+        if peer not in self._downlinks:
+            self._downlinks[peer] = Downlink(bandwidth=self.downlink)
+        return self._downlinks[peer]
 
     def _jitter(self) -> float:
         return self.generator.uniform(0.0, self.jitter) if self.jitter else 0.0

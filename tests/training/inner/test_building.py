@@ -13,7 +13,8 @@ from decentral.manifest import Manifest, check_methods, parse_manifest, preset_m
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS, InnerName
 from decentral.manifest.table import canonical
 from decentral.manifest.training_terms import Inner
-from decentral.tasks.language_model import LanguageModelConfig, build_language_model
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import LanguageModelConfig
 from decentral.training.inner import build_inner, inner_step
 from decentral.training.inner.gpa import GPA
 from decentral.training.inner.qh_adopt import QHADOPT
