@@ -55,8 +55,8 @@ class Participation:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a swarm side."""
-        return self._swarm is not None
+        """Whether there is a swarm side, with its node: another thread may ask while it is made."""
+        return self._swarm is not None and self._swarm.has_node
 
     @property
     def has_begun(self) -> bool:

@@ -17,6 +17,7 @@ from decentral.node.durable_store import Resumed
 from decentral.node.folder import keep_terms, keep_token
 from decentral.node.links import throttled
 from decentral.node.node import Node, Start
+from decentral.node.suspension import PAUSED
 from decentral.optimizers.base import State
 from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import NetworkSetup, enter
@@ -87,6 +88,8 @@ class Startup:
         if start.head is None or (part.was_over and not kept_whole):
             part.save_now()  # its votes count from now on, so it must be able to come back to where it stands
         keep_terms(self._settings.out, self._manifest)
+        if self._control.paused:  # before there was a node that could tell the others
+            part.swarm.tell(part.swarm.node.resting.begin, PAUSED)
         self._tell(resumed=start.head is not None)
 
     def _tell(self, *, resumed: bool) -> None:

@@ -243,6 +243,9 @@ class SyncSchedule:
         live_N, local_N = self.detours.live(model, f), mine.local_N
         if away is not None:  # a blend would keep a part of it
             live_N, local_N = live_N + away.dropped_N, local_N + away.dropped_N
+        if progress.rounding_N is not None:  # and of that
+            rounding_N = beside(progress.rounding_N, live_N)
+            live_N, local_N = live_N - rounding_N, local_N - rounding_N
         return self.method.merge(live_N, local_N, beside(after_N, live_N))
 
     def _named(self, progress: Progress, trained: int) -> None:

@@ -89,6 +89,24 @@ def test_a_first_peer_that_comes_back_at_another_address_finds_its_run(tmp_path:
     assert set(seen[0]).isdisjoint(seen[1])
 
 
+def test_another_thread_may_ask_a_peer_anything_while_it_begins(tmp_path: Path, monkeypatch: Any) -> None:
+    """The thread that shows its status does, and a script that hands out the invite."""
+    terms, problem, start = run_terms("sparseloco"), Problem(0), SwarmThread.start
+    peer, found = alone(tmp_path, terms, problem), list[object]()
+
+    def start_while_somebody_asks(swarm: SwarmThread) -> None:
+        found.extend([peer.invite, peer.round, peer.anchor_digest, peer.status().state, len(peer.anchor())])
+        peer.pause()
+        start(swarm)
+
+    monkeypatch.setattr(SwarmThread, "start", start_while_somebody_asks)
+    with peer:
+        assert found == ["", 0, "", "starting", 1]
+        train(peer, problem, until=lambda: bool(peer.swarm.node.resting))
+        peer.resume()
+        train(peer, problem, until=lambda: peer.round >= 2)
+
+
 def in_company(peer: Peer, round_number: int) -> bool:
     return peer.round >= round_number and len(peer.status().members) == 2
 

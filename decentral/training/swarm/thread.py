@@ -53,6 +53,11 @@ class SwarmThread(Generic[N]):
         return self._node
 
     @property
+    def has_node(self) -> bool:
+        """Whether the node is there; another thread may ask before it is."""
+        return self._node is not None
+
+    @property
     def error(self) -> BaseException | None:
         """What ended the loop, if it did not end because it was asked to."""
         return self._error
