@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
-from decentral.observe.events import EVENTS_FILE
+from decentral.observe.events import EVENTS_FILE, read_events
 from decentral.observe.rotation import Opened, opened
 
 
@@ -28,6 +28,9 @@ def follow_events(
     """
     tail = FileTail(directory / EVENTS_FILE)
     over = ended()  # before reading, here and below: what was written last is told, too
+    if over and not (directory / EVENTS_FILE).exists():  # killed when it had put one aside and begun no other
+        yield from read_events(directory, last=last, event=event)
+        return
     try:
         yield from deque(_rows(tail.new_lines(), event), maxlen=last)
         while not over:

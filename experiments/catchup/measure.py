@@ -70,7 +70,7 @@ class Peer:
             signer=signer,
             transport=self.transport,
             ledger=Ledger(lambda commit, frames: None, lambda blob: None),
-            on_advance=lambda advance: None,
+            on_update=lambda update: None,
             on_event=self.on_event,
             offload=inline,
         )
@@ -112,7 +112,7 @@ class Swarm:
     def add(self, nursery: trio.Nursery) -> Peer:
         self.peers.append(Peer(self, len(self.peers)))
         if not self.packs:
-            del self.peers[-1].transport._services.handlers[PACKED]
+            del self.peers[-1].transport.services.handlers[PACKED]
         nursery.start_soon(self.peers[-1].live)
         return self.peers[-1]
 

@@ -116,7 +116,10 @@ def gradient_of(path: Path) -> tuple[torch.Tensor, list[tuple[int, ...]]]:
 def streams_of(spelling: str, gradient: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[tuple[list, list]]:
     """Kinds and arrays of every stream that the method's body has."""
     seen, encode = [], coding.encode
-    coding.encode = lambda kinds, arrays: (seen.append((list(kinds), list(arrays))), encode(kinds, arrays))[1]
+    coding.encode = lambda kinds, arrays, *rest: (
+        seen.append((list(kinds), list(arrays))),
+        encode(kinds, arrays, *rest),
+    )[1]
     try:
         compressor = parse_compressor(spelling)
         body.encode(compressor, compress_flat(compressor, gradient, shapes))

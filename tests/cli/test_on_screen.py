@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 from click.testing import Result
 
 from decentral.manifest import preset_manifest
-from decentral.observe.events import EventLog
+from decentral.observe.events import EVENTS_FILE, EventLog
+from decentral.observe.rotation import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.observe.screen import Screen
 from tests.observe.terminals import OnTerminal
@@ -121,6 +123,27 @@ def test_logs_of_a_peer_that_has_ended_are_not_followed(run: Run, running_peer: 
     assert result.exit_code == 0
     assert [line for line in result.stdout.splitlines() if "commit" in line] == result.stdout.splitlines() != []
     assert result.stderr == "the peer has ended: done: 1 rounds, 0.2 MB sent\n"
+
+
+@pytest.mark.parametrize("grows", [True, False], ids=["and one that grows", "and nothing else"])
+def test_logs_of_some_time_are_followed_through_what_lies_packed(run: Run, running_peer: Path, grows: bool) -> None:
+    began = time.time()
+    log = EventLog(running_peer, wall=iter((began - 7200, *[began] * 10)).__next__)
+    for number in range(9):
+        log("round", number=number)
+        if number % 3 == 2 and (number < 8 or not grows):
+            log.close()
+            put_aside(running_peer / EVENTS_FILE)
+            pack_put_aside(running_peer / EVENTS_FILE)
+            log = EventLog(running_peer, wall=lambda: began)
+    log.close()
+    if not grows:
+        (running_peer / EVENTS_FILE).unlink(missing_ok=True)
+    write_status(running_peer, Status(state="done", health="done: 9 rounds"), ProcessInfo(pid=os.getpid(), created=1.0))
+    assert re.findall(r"number=(\d)", run("logs", "-f").stdout) == [*"012345678"]
+    assert re.findall(r"number=(\d)", run("logs", "-f", "--since", "1h").stdout) == [*"12345678"]
+    assert re.findall(r"number=(\d)", run("logs", "--since", "1h").stdout) == [*"12345678"]
+    assert re.findall(r"number=(\d)", run("logs", "-f", "--last", "4").stdout) == [*"5678"]
 
 
 def test_logs_are_followed_until_the_peer_ends_and_its_last_words_are_told(running_peer: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from decentral.transport.protocols.identify import IDENTIFY
+from decentral.transport.protocols.identify import ask as ask_identity
 from decentral.transport.requests import request
 from decentral.wire.keys import peer_name
 
@@ -72,6 +74,42 @@ def test_identify_tells_a_js_peer_what_is_served_here(kind, ours):
             await js.order("ask", address=us.transport.addresses()[0], nbytes=1)
             said = await js.order("protocols", peer=peer_name(us.transport.peer))
             assert ECHO in said["protocols"]
+
+    run(script)
+
+
+class Agreed:
+    """A stream whose protocol the transport has agreed on already: who proposes it is answered from here."""
+
+    def __init__(self, stream, protocol) -> None:
+        self.peer, self._stream = stream.peer, stream
+        self._said = b"".join(bytes([len(one) + 1]) + one + b"\n" for one in (b"/multistream/1.0.0", protocol.encode()))
+
+    async def send(self, data: bytes) -> None:
+        """The proposal."""
+
+    async def receive_exactly(self, nbytes: int) -> bytes:
+        if not self._said:
+            return await self._stream.receive_exactly(nbytes)
+        taken, self._said = self._said[:nbytes], self._said[nbytes:]
+        return taken
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def test_what_a_js_peer_tells_by_identify_is_read(kind, ours):
+    us = ours(kind)
+
+    async def script():
+        async with us.transport, javascript_peer(*LOOPBACK) as js:
+            await us.transport.connect(js.peer, js.addresses)
+            stream = await us.transport.open(js.peer, IDENTIFY)
+            told = await ask_identity(Agreed(stream, IDENTIFY))
+            await stream.aclose()
+            assert told.addresses == tuple(address.rpartition("/p2p/")[0] for address in js.addresses)
+            assert told.observed is not None
+            assert told.observed.startswith("/ip4/127.0.0.1/tcp/")
 
     run(script)
 

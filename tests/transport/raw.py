@@ -42,6 +42,15 @@ async def until_dropped(secured) -> None:
             await secured.receive()
 
 
+async def until_fed(secured) -> None:
+    """Wait until the other side has taken all that was sent before: it answers a ping after that."""
+    await secured.send(struct.pack("!BBHII", 0, 2, 1, 0, 7))
+    answer, seen = struct.pack("!BBHII", 0, 2, 2, 0, 7), b""
+    with anyio.fail_after(20):
+        while answer not in seen:
+            seen = seen[-len(answer) :] + await secured.receive()
+
+
 def opening(number: int) -> bytes:
     """The frame that opens a stream."""
     return struct.pack("!BBHII", 0, 1, 1, number, 0)

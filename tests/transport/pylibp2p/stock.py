@@ -13,7 +13,7 @@ from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from decentral.transport.pylibp2p.trio_thread import TrioThread
-from decentral.wire.keys import peer_from_name
+from decentral.wire.keys import PeerId, peer_from_name
 
 HERE = "/ip4/127.0.0.1/tcp/0"
 
@@ -22,12 +22,17 @@ class Stock:
     """A host, once it runs, in the thread that ``running`` makes."""
 
     def __init__(self, *, relays: bool = False) -> None:
-        self.relays = relays
+        self.relays, self._relay = relays, None
         self.host = new_host(key_pair=generate_new_ed25519_identity())
         self.peer = peer_from_name(str(self.host.get_id()))
 
     def addresses(self) -> tuple[str, ...]:
         return tuple(str(address) for address in self.host.get_addrs())
+
+    def keeps_a_place_for(self, peer: PeerId) -> bool:
+        """Whether others can be brought to ``peer`` through this relay."""
+        assert self._relay is not None, "it runs, as a relay"
+        return any(peer_from_name(str(one)) == peer for one in self._relay.resource_manager._reservations)
 
     @asynccontextmanager
     async def inside(self):
@@ -37,7 +42,8 @@ class Stock:
                 await self.host.close()  # leaving alone would leave the sockets that it dialled
                 return
             generous = RelayLimits(duration=3600, data=1 << 32, max_circuit_conns=8, max_reservations=8)
-            async with background_trio_service(CircuitV2Protocol(self.host, generous, allow_hop=True)):
+            self._relay = CircuitV2Protocol(self.host, generous, allow_hop=True)
+            async with background_trio_service(self._relay):
                 yield
 
 

@@ -58,9 +58,7 @@ def test_peers_on_it_and_all_others_meet_through_a_relay_of_ours(daemons, hides,
     run(script)
 
 
-@pytest.mark.parametrize(
-    ("hides", "dials"), [("native", "native"), *(pair for pair in WITH_US if "daemon" not in pair)]
-)
+@pytest.mark.parametrize(("hides", "dials"), [("native", "native"), *WITH_US])
 def test_peers_meet_through_a_relay_of_py_libp2p_as_it_is_shipped(daemons, hides, dials):
     at = Stock(relays=True)
 
@@ -70,7 +68,7 @@ def test_peers_meet_through_a_relay_of_py_libp2p_as_it_is_shipped(daemons, hides
             for transport in (guest, other):
                 serve_requests(transport, ECHO, echo, limit=len(BODY))
             async with guest, other:
-                await until(lambda: any("/p2p-circuit" in address for address in guest.addresses()))
+                await until(lambda: at.keeps_a_place_for(guest.peer))
                 await exchange(at, guest, other)
 
     run(script)

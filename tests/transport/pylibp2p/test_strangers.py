@@ -11,7 +11,8 @@ import anyio.to_thread
 import psutil
 import pytest
 
-from decentral.errors import StreamClosed
+from decentral.errors import PeerUnreachable, StreamClosed
+from decentral.transport.holepunch.dcutr import DCUTR
 from decentral.transport.native.secured import Plain
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.identify import IDENTIFY
@@ -21,10 +22,12 @@ from decentral.transport.relay.circuit import STOP
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
 from tests.transport.conftest import LOOPBACK
-from tests.transport.raw import BROKEN_FRAMES, opening, piece, raw_connection, until_dropped
-from tests.transport.relays import BODY, ECHO, echo, native, run
+from tests.transport.pylibp2p.stock import Stock
+from tests.transport.raw import BROKEN_FRAMES, opening, piece, raw_connection, until_dropped, until_fed
+from tests.transport.relays import BODY, ECHO, echo, native, run, until
 
 PING = "/ipfs/ping/1.0.0"
+HANDLERS = (PING, IDENTIFY, STOP, DCUTR, ECHO)
 HEADER = b"\x13/multistream/1.0.0\n"
 
 
@@ -88,21 +91,85 @@ def test_garbage_in_a_streams_negotiation_ends_nothing_but_the_stream(words, cap
     assert not caplog.records
 
 
-@pytest.mark.parametrize("protocol", [PING, IDENTIFY, STOP, ECHO])
+GARBAGE = {
+    "noise": os.urandom(2048),
+    "4 GiB": b"\xff\xff\xff\xff\x0f" + bytes(100),
+    "no varint": b"\xff" * 100,
+    "nothing": b"\x00" * 100,
+    "no message": b"\x04\xff\xff\xff\xff",
+    "a message of nobody's": b"\x06\x08\x7f\x12\x02ab",
+}
+
+
+@pytest.mark.parametrize("protocol", HANDLERS)
 @pytest.mark.parametrize("ending", [4, 8, 0], ids=["closed", "reset", "left open"])
-def test_garbage_in_any_handler_ends_nothing_but_the_stream(protocol, ending):
+def test_garbage_in_any_handler_ends_nothing_but_the_stream(protocol, ending, caplog):
     a, b = native(), on_libp2p(dial_timeout=2)
     serve_requests(b, ECHO, echo, limit=100)
-    words = HEADER + line(protocol.encode()) + os.urandom(2048)
 
     async def script():
         async with a, b:
             await a.connect(b.peer, b.addresses())
             async with raw_connection(b, Signer.generate()) as secured:
-                for number in range(1, 40, 2):
-                    await secured.send(opening(number) + piece(number, words, ending))
+                for number, words in enumerate([*GARBAGE.values()] * 3):
+                    asked = HEADER + line(protocol.encode()) + words
+                    await secured.send(opening(2 * number + 1) + piece(2 * number + 1, asked, ending))
+                await until_fed(secured)
+                await until(lambda: not b.node.host.num_negotiating)
                 assert await is_served(a, b)
+            await until(lambda: len(b.node.sessions.paths()) == 1)
             assert await is_served(a, b)
+            async with native() as newcomer:
+                await newcomer.connect(b.peer, b.addresses())
+                assert await is_served(newcomer, b)
+
+    run(script)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("words", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_of_the_relay_where_it_has_a_place_ends_nothing_but_the_stream(words, caplog):
+    a = native()
+    serve_requests(a, ECHO, echo, limit=100)
+
+    async def script():
+        async with a, on_libp2p(relays=a.addresses()[:1], dial_timeout=2) as b:
+            await until(lambda: b.node.sessions.of(a.peer))
+            for _ in range(3):
+                stream = await a.open(b.peer, STOP)
+                await stream.send(words)
+                await stream.aclose()
+            assert await is_served(b, a)
+
+    run(script)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_no_handler_is_left_out_of_that():
+    b = on_libp2p()
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def script():
+        async with b:
+            assert {str(one) for one in b.node.host.multiselect.get_protocols()} == set(HANDLERS)
+
+    run(script)
+
+
+def test_nobody_writes_into_its_store_of_peers_and_it_dials_nobody_on_its_own():
+    """As shipped it takes addresses that are pushed at it, and an auto-dialler goes there."""
+    push = "/ipfs/id/push/1.0.0"
+    shipped = Stock().host
+    assert push in shipped.multiselect.get_protocols()
+    assert hasattr(shipped.get_network(), "auto_connector")
+    a, b = native(), on_libp2p()
+
+    async def script():
+        async with a, b:
+            await a.connect(b.peer, b.addresses())
+            with pytest.raises(PeerUnreachable):
+                await a.open(b.peer, push)
+            assert not hasattr(b.node.host.get_network(), "auto_connector")
 
     run(script)
 
@@ -253,8 +320,9 @@ def test_only_noise_is_spoken():
     run(script)
 
 
-def test_a_reader_that_stops_costs_no_memory():
-    a, b = native(), on_libp2p()
+@pytest.mark.parametrize("reads", ["py-libp2p", "native"])
+def test_a_reader_that_stops_costs_no_memory_at_either_end(reads):
+    a, b = (native(), on_libp2p()) if reads == "py-libp2p" else (on_libp2p(), native())
 
     async def deaf(stream):
         await anyio.sleep_forever()
