@@ -11,7 +11,7 @@ from decentral.wire import body
 chunks = pytest.importorskip("experiments.coding.chunks", reason="not part of a source distribution")
 measure = pytest.importorskip("experiments.coding.measure", reason="not part of a source distribution")
 
-GRADIENT, SHAPES = torch.randn(9000, generator=torch.Generator().manual_seed(0)), [(80, 100), (1000,)]
+GRADIENT, SHAPES = torch.randn(400_000, generator=torch.Generator().manual_seed(0)), [(390, 1000), (10_000,)]
 
 
 @pytest.mark.parametrize("spelling", ["int8(block=64)", "topk(k=64, chunk=4096) >> signmag2", "none"])
