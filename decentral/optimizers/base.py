@@ -301,6 +301,13 @@ class OuterMethod:
         """
         return weights
 
+    def rate(self, info: RoundInfo) -> float | None:
+        """Where ``outer_step`` is ``anchor - mean * rate``, and the state stays as it is: the rate. None: it is more.
+
+        The mean of a gather is then made tensor by tensor, in the cache, and never as long as the fragment.
+        """
+        return None
+
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from decentral.replica.received.estimates import NOTHING_KEPT, KeptOfSenders
 
-# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
+# Shape suffixes: N = elements of one fragment, S = places of its sample, B = elements of all buffers; flat float32.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +22,6 @@ class OuterStep:
     digest: bytes  # of after_N
     buffers_B: Tensor | None = None  # after it; None: as before
     told: KeptOfSenders = NOTHING_KEPT  # what every receiver keeps of the contributors
-    received: Mapping[str, Tensor] = field(default_factory=dict)  # by channel what the method was given
+    channels: frozenset[str] = frozenset()  # of which something came
+    came_S: Tensor | None = None  # where in the fragment's sample the change came, bool; None: it did not
     unmoved: str = ""  # why nothing moved, alike on every peer; "": it did
-
-    @property
-    def channels(self) -> frozenset[str]:
-        """Of which something came."""
-        return frozenset(self.received)

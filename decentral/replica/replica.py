@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError, NonFiniteError
-from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
+from decentral.optimizers import CHANGE, Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
 from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.optimizers.owners import Part
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
@@ -23,13 +23,13 @@ from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
 from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
-from decentral.replica.rebuilt import rebuilt
 from decentral.replica.received.estimates import NOTHING_KEPT, KeptOfSenders
 from decentral.replica.received.frame_contents import FrameContents
 from decentral.replica.received.gathering import GatherReader
 from decentral.replica.received.senders import Senders
-from decentral.replica.reduction import results_of
+from decentral.replica.receiving import Opened, Receiving
 from decentral.replica.rule_output import Unusable
+from decentral.replica.sample import Sample
 from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
 from decentral.replica.weighing import outside_of, state_weights_of, told_of, weights_of
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
@@ -67,6 +67,8 @@ class Replica:
         self.senders = Senders(codec.feedback.receiver, [anchor.numel() for anchor in self.anchors])
         self.contents = FrameContents(schema, codec, merge_codec, tail)
         self.gathering = GatherReader(self.contents, self.senders, self.rule)
+        self.receiving = Receiving(schema, method, codec, self.gathering)
+        self.samples = [Sample(anchor.numel()) for anchor in self.anchors]
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
         self.tail, self.buffers_B = tail, torch.zeros(0) if buffers_B is None else buffers_B
         if self.buffers_B.shape != (schema.buffer_numel,):
@@ -181,9 +183,18 @@ class Replica:
             return self._unmoved(f, made.why or NOBODY, kept, made.state)
         if why := found.why or next((one.why for one in beside if one.why not in ("", NOBODY)), ""):
             return self._unmoved(f, why, kept)
+        opened, due, sample = (
+            Opened(record, named, bodies, decoded or {}, told, kept),
+            self.due(record.outer_step),
+            self.samples[f],
+        )
         try:
-            weights = [found.weights, *(one.weights for one in beside)]
-            received = self._received(record, bodies, decoded or {}, weights, named, kept)
+            moved = self.receiving.moved(opened, due, info, anchor_N, sample)
+            if moved is not None:
+                return OuterStep(
+                    f, anchor_N, moved[0], state, digest(moved[0]), buffers_B, kept, frozenset({due[0].name}), moved[1]
+                )
+            received = self.receiving.received(opened, due, [found.weights, *(one.weights for one in beside)])
         except Unusable as error:
             return self._unmoved(f, str(error), kept)
         except NonFiniteError:  # finite contributions whose mean is not
@@ -191,7 +202,10 @@ class Replica:
         made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
         if made.why:
             return self._unmoved(f, made.why, kept)
-        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, kept, received)
+        came_S = sample.came(received[CHANGE.name]) if CHANGE.name in received else None
+        return OuterStep(
+            f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, kept, frozenset(received), came_S
+        )
 
     def _unmoved(
         self, f: int, why: str, kept: KeptOfSenders = NOTHING_KEPT, state: dict[str, Tensor] | None = None
@@ -271,30 +285,6 @@ class Replica:
                 f"NaN or Inf in the pseudo-gradient of {culprit}; nothing was sent: "
                 "lower the learning rate or clip the gradients, then start again from the last commit"
             )
-
-    def _received(
-        self,
-        record: Record,
-        bodies: Sequence[memoryview],
-        decoded: Mapping[bytes, Tensor],
-        weights: Sequence[Sequence[float]],
-        named: Sequence[Frame],
-        told: KeptOfSenders,
-    ) -> dict[str, Tensor]:
-        """What came of each channel that is due, and in which somebody counts. ``weights``: of each channel.
-
-        NonFiniteError when a contribution is not finite, or what the rule gave cannot be used.
-        """
-        due = self.due(record.outer_step)
-        if self.method.rebuilds:
-            said = self._told(contributions(record), record.outer_step)
-            return rebuilt(self.method, said, self.schema.fragments[record.fragment].layout, weights[0], due[0])
-        if not record.contributors:
-            outside = self.outside(record.frames, record.outer_step)
-            return self.gathering.received(named, due, weights, self.numel(record.fragment), record.hash, told, outside)
-        mean_CN = results_of(record, bodies, decoded, self.codec, self.numel(record.fragment), len(due))
-        rows = zip(due, mean_CN, weights, strict=True)
-        return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}
 
     def refresh(self, fragment: int) -> None:
         """Recompute a fragment's digest after a gossip step replaced its anchor."""

@@ -252,9 +252,9 @@ class Driver:
         state, record = self.state, acceptor.accepted
         if record is not None and all(ref.frame in state.store for ref in record.frames):
             frames = {ref.frame: state.stored(ref.frame) for ref in record.frames}
-            await state.offload(state.ledger.keep, record, [frames[ref.frame].data for ref in record.frames])
             if moves_anchor(record):
-                self.ahead.begin(record, frames)
+                self.ahead.begin(record, frames)  # while the disk writes
+            await state.offload(state.ledger.keep, record, [frames[ref.frame].data for ref in record.frames])
         await state.offload(state.ledger.save_acceptor, acceptor.to_bytes())
 
     async def _decide(self, commit: Commit) -> None:
@@ -283,7 +283,6 @@ class Driver:
         state.tasks.spawn(self.looking.name_peers, record, frames, self.looking.measured(record, step))
         named, taken_N = self.bookkeeping.settle(record, frames)
         self.looking.at_round(record, frames, step, named)
-        step = None  # it holds what the method was given, as long as the fragment
         self.bookkeeping.forget_leavers(record)
         self.frames.end_pushes(record)
         self._tell_shrunk(record)

@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from decentral.consensus.chain import contributions
-from decentral.optimizers.channels import CHANGE
 from decentral.replica.contribution import Contribution
 from decentral.replica.diagnosing.between import between
+from decentral.replica.diagnosing.coverage import Coverage
 from decentral.replica.diagnosing.losses import between_losses
 from decentral.replica.diagnosing.names import DEBT_RATIO, NEVER_SENT, Figures
 from decentral.replica.diagnosing.pairs import Distances, between_two
-from decentral.replica.diagnosing.sample import Coverage
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.pair_step import GossipStep, Half
 from decentral.replica.received.measures import Measure
@@ -42,7 +41,7 @@ class Looking:
 
     def __init__(self, state: LocalState) -> None:
         self.state, self._scrutiny = state, Scrutiny()
-        self._coverage = Coverage([anchor_N.numel() for anchor_N in state.replica.anchors])
+        self._coverage = Coverage(state.replica.samples)
         self._distances = Distances()
         self._fails = False  # it has been said
 
@@ -84,8 +83,8 @@ class Looking:
         method = self.state.replica.method
         values = {} if method.divides else between(measures)
         values |= between_losses(method, told_of(contributions(record), record.outer_step, len(self._coverage.samples)))
-        if CHANGE.name in step.received:
-            self._coverage.add(step.fragment, step.received[CHANGE.name])
+        if step.came_S is not None:
+            self._coverage.add(step.fragment, step.came_S)
         learnt_N = None if mine is None else mine.gradient_N
         values |= self._of_fragment(step.fragment, self.state.replica.feedback[step.fragment], learnt_N)
         return Figures(record.outer_step + 1, len(measures), self._coverage.rounds, bool(record.contributors), values)
@@ -94,7 +93,8 @@ class Looking:
         due = self.state.replica.due(step)
         values = between_two(due, half.sent_CN, theirs_CN, self._coverage.samples[fragment])
         if not due[0].is_replica:
-            self._coverage.add(fragment, *(sent_CN.view(len(due), -1)[0] for sent_CN in (half.sent_CN, theirs_CN)))
+            changes = [sent_CN.view(len(due), -1)[0] for sent_CN in (half.sent_CN, theirs_CN)]
+            self._coverage.add(fragment, *map(self._coverage.samples[fragment].came, changes))
         values |= self._of_fragment(fragment, taken.feedback, half.change_N) | self._distances.add(taken.disagreement)
         return Figures(step + 1, 2, self._coverage.rounds, False, values)
 

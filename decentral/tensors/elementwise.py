@@ -21,7 +21,7 @@ from decentral.tensors.compiled import compiled
 from decentral.tensors.lying import LANES, flat, lie_alike
 from decentral.tensors.threads import WORTH_IT, spread
 
-__all__ = ["carried", "difference", "difference_and_norm", "divide", "minus_times", "with_momentum"]
+__all__ = ["carried", "difference", "difference_and_norm", "divide", "minus_quotient", "minus_times", "with_momentum"]
 
 R = TypeVar("R")
 Arrays = tuple[Any, ...]  # numpy's
@@ -90,6 +90,16 @@ def divide(total: Tensor, divisor: float) -> bool:
     return all(_over(total.numel(), arrays, lambda cut: bool(_divide(cut[0], cut[1], np.float32(divisor)))))
 
 
+def minus_quotient(left: Tensor, total: Tensor, made: Tensor, divisor: float, factor: float) -> bool:
+    """``made <- left - total / divisor * factor``, each step rounded, and zeros in ``total``; whether all is finite.
+
+    Of flat float32 tensors on the processor, on the calling thread: it is for pieces that its cache holds.
+    """
+    assert lie_alike(left, total, made), "flat float32 on the processor"
+    numbers = np.float32(divisor), np.float32(factor)
+    return bool(_minus_quotient(flat(left), flat(total), flat(made), flat(made).view(np.uint32), *numbers))
+
+
 def _made(kernel: Callable[..., Any], *given: Any) -> Tensor:
     """A new tensor that the kernel fills from the given ones; numbers come after them."""
     made = fresh_like(given[0])
@@ -131,6 +141,24 @@ def _difference_and_squares(left, right, made):  # type: ignore[no-untyped-def]
 def _minus_times(left, right, made, factor):  # type: ignore[no-untyped-def]
     for i in range(made.size):
         made[i] = left[i] - right[i] * factor
+
+
+@compiled
+def _minus_quotient(left, total, made, bits, divisor, factor):  # type: ignore[no-untyped-def]
+    found = np.uint32(0)
+    for start in range(0, made.size, _IN_CACHE):
+        one, value, quotient = (
+            left[start : start + _IN_CACHE],
+            made[start : start + _IN_CACHE],
+            total[start : start + _IN_CACHE],
+        )
+        bit = bits[start : start + _IN_CACHE]
+        for i in range(value.size):
+            value[i] = one[i] - quotient[i] / divisor * factor
+            quotient[i] = 0
+        for i in range(bit.size):
+            found |= np.uint32((bit[i] & _EXPONENT) == _EXPONENT)
+    return found == 0
 
 
 @compiled

@@ -34,9 +34,9 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.diagnostics.watch import Watch
 from decentral.replica.contribution import Contribution
 from decentral.replica.diagnosing.between import between
+from decentral.replica.diagnosing.coverage import Coverage
 from decentral.replica.diagnosing.names import DEBT_RATIO, NEVER_SENT, Figures
 from decentral.replica.diagnosing.pairs import Distances, between_two
-from decentral.replica.diagnosing.sample import Coverage
 from decentral.replica.received.measures import Measure
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.presets import demo_tables
@@ -58,15 +58,15 @@ class Looked(Course):
     def begin(self) -> None:
         """Look from now on."""
         self.figures: list[Figures] = []
-        self.coverage = Coverage([anchor_N.numel() for anchor_N in self.peers[0].replica.anchors])
+        self.coverage = Coverage(self.peers[0].replica.samples)
 
     def _met(self, named: dict[int, Contribution]) -> Met:
         met = super()._met(named)
         first, replica = next(iter(named.values())), self.peers[0].replica
         sent = [self._sent(rank, made) for rank, made in named.items()]
         values = {} if replica.method.divides else between([Measure.of([one], one.numel()) for one in sent])
-        if "change" in met.step.received:
-            self.coverage.add(met.step.fragment, met.step.received["change"])
+        if met.step.came_S is not None:
+            self.coverage.add(met.step.fragment, met.step.came_S)
         debt_N = self.peers[min(named)].replica.feedback[first.fragment].get("debt")
         owes = None if debt_N is None else self.coverage.samples[first.fragment].ratio(debt_N, first.gradient_N)
         values |= {} if owes is None else {DEBT_RATIO: owes}

@@ -16,6 +16,7 @@ from torch import Tensor
 from decentral.optimizers import CHANGE, Channel, Contributor
 from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.replica.diagnosing.between import between, dispersion, mean_cosine
+from decentral.replica.diagnosing.coverage import Coverage
 from decentral.replica.diagnosing.losses import between_losses
 from decentral.replica.diagnosing.names import (
     LOSS_DISPERSION,
@@ -25,8 +26,8 @@ from decentral.replica.diagnosing.names import (
     REPLICA_VARIANCE,
 )
 from decentral.replica.diagnosing.pairs import LAST, Distances, between_two
-from decentral.replica.diagnosing.sample import MOST, Coverage, Sample
 from decentral.replica.received.measures import Measure
+from decentral.replica.sample import MOST, Sample
 
 LONG = 4 * MOST + 5
 
@@ -120,12 +121,13 @@ def test_a_ratio_to_nothing_is_none_and_one_of_huge_values_a_number() -> None:
 
 @pytest.mark.parametrize("numel", [1000, LONG])
 def test_what_was_never_sent_is_what_no_round_had(numel: int) -> None:
-    coverage, sent, random_ = Coverage([numel]), torch.zeros(numel, dtype=torch.bool), np.random.default_rng(0)
+    sample = Sample(numel)
+    coverage, sent, random_ = Coverage([sample]), torch.zeros(numel, dtype=torch.bool), np.random.default_rng(0)
     assert coverage.never_sent is None
     for rounds in range(1, 6):
         change = torch.from_numpy((random_.random(numel) < 0.1).astype(np.float32))
         sent |= change != 0
-        coverage.add(0, change)
+        coverage.add(0, sample.came(change))
         truth = 1 - float(sent.float().mean())
         assert coverage.never_sent == pytest.approx(truth, abs=1e-6 if numel <= MOST else 0.02)
         assert coverage.rounds == rounds
@@ -133,10 +135,11 @@ def test_what_was_never_sent_is_what_no_round_had(numel: int) -> None:
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_what_several_peers_send_in_a_round_counts_together_and_fragments_by_their_size(apart: bool) -> None:
-    coverage = Coverage([100, 300])
+    samples = [Sample(100), Sample(300)]
+    coverage = Coverage(samples)
     rows = torch.zeros(2, 100)
     rows[0, :30], rows[1, 20:50] = 1.0, -1.0
-    coverage.add(0, *(rows if apart else [rows]))
+    coverage.add(0, *map(samples[0].came, rows if apart else [rows]))
     assert coverage.never_sent == pytest.approx((50 + 300) / 400)
     assert coverage.rounds == 0, "of the other fragment none was looked at"
 

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from decentral.tensors.elementwise import carried, difference, difference_and_norm, divide, minus_times, with_momentum
+from decentral.tensors.elementwise import (
+    carried,
+    difference,
+    difference_and_norm,
+    divide,
+    minus_quotient,
+    minus_times,
+    with_momentum,
+)
 
 SIZES = [0, 1, 4095, 4097, (1 << 20) + 13]
 
@@ -93,6 +101,24 @@ def test_one_value_beyond_float32_is_found(bad, place):
     total = torch.ones((1 << 20) + 13)
     total[place] = bad
     assert not divide(total, 0.5)
+
+
+@pytest.mark.parametrize("numel", SIZES)
+def test_a_quotient_is_taken_off_with_each_step_rounded_and_leaves_zeros(numel):
+    left, total, made = values(numel, 1), values(numel, 2), torch.empty(numel)
+    total[::3] = 0.0
+    wanted = left - total / torch.full_like(total[:1], 3.0) * 0.7
+    assert minus_quotient(left, total, made, 3.0, 0.7)
+    assert same(made, wanted)
+    assert not total.any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3e38])
+@pytest.mark.parametrize("place", [0, 4096, (1 << 20) + 12])
+def test_one_quotient_beyond_float32_is_found(bad, place):
+    left, total = torch.ones((1 << 20) + 13), torch.ones((1 << 20) + 13)
+    total[place] = bad
+    assert not minus_quotient(left, total, torch.empty_like(left), 0.5, 1e-30)
 
 
 def test_other_dtypes_shapes_and_layouts_are_left_to_torch():

@@ -16,6 +16,7 @@ top-k output only two of its four bins are populated. The split is Lloyd's ("Lea
 """
 # Shape suffixes: R = rows, C = columns (values per row), N = R * C.
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,13 +57,7 @@ class SignMag2(Method):
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Codes, the exponent of the largest level, large levels, steps to the small ones."""
-        rows, columns = _matrix(shape)
-        return (
-            PartSpec("codes", torch.uint8, (rows * columns,), Symbols(2)),
-            PartSpec("peaks", torch.uint8, (1,), Symbols(8)),
-            PartSpec("levels", torch.uint8, (rows,), Symbols(8)),
-            PartSpec("steps", torch.uint8, (rows,), Symbols(8)),
-        )
+        return _layout(shape)
 
     def compress(self, tensor: Tensor) -> Payload:
         """Fit two levels to each row, then take the nearer one."""
@@ -118,6 +113,17 @@ class SignMag2(Method):
         require((peak < NUM_PEAKS).all(), self, "a peak is beyond float32")
         size_R2 = level_sizes(peak)[torch.stack([large_R - step_R, large_R], dim=1).int()]
         return decode_rows(code_N.view(_matrix(payload.shape)), size_R2).reshape(payload.shape)
+
+
+@functools.lru_cache(maxsize=4096)  # asked for at every step of a round
+def _layout(shape: Shape) -> tuple[PartSpec, ...]:
+    rows, columns = _matrix(shape)
+    return (
+        PartSpec("codes", torch.uint8, (rows * columns,), Symbols(2)),
+        PartSpec("peaks", torch.uint8, (1,), Symbols(8)),
+        PartSpec("levels", torch.uint8, (rows,), Symbols(8)),
+        PartSpec("steps", torch.uint8, (rows,), Symbols(8)),
+    )
 
 
 def _matrix(shape: Shape) -> tuple[int, int]:

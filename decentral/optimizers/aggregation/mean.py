@@ -22,7 +22,7 @@ from decentral.tensors.elementwise import divide
 from decentral.tensors.finite import is_finite
 from decentral.tensors.rounding import float32
 
-__all__ = ["OUTLIER", "contribution_weights", "masked", "mean_of", "mean_pseudo_gradient", "scaled"]
+__all__ = ["OUTLIER", "contribution_weights", "divisor_of", "masked", "mean_of", "mean_pseudo_gradient", "scaled"]
 
 _LARGEST = torch.finfo(torch.float32).max
 OUTLIER = 16.0  # times, up or down, that a weight may differ from the typical: one GPU beside a machine of eight
@@ -68,7 +68,7 @@ def mean_of(total: Tensor, adders: Sequence[Adder]) -> Tensor:
     add up to a half at most. Every part of a reduce, and a gather of the same contributions, get what they would get.
     """
     ordered = sorted(adders, key=lambda adder: adder[0])
-    divisor = _divisor([peer for peer, _, _ in ordered], [weight for _, _, weight in ordered])
+    divisor = divisor_of([peer for peer, _, _ in ordered], [weight for _, _, weight in ordered])
     if divide(_sum(total, ordered, 1.0), divisor):
         return total
     smaller = 2.0 ** -(math.frexp(divisor)[1] + 1)
@@ -117,7 +117,7 @@ def _add(gradient: Tensor, total: Tensor, weight: float) -> None:
     total += gradient.to(torch.float32) * weight
 
 
-def _divisor(peers: Sequence[bytes], weights: Sequence[float]) -> float:
+def divisor_of(peers: Sequence[bytes], weights: Sequence[float]) -> float:
     """The sum of the weights of the contributors that are summed, in their order."""
     if len(set(peers)) != len(peers):
         raise ConfigError("mean_pseudo_gradient: a peer contributed twice; pass one tensor per peer")

@@ -71,6 +71,9 @@ class FedBuff(OuterMethod):
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean, divided by how many there are instead of by their shares."""
-        rate = self.lr * kept(info.weights, [aged(one.age, self.discount) for one in info.contributors])
         with torch.no_grad():
-            return anchor - received["change"] * rate, {}
+            return anchor - received["change"] * self.rate(info), {}
+
+    def rate(self, info: RoundInfo) -> float:
+        """The divisor is in it."""
+        return self.lr * kept(info.weights, [aged(one.age, self.discount) for one in info.contributors])

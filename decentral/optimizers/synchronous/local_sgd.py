@@ -49,3 +49,7 @@ class LocalSGD(OuterMethod):
         """A step of lr towards the mean."""
         with torch.no_grad():
             return anchor - received["change"] * self.lr, {}
+
+    def rate(self, info: RoundInfo) -> float:
+        """It is all that is done."""
+        return self.lr

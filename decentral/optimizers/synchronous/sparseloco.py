@@ -64,3 +64,7 @@ class SparseLoCo(OuterMethod):
         """Subtract lr times the average."""
         with torch.no_grad():
             return minus_times(anchor, received["change"], self.lr), {}
+
+    def rate(self, info: RoundInfo) -> float:
+        """It is all that is done."""
+        return self.lr

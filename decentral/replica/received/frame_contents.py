@@ -68,11 +68,18 @@ class FrameContents:
 
     def add(self, frame: Frame, channel: int, scale: float, total_N: Tensor, weight: float) -> None:
         """``total += weight * scale * what the channel holds``, in place."""
-        counted = weight if scale == 1.0 else float32(weight * scale)  # two float32 make an exact float64: rounded once
-        self._codec_of(frame).of(channel).add(total_N, self.channel(frame, channel), counted)
+        self._codec_of(frame).of(channel).add(total_N, self.channel(frame, channel), _counted(scale, weight))
+
+    def add_piece(self, payloads: Payloads, scale: float, number: int, total: Tensor, weight: float) -> None:
+        """The same of one tensor of a contribution's change, of those that ``payloads`` holds."""
+        self.codec.add(total, payloads[number : number + 1], _counted(scale, weight))
 
     def _shapes(self, frame: Frame) -> FixedShapes:
         return tuple(self.schema.fragments[frame.header.fragment].shapes)
 
     def _codec_of(self, frame: Frame) -> Codec:
         return self.merge_codec if frame.header.kind == FrameKind.MERGE else self.codec
+
+
+def _counted(scale: float, weight: float) -> float:
+    return weight if scale == 1.0 else float32(weight * scale)  # two float32 make an exact float64: rounded once

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from decentral.optimizers import Aggregation, Channel
 from decentral.optimizers.aggregation.mean import Adder, masked
+from decentral.optimizers.aggregation.piecewise import minus_mean
 from decentral.optimizers.aggregation.sent import Sent
 from decentral.optimizers.owners import Part
 from decentral.replica.received.combining import combined
@@ -18,6 +21,7 @@ from decentral.replica.received.frame_contents import FrameContents
 from decentral.replica.received.inner_products import gram_of
 from decentral.replica.received.senders import Senders
 from decentral.replica.rule_output import scales_of
+from decentral.replica.sample import Sample
 from decentral.wire.frames import Frame
 
 
@@ -53,6 +57,35 @@ class GatherReader:
         ]
         channels[0] = (due[0], masked(channels[0][1], outside))
         return combined(channels, numel, self.rule if self.rule.needs == "rows" else None)
+
+    def moved(
+        self,
+        frames: Sequence[Frame],
+        weights: Sequence[float],
+        seed: bytes,
+        step: tuple[Tensor, float],
+        sample: Sample,
+    ) -> tuple[Tensor, Tensor] | None:
+        """``anchor - mean * rate``, of the two in ``step``, and where in the sample something came, bool (S,).
+
+        None where receivers remember, a rule wants rows, the contents of some frame are not at hand, or what comes of
+        it is beyond float32. Raises Unusable.
+        """
+        held = [self.contents.unpacked.get(frame) for frame in frames]
+        by_rows = self.rule.needs == "rows" and sum(weight > 0 for weight in weights) >= self.rule.least
+        if self.senders.names or by_rows or any(payloads is None for payloads in held):
+            return None
+        pairs = zip(frames, held, self.scales(frames, weights, seed), weights, strict=True)
+        adders = [
+            (frame.header.sender, partial(self.contents.add_piece, payloads or (), scale), weight)
+            for frame, payloads, scale, weight in pairs
+        ]
+        anchor_N, rate = step
+        sizes, came = [math.prod(payload.shape) for payload in held[0] or ()], dict[int, Tensor]()
+        made_N = minus_mean(
+            anchor_N, sizes, adders, rate, lambda at, total: came.update({at: sample.of_part(total, at) != 0})
+        )
+        return None if made_N is None else (made_N, torch.cat([came[at] for at in sorted(came)]))
 
     def scales(
         self, frames: Sequence[Frame], weights: Sequence[float], seed: bytes, told: KeptOfSenders = NOTHING_KEPT
