@@ -98,6 +98,8 @@ class RoundState:
         """Stand at ``head`` with nothing seen of the next round: at start, after a commit, after a catch-up."""
         self.head = head
         self._leaders = self.terms.voting.leaders(head)
+        self.committee = self.terms.voting.committee(head)  # see Voting; who votes while a majority of them is there
+        self.offerers = head.members if self.me in self.committee else self.committee  # whose offers come here
         self.paces.keep(head.members)
         self.acceptor = self._last_vote(head) or Acceptor(head.round + 1)
         self.round = Collection(now)
@@ -174,20 +176,9 @@ class RoundState:
         return self._leaders[ballot % len(self._leaders)]
 
     @property
-    def committee(self) -> tuple[PeerId, ...]:
-        """Who votes in the round in progress, while a majority of them is there; all members, if they are few."""
-        return self.terms.voting.committee(self.head)
-
-    @property
     def voters(self) -> tuple[PeerId, ...]:
         """Whose promises and votes decide, as far as is known here who is given up."""
         return self.terms.voting.voters(self.head, self.presence.given_up())
-
-    @property
-    def offerers(self) -> tuple[PeerId, ...]:
-        """The members whose offers come here: a committee hears those of all, the others those of the committee."""
-        committee = self.committee
-        return self.head.members if self.me in committee else committee
 
     def next_members(self) -> tuple[PeerId, ...]:
         """The membership that a record made now would set."""

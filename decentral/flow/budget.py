@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Container, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 
 import anyio
@@ -21,6 +21,8 @@ import anyio
 from decentral.errors import ConfigError, TransportError
 from decentral.flow.changes import Changes
 from decentral.wire.keys import PeerId, peer_name
+
+_NOTHING = nullcontext()  # to hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +101,19 @@ class Budget:
             raise TransportError(
                 f"{peer_name(peer)}: {mine} inbound streams of it are open, {total} in all; the new one is refused"
             )
-        with pool.stream(peer), nullcontext() if pool is self._members else self._on_call(peer):
-            yield
+        with pool.stream(peer):
+            if pool is self._members:
+                yield
+            else:
+                with self._on_call(peer):
+                    yield
+
+    def bytes_of(self, peer: PeerId, nbytes: int) -> AbstractAsyncContextManager[None]:
+        """Hold ``nbytes`` on behalf of ``peer``, waiting until they fit; a small body never waits."""
+        return self._held(peer, nbytes) if nbytes > self.limits.small_nbytes else _NOTHING
 
     @asynccontextmanager
-    async def bytes_of(self, peer: PeerId, nbytes: int) -> AsyncIterator[None]:
-        """Hold ``nbytes`` on behalf of ``peer``, waiting until they fit; a small body never waits."""
-        nbytes = nbytes if nbytes > self.limits.small_nbytes else 0
+    async def _held(self, peer: PeerId, nbytes: int) -> AsyncIterator[None]:
         while not (pool := self._pool(peer)).fits(peer, nbytes, self.limits.peer_nbytes):
             await self._freed.next()
         pool.nbytes[peer] += nbytes

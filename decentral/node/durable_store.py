@@ -78,11 +78,11 @@ class DurableStore:
         """Make the frames of a record durable. Those of a vote are not written again for its commit."""
         with disk_errors(f"writing frames to {self.frames}"):
             self._disk.make_folders(self.frames)
-            for ref, data in zip(record.frames, frames, strict=True):
-                path = self._frame_path(record.round, ref.frame)
-                if path not in self._kept:
-                    self._disk.replace_file(path, [data])
-                    self._kept.add(path)
+            named = zip(record.frames, frames, strict=True)
+            files = {self._frame_path(record.round, ref.frame): data for ref, data in named}
+            missing = {path: data for path, data in files.items() if path not in self._kept}
+            self._disk.replace_files(self.frames, missing)
+            self._kept.update(missing)
 
     def past(self, head: Head, acceptor: Acceptor | None) -> Past:
         """What is here of the way to ``head``, with frames of its newest commits and of the record voted for."""

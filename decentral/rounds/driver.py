@@ -36,6 +36,7 @@ from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Behind, Commit, JoinRequest, Record
 
 JOIN_EVERY = 1.0  # s between requests to be let in
+JUDGE_EVERY = 3.0  # s between looks at how long others may take, which is seconds and minutes
 LOOK_EVERY = 1.0  # s between looks at who is here; a twentieth of a lease where that is less
 
 
@@ -53,6 +54,7 @@ class Driver:
         self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.full_times: tuple[float, ...] = ()  # s that others take for a full contribution
+        self._judged = -math.inf  # when both were made last
         self.stopping = False
 
     @property
@@ -120,8 +122,10 @@ class Driver:
         """What goes by leases, which change in seconds: at every tick, ticks were 29 % of a simulation of 64 peers."""
         state = self.state
         await self.steps.take(lambda now: state.machine.liveness(*self.watch.absent(now), now))
-        self.allowed = state.machine.state.allowed()
-        self.full_times = state.machine.full_times()
+        if now - self._judged >= JUDGE_EVERY:
+            self._judged = now
+            self.allowed = state.machine.state.allowed()
+            self.full_times = state.machine.full_times()
         self.watch.look_for_other_chains(now)
         self.watch.look_who_remembers(now)
 

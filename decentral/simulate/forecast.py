@@ -13,6 +13,7 @@ from decentral.simulate.scenario import Scenario
 from decentral.simulate.simulation import simulate
 from decentral.simulate.world import Progress
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
+from decentral.tensors.threads import on_threads
 
 
 def forecast(
@@ -50,7 +51,8 @@ def forecast(
         settle=20.0 * training + 40.0 * ceiling,
         stand_in=stand_in_for(manifest, numel, peers, lesson),
     )
-    outcome = simulate(scenario, on_progress=on_progress)
+    with on_threads(1):  # its tensors are small: a second thread costs more than it does
+        outcome = simulate(scenario, on_progress=on_progress)
     return {**outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}
 
 

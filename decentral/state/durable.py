@@ -10,7 +10,7 @@ Whoever writes takes a ``Disk`` as argument, so that a test or a simulator can p
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from decentral.errors import DiskError
@@ -94,6 +94,17 @@ class Disk:
 
     def replace_file(self, path: Path, parts: Iterable[bytes | memoryview]) -> None:
         """Put new content under ``path``: a crash leaves the old bytes or the new ones, nothing between."""
+        self._put(path, parts)
+        self.sync_folder(path.parent)
+
+    def replace_files(self, folder: Path, files: Mapping[Path, bytes | memoryview]) -> None:
+        """The same of several files of one folder, each by itself; it is synced once for all of them."""
+        for path, data in files.items():
+            self._put(path, [data])
+        if files:
+            self.sync_folder(folder)
+
+    def _put(self, path: Path, parts: Iterable[bytes | memoryview]) -> None:
         temporary = path.with_name(f"{TEMPORARY}{path.name}")
         self.remove(temporary)
         try:
@@ -103,7 +114,6 @@ class Disk:
             with contextlib.suppress(OSError):
                 self.remove(temporary)
             raise
-        self.sync_folder(path.parent)
 
 
 DISK = Disk()  # the real one, without a state of its own: the default wherever a disk is an argument

@@ -7,8 +7,9 @@ has to be handed over.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -35,6 +36,17 @@ def spread(work: Callable[[T], R], jobs: Sequence[T], numel: int) -> list[R]:
             return work(job)
 
     return list(_pool(threads).map(inherited, jobs))
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def elements_here(tensor: Tensor) -> int:

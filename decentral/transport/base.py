@@ -186,12 +186,14 @@ class Traffic:
 
     def add(self, peer: PeerId, *, sent: int = 0, received: int = 0, kind: str | None = None) -> None:
         """Book bytes exchanged with ``peer``, under a protocol where the transport tells them apart."""
-        for count in (self.total, self._of(peer)) if kind is None else (self.total, self._of(peer), self._kind(kind)):
+        counts = [self.total, self._of(peer)]
+        if kind is not None:
+            if kind not in self.kinds:
+                self.kinds[kind] = Count()
+            counts.append(self.kinds[kind])
+        for count in counts:
             count.sent += sent
             count.received += received
-
-    def _kind(self, kind: str) -> Count:
-        return self.kinds.setdefault(kind, Count())
 
     def of(self, peer: PeerId) -> Count:
         """A copy of what was exchanged with ``peer``."""
@@ -199,9 +201,11 @@ class Traffic:
         return Count(count.sent, count.received)
 
     def _of(self, peer: PeerId) -> Count:
-        if peer not in self.peers and len(self.peers) >= _MAX_COUNTED_PEERS:
-            return Count()
-        return self.peers.setdefault(peer, Count())
+        if peer not in self.peers:
+            if len(self.peers) >= _MAX_COUNTED_PEERS:
+                return Count()
+            self.peers[peer] = Count()
+        return self.peers[peer]
 
 
 async def attend(stream: Stream, protocol: str, handler: Handler) -> None:

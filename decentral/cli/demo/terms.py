@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from decentral.cli.job.measuring import WINDOWS
@@ -21,6 +20,7 @@ from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.presets import demo_tables
 from decentral.tasks.sizing import LanguageModelConfig
+from decentral.tensors.threads import on_threads
 from decentral.training.inner import build_inner, inner_step
 
 SLACK = 1.25  # of the asked time, for a machine that others keep busy: then the run ends with fewer rounds
@@ -95,9 +95,7 @@ def demo_manifest(algorithm: str, *, seed: int) -> Manifest:
 
 def _measure(manifest: Manifest, corpus: Corpus) -> tuple[float, float]:
     """Held-out bits per byte of the untrained model, and seconds of one inner step on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the peers will run
-    try:
+    with on_threads(1):  # as the peers will run
         config = LanguageModelConfig.of(manifest.model)
         model: Any = build_language_model(config, seed=manifest.run.seed)
         bits = bits_per_byte(model, corpus.held_out, context=config.context, num_windows=WINDOWS)
@@ -116,8 +114,6 @@ def _measure(manifest: Manifest, corpus: Corpus) -> tuple[float, float]:
             inner_step(manifest.inner, optimizers, partial(_loss, model, batch))
             model.zero_grad()
             seconds.append(time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(threads)
     return bits, sorted(seconds)[_TIMED_STEPS // 2]
 
 

@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,11 +23,12 @@ from decentral.tensors.elementwise import divide
 from decentral.tensors.finite import is_finite
 from decentral.tensors.rounding import float32
 
-__all__ = ["OUTLIER", "contribution_weights", "divisor_of", "masked", "mean_of", "mean_pseudo_gradient", "scaled"]
+__all__ = ["OUTLIER", "contribution_weights", "in_order", "masked", "mean_of", "mean_pseudo_gradient", "scaled"]
 
 _LARGEST = torch.finfo(torch.float32).max
 OUTLIER = 16.0  # times, up or down, that a weight may differ from the typical: one GPU beside a machine of eight
 
+A = TypeVar("A")
 Contribution = tuple[bytes, Tensor, float]  # peer id, (N,) float32, weight >= 0
 Adder = tuple[bytes, Callable[..., None], float]  # peer id, add(total, weight=...), weight >= 0
 
@@ -67,8 +69,7 @@ def mean_of(total: Tensor, adders: Sequence[Adder]) -> Tensor:
     Where the sum is beyond float32 the mean is not: it is made again of weights that are a power of two smaller, and
     add up to a half at most. Every part of a reduce, and a gather of the same contributions, get what they would get.
     """
-    ordered = sorted(adders, key=lambda adder: adder[0])
-    divisor = divisor_of([peer for peer, _, _ in ordered], [weight for _, _, weight in ordered])
+    ordered, divisor = in_order(adders)
     if divide(_sum(total, ordered, 1.0), divisor):
         return total
     smaller = 2.0 ** -(math.frexp(divisor)[1] + 1)
@@ -117,7 +118,13 @@ def _add(gradient: Tensor, total: Tensor, weight: float) -> None:
     total += gradient.to(torch.float32) * weight
 
 
-def divisor_of(peers: Sequence[bytes], weights: Sequence[float]) -> float:
+def in_order(adders: Sequence[tuple[bytes, A, float]]) -> tuple[list[tuple[bytes, A, float]], float]:
+    """The contributors by their ids, as they are summed, and what their sum is divided by."""
+    ordered = sorted(adders, key=lambda adder: adder[0])
+    return ordered, _divisor([peer for peer, _, _ in ordered], [weight for _, _, weight in ordered])
+
+
+def _divisor(peers: Sequence[bytes], weights: Sequence[float]) -> float:
     """The sum of the weights of the contributors that are summed, in their order."""
     if len(set(peers)) != len(peers):
         raise ConfigError("mean_pseudo_gradient: a peer contributed twice; pass one tensor per peer")

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from decentral.optimizers.aggregation.mean import divisor_of
+from decentral.optimizers.aggregation.mean import in_order
 from decentral.tensors.alloc import fresh, fresh_zeros
 from decentral.tensors.elementwise import minus_quotient
 from decentral.tensors.threads import spread
@@ -31,8 +31,7 @@ def minus_mean(anchor_N: Tensor, sizes: Sequence[int], adders: Adders, rate: flo
 
     ``sizes``: elements of each tensor, in order; ``seen`` is shown their sums, from several threads.
     """
-    ordered = sorted(adders, key=lambda adder: adder[0])
-    divisor = divisor_of([peer for peer, _, _ in ordered], [weight for _, _, weight in ordered])
+    ordered, divisor = in_order(adders)
     made_N = fresh(anchor_N.numel())
 
     def move(pieces: Sequence[Piece]) -> bool:

@@ -89,11 +89,23 @@ class Folder:
 
     durable: dict[str, File | Folder] = field(default_factory=dict)
     pending: list[dict[str, File | Folder | None]] = field(default_factory=list)
+    live: dict[str, File | Folder] = field(init=False)  # the names as long as the power stays on
 
-    @property
-    def live(self) -> dict[str, File | Folder]:
-        """The names as long as the power stays on."""
-        return self._named(self.pending)
+    def __post_init__(self) -> None:
+        self.live = dict(self.durable)
+
+    def change(self, names: dict[str, File | Folder | None]) -> None:
+        """Names that change at once; None: there is none any more."""
+        self.pending.append(names)
+        for name, node in names.items():
+            if node is None:
+                self.live.pop(name, None)
+            else:
+                self.live[name] = node
+
+    def sync(self) -> None:
+        """The names are durable."""
+        self.durable, self.pending = dict(self.live), []
 
     def settled(self) -> Names:
         """What is there when nothing is lost."""
@@ -138,17 +150,16 @@ def apply(root: Folder, operation: Operation) -> None:
     *parents, name = operation.path or ("",)
     folder = _folder(root, parents)
     if operation.call == "make folder":
-        folder.pending.append({name: Folder()})
+        folder.change({name: Folder()})
     elif operation.call == "create":
-        folder.pending.append({name: File()})
+        folder.change({name: File()})
     elif operation.call == "rename":
         assert list(operation.to[:-1]) == parents, "only a rename within one folder is atomic on every file system"
-        folder.pending.append({name: None, operation.to[-1]: folder.live[name]})
+        folder.change({name: None, operation.to[-1]: folder.live[name]})
     elif operation.call == "remove":
-        folder.pending.append({name: None})
+        folder.change({name: None})
     elif operation.call == "sync folder":
-        synced = _folder(root, operation.path)
-        synced.durable, synced.pending = synced.live, []
+        _folder(root, operation.path).sync()
     else:
         file = folder.live[name]
         assert isinstance(file, File)
