@@ -31,7 +31,7 @@ def test_the_terms_carry_the_preset_of_the_line_the_inner_steps_and_the_model(ru
 def test_why_is_told_in_two_sentences_with_what_is_expected(run: Run) -> None:
     why, expected, written = run("init", "run.toml", *ASKED).stdout.splitlines()
     assert why.startswith("sparseloco: for lines of 20mbit and less, its contribution is about 220 times smaller")
-    assert "experiments/LOG.md, 2026-11-21, The demo, all four algorithms: 1 seed, which is thin" in why
+    assert "experiments/LOG.md, 2026-11-26, Eight peers and 1,500 steps, every method: 5 seeds)" in why
     for part in ("inner steps of 0.4 s, 8 peers", "s per round", "each sends 3.", " MB", "% of the time"):
         assert part in expected
     assert why.endswith(".")
@@ -82,7 +82,7 @@ def test_a_model_too_large_for_the_line_gets_the_best_that_is_possible(run: Run)
 
 def test_a_line_faster_than_all_classes_is_in_the_fastest(run: Run) -> None:
     assert (
-        "diloco: for lines of 1gbit and more, "
+        "muloco: for lines of 1gbit and more, "
         in run("init", "run.toml", "--link", "10gbit", "--step-time", "0.4s").stdout
     )
 
@@ -104,9 +104,9 @@ def test_a_size_is_of_the_model_without_a_line_as_well(run: Run, tmp_path: Path)
 
 
 def test_where_the_preset_of_the_line_sends_too_much_the_reason_is_that(run: Run) -> None:
-    asked = ("--link", "1gbit", "--model-size", "1000M", "--step-time", "0.4s")
+    asked = ("--link", "100mbit", "--model-size", "1000M", "--step-time", "0.4s")
     assert run("init", "run.toml", *asked).stdout.startswith(
-        "muloco: it sends less than diloco, which leaves too little time to compute on lines of 1gbit and less (arXiv:"
+        "sparseloco: it sends less than muloco, which leaves too little time to compute on lines of 100mbit and less ("
     )
 
 

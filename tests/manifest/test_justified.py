@@ -43,7 +43,7 @@ def test_a_line_belongs_to_the_first_class_that_it_fits_into_and_a_faster_one_to
 
 
 def test_presets_of_slower_classes_are_tried_after_its_own() -> None:
-    assert no_faster(class_of(125e6)) == ["diloco", "muloco", "sparseloco"]
+    assert no_faster(class_of(125e6)) == ["muloco", "sparseloco"]
     assert no_faster(class_of(1e5)) == ["sparseloco"]
 
 
