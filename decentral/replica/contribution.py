@@ -13,13 +13,14 @@ from decentral.consensus.chain import Head
 from decentral.replica.codec import Encoded, FixedShapes, range_shapes
 from decentral.replica.owing import in_own_units
 from decentral.replica.replica import Replica
+from decentral.replica.sample import Sample
 from decentral.tensors.devices.transfer import PROCESSOR, moved
 from decentral.tensors.elementwise import difference
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
 from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import Offer, Record, ReducePlan
 
-# Shape suffix: N = elements of one fragment, flat float32.
+# Shape suffixes: N = elements of one fragment, S = places of its sample; flat float32.
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Contribution:
     summary: bytes = b""  # what the method says of it to every peer, at most MAX_SUMMARY_NBYTES
     unsaid: str = ""  # why that is nothing, where what the method made cannot go beside an offer
     base_N: Tensor | None = None  # the parameters that it was begun from, as written
+    is_difference: bool = False  # what is sent is ``base_N - local_N``, bit for bit
     is_finite: bool = False  # gradient_N is known to hold neither NaN nor Inf: nobody need look again
     hands_on_nothing: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see owing
 
@@ -53,10 +55,22 @@ class Contribution:
     @property
     def gradient_N(self) -> Tensor:
         """What is sent, the change: anchor - local, unless the method or an absence says otherwise."""
-        if self.sent_N is None:  # two threads that ask at once make the same bits
+        made = self.sent_N
+        if made is None:  # two threads that ask at once make the same bits
             assert self.base_N is not None, "one of both"
-            self.sent_N = difference(self.base_N, self.local_N)
-        return self.sent_N
+            self.sent_N = made = difference(self.base_N, self.local_N)
+        return made
+
+    def let_go(self) -> None:
+        """It is encoded: hold a vector less, of what can be made again. Few ask for it after that."""
+        if self.is_difference:
+            self.sent_N = None
+
+    def change_at(self, sample: Sample) -> Tensor:
+        """``gradient_N`` at the places of a sample of the fragment, (S,)."""
+        if self.sent_N is None and self.base_N is not None:
+            return sample.of(self.base_N) - sample.of(self.local_N)
+        return sample.of(self.gradient_N)
 
     @property
     def vectors(self) -> tuple[Tensor, ...]:

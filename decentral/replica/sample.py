@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decentral.tensors.devices.transfer import beside
 
-__all__ = ["MOST", "Sample"]
+__all__ = ["MOST", "Sample", "ratio"]
 
 MOST = 1 << 14  # places of one fragment
 _SEED = 1  # any, the same on all peers
@@ -50,15 +50,20 @@ class Sample:
         came = self.of(change) != 0
         return came if came.dim() == 1 else came.any(0)
 
-    def ratio(self, one_N: Tensor, other_N: Tensor) -> float | None:
-        """The norm of one over that of the other; None where that is no finite number."""
-        below, above = self.norm(other_N), self.norm(one_N)
-        found = above / below if 0 < below < math.inf else math.inf
-        return found if math.isfinite(found) else None
-
     def norm(self, value_N: Tensor) -> float:
         """Of the sample alone: for ratios of two."""
-        return float(torch.linalg.vector_norm(self.of(value_N), dtype=torch.float64))
+        return _norm(self.of(value_N))
+
+
+def ratio(one_S: Tensor, other_S: Tensor) -> float | None:
+    """The norm of one sample over that of the other; None where that is no finite number."""
+    below, above = _norm(other_S), _norm(one_S)
+    found = above / below if 0 < below < math.inf else math.inf
+    return found if math.isfinite(found) else None
+
+
+def _norm(value_S: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value_S, dtype=torch.float64))
 
 
 def _places(numel: int, count: int) -> Tensor:

@@ -168,9 +168,11 @@ class Driver:
 
     async def _encoded(self, made: Contribution) -> Encoded:
         replica, me = self.state.replica, self.state.me
-        return await self.state.offload(
+        encoded = await self.state.offload(
             lambda: replica.encode(made.fragment, made.gradient_N, made.states, me)  # what is sent may not be made yet
         )
+        made.let_go()
+        return encoded
 
     async def goodbye(self) -> None:
         """Tell everybody that this peer leaves, so that nobody waits for it; ``come_back`` takes it back."""

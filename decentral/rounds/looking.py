@@ -23,6 +23,7 @@ from decentral.replica.outer_step import OuterStep
 from decentral.replica.pair_step import GossipStep, Half
 from decentral.replica.received.measures import Measure
 from decentral.replica.received.scrutiny import Scrutiny
+from decentral.replica.sample import ratio
 from decentral.replica.weighing import told_of
 from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame, FrameKind
@@ -85,8 +86,8 @@ class Looking:
         values |= between_losses(method, told_of(contributions(record), record.outer_step, len(self._coverage.samples)))
         if step.came_S is not None:
             self._coverage.add(step.fragment, step.came_S)
-        learnt_N = None if mine is None else mine.gradient_N
-        values |= self._of_fragment(step.fragment, self.state.replica.feedback[step.fragment], learnt_N)
+        learnt_S = None if mine is None else mine.change_at(self._coverage.samples[step.fragment])
+        values |= self._of_fragment(step.fragment, self.state.replica.feedback[step.fragment], learnt_S)
         return Figures(record.outer_step + 1, len(measures), self._coverage.rounds, bool(record.contributors), values)
 
     def _pair_figures(self, step: int, fragment: int, half: Half, theirs_CN: Tensor, taken: GossipStep) -> Figures:
@@ -95,13 +96,15 @@ class Looking:
         if not due[0].is_replica:
             changes = [sent_CN.view(len(due), -1)[0] for sent_CN in (half.sent_CN, theirs_CN)]
             self._coverage.add(fragment, *map(self._coverage.samples[fragment].came, changes))
-        values |= self._of_fragment(fragment, taken.feedback, half.change_N) | self._distances.add(taken.disagreement)
+        values |= self._of_fragment(
+            fragment, taken.feedback, self._coverage.samples[fragment].of(half.change_N)
+        ) | self._distances.add(taken.disagreement)
         return Figures(step + 1, 2, self._coverage.rounds, False, values)
 
-    def _of_fragment(self, fragment: int, books: Mapping[str, Tensor], learnt_N: Tensor | None) -> dict[str, float]:
+    def _of_fragment(self, fragment: int, books: Mapping[str, Tensor], learnt_S: Tensor | None) -> dict[str, float]:
         """What is owed over what was learnt, and what was never sent."""
         sample = self._coverage.samples[fragment]
-        owes = None if learnt_N is None or DEBT not in books else sample.ratio(books[DEBT], learnt_N)
+        owes = None if learnt_S is None or DEBT not in books else ratio(sample.of(books[DEBT]), learnt_S)
         found = {DEBT_RATIO: owes, NEVER_SENT: self._coverage.never_sent}
         return {name: value for name, value in found.items() if value is not None}
 

@@ -153,6 +153,7 @@ class SyncSchedule:
         sent_N, progress_N = sent_of(self.method, spoken, found.share * longer)
         made = Contribution(fragment, based_on, spoken.local_N, sent_N, self.since, found.steps * per_step)
         made.base_N, made.progress_N, made.trained = spoken.base_N, progress_N, progress.steps
+        made.is_difference = progress_N is None
         made.is_finite = progress_N is None and math.isfinite(spoken.norm)
         made.begun_from = max(0, outer_step - progress.missed * self.num_fragments) if progress.missed else None
         wanted_N = self.method.meanwhile(self.live, fragment, spoken.base_N, spoken.live_N) if self.overlap else None

@@ -38,6 +38,7 @@ from decentral.replica.diagnosing.coverage import Coverage
 from decentral.replica.diagnosing.names import DEBT_RATIO, NEVER_SENT, Figures
 from decentral.replica.diagnosing.pairs import Distances, between_two
 from decentral.replica.received.measures import Measure
+from decentral.replica.sample import ratio
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.presets import demo_tables
 
@@ -68,7 +69,8 @@ class Looked(Course):
         if met.step.came_S is not None:
             self.coverage.add(met.step.fragment, met.step.came_S)
         debt_N = self.peers[min(named)].replica.feedback[first.fragment].get("debt")
-        owes = None if debt_N is None else self.coverage.samples[first.fragment].ratio(debt_N, first.gradient_N)
+        sample = self.coverage.samples[first.fragment]
+        owes = None if debt_N is None else ratio(sample.of(debt_N), first.change_at(sample))
         values |= {} if owes is None else {DEBT_RATIO: owes}
         values |= {} if self.coverage.never_sent is None else {NEVER_SENT: self.coverage.never_sent}
         self.figures.append(Figures(met.head.outer_step, len(named), self.coverage.rounds, False, values))

@@ -27,7 +27,7 @@ from decentral.replica.diagnosing.names import (
 )
 from decentral.replica.diagnosing.pairs import LAST, Distances, between_two
 from decentral.replica.received.measures import Measure
-from decentral.replica.sample import MOST, Sample
+from decentral.replica.sample import MOST, Sample, ratio
 
 LONG = 4 * MOST + 5
 
@@ -109,14 +109,14 @@ def test_a_sample_has_distinct_rising_places_from_the_whole_fragment(numel: int)
 @pytest.mark.parametrize("numel", [100, LONG])
 def test_the_ratio_of_two_norms_is_that_of_the_whole(numel: int) -> None:
     one, other = 3 * random(numel, 1), random(numel, 2)
-    found = Sample(numel).ratio(one, other)
+    found = ratio(Sample(numel).of(one), Sample(numel).of(other))
     assert found == pytest.approx(float(one.norm() / other.norm()), rel=1e-6 if numel <= MOST else 0.05)
 
 
 def test_a_ratio_to_nothing_is_none_and_one_of_huge_values_a_number() -> None:
     huge = torch.full((10,), 3e38)
-    assert Sample(10).ratio(huge, torch.zeros(10)) is None
-    assert Sample(10).ratio(huge, huge) == 1.0
+    assert ratio(huge, torch.zeros(10)) is None
+    assert ratio(huge, huge) == 1.0
 
 
 @pytest.mark.parametrize("numel", [1000, LONG])
