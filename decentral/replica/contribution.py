@@ -12,8 +12,8 @@ from torch import Tensor
 from decentral.consensus.chain import Head
 from decentral.replica.codec import Encoded, FixedShapes, range_shapes
 from decentral.replica.owing import in_own_units
+from decentral.replica.received.sample import Sample
 from decentral.replica.replica import Replica
-from decentral.replica.sample import Sample
 from decentral.tensors.devices.transfer import PROCESSOR, moved
 from decentral.tensors.elementwise import difference
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal

@@ -26,10 +26,10 @@ from decentral.replica.owing import OWED, owed_after
 from decentral.replica.received.estimates import NOTHING_KEPT, KeptOfSenders
 from decentral.replica.received.frame_contents import FrameContents
 from decentral.replica.received.gathering import GatherReader
+from decentral.replica.received.reception import OpenedRecord, Reception
+from decentral.replica.received.sample import Sample
 from decentral.replica.received.senders import Senders
-from decentral.replica.receiving import Opened, Receiving
 from decentral.replica.rule_output import Unusable
-from decentral.replica.sample import Sample
 from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
 from decentral.replica.weighing import outside_of, state_weights_of, told_of, weights_of
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
@@ -67,7 +67,7 @@ class Replica:
         self.senders = Senders(codec.feedback.receiver, [anchor.numel() for anchor in self.anchors])
         self.contents = FrameContents(schema, codec, merge_codec, tail)
         self.gathering = GatherReader(self.contents, self.senders, self.rule)
-        self.receiving = Receiving(schema, method, codec, self.gathering)
+        self.reception = Reception(schema, method, codec, self.gathering)
         self.samples = [Sample(anchor.numel()) for anchor in self.anchors]
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
         self.tail, self.buffers_B = tail, torch.zeros(0) if buffers_B is None else buffers_B
@@ -184,17 +184,17 @@ class Replica:
         if why := found.why or next((one.why for one in beside if one.why not in ("", NOBODY)), ""):
             return self._unmoved(f, why, kept)
         opened, due, sample = (
-            Opened(record, named, bodies, decoded or {}, told, kept),
+            OpenedRecord(record, named, bodies, decoded or {}, told, kept),
             self.due(record.outer_step),
             self.samples[f],
         )
         try:
-            moved = self.receiving.moved(opened, due, info, anchor_N, sample)
+            moved = self.reception.moved(opened, due, info, anchor_N, sample)
             if moved is not None:
                 return OuterStep(
                     f, anchor_N, moved[0], state, digest(moved[0]), buffers_B, kept, frozenset({due[0].name}), moved[1]
                 )
-            received = self.receiving.received(opened, due, [found.weights, *(one.weights for one in beside)])
+            received = self.reception.received(opened, due, [found.weights, *(one.weights for one in beside)])
         except Unusable as error:
             return self._unmoved(f, str(error), kept)
         except NonFiniteError:  # finite contributions whose mean is not

@@ -22,8 +22,8 @@ from decentral.replica.diagnosing.pairs import Distances, between_two
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.pair_step import GossipStep, Half
 from decentral.replica.received.measures import Measure
+from decentral.replica.received.sample import ratio
 from decentral.replica.received.scrutiny import Scrutiny
-from decentral.replica.sample import ratio
 from decentral.replica.weighing import told_of
 from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame, FrameKind

@@ -38,7 +38,7 @@ from decentral.replica.diagnosing.coverage import Coverage
 from decentral.replica.diagnosing.names import DEBT_RATIO, NEVER_SENT, Figures
 from decentral.replica.diagnosing.pairs import Distances, between_two
 from decentral.replica.received.measures import Measure
-from decentral.replica.sample import ratio
+from decentral.replica.received.sample import ratio
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.presets import demo_tables
 

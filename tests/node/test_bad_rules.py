@@ -53,7 +53,7 @@ class Bad(Aggregation):
 def with_rule(member: Learner, rule: Aggregation) -> None:
     replica = member.node.replica
     replica.rule, replica.gathering = rule, GatherReader(replica.contents, replica.senders, rule)
-    replica.receiving = dataclasses.replace(replica.receiving, gathering=replica.gathering)
+    replica.reception = dataclasses.replace(replica.reception, gathering=replica.gathering)
 
 
 @pytest.mark.parametrize("exchange", ["gather", "reduce"])

@@ -27,7 +27,7 @@ from decentral.replica.diagnosing.names import (
 )
 from decentral.replica.diagnosing.pairs import LAST, Distances, between_two
 from decentral.replica.received.measures import Measure
-from decentral.replica.sample import MOST, Sample, ratio
+from decentral.replica.received.sample import MOST, Sample, ratio
 
 LONG = 4 * MOST + 5
 

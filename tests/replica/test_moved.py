@@ -11,8 +11,8 @@ from decentral.optimizers.coupled.des_loc import DESLoc
 from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.optimizers.synchronous.local_sgd import LocalSGD
 from decentral.optimizers.synchronous.sparseloco import SparseLoCo
+from decentral.replica.received.sample import Sample
 from decentral.replica.replica import Replica
-from decentral.replica.sample import Sample
 from tests.laws.tables import AGGREGATIONS, rule_of
 from tests.replica.test_aggregation import NUMEL, SCHEMA, SPARSE, randn, replica, round_of
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decentral.replica.sample import Sample
+from decentral.replica.received.sample import Sample
 
 __all__ = ["Coverage"]
 

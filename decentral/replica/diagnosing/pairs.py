@@ -15,7 +15,7 @@ from torch import Tensor
 from decentral.optimizers import Channel
 from decentral.replica.diagnosing.between import dispersion, mean_cosine
 from decentral.replica.diagnosing.names import MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
-from decentral.replica.sample import Sample
+from decentral.replica.received.sample import Sample
 
 __all__ = ["LAST", "Distances", "between_two"]
 

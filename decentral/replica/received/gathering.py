@@ -12,16 +12,16 @@ from torch import Tensor
 
 from decentral.optimizers import Aggregation, Channel
 from decentral.optimizers.aggregation.mean import Adder, masked
-from decentral.optimizers.aggregation.piecewise import minus_mean
 from decentral.optimizers.aggregation.sent import Sent
 from decentral.optimizers.owners import Part
+from decentral.optimizers.piecewise import minus_mean
 from decentral.replica.received.combining import combined
 from decentral.replica.received.estimates import NOTHING_KEPT, Estimates, KeptOfSenders
 from decentral.replica.received.frame_contents import FrameContents
 from decentral.replica.received.inner_products import gram_of
+from decentral.replica.received.sample import Sample
 from decentral.replica.received.senders import Senders
 from decentral.replica.rule_output import scales_of
-from decentral.replica.sample import Sample
 from decentral.wire.frames import Frame
 
 

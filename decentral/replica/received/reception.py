@@ -19,8 +19,8 @@ from decentral.replica.method_output import attempted
 from decentral.replica.rebuilt import rebuilt
 from decentral.replica.received.estimates import KeptOfSenders
 from decentral.replica.received.gathering import GatherReader
+from decentral.replica.received.sample import Sample
 from decentral.replica.reduction import results_of
-from decentral.replica.sample import Sample
 from decentral.replica.weighing import outside_of
 from decentral.tensors.rounding import float32
 from decentral.wire.frames import Frame
@@ -28,7 +28,7 @@ from decentral.wire.messages import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedRecord:
     """A record with what its frames hold."""
 
     record: Record
@@ -40,7 +40,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Receiving:
+class Reception:
     """Of one run. Pure."""
 
     schema: Schema
@@ -48,7 +48,9 @@ class Receiving:
     codec: Codec
     gathering: GatherReader
 
-    def received(self, opened: Opened, due: Sequence[Channel], weights: Sequence[Sequence[float]]) -> dict[str, Tensor]:
+    def received(
+        self, opened: OpenedRecord, due: Sequence[Channel], weights: Sequence[Sequence[float]]
+    ) -> dict[str, Tensor]:
         """What came of each channel that is due, and in which somebody counts. ``weights``: of each channel.
 
         NonFiniteError when a contribution is not finite, Unusable when what the rule or the method gave cannot be used.
@@ -65,7 +67,7 @@ class Receiving:
         return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}
 
     def moved(
-        self, opened: Opened, due: Sequence[Channel], info: RoundInfo, anchor_N: Tensor, sample: Sample
+        self, opened: OpenedRecord, due: Sequence[Channel], info: RoundInfo, anchor_N: Tensor, sample: Sample
     ) -> tuple[Tensor, Tensor] | None:
         """The anchor after a gather whose outer step is ``anchor - mean * rate``, and where in the sample something
         came, bool (S,). None: it is more, or the frames' contents are not all at hand, or what comes of it is beyond
