@@ -34,6 +34,27 @@ def test_a_lease_counts_for_its_life_from_when_it_came():
     assert leases.silent_for(PEERS[1].peer, 113.0) == float("inf")
 
 
+def test_who_is_live_is_one_mapping_until_somebody_comes_or_goes():
+    """Who looks several times a second takes the same mapping for the same company (`node.company`)."""
+    leases, (one, other, third) = table(), (PEERS[number] for number in range(3))
+    leases.take(lease(one, 1), now=100.0)
+    leases.take(lease(other, 1), now=100.0)
+    first = leases.live(101.0)
+    leases.take(lease(other, 2, round=7), now=104.0)  # it renews, and moves on
+    assert leases.live(105.0) is first
+    leases.take(lease(third, 1), now=105.0)
+    second = leases.live(105.0)
+    assert second is not first
+    assert list(second) == sorted(signer.peer for signer in (one, other, third))
+    assert leases.live(111.0) is not second, "a lease has ended, and nobody has moved it to the silent ones yet"
+    leases.expire(111.0)
+    third_look = leases.live(111.0)
+    assert one.peer not in third_look
+    assert leases.live(112.0) is third_look
+    leases.goodbye(third.peer, 112.0)
+    assert list(leases.live(112.0)) == [other.peer]
+
+
 def test_a_peer_was_last_heard_of_when_its_lease_began_or_it_said_goodbye():
     """Also by way of others, and when it is silent since."""
     leases, (one, other, third) = table(), (PEERS[number] for number in range(3))
