@@ -91,6 +91,11 @@ def test_a_method_with_a_state_goes_by_the_mean(ways: Asked, method: object) -> 
     assert ways.asked == 0
 
 
+def test_a_fragment_of_nothing_goes_by_the_mean() -> None:
+    contents = replica(make_aggregation("mean", {}), "none").gathering
+    assert contents.moved([], [], b"", (torch.zeros(0), 1.0), Sample(0)) is None
+
+
 def test_a_sum_beyond_float32_is_averaged_as_ever(ways: Asked) -> None:
     given = with_method(replica(make_aggregation("mean", {}), "none"), SparseLoCo())
     record, frames = round_of(given.codec, [torch.full((NUMEL,), 2e38)] * 4)

@@ -73,14 +73,14 @@ class GatherReader:
         """
         held = [self.contents.unpacked.get(frame) for frame in frames]
         by_rows = self.rule.needs == "rows" and sum(weight > 0 for weight in weights) >= self.rule.least
-        if self.senders.names or by_rows or any(payloads is None for payloads in held):
+        anchor_N, rate = step
+        if self.senders.names or by_rows or not len(anchor_N) or any(payloads is None for payloads in held):
             return None
         pairs = zip(frames, held, self.scales(frames, weights, seed), weights, strict=True)
         adders = [
             (frame.header.sender, partial(self.contents.add_piece, payloads or (), scale), weight)
             for frame, payloads, scale, weight in pairs
         ]
-        anchor_N, rate = step
         sizes, came = [math.prod(payload.shape) for payload in held[0] or ()], dict[int, Tensor]()
         made_N = minus_mean(
             anchor_N, sizes, adders, rate, lambda at, total: came.update({at: sample.of_part(total, at) != 0})
