@@ -100,23 +100,14 @@ def _perform(operation: Operation, path: Path, to: Path) -> None:
         case "make folder":
             path.mkdir()
         case "create":
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            open(path, "xb").close()
         case "write":
-            _write(path, operation.data, operation.at)
+            with open(path, "r+b") as file:
+                file.seek(operation.at)
+                file.write(operation.data)
         case "truncate":
             os.truncate(path, operation.at)
         case "rename":
             os.replace(path, to)
         case "remove":
             path.rmdir() if path.is_dir() else path.unlink()
-
-
-def _write(path: Path, data: bytes, at: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(descriptor, view, at)
-            view, at = view[written:], at + written
-    finally:
-        os.close(descriptor)
