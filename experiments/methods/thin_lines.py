@@ -59,7 +59,10 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, nargs="+", default=[1.0, 5.0, 10.0, 20.0, 100.0])
     given = parser.parse_args()
     folder = HERE / given.study if (HERE / given.study).is_dir() else Path(given.study)
-    (pair,) = pairs(found_on(folder, given.mbit, given.a, given.b))
+    found = pairs(found_on(folder, given.mbit, given.a, given.b))
+    if len(found) != 1 or set(found[0].at_hours) != {f"{mbit:g}" for mbit in given.mbit}:
+        parser.error(f"{given.a} and {given.b} are not two methods of {folder} whose course is the same on every line")
+    (pair,) = found
     print(f"| Mbit/s | hours of {given.a} | of {given.b} | compared at | {given.a} against {given.b}, % | verdict |")
     print("|---|---|---|---|---|---|")
     for link in pair.at_hours:
