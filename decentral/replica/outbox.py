@@ -108,7 +108,7 @@ class Outbox:
 
 def _pieces(record: Record, contribution: Contribution) -> tuple[Piece, ...]:
     if contribution.encoded is not None:
-        return ((0, contribution.gradient_N.numel(), contribution.encoded.body),)
+        return ((0, contribution.local_N.numel(), contribution.encoded.body),)
     made = contribution.slices.get(record.plan, {})
     ranges = enumerate(record.partition)
     return tuple((start, stop, made[part].body) for part, (_, start, stop) in ranges if part in made)
