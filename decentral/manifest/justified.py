@@ -40,6 +40,7 @@ class Justified:
     table: str  # our own
     seeds: int  # of that table
     rounds: int = 0  # the fewest that a run should have
+    unhindered: str = ""  # what speaks for it on a slower class's line where a model is so small that nobody waits
 
     @property
     def is_thin(self) -> bool:

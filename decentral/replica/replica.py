@@ -7,6 +7,7 @@ immutable copy. All is float32 on the CPU, the same bits on every peer; only wha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -171,41 +172,56 @@ class Replica:
         f = record.fragment
         if any(frames[ref.frame].header.kind == FrameKind.MERGE for ref in record.frames):
             return self._merge(record, frames)
+        opened, buffers_B = self._opened(record, frames, decoded or {})
+        found = weights_of(self.method, self.weighting, opened.told, self.states[f])
+        beside = self._beside(opened.told, record.outer_step, found.weights)
+        info = self.info(record, found.weights, opened.told)
+        if found.why == NOBODY:
+            return self._nobody_counts(f, info, opened.kept)
+        if why := found.why or next((one.why for one in beside if one.why not in ("", NOBODY)), ""):
+            return self._unmoved(f, why, opened.kept)
+        try:
+            step = self._moved(opened, info, [found.weights, *(one.weights for one in beside)])
+        except Unusable as error:
+            return self._unmoved(f, str(error), opened.kept)
+        except NonFiniteError:  # finite contributions whose mean is not
+            return self._unmoved(f, OVERFLOW, opened.kept)
+        return replace(step, buffers_B=buffers_B)
+
+    def _opened(
+        self, record: Record, frames: Mapping[bytes, Frame], decoded: Mapping[bytes, Tensor]
+    ) -> tuple[OpenedRecord, Tensor | None]:
+        """The record with what its frames hold, and the buffers after it."""
         bodies, buffers_B = self.tail.opened(record, frames)
         named = [frames[ref.frame] for ref in record.frames]
         kept = NOTHING_KEPT if record.contributors else self.gathering.told(named)
         told = self._told(contributions(record), record.outer_step, self._norms(record, named, kept))
-        found = weights_of(self.method, self.weighting, told, self.states[f])
-        beside = self._beside(told, record.outer_step, found.weights)
-        info, anchor_N, state = self.info(record, found.weights, told), self.anchors[f], self.states[f]
-        if found.why == NOBODY:
-            made = stepped(lambda: (anchor_N, self.method.nobody_counts(state, info)), anchor_N, state)
-            return self._unmoved(f, made.why or NOBODY, kept, made.state)
-        if why := found.why or next((one.why for one in beside if one.why not in ("", NOBODY)), ""):
-            return self._unmoved(f, why, kept)
-        opened, due, sample = (
-            OpenedRecord(record, named, bodies, decoded or {}, told, kept),
-            self.due(record.outer_step),
-            self.samples[f],
-        )
-        try:
-            moved = self.reception.moved(opened, due, info, anchor_N, sample)
-            if moved is not None:
-                return OuterStep(
-                    f, anchor_N, moved[0], state, digest(moved[0]), buffers_B, kept, frozenset({due[0].name}), moved[1]
-                )
-            received = self.reception.received(opened, due, [found.weights, *(one.weights for one in beside)])
-        except Unusable as error:
-            return self._unmoved(f, str(error), kept)
-        except NonFiniteError:  # finite contributions whose mean is not
-            return self._unmoved(f, OVERFLOW, kept)
+        return OpenedRecord(record, named, bodies, decoded, told, kept), buffers_B
+
+    def _moved(self, opened: OpenedRecord, info: RoundInfo, weights: Sequence[Sequence[float]]) -> OuterStep:
+        """What the method makes of what came. Raises Unusable and NonFiniteError: then nothing moves."""
+        f, due = opened.record.fragment, self.due(opened.record.outer_step)
+        anchor_N, state, sample = self.anchors[f], self.states[f], self.samples[f]
+        moved = self.reception.moved(opened, due, info, anchor_N, sample)
+        if moved is not None:
+            after_N, came_S, names = *moved, frozenset({due[0].name})
+            return OuterStep(
+                f, anchor_N, after_N, state, digest(after_N), told=opened.kept, channels=names, came_S=came_S
+            )
+        received = self.reception.received(opened, due, weights)
         made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
         if made.why:
-            return self._unmoved(f, made.why, kept)
-        came_S = sample.came(received[CHANGE.name]) if CHANGE.name in received else None
+            raise Unusable(made.why)
+        after_N, came_S = made.after_N, sample.came(received[CHANGE.name]) if CHANGE.name in received else None
+        names = frozenset(received)
         return OuterStep(
-            f, anchor_N, made.after_N, made.state, digest(made.after_N), buffers_B, kept, frozenset(received), came_S
+            f, anchor_N, after_N, made.state, digest(after_N), told=opened.kept, channels=names, came_S=came_S
         )
+
+    def _nobody_counts(self, f: int, info: RoundInfo, kept: KeptOfSenders) -> OuterStep:
+        anchor_N, state = self.anchors[f], self.states[f]
+        made = stepped(lambda: (anchor_N, self.method.nobody_counts(state, info)), anchor_N, state)
+        return self._unmoved(f, made.why or NOBODY, kept, made.state)
 
     def _unmoved(
         self, f: int, why: str, kept: KeptOfSenders = NOTHING_KEPT, state: dict[str, Tensor] | None = None

@@ -20,6 +20,7 @@ from decentral.consensus.chain import Digest, Head, moves_anchor
 from decentral.consensus.effects import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
 from decentral.consensus.history import Past
 from decentral.consensus.machine import TICK, RoundMachine
+from decentral.flow.repeats import Repeats
 from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution
 from decentral.rounds.ahead import StepAhead
@@ -35,7 +36,8 @@ from decentral.wire.frames import FrameKind
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Behind, Commit, JoinRequest, Record
 
-JOIN_EVERY = 1.0  # s between requests to be let in
+JOIN_EVERY = 1.0  # s until a peer is asked for the second time to let this one in; then twice as long each time
+JOIN_LONGEST = 8.0  # s between requests to the same peer: who begins to lead must know of this one in a round or two
 JUDGE_EVERY = 3.0  # s between looks at how long others may take, which is seconds and minutes
 LOOK_EVERY = 1.0  # s between looks at who is here; a twentieth of a lease where that is less
 
@@ -55,6 +57,7 @@ class Driver:
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.full_times: tuple[float, ...] = ()  # s that others take for a full contribution
         self._judged = -math.inf  # when both were made last
+        self._requests = Repeats(JOIN_EVERY, JOIN_LONGEST)
         self.stopping = False
 
     @property
@@ -113,7 +116,7 @@ class Driver:
                 await self._look_around(now)
             if self._is_outside() and now - asked >= JOIN_EVERY:
                 asked = now
-                self._ask_to_be_let_in()
+                self._ask_to_be_let_in(now)
             left = self.state.machine.time_left(now)
             self.pressed = None if left is None else (self.state.head.hash, left)
             await anyio.sleep(TICK)
@@ -132,11 +135,12 @@ class Driver:
     def _is_outside(self) -> bool:
         return not self.state.is_member and not self.stopping and self.state.head.anchor is not None
 
-    def _ask_to_be_let_in(self) -> None:
+    def _ask_to_be_let_in(self, now: float) -> None:
         head = self.state.head
         self.swarm.directory.greet(head.members)
-        for peer in self.swarm.directory.live():
-            self.state.tasks.spawn(self.frames.send, peer, JoinRequest(head.round, head.hash))
+        request = JoinRequest(head.round, head.hash)
+        for peer in self._requests.due(request, self.swarm.directory.live(), now):
+            self.state.tasks.spawn(self.frames.send, peer, request)
 
     # ---- taking part ----
 

@@ -34,7 +34,7 @@ def main() -> None:
     path.with_name("results.csv").write_text(as_csv(results), encoding="utf-8")
     from experiments.contestants.figure import draw
 
-    draw([result for result in matches(results) if result.match.seed == 0], path.with_name("figure.png"))
+    draw([result for result in longest(matches(results)) if result.match.seed == 0], path.with_name("figure.png"))
     print(told)
 
 
@@ -43,6 +43,15 @@ def matches(results: list[Result]) -> list[Result]:
     order = list(KNOBS)
     played = [result for result in results if result.match.seconds > SEARCH]
     return sorted(played, key=lambda one: order.index(one.match.contestant))
+
+
+def longest(played: list[Result]) -> list[Result]:
+    """Of each kind of match on each line those that went on longest: shorter ones are their beginnings."""
+    kinds = [(one.match.mbit, one.match.churn) for one in played]
+    most = {
+        kind: max(one.match.seconds for one, its in zip(played, kinds, strict=True) if its == kind) for kind in kinds
+    }
+    return [one for one, kind in zip(played, kinds, strict=True) if one.match.seconds == most[kind]]
 
 
 def groups(played: list[Result]) -> dict[str, list[Result]]:

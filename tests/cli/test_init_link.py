@@ -51,6 +51,16 @@ def test_a_run_of_few_rounds_is_told_why_it_gets_another_preset(run: Run) -> Non
     assert "a run of 12 rounds is short for it, of which 64 reach every value once" in asked
 
 
+def test_a_small_model_is_told_why_it_gets_the_preset_of_a_faster_line(run: Run) -> None:
+    small = ("--link", "20mbit", "--peers", "4", "--model-size", "1M", "--step-time", "1s")
+    why, expected, _ = run("init", "run.toml", *small).stdout.splitlines()
+    assert why.startswith(
+        "muloco: sparseloco is what is justified for lines of 20mbit and less, but a round of so small"
+    )
+    assert "where nobody waits for the line its loss was 7 % below sparseloco's (arXiv:2505.23725" in why
+    assert "has not been shown" not in expected
+
+
 def test_one_option_is_enough_and_what_is_measured_is_said_to_be(run: Run, tmp_path: Path) -> None:
     result = run("init", "--link", "1gbit")
     assert "timing a few inner steps on this machine" in result.stderr

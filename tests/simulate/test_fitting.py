@@ -55,16 +55,25 @@ def test_more_inner_steps_than_were_shown_are_told_apart():
     assert fit_for(1000, step_seconds=4.0).is_shown
 
 
+@pytest.mark.parametrize(("numel", "preset"), [(900_000, "muloco"), (3_000_000, "sparseloco")])
+def test_a_small_model_gets_the_preset_of_a_faster_line_with_as_few_inner_steps_as_that_wants(numel, preset):
+    """On lines of 20 Mbit/s a million parameters got what a thinner line needs, and ended behind all dense methods."""
+    given = Circumstances(rate=20e6 / 8, peers=4, num_parameters=numel, step_seconds=1.0)
+    fit = fitting(made, given)
+    assert (fit.preset, fit.reaches, fit.is_shown) == (preset, True, True)
+    assert (fit.instead_of is None) == (preset == "sparseloco")
+
+
 @pytest.mark.parametrize(("run", "preset"), [({"rounds": 63}, "muloco"), ({"rounds": 64}, "sparseloco")])
 def test_a_run_that_is_too_short_for_the_preset_of_the_line_gets_one_that_sends_more(run, preset):
-    given = Circumstances(rate=20e6 / 8, peers=4, num_parameters=900_000, step_seconds=0.5)
+    given = Circumstances(rate=20e6 / 8, peers=4, num_parameters=3_000_000, step_seconds=0.5)
     fit = fitting(lambda name, steps: preset_manifest(name, inner={"steps": steps}, run=run), given)
     assert (fit.preset, fit.reaches, fit.lasts) == (preset, True, True)
     assert (fit.instead_of is None) == (preset == "sparseloco")
 
 
 def test_minutes_are_rounds_as_long_as_they_are_foreseen():
-    given = Circumstances(rate=20e6 / 8, peers=4, num_parameters=900_000, step_seconds=0.5)
+    given = Circumstances(rate=20e6 / 8, peers=4, num_parameters=3_000_000, step_seconds=0.5)
     run = {"rounds": 1000, "minutes": 3}
     fit = fitting(lambda name, steps: preset_manifest(name, inner={"steps": steps}, run=run), given)
     assert fit.preset != "sparseloco"

@@ -116,7 +116,12 @@ def _reason(fit: Fit, rate: float) -> str:
     link = fit.link
     lines = f"lines of {link.up_to} and {'less' if rate <= link.rate else 'more'}"
     evidence = "" if fit.known is None else f" ({fit.known.evidence})"
-    if (other := fit.instead_of) is not None and other.known is not None:
+    if (other := fit.instead_of) is not None and other.lasts and fit.known is not None:
+        return (
+            f"{other.preset} is what is justified for {lines}, but a round of so small a model takes little there, and "
+            f"{fit.known.unhindered}{evidence}"
+        )
+    if other is not None and other.known is not None:
         return (
             f"{other.preset} is what is justified for {lines}, and a run of {other.rounds:.0f} rounds is too short for "
             f"it, of which {other.known.rounds} reach every value once; this sends more{evidence}"

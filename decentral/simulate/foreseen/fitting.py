@@ -38,7 +38,7 @@ class Fit:
     link: Class
     known: Justified | None
     asked: bool  # for this preset, whatever the line
-    instead_of: Fit | None = None  # of another, for which the run is too short
+    instead_of: Fit | None = None  # the line's own, for which the run is too short, or the model too small
 
     @property
     def is_shown(self) -> bool:
@@ -61,12 +61,18 @@ class Fit:
         """Whether enough of the time is computing."""
         return self.time.share >= TARGET
 
+    @property
+    def is_unhindered(self) -> bool:
+        """Whether that takes no more inner steps than it was shown with, and it was shown to be better then."""
+        return self.is_shown and self.known is not None and bool(self.known.unhindered)
+
 
 def fitting(make: Make, given: Circumstances, *, preset: str | None = None, steps: int | None = None) -> Fit:
     """The first preset that computes enough with as many inner steps as are justified for it, else the best of them.
 
     Tried are that of the line's class, then those of slower ones; or ``preset`` alone, and ``steps`` alone. Where the
-    run is too short for what is found, one of a faster class that computes enough, too, sends more in its few rounds.
+    run is too short for what is found, one of a faster class that computes enough, too, sends more in its few rounds;
+    and where the model is small, one of a faster class may compute enough with as few inner steps as it wants.
     """
     link = class_of(given.rate)
     if preset is not None:
@@ -75,9 +81,10 @@ def fitting(make: Make, given: Circumstances, *, preset: str | None = None, step
     found = next((fit for fit in slower if fit.reaches), None)
     if found is None:
         return max(slower, key=lambda fit: fit.time.share)
-    denser = [] if found.lasts else [_fit(make, given, link, name, steps) for name in faster(link)]
-    longer = next((fit for fit in denser if fit.reaches and fit.lasts), None)
-    return found if longer is None else replace(longer, instead_of=found)
+    denser = [_fit(make, given, link, name, steps) for name in faster(link)]
+    fitting_too = (fit for fit in denser if fit.reaches and fit.lasts and (fit.is_unhindered or not found.lasts))
+    better = next(fitting_too, None)
+    return found if better is None else replace(better, instead_of=found)
 
 
 def _fit(make: Make, given: Circumstances, link: Class, preset: str, steps: int | None) -> Fit:

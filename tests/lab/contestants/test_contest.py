@@ -125,3 +125,9 @@ def test_the_table_of_a_quiet_match_names_the_setting_and_the_csv_has_every_look
     assert "| hivemind, local updates | target_batch_size 160 | 3.250 | 3.500 | 28 % | 100 | 1.0 | 2.0 |" in table
     assert table.index("3 minutes") < table.index("The search")
     assert len(report.as_csv(played).splitlines()) == 1 + 2 * 3
+
+
+def test_the_figure_has_of_each_kind_of_match_the_longest():
+    lengths = [(20.0, 180.0, False), (20.0, 1200.0, False), (20.0, 180.0, True), (100.0, 180.0, False)]
+    played = [result("ddp", "fp16", mbit=mbit, seconds=seconds, churn=churn) for mbit, seconds, churn in lengths]
+    assert report.longest(played) == played[1:]
