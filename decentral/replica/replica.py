@@ -156,9 +156,12 @@ class Replica:
         self, record: Record, me: PeerId, made: Mapping[bytes, Tensor], since: Tensor | None, keeps: bool = False
     ) -> None:
         """Book as an owner what ``record`` leaves of what was owed ``since``: see `owed_after`."""
-        owed_N = owed_after(since, record, me, made, self.numel(record.fragment), keeps)
+        self.owe(record.fragment, owed_after(since, record, me, made, self.numel(record.fragment), keeps))
+
+    def owe(self, fragment: int, owed_N: Tensor | None) -> None:
+        """Book what this peer owes as an owner; None: as before."""
         if owed_N is not None:
-            self.feedback[record.fragment] = {**self.feedback[record.fragment], OWED: owed_N}
+            self.feedback[fragment] = {**self.feedback[fragment], OWED: owed_N}
 
     def outer_step(
         self, record: Record, frames: Mapping[bytes, Frame], decoded: Mapping[bytes, Tensor] | None = None
@@ -203,20 +206,18 @@ class Replica:
         f, due = opened.record.fragment, self.due(opened.record.outer_step)
         anchor_N, state, sample = self.anchors[f], self.states[f], self.samples[f]
         moved = self.reception.moved(opened, due, info, anchor_N, sample)
+        came_S: Tensor | None = None
         if moved is not None:
-            after_N, came_S, names = *moved, frozenset({due[0].name})
-            return OuterStep(
-                f, anchor_N, after_N, state, digest(after_N), told=opened.kept, channels=names, came_S=came_S
-            )
-        received = self.reception.received(opened, due, weights)
-        made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
-        if made.why:
-            raise Unusable(made.why)
-        after_N, came_S = made.after_N, sample.came(received[CHANGE.name]) if CHANGE.name in received else None
-        names = frozenset(received)
-        return OuterStep(
-            f, anchor_N, after_N, made.state, digest(after_N), told=opened.kept, channels=names, came_S=came_S
-        )
+            (after_N, came_S), state_after, names = moved, state, frozenset({due[0].name})
+        else:
+            received = self.reception.received(opened, due, weights)
+            made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
+            if made.why:
+                raise Unusable(made.why)
+            after_N, state_after, names = made.after_N, made.state, frozenset(received)
+            if CHANGE.name in received:
+                came_S = sample.came(received[CHANGE.name])
+        return OuterStep(f, anchor_N, after_N, state_after, digest(after_N), None, opened.kept, names, came_S)
 
     def _nobody_counts(self, f: int, info: RoundInfo, kept: KeptOfSenders) -> OuterStep:
         anchor_N, state = self.anchors[f], self.states[f]

@@ -9,6 +9,7 @@ peer's progress may be in the anchor already, and goes: a crash may lose steps, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import anyio
 import torch
@@ -18,7 +19,7 @@ from decentral.consensus.chain import Head, contributions, moves_anchor
 from decentral.consensus.history import Branch
 from decentral.replica.contribution import Contribution
 from decentral.replica.outbox import Owed
-from decentral.replica.owing import OWED
+from decentral.replica.owing import OWED, owed_after
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import LocalState
 from decentral.rounds.steps import Steps
@@ -28,6 +29,17 @@ from decentral.wire.frames import Frame
 from decentral.wire.messages import Record
 
 # Shape suffix: N = elements of one fragment, flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a commit has this peer book; None: nothing new, or nothing that takes time to make."""
+
+    feedback: dict[str, Tensor] | None = None  # as a contributor
+    owed_N: Tensor | None = None  # as an owner
+
+
+NOTHING_DUE = Due()
 
 
 class Bookkeeping:
@@ -144,35 +156,53 @@ class Bookkeeping:
         owed_N = self.replica.owed(fragment)
         return {} if owed_N is None else {OWED: owed_N}
 
-    def settle(self, record: Record, frames: Mapping[bytes, Frame]) -> tuple[Contribution | None, Tensor | None]:
+    async def made_of(self, record: Record) -> Due:
+        """What is to be booked with ``record``, of a reduce: as long as the fragment, so not made on the event loop."""
+        if not record.partition:
+            return NOTHING_DUE
+        owed_N, mine = self.replica.owed(record.fragment), self._named(record)
+        return await self.state.offload(self._made_of, record, mine, owed_N)
+
+    def _made_of(self, record: Record, mine: Contribution | None, owed_N: Tensor | None) -> Due:
+        keeps = mine is not None and (record.round, record.plan) in mine.hands_on_nothing
+        after_N = owed_after(owed_N, record, self.me, self.state.left, self.replica.numel(record.fragment), keeps)
+        return Due(None if mine is None else mine.feedback_after(record), after_N)
+
+    def settle(
+        self, record: Record, frames: Mapping[bytes, Frame], due: Due
+    ) -> tuple[Contribution | None, Tensor | None]:
         """Book the debts if the record names our contribution or our results; else they stay as they are, and the
-        contribution whole in the local parameters.
+        contribution whole in the local parameters. ``due``: what ``made_of`` it.
 
         Returns the contribution if it is the one in flight; where a previous incarnation sent it, what it took.
         """
         if not moves_anchor(record):
             return None, None
-        owed_N = self.replica.owed(record.fragment)
-        named, taken_N = self._settle_contribution(record, frames)
+        named, taken_N = self._settle_contribution(record, frames, due)
         if taken_N is not None:
             self._forget_given()
-        keeps = named is not None and (record.round, record.plan) in named.hands_on_nothing
-        self.replica.owe_after(record, self.me, self.state.left, owed_N, keeps)
+        self.replica.owe(record.fragment, due.owed_N)
         return named, taken_N
 
     def _settle_contribution(
-        self, record: Record, frames: Mapping[bytes, Frame]
+        self, record: Record, frames: Mapping[bytes, Frame], due: Due
     ) -> tuple[Contribution | None, Tensor | None]:
-        pending, self.state.pending, self.state.inherits = self.state.pending, None, False
-        mine = next((ref for ref in contributions(record) if ref.peer == self.me), None)
+        mine = self._named(record)
+        self.state.pending, self.state.inherits = None, False
         if mine is None:
-            return None, None
-        if pending is None or mine.frame != pending.offered:
-            return None, self.replica.forget_sent(record, frames, self.me)
+            names_me = any(ref.peer == self.me for ref in contributions(record))
+            return None, self.replica.forget_sent(record, frames, self.me) if names_me else None
         self.state.contributed += 1
-        self.outbox.add(record, pending)
-        self.replica.feedback[record.fragment] = pending.feedback_after(record)
-        return pending, None
+        self.outbox.add(record, mine)
+        made = due.feedback if due.feedback is not None else mine.feedback_after(record)
+        self.replica.feedback[record.fragment] = made
+        return mine, None
+
+    def _named(self, record: Record) -> Contribution | None:
+        """The contribution in flight, if it is what the record names of this peer."""
+        pending = self.state.pending
+        ref = next((ref for ref in contributions(record) if ref.peer == self.me), None)
+        return pending if pending is not None and ref is not None and ref.frame == pending.offered else None
 
     def forget_leavers(self, record: Record) -> None:
         """Keep nothing of a sender that ``record`` left out. If that is this peer, what it has in flight holds a

@@ -24,7 +24,7 @@ from decentral.flow.repeats import Repeats
 from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution
 from decentral.rounds.ahead import StepAhead
-from decentral.rounds.bookkeeping import Bookkeeping
+from decentral.rounds.bookkeeping import NOTHING_DUE, Bookkeeping
 from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
 from decentral.rounds.local_state import Listeners, LocalState, OwnParts, SwarmAccess
 from decentral.rounds.looking import Looking
@@ -222,7 +222,8 @@ class Driver:
             pending.encoded = await self._encoded(pending)
         frame = await state.offload(pending.frame, head, state.signer)
         pending.offered = frame.hash
-        if not state.replica.contents.unpacked.add(frame, pending.encoded.payloads):
+        payloads = pending.encoded.payloads  # () when there was no room for them before: that is not what it holds
+        if payloads and not state.replica.contents.unpacked.add(frame, payloads):
             pending.encoded = replace(pending.encoded, payloads=())
         state.keep(frame)
         effects = state.machine.hold(frame.hash, frame.header, now)
@@ -277,10 +278,11 @@ class Driver:
         before_N = after_N = buffers_B = None
         inner: Mapping[str, Tensor] = {}
         channels: frozenset[str] = frozenset()
-        unmoved, step = False, None
+        unmoved, step, due = False, None, NOTHING_DUE
         began = anyio.current_time()
         if moves_anchor(record):
             step = await self.ahead.step(record, frames)
+            due = await self.bookkeeping.made_of(record)
             before_N, after_N = step.before_N, step.after_N
             state.replica.install(step)
             unmoved = bool(step.unmoved)
@@ -291,7 +293,7 @@ class Driver:
             inner, channels = step.state if state.replica.method.inner else {}, step.channels
         decision = self._decision(commit, sending, anyio.current_time() - began)
         state.tasks.spawn(self.looking.name_peers, record, frames, self.looking.measured(record, step))
-        named, taken_N = self.bookkeeping.settle(record, frames)
+        named, taken_N = self.bookkeeping.settle(record, frames, due)
         self.looking.at_round(record, frames, step, named)
         self.bookkeeping.forget_leavers(record)
         self.frames.end_pushes(record)

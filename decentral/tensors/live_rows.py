@@ -68,7 +68,8 @@ def copy_and_difference(rows: Rows, base_N: Tensor) -> tuple[Tensor, Tensor, flo
 
 def _changed(rows: Rows) -> None:
     """A graph that still needs the old values hears of it, as it does of torch's own writes."""
-    torch.autograd.graph.increment_version(rows)
+    for row in rows:  # not all at once: whether older versions of torch take a list is not documented
+        torch.autograd.graph.increment_version(row)
 
 
 def _over(rows: Rows, beside: Sequence[Tensor], kernel: Callable[..., Any]) -> list[float]:

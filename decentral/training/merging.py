@@ -8,6 +8,7 @@ from torch import Tensor
 
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.loop_parts import LoopParts
+from decentral.training.processes.orders import undisturbed
 from decentral.training.starting_over import anchors_without_debt
 
 LOOK_EVERY = 0.2  # s to wait for the next commit at a time: Ctrl-C must get through on every platform
@@ -54,11 +55,16 @@ class Merger:
         return changed
 
     def _merge(self, update: CommittedUpdate) -> set[int]:
-        """Into the live model; the fragments that were written."""
-        if not self._schedule.merge(update, self._model):
-            return set()
-        self._parts.take_buffers(update.buffers_B)
-        self._will_adopt(update.fragment, update.state, update.channels)
+        """Into the live model; the fragments that were written.
+
+        All of it, whenever Ctrl-C comes: of a model that was half written the last checkpoint would take what the
+        others learnt, and this model has not, for progress backwards.
+        """
+        with undisturbed():
+            if not self._schedule.merge(update, self._model):
+                return set()
+            self._parts.take_buffers(update.buffers_B)
+            self._will_adopt(update.fragment, update.state, update.channels)
         return {update.fragment}
 
     async def next_update(self, within: float) -> CommittedUpdate | None:
@@ -112,27 +118,30 @@ class Merger:
         fresh = await self._swarm.call(anchors_without_debt, self._swarm.node, self._schedule.seen, forget)
         if fresh is None:
             return set()
-        self._schedule.restart(self._model, fresh.anchors, fragments, fresh.debts)
-        self.adopt_all(fragments)
-        if 0 in fragments:  # which carries them
-            self._parts.take_buffers(fresh.buffers_B)
-        self.must_save = True
+        with undisturbed():
+            self._schedule.restart(self._model, fresh.anchors, fragments, fresh.debts)
+            self.adopt_all(fragments)
+            if 0 in fragments:  # which carries them
+                self._parts.take_buffers(fresh.buffers_B)
+            self.must_save = True
         return set(fragments)
 
     def stand_at_replica(self) -> set[int]:
         """In gossip, after an absence: the live model becomes this peer's replica, often a copy of another's by now."""
         replica = self._swarm.node.replica
-        self._schedule.restart(self._model, replica.anchors, self._parts.all_fragments)
-        self.adopt_all(self._parts.all_fragments)
-        self._parts.take_buffers(replica.shared_buffers(0))
-        self.must_save = True
+        with undisturbed():
+            self._schedule.restart(self._model, replica.anchors, self._parts.all_fragments)
+            self.adopt_all(self._parts.all_fragments)
+            self._parts.take_buffers(replica.shared_buffers(0))
+            self.must_save = True
         return set(self._parts.all_fragments)
 
     def end_at_replica(self) -> set[int]:
         """The run is over: the live model becomes what it made."""
         replica = self._swarm.node.replica
-        for fragment, anchor_N in enumerate(replica.anchors):
-            self._schedule.put(self._model, fragment, anchor_N)
-        self._parts.take_buffers(replica.shared_buffers(0))
-        self.done = True
+        with undisturbed():
+            for fragment, anchor_N in enumerate(replica.anchors):
+                self._schedule.put(self._model, fragment, anchor_N)
+            self._parts.take_buffers(replica.shared_buffers(0))
+            self.done = True
         return set(self._parts.all_fragments)

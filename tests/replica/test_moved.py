@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
 
 from decentral.optimizers import RoundInfo, make_aggregation
 from decentral.optimizers.asynchronous.fedbuff import FedBuff
+from decentral.optimizers.base import State
 from decentral.optimizers.coupled.des_loc import DESLoc
 from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.optimizers.synchronous.local_sgd import LocalSGD
@@ -127,6 +131,31 @@ def test_a_rate_that_raises_is_not_gone_by(ways: Asked, monkeypatch: pytest.Monk
     monkeypatch.setattr(SparseLoCo, "rate", lambda self, info: 1 / 0)
     assert not given.outer_step(record, frames).unmoved
     assert ways.asked == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Careful(SparseLoCo):
+    """As somebody would write it who knows nothing of ``rate``."""
+
+    name: ClassVar[str] = "careful"
+    preset: ClassVar[None] = None
+
+    def outer_step(
+        self, anchor: torch.Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return anchor - received["change"].clamp(-0.01, 0.01), {}
+
+
+def test_an_outer_step_of_ones_own_is_asked_though_an_ancestor_has_a_rate() -> None:
+    """It was on those peers only that had no room for what came: a fork."""
+    kept, forgetful = (with_method(replica(make_aggregation("mean", {}), SPARSE), Careful()) for _ in range(2))
+    forgetful.contents.unpacked.capacity = 0
+    record, frames = round_of(kept.codec, [randn(n) for n in range(3)])
+    for frame in frames.values():
+        kept.contents.payloads(frame)
+    one, other = kept.outer_step(record, frames), forgetful.outer_step(record, frames)
+    assert one.digest == other.digest
+    assert float((one.after_N - one.before_N).abs().max()) <= 0.0101
 
 
 def test_values_of_the_sample_come_together_from_parts() -> None:

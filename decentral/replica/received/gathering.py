@@ -74,7 +74,7 @@ class GatherReader:
         held = [self.contents.unpacked.get(frame) for frame in frames]
         by_rows = self.rule.needs == "rows" and sum(weight > 0 for weight in weights) >= self.rule.least
         anchor_N, rate = step
-        if self.senders.names or by_rows or not len(anchor_N) or any(payloads is None for payloads in held):
+        if self.senders.names or by_rows or not len(anchor_N) or not all(held):
             return None
         pairs = zip(frames, held, self.scales(frames, weights, seed), weights, strict=True)
         adders = [

@@ -83,7 +83,15 @@ class Reception:
 
 
 def _rate(method: OuterMethod, info: RoundInfo) -> float | None:
-    """A float32 above 0, or None: a plugin is anybody's code."""
+    """A float32 above 0, or None: a plugin is anybody's code. An ancestor's rate says nothing of an own outer step,
+    which would then be asked on those peers only that had no room for what came.
+    """
+    if not issubclass(_definer(method, "rate"), _definer(method, "outer_step")):
+        return None
     given, _ = attempted(lambda: method.rate(info))
     found, _ = attempted(lambda: float32(float(given)))  # type: ignore[arg-type]  # TypeError is what None gives
     return found if found is not None and math.isfinite(found) and found > 0 else None
+
+
+def _definer(method: OuterMethod, name: str) -> type:
+    return next(one for one in type(method).__mro__ if name in vars(one))

@@ -112,7 +112,7 @@ class Orders:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C is heard at the end of the block."""
+    """Ctrl-C is heard at the end of the block, by whoever hears it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -127,4 +127,4 @@ def undisturbed() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
     if heard:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,60 @@
+"""Ctrl-C in the middle of what must be whole."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from decentral.training.merging import Merger
+from decentral.training.processes.orders import undisturbed
+
+
+def test_ctrl_c_is_heard_at_the_end_of_the_block() -> None:
+    came_to = []
+
+    def interrupted() -> None:
+        with undisturbed():
+            signal.raise_signal(signal.SIGINT)
+            came_to.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert came_to == ["the end"]
+    with undisturbed():
+        pass  # and not once more
+
+
+def test_whoever_hears_ctrl_c_hears_it_then() -> None:
+    """The command line leaves in good order at the first; a KeyboardInterrupt would end it at once."""
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        with undisturbed():
+            signal.raise_signal(signal.SIGINT)
+            assert not heard
+        assert heard == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_commit_is_merged_whole_though_ctrl_c_comes_in_the_middle() -> None:
+    """The head counted as merged and half of the model was: a checkpoint took the rest for progress backwards."""
+    done = []
+
+    def merge(update: object, model: object) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        done.append("merged")
+        return True
+
+    merger = SimpleNamespace(
+        _schedule=SimpleNamespace(merge=merge),
+        _model=None,
+        _parts=SimpleNamespace(take_buffers=lambda buffers: done.append("buffers")),
+        _will_adopt=lambda *given: done.append("moments"),
+    )
+    update = SimpleNamespace(fragment=0, buffers_B=None, state={}, channels=frozenset())
+    with pytest.raises(KeyboardInterrupt):
+        Merger._merge(merger, update)  # type: ignore[arg-type]
+    assert done == ["merged", "buffers", "moments"]
