@@ -20,7 +20,8 @@ def checked(model: type[Whole], tables: Mapping[str, Any], source: str) -> Whole
     try:
         return model.model_validate(tables)
     except ValidationError as error:
-        found = error.errors(include_url=False)
+        # a misspelt name first: what it was to be is missing because of it
+        found = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ConfigError(f"{source}: {_explained(found[0], model)}{more}") from None
 

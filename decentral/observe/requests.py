@@ -23,7 +23,7 @@ _ANSWERS = {
     "pause": "will pause after this inner step: no training, no contributions until decentral resume",
     "resume": "trains on and contributes again",
     "finish": "trains on until its next round is committed, and leaves then",
-    "leave": "finishes its round and leaves",
+    "leave": "leaves at its next step",
 }
 _MOST_NBYTES = 4096  # of one request
 

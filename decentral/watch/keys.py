@@ -19,12 +19,12 @@ _MEANS = {
     "pause": "It stays in the swarm and contributes nothing until it is resumed.",
     "resume": "It contributes again, and trains on if training had stopped.",
     "finish": "It trains on until its next round is committed, and leaves then.",
-    "leave": "It finishes its round and leaves; a checkpoint is kept.",
+    "leave": "It leaves at its next step; a checkpoint is kept.",
 }
 HELP = (
     ("p, r", "pause this peer, resume it"),
     ("f", "finish: leave with its next round"),
-    ("l", "leave: with the round of now"),
+    ("l", "leave: at the next step"),
     ("", "each asks first: y is yes"),
     ("up, down", "further peers; PgUp, PgDn"),
     ("left, right", "another peer of this folder"),

@@ -70,6 +70,7 @@ WRITTEN = [
     (manifest("[outer]", "[inner]\nsteps = -3\n[outer]"), 10, "inner.steps = -3"),
     (manifest("[outer]", "[inner]\nstep = 3\n[outer]"), 10, "unknown key inner.step; did you mean steps?"),
     (manifest("[outer]", "[iner]\nsteps = 3\n[outer]"), 10, "unknown table iner; did you mean inner?"),
+    (manifest("[outer]", "[outr]"), 10, "unknown table outr; did you mean outer? (and 1 more)"),
     (manifest('"diloco"', '"dilocoo"'), 10, "diloco"),
     (manifest('"none"', '"topk(k=9000, chunk=4096)"'), 10, "want 1 <= k <= 4096"),
     (manifest('"reduce"', '"pair"'), 10, "does not fit outer.method diloco"),

@@ -20,7 +20,7 @@ def test_where_no_peer_runs_a_setting_is_kept_for_the_next_start(run: Run, tmp_p
     told = run("set", "max-upload", "5mbit", "--out", "over")
     assert told.stdout == "no peer runs there now; kept for its next start: max-upload 5mbit\n"
     assert read_settings(tmp_path / "over").set_ == {"max-upload": "5mbit"}
-    assert run("set", "max-upload", "5", "--out", "over").exit_code in (2, 10)
+    assert run("set", "max-upload", "5", "--out", "over").exit_code == 2
     assert run("set", "max-upload", "5mbit", "--out", "nowhere").exit_code == 2
 
 

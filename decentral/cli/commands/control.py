@@ -9,7 +9,7 @@ import click
 
 from decentral.cli.options import as_json, directory_of_a_peer, remember
 from decentral.cli.quantities import Duration, Rate
-from decentral.errors import RoundFailed
+from decentral.errors import ConfigError, RoundFailed, UsageError
 
 _POLL_SECONDS = 0.2
 
@@ -65,7 +65,7 @@ def finish_command(context: click.Context, directory: Path, wait: float, as_json
 @as_json
 @click.pass_context
 def leave_command(context: click.Context, directory: Path, wait: float, as_json: bool) -> None:
-    """Leave the swarm: finish the round, say goodbye, keep a checkpoint.
+    """Leave the swarm at the next step: say goodbye, keep a checkpoint; finish waits for the round.
 
     \b
     $ decentral leave --out decentral-run --wait 10
@@ -111,7 +111,10 @@ def _set(key: str, value: str, directory: Path, as_json: bool) -> None:
     """Refused before anything is asked when the peer could not read it."""
     from decentral.preferences import Preferences, changed
 
-    changed(Preferences(), key, value)
+    try:
+        changed(Preferences(), key, value)
+    except ConfigError as error:  # of what was typed, and of no manifest
+        raise UsageError(str(error)) from None
     if key in ("max-upload", "max-download") and value.strip().lower() != "none":
         Rate().convert(value, None, None)  # it may be too little
     if not _runs(directory):

@@ -1,4 +1,4 @@
-"""``service``: a peer or a relay that the system starts by itself, and stops by leaving with the round."""
+"""``service``: a peer or a relay that the system starts by itself, and stops by leaving in good order."""
 
 import json
 import sys
@@ -68,7 +68,7 @@ def status_command(as_json: bool) -> None:
 @service_command.command("remove")
 @_name
 def remove_command(name: str) -> None:
-    """Stop a service, which leaves with its round, and forget it. What it has learnt stays in its folder.
+    """Stop a service, which leaves at its next step, and forget it. What it has learnt stays in its folder.
 
     \b
     $ decentral service remove --name overnight

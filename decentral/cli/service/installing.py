@@ -48,7 +48,7 @@ def install(plan: ServicePlan) -> Iterator[str]:
 
 
 def remove(name: str) -> Iterator[str]:
-    """Stop it, which leaves with the round, and take the file away. The run directory stays."""
+    """Stop it, which leaves at the next step, and take the file away. The run directory stays."""
     path = place(name)
     if not path.exists():
         raise UsageError(f"{path}: there is no such service; decentral service status lists them")

@@ -14,7 +14,7 @@ from decentral.errors import UsageError
 from decentral.swarm.invite import Invite
 
 COMMANDS = ("start", "join", "relay")
-STOP_SECONDS = 180  # a peer that is told to stop leaves with its round
+STOP_SECONDS = 180  # a peer that is told to stop makes its inner step, and keeps a checkpoint
 FOR_GOOD = (2, 10, 11, 12, 21, 30, 40)  # exit codes after which starting again would end the same way
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
@@ -66,5 +66,6 @@ def check_name(name: str) -> None:
 
 def _writes(command: str, values: dict[str, Any], here: Path) -> tuple[Path, ...]:
     if command != "relay":
-        return (here / values["directory"],)
+        given = (values["directory"], values.get("offload"))
+        return tuple(here / folder for folder in given if folder is not None)
     return tuple(sorted({(here / values["identity"]).parent, here / values["keep_in"]}))

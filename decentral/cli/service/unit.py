@@ -30,7 +30,7 @@ def _lines(plan: ServicePlan) -> Iterator[str]:
         f"ExecStart={' '.join(map(quoted, plan.command))}",
         f"WorkingDirectory={_specified(str(plan.here))}",
         "",
-        "# It leaves with its round when it is told to stop, and is started again unless that would end the same way.",
+        "# Told to stop it leaves at its next step; it is started again unless that would end the same way.",
         "KillMode=mixed",
         f"TimeoutStopSec={STOP_SECONDS}",
         "SuccessExitStatus=130 143",

@@ -80,6 +80,6 @@ def check_device(study: Study, device: str) -> None:
         raise UsageError(f"--device {device}: digits are so small that they train on the processor; leave it out")
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without that kind of device
+    except (RuntimeError, AssertionError, ImportError) as error:  # the last two: torch was built without that kind
         why = one_line(error)
         raise UsageError(f"--device {device}: this machine has none that torch can use ({why}); leave it out") from None

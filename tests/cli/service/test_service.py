@@ -90,6 +90,13 @@ def test_showing_changes_nothing(run: Run, home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
+def test_what_rounds_need_may_be_written_where_it_is_offloaded_to(run: Run, home: Path) -> None:
+    """The unit made that folder read-only."""
+    shown = run("service", "install", "--show", "--", "join", INVITE, "--out", "night", "--offload", "large").stdout
+    written = [line.partition("=")[2] for line in shown.splitlines() if line.startswith("ReadWritePaths=")]
+    assert [Path(line.strip('"')).name for line in written] == ["night", "large"]
+
+
 def a_plan(*words: str, here: str = "/home/a b") -> ServicePlan:
     return ServicePlan("peer", words, Path(here), (Path(here) / "run",), python="/usr/bin/python3")
 

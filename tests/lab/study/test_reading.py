@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from decentral.cli.commands.measure.lab import _usual_workers
 from decentral.errors import ConfigError, UsageError
 from decentral.lab.study.plan import Plan
 from decentral.lab.study.reading import check_device, check_installed, load_study, parse_study
@@ -83,9 +84,15 @@ def test_a_study_without_what_it_needs_names_the_extra(
         check_installed(parse_study(TEXT))
 
 
-@pytest.mark.parametrize(("task", "device"), [("language", "gpu"), ("language", "meta"), ("digits", "cuda")])
+@pytest.mark.parametrize(
+    ("task", "device"), [("language", "gpu"), ("language", "meta"), ("language", "hpu"), ("digits", "cuda")]
+)
 def test_a_device_that_a_study_cannot_train_on_is_told_in_one_line(task: str, device: str) -> None:
     study = parse_study(TEXT.replace('task = "digits"', f'task = "{task}"'))
     check_device(study, "cpu")
     with pytest.raises(UsageError, match=f"^--device {device}: .*; leave it out$"):
         check_device(study, device)
+
+
+def test_models_on_a_card_have_one_process_unless_more_are_asked_for() -> None:
+    assert _usual_workers("cuda") == _usual_workers("cuda:1") == 1 <= _usual_workers("cpu")

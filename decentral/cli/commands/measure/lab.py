@@ -35,7 +35,11 @@ def _print_example(context: click.Context, parameter: click.Parameter, wanted: b
     "--example", is_flag=True, is_eager=True, expose_value=False, callback=_print_example, help="Print a study."
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Its folder; decentral-lab/NAME.")
-@click.option("--workers", type=click.IntRange(1, 1024), help="Processes of one thread; as many as processors.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 1024),
+    help="Processes of one thread; as many as processors, and one on another device.",
+)
 @click.option(
     "--device", default="cpu", show_default=True, help="Where models train, as cuda or cuda:1; digits: processor."
 )
@@ -60,12 +64,19 @@ def lab_command(study: Path, out: Path | None, workers: int | None, device: str,
     store.begin(study.read_text(encoding="utf-8-sig"))
     try:
         there = store.known()
-        known = _run(plan, store, there, workers or os.cpu_count() or 1, device)
+        known = _run(plan, store, there, workers or _usual_workers(device), device)
         found = found_by(plan, known)
         write_report(store, found)
     finally:
         store.end()
     _tell(found, store.folder, len(known) - len(there), as_json)
+
+
+def _usual_workers(device: str) -> int:
+    """One where models share a card: each process has a context and models of its own there, and a cell that ran out
+    of memory is kept as one that failed.
+    """
+    return (os.cpu_count() or 1) if device == "cpu" else 1
 
 
 def _run(plan: Plan, store: Store, there: dict[str, Outcome], workers: int, device: str) -> dict[str, Outcome]:
