@@ -18,7 +18,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.errors import ConfigError, DecentralError, NoPeersError
+from decentral.errors import ConfigError, NoPeersError
 from decentral.node.folder import kept_terms, kept_token
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
@@ -41,7 +41,7 @@ from decentral.tasks.shards import ShardPlace, seed_of, shard
 from decentral.training.inner.together import InnerSteps
 from decentral.training.loop_parts import LoopControl
 from decentral.training.swarm.side import run_blocking
-from decentral.training.swarm.thread import SwarmThread
+from decentral.training.swarm.thread import LoopEnded, SwarmThread
 
 
 class Peer:
@@ -326,11 +326,14 @@ class Peer:
         loop, swarm = self._part.loop, self._part.swarm
         self._part.behind.check()
         loop.schedule.stepped()
-        changed = run_blocking(loop.step_boundary())
+        try:
+            changed = run_blocking(loop.step_boundary())
+        except (LoopEnded, CancelledError):  # the swarm's side ends just now, and its error says more
+            raise swarm.reason() from None
         if (last := self._control.finishes_after) is not None and self.round > last:
             self.leave()
         if not (swarm.alive or loop.done or self.done):
-            raise swarm.error or DecentralError("the swarm's thread ended; see events.jsonl, then restart")
+            raise swarm.reason()
         return changed
 
     def _share(self, changed: Iterable[int]) -> None:

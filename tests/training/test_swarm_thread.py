@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from concurrent.futures import CancelledError
 
 import anyio
 import pytest
 
+from decentral.errors import VersionError
 from decentral.swarm.identity import Identity
-from decentral.training.swarm.thread import SwarmThread
+from decentral.training.swarm.thread import LoopEnded, SwarmThread
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.keys import Signer
@@ -62,3 +64,40 @@ def test_who_tells_a_loop_that_has_ended_is_not_hurt_by_it():
     for _ in range(3):
         swarm.tell(hear)
     assert heard == [True, True]
+
+
+class Refused(Idle):
+    """A node that ends when it is told why."""
+
+    def __init__(self) -> None:
+        self.why: VersionError | None = None
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        task_status.started()
+        while self.why is None:
+            await anyio.sleep(0.01)
+        raise self.why
+
+
+@pytest.mark.parametrize("ask", [SwarmThread.begin, SwarmThread.call], ids=lambda ask: ask.__name__)
+def test_who_asks_a_loop_that_has_ended_learns_why(ask):
+    """An upgrade to another wire version ended as an unexpected RuntimeError, if the training side asked just then."""
+    node = Refused()
+    swarm = SwarmThread(MemoryNetwork().transport(Signer(bytes(32))), lambda update: node)
+    swarm.start()
+    node.why = VersionError("wire version 1, this is 4")
+    swarm._thread.join()
+    with pytest.raises(LoopEnded):
+        ask(swarm, anyio.sleep, 0)
+    assert swarm.reason() is node.why
+
+
+def test_why_is_waited_for_while_the_loop_is_about_to_end():
+    node = Refused()
+    swarm = SwarmThread(MemoryNetwork().transport(Signer(bytes(32))), lambda update: node)
+    swarm.start()
+    begun = swarm.begin(anyio.sleep_forever)
+    node.why = VersionError("wire version 1, this is 4")
+    with pytest.raises(CancelledError):
+        begun.result()
+    assert swarm.reason() is node.why

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from decentral.errors import DecentralError
 from decentral.node.node import END_TIMEOUT, Node
 from decentral.rounds.updates import CommittedUpdate
 from decentral.swarm.directory import Directory
@@ -25,6 +26,10 @@ T = TypeVar("T")
 N = TypeVar("N", bound=Node)
 
 STOP_TIMEOUT = 8.0  # s for goodbye and shutdown: one Ctrl-C leaves within 10 s
+
+
+class LoopEnded(RuntimeError):
+    """Asked of a loop that has ended, or is about to: `SwarmThread.reason` tells why."""
 
 
 class SwarmThread(Generic[N]):
@@ -67,6 +72,11 @@ class SwarmThread(Generic[N]):
         """Whether the loop still runs."""
         return self._thread.is_alive()
 
+    def reason(self) -> BaseException:
+        """Why the loop ended; waits a while for one that is about to."""
+        self._thread.join(STOP_TIMEOUT)
+        return self._error or DecentralError("the swarm's thread ended; see events.jsonl, then restart")
+
     def start(self) -> None:
         """Start and wait until training may begin. Raises what joining raised."""
         self._thread.start()
@@ -77,15 +87,20 @@ class SwarmThread(Generic[N]):
             raise self._error
 
     def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Run ``work(*args)`` on the loop and wait for its result."""
+        """Run ``work(*args)`` on the loop and wait for its result. Raises LoopEnded; CancelledError where it ends
+        before the result is there.
+        """
         if self._portal is None:
             raise RuntimeError("the swarm's loop is not up yet")
-        return self._portal.call(work, *args)
+        return self.begin(work, *args).result()
 
     def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
-        """Run ``work(*args)`` on the loop; do not wait."""
+        """Run ``work(*args)`` on the loop; do not wait. Raises LoopEnded."""
         assert self._portal is not None
-        return self._portal.start_task_soon(work, *args)
+        try:
+            return self._portal.start_task_soon(work, *args)
+        except RuntimeError as error:
+            raise LoopEnded(str(error)) from None
 
     def tell(self, work: Callable[..., Awaitable[T]], *args: Any) -> None:
         """Run ``work(*args)`` on the loop, or not at all when that has ended: who asks may not know yet."""
