@@ -92,10 +92,13 @@ class SwarmThread(Generic[N]):
         """
         if self._portal is None:
             raise RuntimeError("the swarm's loop is not up yet")
-        return self.begin(work, *args).result()
+        return self._begun(work, *args).result()
 
     def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
         """Run ``work(*args)`` on the loop; do not wait. Raises LoopEnded."""
+        return self._begun(work, *args)
+
+    def _begun(self, work: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
         assert self._portal is not None
         try:
             return self._portal.start_task_soon(work, *args)
