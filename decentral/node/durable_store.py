@@ -23,6 +23,7 @@ from decentral.consensus.chain import Head, check_succession, contributions, mov
 from decentral.consensus.history import Past, retraced
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
+from decentral.replica.forgetting import forgotten
 from decentral.replica.received.senders import is_of_sender
 from decentral.replica.replica import Replica
 from decentral.replica.tensor_names import is_feedback
@@ -211,7 +212,7 @@ class DurableStore:
             replica.senders.keep_only(record.next_members)
             if me in {ref.peer for ref in contributions(record)}:
                 named = True
-                replica.forget_sent(record, frames, me)
+                replica.feedback[record.fragment] = forgotten(replica, record, frames, me).feedback
             else:  # its results may be named all the same
                 replica.owe_after(record, me, {}, replica.owed(record.fragment))
             anchor = replica.digest if moves_anchor(record) else record.base

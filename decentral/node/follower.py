@@ -169,9 +169,10 @@ class Follower(Node):
         if not (newer or (before.final and head.final)):
             return False
         fetched = await snapshots.tensors(peer, index, head)
+        loaded = await self.driver.state.offload(self.replica.read, fetched.tensors)
         if self.driver.head != before:
             return False  # a merge was committed here meanwhile: this is older
-        self.replica.load(fetched.tensors)
+        self.replica.take_over(loaded)
         self.gossip.follow(max(self.gossip.step, fetched.gossip_step))
         self.source = peer
         return True

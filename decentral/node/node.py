@@ -33,11 +33,11 @@ from decentral.replica.diagnosing.names import Figures
 from decentral.replica.received.readings import Readings
 from decentral.rounds.catchup.catch_up import CatchUp
 from decentral.rounds.driver import Driver
-from decentral.rounds.gossip import Gossip
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.local_state import Listeners, OwnParts, SwarmAccess
-from decentral.rounds.partners import Partners
-from decentral.rounds.punctuality import Punctuality
+from decentral.rounds.pairs.gossip import Gossip
+from decentral.rounds.pairs.partners import Partners
+from decentral.rounds.pairs.punctuality import Punctuality
 from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
@@ -241,7 +241,7 @@ class Node:
         self.state = "syncing"
         self._began = anyio.current_time() - hello.age
         fetched = await self.catch_up.snapshots.fetch(peer)
-        self.replica.load(fetched.tensors)
+        self.replica.take_over(await self.driver.state.offload(self.replica.read, fetched.tensors))
         self.driver.begin_at(fetched.head, self.start.acceptor)
         if self.gossip is not None:
             self.gossip.follow(fetched.gossip_step)
@@ -266,7 +266,7 @@ class Node:
         except (TransportError, PayloadError) as error:
             self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
             return False
-        self.replica.load(fetched.tensors)
+        self.replica.take_over(await self.driver.state.offload(self.replica.read, fetched.tensors))
         self.gossip.follow(max(self.gossip.step, fetched.gossip_step))
         self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
         return True

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers import Channel, RoundInfo
+from decentral.parameters import digest
 from decentral.replica.method_output import stepped
 from decentral.replica.replica import Replica
 
@@ -43,6 +44,7 @@ class GossipStep:
     after_N: Tensor
     state: dict[str, Tensor]
     feedback: dict[str, Tensor]
+    digest: bytes  # of after_N
     disagreement: float | None  # of the replicas, rms of (ours - theirs) over rms of ours; None: taken alone
     unmoved: str = ""  # why nothing moved; "": it did
 
@@ -75,6 +77,12 @@ def step_alone(replica: Replica, fragment: int, step: int, change_N: Tensor, sta
     if due[0].is_replica:
         received["change"] = whole_N
     return _step(replica, fragment, step, received, feedback, None)
+
+
+def install(replica: Replica, fragment: int, taken: GossipStep) -> None:
+    """Make a gossip step this replica's state."""
+    replica.anchors[fragment], replica.states[fragment] = taken.after_N, taken.state
+    replica.feedback[fragment], replica.digests[fragment] = taken.feedback, taken.digest
 
 
 def _first(replica: Replica, fragment: int, change_N: Tensor) -> Tensor:
@@ -110,5 +118,6 @@ def _step(
     old = replica.states[fragment]
     made = stepped(lambda: replica.method.outer_step(before_N, received, old, info), before_N, old)
     if made.why:  # what came cannot be used, and neither can what would be owed after it
-        return GossipStep(before_N, before_N, made.state, replica.feedback[fragment], disagreement, made.why)
-    return GossipStep(before_N, made.after_N, made.state, feedback, disagreement)
+        books, same = replica.feedback[fragment], replica.digests[fragment]
+        return GossipStep(before_N, before_N, made.state, books, same, disagreement, made.why)
+    return GossipStep(before_N, made.after_N, made.state, feedback, digest(made.after_N), disagreement)

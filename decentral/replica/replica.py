@@ -21,6 +21,7 @@ from decentral.optimizers.owners import Part
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
+from decentral.replica.loaded import Loaded
 from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
@@ -277,23 +278,6 @@ class Replica:
         self.senders.book(step.fragment, step.told.states)
         self.buffers_B = self.buffers_B if step.buffers_B is None else step.buffers_B
 
-    def forget_sent(self, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Tensor:
-        """Drop from this peer's feedback what a commit of a lost process already applied; what is not known, too.
-        Returns where something may have been sent, as booleans over the fragment.
-
-        The feedback to book with a contribution dies with the process that made it. Going on with the older one would
-        send again what was sent: where our frame has a value it becomes zero, and stays elsewhere, as sparse methods
-        owe it. All of it goes of a reduce, whose frames are the owners', where receivers remember, and of summaries.
-        """
-        f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
-        unseen = bool(record.contributors) or bool(self.senders.names) or self.method.rebuilds
-        if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
-            self.feedback[f] = {}
-            return torch.ones(self.numel(f), dtype=torch.bool)
-        sent_N = self.contents.moved(mine, self.numel(f))
-        self.feedback[f] = {n: one_N.masked_fill(beside(sent_N, one_N), 0.0) for n, one_N in self.feedback[f].items()}
-        return sent_N
-
     def check_finite(self, fragment: int, gradient_N: Tensor) -> None:
         """Raise NonFiniteError, which names the parameter, for NaN or Inf."""
         culprit = first_non_finite(gradient_N, self.schema.fragments[fragment])
@@ -302,10 +286,6 @@ class Replica:
                 f"NaN or Inf in the pseudo-gradient of {culprit}; nothing was sent: "
                 "lower the learning rate or clip the gradients, then start again from the last commit"
             )
-
-    def refresh(self, fragment: int) -> None:
-        """Recompute a fragment's digest after a gossip step replaced its anchor."""
-        self.digests[fragment] = digest(self.anchors[fragment])
 
     def _merge(self, record: Record, frames: Mapping[bytes, Frame]) -> OuterStep:
         """The one full average at the end of a gossip run.
@@ -347,11 +327,19 @@ class Replica:
 
         Raises PayloadError when a tensor is missing or has another size, or is of a sender that cannot be.
         """
+        self.take_over(self.read(tensors))
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Loaded:
+        """What ``load`` would take over, with its digests: hashing takes time, and nothing changes yet."""
         anchors = [found(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
         states = found_states(tensors, self.states)
         buffers_B = found(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
         feedback = found_feedback(tensors, self._own_names, len(anchors))
         senders = self.senders.found(tensors)
-        self.senders.take_over(senders)
-        self.anchors, self.states, self.feedback, self.buffers_B = anchors, states, feedback, buffers_B
-        self.digests = [digest(anchor) for anchor in anchors]
+        return Loaded(anchors, states, feedback, senders, buffers_B, [digest(anchor) for anchor in anchors])
+
+    def take_over(self, loaded: Loaded) -> None:
+        """Hold what was ``read``, and nothing else."""
+        self.senders.take_over(loaded.senders)
+        self.anchors, self.states, self.feedback = loaded.anchors, loaded.states, loaded.feedback
+        self.buffers_B, self.digests = loaded.buffers_B, loaded.digests

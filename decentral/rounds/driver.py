@@ -1,8 +1,8 @@
 """Carries out what the round machine decides: offers, logs, applies. One per peer, on the swarm's event loop.
 
 The roles beside it act on the same state: FrameIO (frames and messages), Reducer (partitions), StepAhead (the outer
-step while votes are on their way), Bookkeeping (what of this peer's progress a commit takes), Looking (what
-contributions tell of the swarm), PeerWatch (who is silent, or elsewhere).
+step while votes are on their way), Bookkeeping (what of this peer's progress a commit takes), Adoption (of another
+branch), Looking (what contributions tell of the swarm), PeerWatch (who is silent, or elsewhere).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from decentral.consensus.machine import TICK, RoundMachine
 from decentral.flow.repeats import Repeats
 from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution
+from decentral.rounds.adoption import Adoption
 from decentral.rounds.ahead import StepAhead
 from decentral.rounds.bookkeeping import NOTHING_DUE, Bookkeeping
 from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
@@ -51,7 +52,8 @@ class Driver:
         self.watch = PeerWatch(self.state, swarm)
         self.frames = FrameIO(self.state, swarm, self.steps, self.watch)
         self.reducer = Reducer(self.state, self.frames)
-        self.bookkeeping = Bookkeeping(self.state, self.steps, self.frames)
+        self.bookkeeping = Bookkeeping(self.state)
+        self.adoption = Adoption(self.state, self.steps, self.frames, self.bookkeeping)
         self.looking, self.ahead = Looking(self.state), StepAhead(self.state)
         self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
@@ -282,7 +284,7 @@ class Driver:
         began = anyio.current_time()
         if moves_anchor(record):
             step = await self.ahead.step(record, frames)
-            due = await self.bookkeeping.made_of(record)
+            due = await self.bookkeeping.made_of(record, frames)
             before_N, after_N = step.before_N, step.after_N
             state.replica.install(step)
             unmoved = bool(step.unmoved)
@@ -293,7 +295,7 @@ class Driver:
             inner, channels = step.state if state.replica.method.inner else {}, step.channels
         decision = self._decision(commit, sending, anyio.current_time() - began)
         state.tasks.spawn(self.looking.name_peers, record, frames, self.looking.measured(record, step))
-        named, taken_N = self.bookkeeping.settle(record, frames, due)
+        named = self.bookkeeping.settle(record, due)
         self.looking.at_round(record, frames, step, named)
         self.bookkeeping.forget_leavers(record)
         self.frames.end_pushes(record)
@@ -301,7 +303,9 @@ class Driver:
         self.frames.tidy(record.round)
         anchor = state.replica.digest if moves_anchor(record) else record.base
         moved = (record.fragment, before_N, after_N, named, anchor)
-        update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N, decision=decision)
+        update = CommittedUpdate(
+            record, record.hash, *moved, buffers_B=buffers_B, taken_N=due.sent_N, decision=decision
+        )
         state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
         await self._carry_out(state.machine.applied(anchor, anyio.current_time()))
         if record.final:

@@ -23,7 +23,7 @@ from decentral.replica.reduction import Results
 from decentral.replica.replica import Replica
 from decentral.rounds.catchup.requests import CatchUpRequests
 from decentral.rounds.inbox import Inbox
-from decentral.rounds.partners import Partners
+from decentral.rounds.pairs.partners import Partners
 from decentral.rounds.slices import Slices
 from decentral.rounds.steps import Tasks
 from decentral.rounds.updates import CommittedUpdate, Ledger

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from decentral.consensus.voting import SEATS
 from decentral.dissemination.partition import partition
-from decentral.rounds.gossip import COMMIT_NBYTES
+from decentral.rounds.pairs.swapping import COMMIT_NBYTES
 from decentral.swarm.circles import DIRECT
 from decentral.swarm.leases import write_leases
 from decentral.transport.requests import PREFIX_NBYTES

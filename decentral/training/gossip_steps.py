@@ -9,7 +9,8 @@ from decentral.consensus.chain import Head
 from decentral.errors import DecentralError
 from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
-from decentral.rounds.gossip import UNDECIDED, Gossip, Swapped
+from decentral.rounds.pairs.gossip import Gossip, Swapped
+from decentral.rounds.pairs.swapping import UNDECIDED
 from decentral.training.loop_parts import LoopParts
 from decentral.training.merging import Merger
 from decentral.training.swarm.side import PendingResult
@@ -102,7 +103,7 @@ class GossipSteps:
             return
         fragment = head.fragment(self._parts.manifest.outer.fragments)
         slow_N, tail = replica.anchors[fragment], self._parts.tail(fragment)
-        encoded = replica.merge_codec.encode(slow_N, {}, replica.shapes(fragment))
+        encoded = await node.driver.state.offload(replica.merge_codec.encode, slow_N, {}, replica.shapes(fragment))
         kind = FrameKind.MERGE
         offered = Contribution(fragment, head.hash, slow_N, slow_N, 0, 0, kind=kind, encoded=encoded, tail=tail)
         await node.driver.contribute(offered)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decentral.manifest import Manifest
 from decentral.replica.contribution import Contribution
-from decentral.rounds.gossip import Swapped
+from decentral.rounds.pairs.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.absence import Away
 from decentral.training.live_side import Parameters

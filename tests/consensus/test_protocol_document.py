@@ -12,8 +12,9 @@ from pathlib import Path
 import decentral.rounds
 from decentral.dissemination import gather, passing
 from decentral.redundancy import keeper
-from decentral.rounds import frame_io, gossip
+from decentral.rounds import frame_io
 from decentral.rounds.catchup import donor
+from decentral.rounds.pairs import swapping
 from decentral.swarm import admission, directory, hello
 from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES
@@ -60,7 +61,7 @@ def test_every_stream_is_there() -> None:
         donor.INDEX,
         donor.STATE,
         donor.PACKED,
-        gossip.PAIR,
+        swapping.PAIR,
         hello.HELLO,
     }
     streams |= {keeper.KEEP, keeper.KEPT}

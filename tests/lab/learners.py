@@ -8,7 +8,7 @@ import anyio
 import torch
 
 from decentral.replica.contribution import Contribution, range_of
-from decentral.rounds.gossip import Swapped
+from decentral.rounds.pairs.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.moments import Descent
 from decentral.training.absence import Away

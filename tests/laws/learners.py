@@ -14,7 +14,7 @@ from decentral.optimizers import Aggregation, OuterMethod
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import Contribution
-from decentral.replica.pair_step import GossipStep, half_of, step_alone, step_together
+from decentral.replica.pair_step import GossipStep, half_of, install, step_alone, step_together
 from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.moments import Descent
@@ -23,7 +23,7 @@ from decentral.training.live_side import LiveSide
 from decentral.training.sync_schedule import SyncSchedule
 from decentral.wire.frames import Frame
 from decentral.wire.messages import FrameRef, Record
-from tests.laws.swarm import NUMEL, PARAMETERS, SIGNERS, install
+from tests.laws.swarm import NUMEL, PARAMETERS, SIGNERS
 
 # Shape suffix: N = elements of the one fragment, flat float32.
 
@@ -183,8 +183,7 @@ class Learners:
             steps |= self._pair(present[i : i + 2], taken)
         for n, step in steps.items():
             peer = self.peers[n]
-            install(peer.replica, step)
-            peer.replica.refresh(0)
+            install(peer.replica, 0, step)
             peer.schedule.swapped(peer.model, 0, step.after_N, unmoved=bool(step.unmoved))
         self.head = replace(self.head, round=self.head.round + 1, outer_step=self.head.outer_step + 1)
 

@@ -19,7 +19,6 @@ from decentral.parameters import schema_of
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after
 from decentral.replica.outer_step import OuterStep
-from decentral.replica.pair_step import GossipStep
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import Replica
 from decentral.wire.frames import Frame, FrameKind, seal
@@ -190,11 +189,6 @@ class Swarm:
         assert all(torch.equal(first, other) for other in others), "the same bits on every peer"
         self.head = replace(self.head.extended(record), anchor=self.peers[0].digest)
         return Met(record, steps, first, self.heard[0].info)
-
-
-def install(replica: Replica, step: GossipStep) -> None:
-    """As `Gossip._book` does."""
-    replica.anchors[0], replica.states[0], replica.feedback[0] = step.after_N, step.state, step.feedback
 
 
 def changed_books(

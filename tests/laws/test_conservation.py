@@ -10,8 +10,8 @@ from decentral.compressors import Compressor, parse_compressor
 from decentral.dissemination.pairing import matching
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, preset_manifest
-from decentral.replica.pair_step import half_of, step_alone, step_together
-from tests.laws.swarm import NUMEL, SIGNERS, Swarm, changed_books, install, mean, peer_of
+from decentral.replica.pair_step import half_of, install, step_alone, step_together
+from tests.laws.swarm import NUMEL, SIGNERS, Swarm, changed_books, mean, peer_of
 
 # What a sender owes is only known under feedback: "none" says that what is dropped is gone.
 FEEDBACK = ["ef(beta=0.95)", "dgc(momentum=0.5)"]
@@ -135,7 +135,7 @@ def _take(manifest, replicas, changes) -> None:
     ]
     check_equal(moved, sum(given), max(float(step.after_N.abs().max()) for step in steps), len(replicas))
     for replica, step in zip(replicas, steps, strict=True):
-        install(replica, step)
+        install(replica, 0, step)
 
 
 def test_contributions_whose_sum_is_beyond_float32_move_the_anchor_alike_however_they_are_exchanged():

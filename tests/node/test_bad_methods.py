@@ -13,7 +13,7 @@ import torch
 from decentral.observe.notices import Notices
 from decentral.optimizers.gossip.ad_psgd import ADPSGD
 from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.rounds.gossip import Swapped
+from decentral.rounds.pairs.gossip import Swapped
 from decentral.training.live_side import LiveSide
 from decentral.training.sync_schedule import SyncSchedule
 from tests.lab.learners import Learner

@@ -17,6 +17,7 @@ from decentral.optimizers.zeroth_order.just_one_byte import JustOneByte
 from decentral.optimizers.zeroth_order.levels import byte_of, level_of
 from decentral.optimizers.zeroth_order.noted import keep_newer, note, noted
 from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
+from decentral.replica.forgetting import forgotten
 from decentral.replica.run_codec import codec_of
 from decentral.rounds.updates import CommittedUpdate
 from tests.laws.learners import SCHEMA, Learners
@@ -167,7 +168,7 @@ def test_what_an_earlier_life_told_is_taken_everywhere():
     run = Learners(JustOneByte(), 1, randn(0), codec_of(preset_manifest("just_one_byte")))
     run.learn({0: randn(1)})
     offered = run.offer((0,))
-    assert run.peers[0].replica.forget_sent(offered.record, offered.frames, SIGNERS[0].peer).all()
+    assert forgotten(run.peers[0].replica, offered.record, offered.frames, SIGNERS[0].peer).sent_N.all()
 
 
 def distance(peers: int, rounds: int = 150) -> float:

@@ -8,8 +8,8 @@ import torch
 
 from decentral.dissemination import gather
 from decentral.dissemination.pairing import matching, partner_of
-from decentral.rounds.gossip import PAIR, UNDECIDED
-from decentral.rounds.partners import AHEAD
+from decentral.rounds.pairs.partners import AHEAD
+from decentral.rounds.pairs.swapping import PAIR, UNDECIDED
 from decentral.transport.memory.pipe import Weight
 from decentral.wire.keys import peer_name
 from tests.lab.nodes import tiny_model

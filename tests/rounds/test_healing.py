@@ -129,7 +129,7 @@ def test_a_branch_that_took_the_contribution_in_flight_is_booked_as_its_commit_w
         record = replace(newest, **following(driver.head), frames=(mine,))
         head = replace(driver.head.extended(record), anchor=driver.head.anchor)
         before_N, seen = driver.state.replica.anchors[0], len(member.all_updates)
-        await driver.bookkeeping.adopt(head, {}, Branch(driver.head, (head,), (record,)))
+        await driver.adoption.adopt(head, {}, Branch(driver.head, (head,), (record,)))
         assert torch.equal(driver.state.replica.feedback[0]["debt"], pending.encoded.feedback["debt"])
         assert torch.equal(member.all_updates[seen].before_N, before_N - pending.gradient_N)
         assert member.all_updates[seen].took
@@ -158,7 +158,7 @@ def test_a_branch_that_took_a_lengthened_change_takes_from_the_progress_what_was
         head = replace(driver.head.extended(record), anchor=driver.head.anchor)
         before_N, seen = driver.state.replica.anchors[0], len(member.all_updates)
         learnt_N = before_N - member.model.read(0)
-        await driver.bookkeeping.adopt(head, {}, Branch(driver.head, (head,), (record,)))
+        await driver.adoption.adopt(head, {}, Branch(driver.head, (head,), (record,)))
         assert learnt_N.norm() > 0
         assert torch.equal(pending.gradient_N, 4 * learnt_N)
         assert torch.equal(member.all_updates[seen].before_N, before_N - learnt_N)
@@ -178,11 +178,11 @@ def test_what_was_reclaimed_from_a_branch_is_dropped_when_that_branch_may_have_c
         start = driver.machine.state.history.newest_of(reversed(driver.machine.state.history.locator()))
         heavier = replace(driver.head, round=driver.head.round + 1, tokens=driver.head.tokens + 1, hash=b"b" * 32)
         driver.state.pending = None
-        await driver.bookkeeping.adopt(heavier, {}, Branch(start, (heavier,)))
+        await driver.adoption.adopt(heavier, {}, Branch(start, (heavier,)))
         assert member.all_updates[-1].owed_steps > 0
         driver.state.pending = None
         heaviest = replace(heavier, round=heavier.round + 1, tokens=heavier.tokens + 1, hash=b"c" * 32)
-        await driver.bookkeeping.adopt(heaviest, {}, Branch(None))
+        await driver.adoption.adopt(heaviest, {}, Branch(None))
         assert torch.equal(member.all_updates[-1].taken_N, torch.ones(lab.schema.fragments[0].numel, dtype=torch.bool))
 
     run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)

@@ -10,7 +10,7 @@ import torch
 
 from decentral.consensus.history import Branch
 from decentral.replica.owing import OWED
-from decentral.rounds.gossip import Gossip
+from decentral.rounds.pairs.gossip import Gossip
 from decentral.wire.messages import FrameRef
 from tests.lab.learners import Learner
 from tests.lab.nodes import Member, tiny_model
@@ -71,10 +71,10 @@ def test_a_snapshot_takes_of_what_an_owner_owes_what_its_records_took_and_a_riva
         reduced = replace(last, **following(driver.head), **lists)
         head = replace(driver.head.extended(reduced), anchor=driver.head.anchor)
         replica.feedback[0], driver.state.left = {OWED: torch.ones(numel)}, {made.frame: torch.full((numel,), 2.0)}
-        await driver.bookkeeping.adopt(head, {}, Branch(driver.head, (head,), (reduced,)))
+        await driver.adoption.adopt(head, {}, Branch(driver.head, (head,), (reduced,)))
         assert torch.equal(replica.owed(0), torch.full((numel,), 2.0))
         rival = replace(head, round=head.round + 1, tokens=head.tokens + 1, hash=b"r" * 32)
-        await driver.bookkeeping.adopt(rival, {}, Branch(start, (rival,)))
+        await driver.adoption.adopt(rival, {}, Branch(start, (rival,)))
         assert replica.owed(0) is None
 
     run_lab(exact_terms(terms, SPARSE, "reduce"), script, make_model=tiny_model)

@@ -1,4 +1,4 @@
-"""One gossip step of a pair, or of a peer alone: as `decentral.rounds.gossip` makes it once both have committed."""
+"""One gossip step of a pair, or of a peer alone: as `decentral.rounds.pairs` makes it once both have committed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from decentral.lab.swarm.lab_peer import LabPeer
 from decentral.replica.contribution import Contribution
-from decentral.replica.pair_step import GossipStep, Half, step_alone, step_together
+from decentral.replica.pair_step import GossipStep, Half, install, step_alone, step_together
 
 __all__ = ["step_apart", "step_as_pair"]
 
@@ -29,9 +29,7 @@ def step_as_pair(peers: Sequence[LabPeer], fragment: int, halves: Sequence[Half]
 
 
 def _take_over(peer: LabPeer, fragment: int, step: GossipStep) -> None:
-    replica = peer.replica
-    replica.anchors[fragment], replica.states[fragment] = step.after_N, step.state
-    replica.feedback[fragment] = step.feedback
+    install(peer.replica, fragment, step)
     peer.schedule.swapped(peer.live, fragment, step.after_N, unmoved=bool(step.unmoved))
     peer.schedule.given_up.clear()
     peer.live.averages.resume()

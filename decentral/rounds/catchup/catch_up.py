@@ -141,7 +141,7 @@ class CatchUp:
             return
         branch = await self._branch_to(peer, head)
         tensors = {} if self.state.gossips else (await self.snapshots.tensors(peer, index, head)).tensors
-        await self.driver.bookkeeping.adopt(head, tensors, branch)
+        await self.driver.adoption.adopt(head, tensors, branch)
 
     async def _branch_to(self, peer: PeerId, claimed: Head) -> Branch:
         """The way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers remember."""

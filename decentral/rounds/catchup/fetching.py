@@ -79,7 +79,7 @@ class SnapshotFetch:
         await fetch_chunks(assembler, chunks.ask, lambda: self._donors(peer, head), self._dropped)
         self._partial = None
         tensors = await self.state.offload(assembler.tensors)
-        found = self.state.replica.digest_of(tensors)
+        found = await self.state.offload(self.state.replica.digest_of, tensors)
         wanted = head.anchor if not self.state.gossips else _digest_in(index)
         if found != wanted:
             self._distrust(peer)

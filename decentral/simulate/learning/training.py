@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
-from decentral.rounds.gossip import Swapped
+from decentral.rounds.pairs.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.lessons import Lesson
 from decentral.simulate.pulls import state_name

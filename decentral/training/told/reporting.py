@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import contributions, moves_anchor
 from decentral.replica.contribution import Contribution
-from decentral.rounds.gossip import Swapped
+from decentral.rounds.pairs.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate, Decision
 from decentral.training.absence import Away
 from decentral.wire.keys import PeerId, peer_name

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import NOTHING, Head
 from decentral.errors import PayloadError
-from decentral.rounds.punctuality import Punctuality
+from decentral.rounds.pairs.punctuality import Punctuality
 from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
 

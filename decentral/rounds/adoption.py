@@ -1,0 +1,181 @@
+"""Another branch of the chain, or a place too far ahead to replay to: what becomes of this peer's own progress there.
+
+The training side is told moves of the anchor. Progress is the anchor less the live parameters, so what must stay or go
+is said by where the move begins: further from the live parameters by what is owed again, nearer by what was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import anyio
+import torch
+from torch import Tensor
+
+from decentral.consensus.chain import Head, contributions
+from decentral.consensus.history import Branch
+from decentral.replica.contribution import Contribution
+from decentral.replica.outbox import Owed
+from decentral.replica.owing import OWED, owed_after
+from decentral.rounds.bookkeeping import Bookkeeping
+from decentral.rounds.frame_io import FrameIO
+from decentral.rounds.local_state import LocalState
+from decentral.rounds.steps import Steps
+from decentral.rounds.updates import CommittedUpdate
+from decentral.tensors.devices.transfer import beside
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+class Adoption:
+    """Takes over verified snapshots."""
+
+    def __init__(self, state: LocalState, steps: Steps, frames: FrameIO, bookkeeping: Bookkeeping) -> None:
+        self.state, self.steps, self.frames, self.bookkeeping = state, steps, frames, bookkeeping
+        self.me, self.replica, self.outbox = state.me, state.replica, state.outbox
+
+    async def adopt(self, head: Head, tensors: Mapping[str, Tensor], branch: Branch) -> None:
+        """Take over a verified snapshot: another branch, or too far ahead to replay. Gossip takes over no tensors.
+
+        What this peer gave to rounds that are given up is owed again, and what the records of the branch took from it
+        is not: the debt stays as it is.
+        """
+        state = self.state
+        async with self.steps.lock:
+            if head.weight <= state.head.weight:
+                return  # ours grew meanwhile
+            owed = await state.offload(self._owed, branch)
+            taken = {} if state.gossips else self._taken(branch)
+            books = await state.offload(self._books_after, branch, taken)
+            loaded = await state.offload(state.replica.read, tensors) if tensors else None
+            before = list(state.replica.anchors)
+            await state.offload(state.ledger.adopt, head, tensors)
+            state.reclaimed = state.reclaimed or bool(owed)
+            state.replica.feedback = books
+            if loaded is not None:
+                state.replica.take_over(replace(loaded, feedback=books))
+            self._tell_adopted(head, branch, owed)
+            state.pending, state.inherits = None, False
+            state.machine.state.switch(head, branch, anyio.current_time())
+            self.frames.tidy(head.round)
+            if not state.machine.state.forgetful:
+                await state.offload(state.ledger.save_acceptor, state.machine.state.acceptor.to_bytes())
+            if state.gossips:  # a swap may have moved replica and live model meanwhile
+                state.on_update(CommittedUpdate(None, head.hash, 0, None, None, None, state.replica.digest))
+                return
+            rounds = _rounds_of_each(head, branch, len(before))
+            for f, old_N in enumerate(before):
+                state.on_update(await state.offload(self._move, head, f, old_N, owed.get(f), taken, rounds))
+
+    def _move(
+        self,
+        head: Head,
+        f: int,
+        old_N: Tensor,
+        owed: Owed | None,
+        taken: Mapping[int, Contribution | None],
+        rounds: int,
+    ) -> CommittedUpdate:
+        """One fragment's part of an adoption, as the training side sees it.
+
+        What the branch took is taken as it was measured: of a slow peer more is sent, after an absence less, and what
+        is over is given up.
+        """
+        before_N, steps = (old_N, 0) if owed is None else (old_N + owed.gradient_N, owed.steps)
+        taken_N, mine = None, taken.get(f)
+        if mine is not None:
+            before_N = before_N - beside(mine.measured_N, before_N)
+            steps -= mine.trained
+        elif f in taken:
+            taken_N = torch.ones(len(old_N), dtype=torch.bool)
+        after_N, anchor = self.replica.anchors[f], self.replica.digest
+        buffers_B = self.replica.shared_buffers(f)
+        method = self.replica.method
+        return CommittedUpdate(
+            None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, took=mine is not None,
+            taken_N=taken_N, state=self.replica.states[f] if method.inner else {},
+            channels=frozenset(channel.name for channel in method.channels()),
+        )  # fmt: skip
+
+    def _owed(self, branch: Branch) -> dict[int, Owed]:
+        """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""
+        if branch.shared is None:
+            return {}
+        fragments = range(len(self.replica.anchors))
+        replica, after = self.replica, branch.shared.round
+        sent = [replica.senders.of(f, self.me).get("sent") for f in fragments]  # None under most mechanisms
+        found = {f: self.outbox.owed(after, f, replica.shapes(f), sent[f]) for f in fragments}
+        return {f: owed for f, owed in found.items() if owed is not None}
+
+    def _taken(self, branch: Branch) -> dict[int, Contribution | None]:
+        """By fragment, what the records of ``branch`` took from this peer; None: something, and nobody knows what."""
+        if branch.shared is None:
+            unsure = self.state.inherits or self.state.reclaimed or self.state.pending is not None
+            return dict.fromkeys(range(len(self.replica.anchors)), None) if unsure else {}
+        found: dict[int, Contribution | None] = {}
+        for record in branch.records:
+            for ref in contributions(record):
+                if ref.peer == self.me:
+                    found[record.fragment] = self._pending_as(ref.frame)
+        return found
+
+    def _pending_as(self, frame: bytes) -> Contribution | None:
+        """The contribution in flight, if ``frame`` is what it offered and all of that is known."""
+        pending = self.state.pending
+        known = pending is not None and pending.encoded is not None and pending.offered == frame
+        return pending if known else None
+
+    def _books_after(self, branch: Branch, taken: Mapping[int, Contribution | None]) -> list[dict[str, Tensor]]:
+        """By fragment, what this peer owes on ``branch``.
+
+        What the branch took is booked as its commit would have: progress and debt apart. Taking all that was sent from
+        the progress leaves the same sum, until a crash drops one of the two.
+        """
+        books = self._books_as_owner(branch)
+        for f, mine in taken.items():
+            if mine is None:
+                books[f] = {OWED: books[f][OWED]} if OWED in books[f] else {}
+            else:
+                assert mine.encoded is not None, "see _taken"
+                books[f] = mine.encoded.feedback
+        return books
+
+    def _books_as_owner(self, branch: Branch) -> list[dict[str, Tensor]]:
+        """With what a branch that follows on our chain took. Of another, contributors owe again all that they gave to
+        the rounds given up: nothing is owed as their owner any more.
+        """
+        books = list(self.replica.feedback)
+        if branch.shared is None or branch.shared.hash != self.state.head.hash:
+            return [{name: own[name] for name in own if name != OWED} for own in books]
+        for record in branch.records:
+            f, left = record.fragment, self.state.left
+            owed_N = owed_after(books[f].get(OWED), record, self.me, left, self.replica.numel(f))
+            books[f] = books[f] if owed_N is None else {**books[f], OWED: owed_N}
+        return books
+
+    def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
+        """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
+        old, shared = self.state.head, branch.shared
+        self.outbox.forget_after(-1 if shared is None else shared.round)
+        self.bookkeeping.forget_given()
+        where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
+        self.state.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
+        if shared is not None and shared.hash == old.hash:
+            return
+        self.state.on_event(
+            "healed",
+            {
+                "round": head.round,
+                "epoch": head.epoch,
+                "given_up": None if shared is None else old.outer_step - shared.outer_step,
+                "kept": sum(one.rounds for one in owed.values()),
+                "steps": sum(one.steps for one in owed.values()),
+            },
+        )
+
+
+def _rounds_of_each(head: Head, branch: Branch, num_fragments: int) -> int:
+    """Outer steps of each fragment on ``branch``; all of the run's where it left ours too long ago to be known."""
+    left = 0 if branch.shared is None else branch.shared.outer_step
+    return -(-(head.outer_step - left) // num_fragments)

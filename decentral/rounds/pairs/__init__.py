@@ -1,0 +1,1 @@
+"""Rounds of pairs: each step two peers swap frames, or one goes alone."""

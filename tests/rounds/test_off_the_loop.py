@@ -1,0 +1,130 @@
+"""What is as long as the model is made off the event loop: leases are told and votes answered meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import anyio.lowlevel
+import pytest
+
+from decentral.consensus.history import Branch
+from decentral.replica import pair_step, replica
+from decentral.replica.outbox import Outbox
+from decentral.replica.received.frame_contents import FrameContents
+from decentral.rounds import adoption, bookkeeping
+from decentral.rounds.pairs import gossip
+from tests.lab import nodes
+from tests.lab.learners import Learner
+from tests.lab.nodes import tiny_model
+from tests.rounds.test_healing import SPARSE, exact_terms, following, partition, settle
+
+LONG = [
+    (replica, "digest"),
+    (pair_step, "_step"),
+    (gossip, "seal"),
+    (Outbox, "_came"),
+    (FrameContents, "moved"),
+    (adoption, "owed_after"),
+    (bookkeeping, "owed_after"),
+    (adoption.Adoption, "_move"),
+]
+BEFORE_THE_LOOP = "__init__"  # of a replica, which no peer has yet
+
+
+class Watch:
+    """Calls of what takes long, by where they were made from."""
+
+    def __init__(self) -> None:
+        self.off = False
+        self.made: set[str] = set()
+        self.on_the_loop: set[tuple[str, str]] = set()
+
+    async def offload(self, work: Callable, *args: object) -> object:
+        await anyio.lowlevel.checkpoint()
+        self.off = True
+        try:
+            return work(*args)
+        finally:
+            self.off = False
+
+    def watched(self, name: str, work: Callable) -> Callable:
+        @functools.wraps(work)
+        def wrapped(*args: object, **given: object) -> object:
+            caller = sys._getframe(1)
+            while caller.f_code.co_name.startswith("<"):
+                caller = caller.f_back
+            self.made.add(name)
+            if not self.off and caller.f_code.co_name != BEFORE_THE_LOOP:
+                self.on_the_loop.add((name, caller.f_code.co_name))
+            return work(*args, **given)
+
+        return wrapped
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    seen = Watch()
+    for place, name in LONG:
+        monkeypatch.setattr(place, name, seen.watched(name, getattr(place, name)))
+    monkeypatch.setattr(nodes, "inline", seen.offload)
+    yield seen
+    assert not seen.on_the_loop
+
+
+def test_steps_of_pairs_and_of_one_alone(run_lab, terms, watch):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(len(member.swaps) >= 8 for member in lab.members))
+        partners = {swapped.partner for member in lab.members for swapped in member.swaps}
+        assert None in partners
+        assert len(partners) > 1
+        assert {"_step", "digest", "seal"} <= watch.made
+
+    run_lab(terms("noloco"), script, make_model=tiny_model)
+
+
+def test_a_snapshot_and_a_branch_that_is_taken_over(run_lab, terms, watch):
+    async def script(lab):
+        _, lost = await partition(lab, [Learner] * 3, 1, "many")
+        await settle(lab)
+        assert lost[0].happened("healed")
+        lab.add(kind=Learner)
+        await lab.all_members()
+        assert {"digest", "_came", "_move"} <= watch.made
+
+    run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+def test_what_a_commit_names_of_a_previous_life(run_lab, terms, watch, exchange):
+    async def script(lab):
+        member = lab.add(kind=Learner)
+        lab.add(kind=Learner)
+        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.state.contributed > 2)
+        driver, seen = member.node.driver, len(member.all_updates)
+        await lab.until(lambda: driver.pending is not None and (driver.pending.slices or driver.pending.encoded))
+        driver.state.pending = None  # as in a process that was started again
+        await lab.until(lambda: any(update.taken_N is not None for update in member.all_updates[seen:]))
+        assert ("moved" if exchange == "gather" else "owed_after") in watch.made
+
+    run_lab(exact_terms(terms, SPARSE, exchange), script, make_model=tiny_model)
+
+
+def test_what_an_owner_owes_on_a_branch(run_lab, terms, watch):
+    async def script(lab):
+        member = lab.add(kind=Learner)
+        lab.add(kind=Learner)
+        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.state.contributed > 2)
+        driver = member.node.driver
+        newest = next(commit.record for commit in reversed(member.log) if commit.record.partition)
+        reduced = replace(newest, **following(driver.head))
+        head = replace(driver.head.extended(reduced), anchor=driver.head.anchor)
+        await driver.adoption.adopt(head, {}, Branch(driver.head, (head,), (reduced,)))
+        assert "owed_after" in watch.made
+
+    run_lab(exact_terms(terms, SPARSE, "reduce"), script, make_model=tiny_model)
