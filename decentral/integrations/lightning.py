@@ -79,7 +79,7 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
-            self.peer.log(loss=loss)
+            self.peer.log(loss=loss * trainer.accumulate_grad_batches)  # by which Lightning has divided it
         if self.peer.round != self._logged:
             self._logged, numbers = self.peer.round, swarm_numbers(self.peer.status())
             for logger in trainer.loggers:

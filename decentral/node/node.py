@@ -261,12 +261,16 @@ class Node:
 
     async def _follow(self, peer: PeerId) -> bool:
         assert self.gossip is not None
+        before = self.driver.head.final
         try:
             fetched = await self.catch_up.snapshots.fetch(peer)
         except (TransportError, PayloadError) as error:
             self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
             return False
-        self.replica.take_over(await self.driver.state.offload(self.replica.read, fetched.tensors))
+        loaded = await self.driver.state.offload(self.replica.read, fetched.tensors)
+        if self.driver.head.final and not before:
+            return True  # replicas were merged meanwhile: what came is older
+        self.replica.take_over(loaded)
         self.gossip.follow(max(self.gossip.step, fetched.gossip_step))
         self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
         return True

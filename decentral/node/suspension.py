@@ -25,23 +25,34 @@ class Suspension:
 
     def __init__(self, driver: Driver, on_event: Callable[[str, dict[str, object]], None], offload: Offload) -> None:
         self.reasons: set[str] = set()
+        self._turn = anyio.Lock()
+        self._told = False  # a farewell, since this peer was let in
         self._driver, self._on_event, self._offload = driver, on_event, offload
 
     def __bool__(self) -> bool:
         return bool(self.reasons)
 
     async def begin(self, why: str) -> None:
-        """Rest. The driver runs."""
-        before = bool(self.reasons)
+        """Rest."""
         self.reasons.add(why)
-        if not before:
-            await self._driver.goodbye()
+        await self._tell()
 
     async def end(self, why: str) -> None:
         """Take part again, unless there is another reason not to."""
         self.reasons.discard(why)
-        if not self.reasons:
-            await self._driver.come_back()
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """Say farewell, or ask to be let in again: in turns, since a farewell waits for a step that is being made.
+
+        Before the rounds run there is nobody to tell; whoever starts them, or looks at what was sent, asks again.
+        """
+        async with self._turn:
+            rests = bool(self.reasons)
+            if rests == self._told or not self._driver.state.running:
+                return
+            self._told = rests
+            await (self._driver.goodbye() if rests else self._driver.come_back())
 
     async def keep_to(self, daily: DailyUpload, traffic: Traffic) -> None:
         """Rest while the day's upload is used up, and have the count survive this process. Runs until cancelled."""
@@ -52,6 +63,7 @@ class Suspension:
                     fields: dict[str, object] = {"sent": daily.sent, "limit": daily.limit}
                     self._on_event("upload_used_up" if daily.used_up else "upload_goes_on", fields)
                     await (self.begin if daily.used_up else self.end)(UPLOAD)
+                await self._tell()
                 if daily.is_due:
                     await self._offload(self._save, daily)
                 await anyio.sleep(LOOK_EVERY)

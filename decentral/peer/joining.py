@@ -83,7 +83,7 @@ def join(
         require_peers: wait until this many members are there.
         join_timeout: seconds from this call until NoPeersError, when nobody answers or the members are not there.
         observer: called with every event, on whatever thread it happens.
-        checkpoint_every: commits between two checkpoints.
+        checkpoint_every: commits, or steps of pairs, between two checkpoints.
         tokens_per_step: training tokens behind one inner step, told to the swarm.
         max_upload: what this peer sends at most, over everything: ``"5mbit"``, ``"600kB/s"``, or bytes per second;
             ``max_download`` what it receives.

@@ -285,8 +285,7 @@ class Peer:
         """``kind``: what ended the training loop; None: it came to its own end."""
         whole, over = kind is None, self.done and not self._control.leaving
         try:
-            if save and not part.was_over:
-                run_blocking(part.loop.settle())
+            if save and not part.was_over and run_blocking(part.loop.settle()):
                 part.save_now()
             self._model.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:

@@ -26,7 +26,7 @@ KEEP = "/decentral/keep/1"
 KEPT = "/decentral/kept/1"
 TAKEN, FULL, REFUSED = b"\x00", b"\x01", b"\x02"
 STRIPE = struct.Struct("<I")
-PIECES_PER_OWNER = 2  # the newest whole one, and the one that is on its way
+PIECES_PER_OWNER = 2  # the newest that was settled, and the one that is on its way
 KEPT_FOR = 86_400.0  # s after which its owner has given nothing newer: it is gone for good, or gives to others now
 RENEWALS = 3  # that may be missed, where the terms have them further apart
 
@@ -35,6 +35,7 @@ RENEWALS = 3  # that may be missed, where the terms have them further apart
 class _Piece:
     label: Label
     chunks: dict[int, bytes] = field(default_factory=dict)
+    is_settled: bool = False  # enough keepers have that state, as its owner said
 
     @property
     def is_whole(self) -> bool:
@@ -104,10 +105,15 @@ class Keeper:
         return next((piece for piece in shelf.pieces if piece.label == label), None) if shelf is not None else None
 
     def _new_piece(self, peer: PeerId, label: Label) -> _Piece | None:
-        """A place for it beside the newest whole one; None where there is no room."""
+        """A place for it beside the one that stays; None where there is no room.
+
+        What stays is the settled one. A newer one may be whole here and at no other keeper: of two states that were not
+        given to enough in turn, none can be had.
+        """
         self.forget_old()
         shelf = self._shelves.get(peer) or _Shelf(anyio.current_time())
-        stays = [piece for piece in shelf.pieces if piece.is_whole][-1:]
+        whole = [piece for piece in shelf.pieces if piece.is_whole]
+        stays = [piece for piece in whole if piece.is_settled] or whole[-1:]
         beside = sum(piece.label.piece_nbytes for piece in stays)
         if beside + label.piece_nbytes > self._terms.nbytes // self._terms.keepers:
             return None
@@ -129,6 +135,7 @@ class Keeper:
         """All keepers have that state: pieces of another one are of no use any more."""
         piece = self._piece(peer, label)
         if piece is not None and piece.is_whole:
+            piece.is_settled = True
             self._shelves[peer].pieces = [piece]
 
     # ---- giving back ----

@@ -85,6 +85,19 @@ def install(replica: Replica, fragment: int, taken: GossipStep) -> None:
     replica.feedback[fragment], replica.digests[fragment] = taken.feedback, taken.digest
 
 
+def stay(
+    replica: Replica,
+    fragment: int,
+    why: str,
+    state: dict[str, Tensor] | None = None,
+    disagreement: float | None = None,
+) -> GossipStep:
+    """The step of a peer whose replica stays as it is. ``state``: the method's after it; None: that stays, too."""
+    slow_N, books = replica.anchors[fragment], replica.feedback[fragment]
+    state = replica.states[fragment] if state is None else state
+    return GossipStep(slow_N, slow_N, state, books, replica.digests[fragment], disagreement, why)
+
+
 def _first(replica: Replica, fragment: int, change_N: Tensor) -> Tensor:
     """What the first channel holds."""
     method = replica.method
@@ -118,6 +131,5 @@ def _step(
     old = replica.states[fragment]
     made = stepped(lambda: replica.method.outer_step(before_N, received, old, info), before_N, old)
     if made.why:  # what came cannot be used, and neither can what would be owed after it
-        books, same = replica.feedback[fragment], replica.digests[fragment]
-        return GossipStep(before_N, before_N, made.state, books, same, disagreement, made.why)
+        return stay(replica, fragment, made.why, made.state, disagreement)
     return GossipStep(before_N, made.after_N, made.state, feedback, digest(made.after_N), disagreement)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor
 from decentral.consensus.chain import Head, contributions
 from decentral.consensus.history import Branch
 from decentral.replica.contribution import Contribution
+from decentral.replica.loaded import Loaded
 from decentral.replica.outbox import Owed
 from decentral.replica.owing import OWED, owed_after
+from decentral.replica.replica import Replica
 from decentral.rounds.bookkeeping import Bookkeeping
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import LocalState
@@ -47,37 +50,60 @@ class Adoption:
                 return  # ours grew meanwhile
             owed = await state.offload(self._owed, branch)
             taken = {} if state.gossips else self._taken(branch)
-            books = await state.offload(self._books_after, branch, taken)
+            was, book = list(state.replica.feedback), partial(self._book_after, branch, taken)
+            books = await state.offload(lambda: [book(f, own) for f, own in enumerate(was)])
             loaded = await state.offload(state.replica.read, tensors) if tensors else None
-            before = list(state.replica.anchors)
+            moves = await state.offload(self._moves, head, branch, owed, taken, loaded)
             await state.offload(state.ledger.adopt, head, tensors)
+            # From here on nothing is waited for until all of it is there. A pair may have stepped meanwhile, or the
+            # live model started over without its debts: what they booked counts.
             state.reclaimed = state.reclaimed or bool(owed)
-            state.replica.feedback = books
-            if loaded is not None:
-                state.replica.take_over(replace(loaded, feedback=books))
+            self._take_over(loaded)
+            for f, own in enumerate(state.replica.feedback):
+                state.replica.feedback[f] = books[f] if own is was[f] else book(f, own)
             self._tell_adopted(head, branch, owed)
             state.pending, state.inherits = None, False
             state.machine.state.switch(head, branch, anyio.current_time())
             self.frames.tidy(head.round)
+            for move in moves or [self._no_move(head)]:
+                state.on_update(replace(move, anchor=state.replica.digest))
             if not state.machine.state.forgetful:
                 await state.offload(state.ledger.save_acceptor, state.machine.state.acceptor.to_bytes())
-            if state.gossips:  # a swap may have moved replica and live model meanwhile
-                state.on_update(CommittedUpdate(None, head.hash, 0, None, None, None, state.replica.digest))
-                return
-            rounds = _rounds_of_each(head, branch, len(before))
-            for f, old_N in enumerate(before):
-                state.on_update(await state.offload(self._move, head, f, old_N, owed.get(f), taken, rounds))
+
+    def _take_over(self, loaded: Loaded | None) -> None:
+        """What a snapshot holds; it has nothing of what this peer owes."""
+        if loaded is not None:
+            self.replica.take_over(replace(loaded, feedback=self.replica.feedback))
+
+    def _no_move(self, head: Head) -> CommittedUpdate:
+        """In gossip: a swap may have moved replica and live model meanwhile."""
+        return CommittedUpdate(None, head.hash, 0, None, None, None, adopted=True)
+
+    def _moves(
+        self,
+        head: Head,
+        branch: Branch,
+        owed: Mapping[int, Owed],
+        taken: Mapping[int, Contribution | None],
+        loaded: Loaded | None,
+    ) -> list[CommittedUpdate]:
+        """An adoption as the training side sees it, a fragment each; nothing in gossip."""
+        if self.state.gossips:
+            return []
+        to, last = loaded or self.replica, len(self.replica.anchors) - 1
+        moves = [self._move(f, old_N, to, owed.get(f), taken) for f, old_N in enumerate(self.replica.anchors)]
+        rounds = _rounds_of_each(head, branch, len(moves))
+        return [replace(move, head=head.hash, rounds=rounds, whole=f == last) for f, move in enumerate(moves)]
 
     def _move(
         self,
-        head: Head,
         f: int,
         old_N: Tensor,
+        to: Loaded | Replica,
         owed: Owed | None,
         taken: Mapping[int, Contribution | None],
-        rounds: int,
     ) -> CommittedUpdate:
-        """One fragment's part of an adoption, as the training side sees it.
+        """One fragment's part.
 
         What the branch took is taken as it was measured: of a slow peer more is sent, after an absence less, and what
         is over is given up.
@@ -89,12 +115,11 @@ class Adoption:
             steps -= mine.trained
         elif f in taken:
             taken_N = torch.ones(len(old_N), dtype=torch.bool)
-        after_N, anchor = self.replica.anchors[f], self.replica.digest
-        buffers_B = self.replica.shared_buffers(f)
         method = self.replica.method
         return CommittedUpdate(
-            None, head.hash, f, before_N, after_N, None, anchor, steps, rounds, buffers_B, took=mine is not None,
-            taken_N=taken_N, state=self.replica.states[f] if method.inner else {},
+            None, b"", f, before_N, to.anchors[f], None, owed_steps=steps, adopted=True, took=mine is not None,
+            buffers_B=to.buffers_B if self.replica.tail.nbytes(f) else None,
+            taken_N=taken_N, state=to.states[f] if method.inner else {},
             channels=frozenset(channel.name for channel in method.channels()),
         )  # fmt: skip
 
@@ -126,33 +151,34 @@ class Adoption:
         known = pending is not None and pending.encoded is not None and pending.offered == frame
         return pending if known else None
 
-    def _books_after(self, branch: Branch, taken: Mapping[int, Contribution | None]) -> list[dict[str, Tensor]]:
-        """By fragment, what this peer owes on ``branch``.
+    def _book_after(
+        self, branch: Branch, taken: Mapping[int, Contribution | None], f: int, own: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What this peer owes of a fragment on ``branch``, where it owes ``own`` now.
 
         What the branch took is booked as its commit would have: progress and debt apart. Taking all that was sent from
         the progress leaves the same sum, until a crash drops one of the two.
         """
-        books = self._books_as_owner(branch)
-        for f, mine in taken.items():
-            if mine is None:
-                books[f] = {OWED: books[f][OWED]} if OWED in books[f] else {}
-            else:
-                assert mine.encoded is not None, "see _taken"
-                books[f] = mine.encoded.feedback
-        return books
+        own = self._book_as_owner(branch, f, own)
+        if f not in taken:
+            return own
+        mine = taken[f]
+        if mine is None:
+            return {OWED: own[OWED]} if OWED in own else {}
+        assert mine.encoded is not None, "see _taken"
+        return mine.encoded.feedback
 
-    def _books_as_owner(self, branch: Branch) -> list[dict[str, Tensor]]:
+    def _book_as_owner(self, branch: Branch, f: int, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """With what a branch that follows on our chain took. Of another, contributors owe again all that they gave to
         the rounds given up: nothing is owed as their owner any more.
         """
-        books = list(self.replica.feedback)
         if branch.shared is None or branch.shared.hash != self.state.head.hash:
-            return [{name: own[name] for name in own if name != OWED} for own in books]
+            return {name: own[name] for name in own if name != OWED} if OWED in own else own
         for record in branch.records:
-            f, left = record.fragment, self.state.left
-            owed_N = owed_after(books[f].get(OWED), record, self.me, left, self.replica.numel(f))
-            books[f] = books[f] if owed_N is None else {**books[f], OWED: owed_N}
-        return books
+            if record.fragment == f:
+                owed_N = owed_after(own.get(OWED), record, self.me, self.state.left, self.replica.numel(f))
+                own = own if owed_N is None else {**own, OWED: owed_N}
+        return own
 
     def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
         """Events of an adoption; ``healed`` when rounds of ours are given up for it."""

@@ -43,6 +43,8 @@ class CommittedUpdate:
     state: Mapping[str, Tensor] = field(default_factory=dict)  # the method's after it, if the inner optimizer needs it
     channels: frozenset[str] = frozenset()  # that the contributions had
     unmoved: bool = False  # the commit moved nothing: what it took is given up
+    adopted: bool = False  # a snapshot was taken over, for this move or for one that it was joined with
+    whole: bool = True  # False: moves of other fragments to the same head follow
     took: bool = False  # adopted: what this peer had in flight was taken, and ``before_N`` is without what it measured
     taken_N: Tensor | None = None  # bool: where progress is in the anchor already, sent by a previous incarnation
     decision: Decision | None = None  # None: adopted

@@ -13,6 +13,7 @@ from decentral.rounds.pairs.gossip import Gossip, Swapped
 from decentral.rounds.pairs.swapping import UNDECIDED
 from decentral.training.loop_parts import LoopParts
 from decentral.training.merging import Merger
+from decentral.training.processes.orders import undisturbed
 from decentral.training.swarm.side import PendingResult
 from decentral.wire.frames import FrameKind
 
@@ -75,16 +76,19 @@ class GossipSteps:
             return
         fragment, outcome = self._swap
         swapped = await outcome.result(within)
-        self._swap = None
-        with self._parts.holding():
+        with undisturbed(), self._parts.holding():  # see Merger: of a model that was half written a checkpoint is wrong
+            self._swap = None
             self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
             self._parts.take_buffers(swapped.buffers_B)
         self._parts.events.swapped(swapped)
 
-    async def settle(self) -> None:
-        """Before the last checkpoint: a swap that Ctrl-C left is decided within seconds; else the one before stays."""
+    async def settle(self) -> bool:
+        """Before the last checkpoint: a swap that Ctrl-C left is decided within seconds. Else the checkpoint before has
+        to stay: False.
+        """
         with suppress(DecentralError, TimeoutError, CancelledError):
             await self._end_swap(UNDECIDED + SWAP_SLACK)
+        return self._swap is None
 
     async def _merge_replicas(self, node: Node) -> set[int]:
         """The end of a gossip run: one full average, agreed on like any other round."""

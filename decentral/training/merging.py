@@ -98,8 +98,9 @@ class Merger:
     def note(self, update: CommittedUpdate) -> None:
         """Events of a merged commit; the end of the run."""
         record = update.record
-        if record is None:
+        if update.adopted:
             self.must_save = True  # the last checkpoint is of a branch, or a time, that this peer has left
+        if record is None:
             return
         self._parts.events.round_ended(update, of_pairs=self._swarm.node.gossip is not None)
         if update.contribution is not None:

@@ -28,6 +28,7 @@ class OuterLoop:
         self._pairs = None if gossip is None else GossipSteps(parts, self._merger, gossip)
         self._steps = self._pairs or RoundSteps(parts, self._merger)
         self._left_at: float | None = None  # when the last boundary ended; None: none has, see ``step_boundary``
+        self._saved_at = 0  # commits merged when the last checkpoint was begun
         self.forgets = False  # whether inner moments that are NaN are to be dropped; for the caller to do and to clear
 
     @property
@@ -56,7 +57,7 @@ class OuterLoop:
         try:
             changed = await self._steps.boundary(step_seconds)
             self._merger.tell_given_up()
-            self._save_if_due(changed)
+            self._save_if_due()
             return changed | self._parts.schedule.detours.told() | await self.end_if_over()
         except NonFiniteError as error:
             self._parts.schedule.withdrawn()
@@ -96,10 +97,11 @@ class OuterLoop:
         self._parts.schedule.seen = head.hash
         return self._merger.end_at_replica()
 
-    async def settle(self) -> None:
-        """Before the last checkpoint, after an end at any moment: wait for what a partner may have taken."""
-        if self._pairs is not None:
-            await self._pairs.settle()
+    async def settle(self) -> bool:
+        """Before the last checkpoint, after an end at any moment: wait for what a partner may have taken. False: nobody
+        knows whether it did, and no checkpoint may be made of this model.
+        """
+        return self._pairs is None or await self._pairs.settle()
 
     async def begin(self, included: Iterable[CommittedUpdate], *, afresh: bool = False) -> set[int]:
         """Merge what came before the first step, but what is ``included`` in the live model already: that is noted.
@@ -115,11 +117,12 @@ class OuterLoop:
 
     def save(self) -> bool:
         """Begin to write a checkpoint; False when this is no moment for one, and the next boundary tries again."""
-        saved = self._parts.save(self._parts.schedule)
+        saved, merged = self._parts.save(self._parts.schedule), self._parts.schedule.num_merged
         self._merger.must_save = not saved
+        self._saved_at = merged if saved else self._saved_at
         return saved
 
-    def _save_if_due(self, changed: set[int]) -> None:
-        every = self._parts.checkpoint_every
-        if self._merger.must_save or (changed and self._parts.schedule.num_merged % every == 0):
+    def _save_if_due(self) -> None:
+        since = self._parts.schedule.num_merged - self._saved_at
+        if self._merger.must_save or since >= self._parts.checkpoint_every:
             self.save()

@@ -55,7 +55,7 @@ class SyncSchedule:
     sent_at: int | None = None  # value of ``since`` when the contribution in flight was taken
     seconds_sent: float = 0.0  # value of ``seconds`` then
     live: LiveSide = field(default_factory=LiveSide)  # this peer's training, as the method may see it
-    num_merged: int = 0
+    num_merged: int = 0  # commits, and steps of pairs
     progress: list[Progress] = field(default_factory=list)
     unadopted: dict[int, list[str]] = field(default_factory=dict)  # by fragment, channels that training lacks
     given_up: list[Away] = field(default_factory=list)  # what absences cost, for the caller to tell and to clear
@@ -172,7 +172,8 @@ class SyncSchedule:
 
     def merge(self, update: CommittedUpdate, model: Parameters) -> bool:
         """Bring one commit into the live model; returns whether parameters changed."""
-        self.seen = update.head
+        if update.whole:  # before that, live model and chain are not in step
+            self.seen = update.head
         if update.before_N is None or update.after_N is None:
             return False
         if (wanted_N := self._merged(update, model, update.before_N, update.after_N)) is not None:
@@ -215,6 +216,7 @@ class SyncSchedule:
         self._named(self.progress[fragment], self.progress[fragment].steps)
         self.put(model, fragment, after_N)
         self.live.swapped(fragment, unmoved=unmoved)
+        self.num_merged += 1
 
     def away_too_long(self, because_of: int) -> list[int]:
         """The fragments to restart when ``because_of`` is dropped: those that rounds have passed by are as old."""

@@ -44,9 +44,20 @@ def test_fitting_stops_with_the_run_and_loggers_have_its_rounds(tmp_path, fittin
 
 @pytest.mark.long
 def test_batches_that_are_accumulated_are_one_inner_step(tmp_path, fitting):
-    fitted = fitting.trainer(tmp_path, fitting.alone(tmp_path / "run", terms()), accumulate_grad_batches=2)
-    fitted.fit(fitting.Line(), fitting.data())
+    callback = fitting.alone(tmp_path / "run", terms())
+    told, returned, module = list[float](), list[float](), fitting.Line()
+    plain = module.training_step
+
+    def step(*given: Any) -> torch.Tensor:
+        callback.peer.log = lambda loss: told.append(float(loss))
+        returned.append(float(loss := plain(*given)))
+        return loss
+
+    module.training_step = step
+    fitted = fitting.trainer(tmp_path, callback, accumulate_grad_batches=2)
+    fitted.fit(module, fitting.data())
     assert fitted.global_step == 12
+    assert told[:20] == pytest.approx(returned[:20]), "and not what Lightning has divided by the number of batches"
 
 
 @pytest.mark.long

@@ -97,6 +97,24 @@ def test_a_peer_that_dies_while_it_gives_has_its_older_state_still() -> None:
     run(script, Swarm(terms()))
 
 
+def test_two_newer_states_that_too_few_were_given_leave_the_older_one() -> None:
+    """The first was kept in its place, and the second beside that: none of the three could be had."""
+
+    async def script(swarm: Swarm) -> None:
+        await give(swarm)
+        for round_ in (8, 9):  # whole at this keeper, and nobody says that the others have them
+            label = Seals(SIGNERS[0], RUN).label(Label(round_, bytes(16), 0, 3, 2, 3000), 0)
+            body = label.to_bytes() + STRIPE.pack(0) + bytes(label.chunk_nbytes + SEAL_NBYTES)
+            for keeper in (1, 2, 3):
+                assert await swarm.ask(keeper, KEEP, body) == TAKEN
+        swarm.network.kill(swarm.peers[3])
+        kept = await swarm.ask(1, KEPT, b"")
+        rounds = [Label.read(kept[at : at + LABEL_NBYTES]).round for at in range(0, len(kept), LABEL_NBYTES)]
+        assert rounds == [7, 9]
+
+    run(script, Swarm(terms()))
+
+
 def test_pieces_are_given_to_the_owner_alone() -> None:
     async def script(swarm: Swarm) -> None:
         await give(swarm)

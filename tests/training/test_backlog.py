@@ -106,3 +106,16 @@ def test_a_branch_that_took_what_was_in_flight_is_merged_by_itself():
     backlog.put(update(LIMIT + 1, at=LIMIT + 1))
     updates = backlog.drain()
     assert [one.before_N.item() for one in updates if one.took] == [LIMIT]
+
+
+def test_that_a_snapshot_was_taken_over_is_known_when_a_commit_after_it_is_joined_with_it():
+    """Else nobody would save a model that has left its last checkpoint's branch."""
+    backlog = Backlog()
+    for number in range(LIMIT):
+        backlog.put(update(number, at=number))
+    backlog.put(CommittedUpdate(None, b"h" * 32, 0, torch.zeros(1), torch.ones(1), None, adopted=True))
+    backlog.put(update(LIMIT, at=LIMIT))
+    told = backlog.drain()
+    assert len(told) <= LIMIT
+    assert told[-1].adopted
+    assert torch.equal(told[-1].after_N, update(LIMIT, at=LIMIT).after_N), "joined"

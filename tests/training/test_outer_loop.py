@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ from decentral.optimizers.synchronous.a_edit import AEDiT
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.absence import Away
+from decentral.training.loop_parts import LoopParts
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.swarm.same_loop import SameLoop, Updates
 from decentral.training.swarm.side import run_blocking
@@ -136,3 +138,35 @@ def test_who_starts_over_is_told_of_its_debt_with_its_progress(run_lab: Any, ter
         assert torch.equal(member.told[0].dropped_N, ahead_N + debt_N)
 
     run_lab(exact_terms(terms, DENSE), script, make_model=tiny_model)
+
+
+class Saving(Learner):
+    """Counts its checkpoints, one for every five commits or steps of pairs."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        self.saved_at: list[int] = []
+
+    def parts(self, swarm: Any) -> LoopParts:
+        return replace(super().parts(swarm), checkpoint_every=5, save=self.save)
+
+    def save(self, schedule: SyncSchedule) -> bool:
+        self.saved_at.append(schedule.num_merged)
+        return True
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "noloco"])
+def test_a_checkpoint_is_made_as_often_as_it_was_asked_for(run_lab: Any, terms: Any, preset: str) -> None:
+    """In gossip it was made after every step."""
+
+    async def script(lab: Lab) -> None:
+        member = lab.add(kind=Saving)
+        lab.add(kind=Saving)
+        await lab.all_members()
+        member.saved_at.clear()
+        begun = member.schedule.num_merged
+        await lab.until(lambda: member.schedule.num_merged >= begun + 21)
+        assert 4 <= len(member.saved_at) <= 5
+        assert all(after - before == 5 for before, after in pairwise(member.saved_at))
+
+    run_lab(terms(preset), script, make_model=tiny_model)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
+from decentral.training.gossip_steps import GossipSteps
 from decentral.training.merging import Merger
 from decentral.training.processes.orders import undisturbed
+from decentral.training.swarm.side import run_blocking
 
 
 def test_ctrl_c_is_heard_at_the_end_of_the_block() -> None:
@@ -58,3 +61,38 @@ def test_a_commit_is_merged_whole_though_ctrl_c_comes_in_the_middle() -> None:
     with pytest.raises(KeyboardInterrupt):
         Merger._merge(merger, update)  # type: ignore[arg-type]
     assert done == ["merged", "buffers", "moments"]
+
+
+def test_a_step_of_a_pair_is_written_whole_though_ctrl_c_comes_in_the_middle() -> None:
+    """Nothing was left to settle, and the last checkpoint had half of what the pair made."""
+    done = []
+
+    def swapped(*given: object, **named: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        done.append("model")
+
+    async def result(within: float | None) -> object:
+        return SimpleNamespace(after_N=None, unmoved=False, buffers_B=None)
+
+    parts = SimpleNamespace(
+        model=None,
+        swarm=None,
+        schedule=SimpleNamespace(swapped=swapped),
+        holding=nullcontext,
+        take_buffers=lambda buffers: done.append("buffers"),
+    )
+    steps = GossipSteps(parts, None, None)  # type: ignore[arg-type]
+    steps._swap = (0, SimpleNamespace(result=result))  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        run_blocking(steps._end_swap())
+    assert done == ["model", "buffers"]
+    assert run_blocking(steps.settle())
+
+
+def test_a_swap_that_nobody_knows_the_end_of_leaves_the_checkpoint_before() -> None:
+    async def result(within: float | None) -> object:
+        raise TimeoutError
+
+    steps = GossipSteps(SimpleNamespace(model=None, swarm=None, schedule=None), None, None)  # type: ignore[arg-type]
+    steps._swap = (0, SimpleNamespace(result=result))  # type: ignore[assignment]
+    assert not run_blocking(steps.settle())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import NOTHING, Head
 from decentral.dissemination.pairing import partner_of
-from decentral.replica.pair_step import GossipStep, half_of, install, step_alone, step_together
+from decentral.replica.pair_step import GossipStep, half_of, install, stay, step_alone, step_together
 from decentral.rounds.driver import Driver
 from decentral.rounds.pairs.partners import AHEAD, Partners
 from decentral.rounds.pairs.swapping import Swap, Swapping
@@ -139,6 +139,8 @@ class Gossip:
 
     def _book(self, fragment: int, partner: PeerId | None, taken: GossipStep, *, matched: bool = True) -> Swapped:
         replica, step = self.state.replica, self.step
+        if replica.anchors[fragment] is not taken.before_N:
+            taken = stay(replica, fragment, "the replica was merged with all others meanwhile")
         if taken.unmoved:
             self.state.on_event("unmoved", {"round": step, "method": replica.method.name, "why": taken.unmoved})
         install(replica, fragment, taken)

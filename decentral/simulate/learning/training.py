@@ -184,11 +184,11 @@ class Trainer:
         finally:
             self._ended.set()
 
-    async def stop(self) -> None:
-        """Interrupt it as Ctrl-C does, wherever it is, and wait for what a partner may have taken."""
+    async def stop(self) -> bool:
+        """Interrupt it as Ctrl-C does, wherever it is, and wait for what a partner may have taken; False: not known."""
         self._scope.cancel()
         await self._ended.wait()
-        await self.loop.settle()
+        return await self.loop.settle()
 
     async def _train(self) -> None:
         seconds = self.pace.next()

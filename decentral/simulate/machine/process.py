@@ -173,8 +173,8 @@ class SimulatedProcess:
     async def leave(self) -> None:
         """Save and say goodbye."""
         if self.trainer is not None:
-            await self.trainer.stop()
-            self._save(self.schedule)
+            if await self.trainer.stop():
+                self._save(self.schedule)
             await self.node.leave()
 
     # ---- beginning ----

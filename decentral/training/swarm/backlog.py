@@ -89,5 +89,5 @@ def _joined(older: CommittedUpdate, newest: CommittedUpdate) -> CommittedUpdate:
     if older.after_N is not None and newest.before_N is not None and older.after_N is not newest.before_N:
         before_N = before_N + (newest.before_N - older.after_N)
     owed, rounds = older.owed_steps + newest.owed_steps, older.rounds + newest.rounds
-    channels = older.channels | newest.channels
-    return replace(newest, before_N=before_N, owed_steps=owed, rounds=rounds, channels=channels)
+    channels, adopted = older.channels | newest.channels, older.adopted or newest.adopted
+    return replace(newest, before_N=before_N, owed_steps=owed, rounds=rounds, channels=channels, adopted=adopted)

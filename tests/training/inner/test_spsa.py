@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from pathlib import Path
 
 import pytest
@@ -183,7 +184,8 @@ def test_its_closure_is_taken_where_a_methods_hook_acts_before_steps():
     assert begun == [1]
 
 
-def test_the_page_shows_a_loop_that_runs():
+def test_the_page_shows_a_loop_that_runs(monkeypatch):
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 1)  # along some directions the loss stands still
     page = (Path(__file__).parents[3] / "docs/inner-optimizers.md").read_text(encoding="utf-8")
     (example,) = (block for block in page.split("```python\n")[1:] if "SPSA(" in block)
     model = linear()
