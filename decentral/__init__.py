@@ -8,6 +8,7 @@ Every public name is listed in ``__all__``; each is imported when it is first as
 ``import decentral`` costs nothing and loads no torch.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from decentral.peer import Anchor, Following, Peer, fetch_manifest, follow, join
 
     __version__: str
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # a script that configures no logging reads nothing bare
 
 __all__ = [
     "Anchor",

@@ -67,11 +67,11 @@ def ask_running(directory: Path, request: str, **values: Any) -> Status:
     return status
 
 
-def answer_to(request: str, status: Status) -> str:
-    """What the peer of ``status`` will do, for who asked it to pause, resume, finish or leave."""
+def answer_to(request: str, status: Status, ends: str = "") -> str:
+    """What the peer of ``status`` will do, for who asked it to pause, resume, finish or leave; ``ends``: the pause."""
     if request == "pause" and status.trains_while_paused:
-        return "the peer will contribute nothing until decentral resume; its own loop trains on meanwhile"
-    return f"the peer {_ANSWERS[request]}"
+        return f"the peer will contribute nothing until decentral resume{ends}; its own loop trains on meanwhile"
+    return f"the peer {_ANSWERS[request]}{ends}"
 
 
 def take_requests(directory: Path) -> tuple[Request, ...]:

@@ -43,7 +43,7 @@ def schema_of(model_or_named_parameters: NamedParameters, num_fragments: int = 1
     _refuse_complex({**parameters, **buffers})
     specs = [ParameterSpec(name, tuple(p.shape)) for name, p in parameters.items() if p.requires_grad]
     if not specs:
-        raise ConfigError("schema_of: no parameter requires gradients, so there is nothing to train; unfreeze some")
+        raise ConfigError("no parameter of the model requires gradients, so there is nothing to train; unfreeze some")
     if not 1 <= num_fragments <= MAX_FRAGMENTS:
         raise ConfigError(f"schema_of(num_fragments={num_fragments}): want 1 to {MAX_FRAGMENTS}")
     members = _strided(specs, num_fragments)

@@ -136,14 +136,17 @@ class Schema:
         return schema
 
     def describe_difference(self, other: "Schema") -> list[str]:
-        """One line per difference, ``self`` being "here" and ``other`` "in the run"; empty when equal."""
+        """One line per difference, ``self`` being "here" and ``other`` "in the run"; empty when equal.
+
+        Names that only lie elsewhere come last: one more or less before them moves them all.
+        """
         here, there = _places(self), _places(other)
         lines = []
         for key in dict.fromkeys([*here, *there]):
             name = key if key.isprintable() else ascii(key)  # a stranger's, and shown on a terminal
             if (difference := _difference(here.get(key), there.get(key))) is not None:
                 lines.append(f"{name}: {difference}")
-        return lines
+        return sorted(lines, key=lambda line: ": place " in line)
 
 
 @dataclass(frozen=True, slots=True)

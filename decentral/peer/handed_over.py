@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from decentral.plugins import nearest
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -39,6 +41,10 @@ def takes_what_is_handed_over(join: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(join)
     def with_those(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name not in signature.parameters:
+                near = nearest(name, [known for known in signature.parameters if known[0] == name[0]])
+                raise TypeError(f"{join.__name__}() has no argument {name}; {near}")
         bound = signature.bind(*args, **kwargs)
         bound.arguments.update(_handed_over)
         return join(*bound.args, **bound.kwargs)

@@ -105,6 +105,8 @@ def join(
         offload: a folder on a disk: what rounds need beside the model lies in files there, for models that are long
             for this machine's memory (docs/cost.md says how much that is).
 
+    Nothing begins before the ``with`` block: it is there that the peer enters the run.
+
     Raises ConfigError and its kin when the terms cannot work, or trained parameters are in no optimizer; nothing is
     started then. Settings of the optimizer that differ from ``[inner]`` of the manifest are told as a warning.
 
@@ -121,6 +123,10 @@ def settings_of(
     options: JoinOptions,
 ) -> Settings:
     """What ``options`` mean for this model and optimizer. Starts nothing, and looks for nobody but to get the terms."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"join: the model is a {type(model).__name__}; pass the torch module that the loop trains")
+    if options.require_peers < 0:
+        raise ConfigError(f"join(require_peers={options.require_peers}): it is a number of peers; 0 waits for none")
     if options.offload is not None:
         offload_to(Path(options.offload))
     caps = Caps(up=rate_of(options.max_upload, "max_upload"), down=rate_of(options.max_download, "max_download"))

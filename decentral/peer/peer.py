@@ -19,7 +19,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, NoPeersError
-from decentral.node.folder import kept_terms, kept_token
+from decentral.node.folder import kept_terms, kept_token, make_folder
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
 from decentral.observe.status import Status, check_free
@@ -30,7 +30,7 @@ from decentral.peer.network_setup import check_relays
 from decentral.peer.participation import Participation, StepCount
 from decentral.peer.settings import Settings
 from decentral.peer.shown.announcer import Announcer
-from decentral.peer.shown.beacon import beacon_of
+from decentral.peer.shown.beacon import shown
 from decentral.peer.shown.status import Shown, status_of
 from decentral.peer.shown.trackers import Trackers
 from decentral.peer.standing import Standing
@@ -50,7 +50,7 @@ class Peer:
     def __init__(self, settings: Settings) -> None:
         check_relays(settings.options.relays)
         self.settings, self.manifest, self.out = settings, settings.manifest, settings.out
-        self.done = False
+        self._done = self._has_entered = False
         self._model = settings.model
         self._announce = Announcer(settings.options.observer)
         self._lan = Lan(self._announce) if settings.options.lan else None
@@ -67,6 +67,19 @@ class Peer:
             own_loop=True,
             trains_while_paused=True,
         )
+
+    @property
+    def done(self) -> bool:
+        """Whether training is over for this peer. ConfigError before the ``with`` block: nothing would ever end it."""
+        self._check_entered("done")
+        return self._done
+
+    def _check_entered(self, asked: str) -> None:
+        if not self._has_entered:
+            raise ConfigError(
+                f"peer.{asked}: this peer has not entered the run; write `with decentral.join(...) as peer:` and train "
+                "inside the block"
+            )
 
     @property
     def _up(self) -> Participation | None:
@@ -141,9 +154,13 @@ class Peer:
         return shard(dataset, batch_size, self.manifest.digest, lambda: self._place)
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``."""
+        """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``.
+
+        ConfigError before the ``with`` block, and for what is not one number.
+        """
+        self._check_entered("log")
         if self._part is not None:
-            self._part.reporter.metrics(metrics)
+            self._part.reporter.metrics(metrics, self._count.value)
             if self._part.has_begun:
                 self._part.loop.schedule.live.loss = self._part.reporter.loss
 
@@ -158,7 +175,7 @@ class Peer:
 
     async def _ask_status(self, part: Participation) -> Status:
         notices = self._announce.notices.now(part.swarm.node.driver.head.round)
-        asked = {"paused": self.paused, "leaving": self._control.leaving, "done": self.done}
+        asked = {"paused": self.paused, "leaving": self._control.leaving, "done": self._done}
         return status_of(
             Shown(manifest=self.manifest, part=part, notices=notices, inner_steps=self.inner_steps, **asked)
         )
@@ -235,20 +252,21 @@ class Peer:
             begins = self._before_inner_step if hooked else None
             steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step, begins)
             stack.enter_context(steps.hooked(self._model.trained))
-            if self.settings.options.require_peers and not self.done:
+            self._has_entered = True
+            if self.settings.options.require_peers and not self._done:
                 self._require_peers(self.settings.options.require_peers)
             self._entered = stack.pop_all()
         return self
 
     def _begin(self, stack: ExitStack) -> None:
         """On the main process: everything up to the anchor. What is left to be ended goes on the ``stack``."""
+        make_folder(self.out)
         kept_terms(self.out, self.manifest.digest)
         token = kept_token(self.out, self.settings.admit)
-        self.out.mkdir(parents=True, exist_ok=True)
         if self.settings.options.commands:
             check_free(self.out, own=os.getpid())
         if self.settings.options.commands or not self.settings.options.quiet:
-            stack.enter_context(beacon_of(self.settings, self._last_word, self))
+            stack.enter_context(shown(self.settings, self._last_word, self))
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
         self._seed = seed_of(self.manifest.digest, part.identity.peer)
@@ -283,7 +301,7 @@ class Peer:
 
     def _end(self, part: Participation, kind: type[BaseException] | None, *, save: bool) -> None:
         """``kind``: what ended the training loop; None: it came to its own end."""
-        whole, over = kind is None, self.done and not self._control.leaving
+        whole, over = kind is None, self._done and not self._control.leaving
         try:
             if save and not part.was_over and run_blocking(part.loop.settle()):
                 part.save_now()
@@ -331,21 +349,21 @@ class Peer:
             raise swarm.reason() from None
         if (last := self._control.finishes_after) is not None and self.round > last:
             self.leave()
-        if not (swarm.alive or loop.done or self.done):
+        if not (swarm.alive or loop.done or self._done):
             raise swarm.reason()
         return changed
 
     def _share(self, changed: Iterable[int]) -> None:
         """Bring the peer's processes in step, and note its place among the members for all of them alike."""
-        ended, forgets = self.done, False
+        ended, forgets = self._done, False
         if self._part is not None:
             loop = self._part.loop
             self._place = self._standing.place(self._part.swarm.node)
-            ended = self.done or loop.done or self._control.leaving
+            ended = self._done or loop.done or self._control.leaving
             forgets, loop.forgets = loop.forgets, False
         told = (int(forgets), self._count.value, self._seed, *astuple(self._place))
-        self.done, (forget, self._count.value, self._seed, *place) = self._model.share(changed, ended, told)
+        self._done, (forget, self._count.value, self._seed, *place) = self._model.share(changed, ended, told)
         self._place = ShardPlace(*place)
         if forget:
             self.settings.states.forget_non_finite()
-        self._model.averages.resume(to_train=not self.done)
+        self._model.averages.resume(to_train=not self._done)

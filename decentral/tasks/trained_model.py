@@ -81,6 +81,8 @@ def open_trained(directory: Path, tokenizer: Path | None = None, base: Path | No
         return _of_folder(directory, tokenizer)
     if is_adapters(directory):
         return _adapted(*of_folder(directory, base), tokenizer, str(directory))
+    if (directory / MODEL).is_file():
+        raise UsageError(f"{directory} has tensors and no {CONFIG}: only the script that built the model opens it")
     raise UsageError(f"{directory}: neither a run directory with checkpoints nor a model folder; name one of them")
 
 

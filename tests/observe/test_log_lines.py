@@ -1,8 +1,10 @@
 import io
 import logging
 
+from decentral.observe.health import alone_sentence
 from decentral.observe.screen.log_lines import log_shown_on
 from decentral.observe.screen.terminal import PlainDisplay
+from decentral.observe.status import Status
 
 LOG = logging.getLogger("decentral.peer")
 
@@ -40,3 +42,17 @@ def test_a_traceback_is_told_line_by_line() -> None:
             LOG.exception("handler failed")
     assert said(stream)[0] == "error: handler failed"
     assert said(stream)[-1] == "ValueError: a bug"
+
+
+def test_the_status_does_not_say_again_what_was_logged_just_now() -> None:
+    stream, now = io.StringIO(), [0.0]
+    display = PlainDisplay(stream, stop="Ctrl-C", monotonic=lambda: now[0])
+    gone = Status(state="looking", gone=("aaa",), gone_left=True, inner_steps=83)
+    with log_shown_on(display):
+        LOG.warning(alone_sentence(["aaa"], left=True))
+        display.show(gone)
+    assert said(stream) == ["warning: alone: aaa left; the invite still lets others in"]
+    now[0] += 20.0
+    display.show(Status(state="training"))
+    display.show(gone)
+    assert said(stream)[-1].startswith("alone: aaa left; the invite still lets others in; training on alone")

@@ -69,7 +69,7 @@ def test_a_number_of_fragments_that_leaves_one_empty_is_refused(fragments):
 
 
 def test_a_frozen_model_is_refused():
-    with pytest.raises(ConfigError, match="no parameter requires gradients"):
+    with pytest.raises(ConfigError, match="no parameter of the model requires gradients"):
         schema_of(Tiny(2).requires_grad_(False))
 
 

@@ -54,6 +54,17 @@ def test_a_script_says_how_it_is_on_stderr_in_lines_that_say_who_speaks(tmp_path
     assert len(lines) == len(set(lines))
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_is_logged_says_who_speaks_where_logging_is_not_configured(tmp_path: Path, quiet: bool) -> None:
+    """Python prints a warning without a handler bare: two lines for one thing, and one of them from nobody."""
+    script = SCRIPT.replace("logging.basicConfig(", "dict(").replace("weight_decay=0.1", "weight_decay=0.3")
+    command = [sys.executable, "-c", script, "quiet" if quiet else "loud", "commands"]
+    lines = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stderr.splitlines()
+    assert all(line.startswith("decentral: ") for line in lines)
+    told = [line for line in lines if "weight_decay is 0.1 in the manifest and 0.3 in this loop" in line]
+    assert [line.startswith("decentral: warning: inner optimizer: ") for line in told] == [] if quiet else [True]
+
+
 def test_a_script_that_asks_for_quiet_gets_it(tmp_path: Path) -> None:
     assert stderr_of(tmp_path, "quiet", "commands") == []
 

@@ -154,7 +154,7 @@ def _ask(
         click.echo(f"asked: {' '.join(map(str, (values or {}).values()))}, now and after a restart")
     else:
         ends = "" if not values else f", or for {in_time(values['until'] - time.time() + 0.5)}"
-        click.echo(f"asked: {answer_to(request, status)}{ends}")
+        click.echo(f"asked: {answer_to(request, status, ends)}")
 
 
 def _wait_for_the_end(directory: Path, seconds: float) -> None:

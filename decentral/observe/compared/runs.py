@@ -57,7 +57,7 @@ def read_run(directory: Path) -> SeenRun:
     for kind, point in points:
         curves.setdefault(kind, []).append(point)
         last = point
-    steps = max(int(last.steps), 0 if status is None else status.inner_steps)
+    steps = int(last.steps) if status is None or not status.inner_steps else status.inner_steps
     return SeenRun(directory, manifest, status, {k: tuple(v) for k, v in curves.items()}, steps, last.seconds)
 
 
@@ -83,16 +83,17 @@ def _added_up(rows: Iterable[dict[str, Any]], counters: tuple[str, ...]) -> Iter
 
 
 def _of_events(directory: Path, manifest: Manifest) -> Iterator[tuple[str, Point]]:
-    """The mean of the losses logged in each round: a loop may log every step."""
+    """The mean of the losses logged in each round: a loop may log every step. Older logs do not say at which."""
     interval = manifest.inner.steps / manifest.outer.fragments
     for outer_step, told in groupby(_logged(directory), key=lambda one: one[0]):
         several = list(told)
-        mean = sum(loss for _, _, loss in several) / len(several)
-        yield LOSS, Point((outer_step + 1) * interval, several[-1][1], None, mean)
+        mean = sum(loss for _, _, _, loss in several) / len(several)
+        _, step, seconds, _ = several[-1]
+        yield LOSS, Point((outer_step + 1) * interval if step is None else step, seconds, None, mean)
 
 
-def _logged(directory: Path) -> Iterator[tuple[int, float, float]]:
-    """Outer steps made before, seconds of this peer's lives, loss."""
+def _logged(directory: Path) -> Iterator[tuple[int, float | None, float, float]]:
+    """Outer steps made before, inner steps of this peer, seconds of its lives, loss."""
     outer_step, began, lived = 0, 0.0, 0.0
     for row in read_json_lines(directory / EVENTS_FILE):
         now, event = float(row.get("t", 0.0)), row.get("event")
@@ -102,7 +103,8 @@ def _logged(directory: Path) -> Iterator[tuple[int, float, float]]:
             outer_step = int(row["outer_step"])
         elif event == "metrics" and isinstance(row.get("loss"), int | float):
             lived = now - began
-            yield outer_step, lived, float(row["loss"])
+            step = row.get("inner_step")
+            yield outer_step, float(step) if isinstance(step, int | float) else None, lived, float(row["loss"])
 
 
 def common_kind(runs: Iterable[SeenRun]) -> str:

@@ -19,6 +19,7 @@ from decentral.observe.screen.bar import bar
 from decentral.observe.status import Status, presence
 
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
+_JUST_NOW = 5.0  # s in which a line that was logged is not said again by the status
 _MAX_MEMBERS_SHOWN = 12
 _OTHER_ROWS = 12  # of the live view at 60 columns: sentence 4, numbers 4, head, "and n more", how to stop, the cursor
 _STYLES = {"healthy": "green", "done": "green", "attention": "bold red", "late": "yellow", "stalled": "yellow"}
@@ -63,6 +64,7 @@ class PlainDisplay:
         self._tenths = 0  # of a model that is being fetched
         self._round = 0
         self._shown_at = 0.0
+        self._told, self._told_at = "", 0.0  # the last line that was not the status'
         self.say(f"to stop: {stop}")
 
     def show(self, status: Status) -> None:
@@ -81,11 +83,17 @@ class PlainDisplay:
             self._print(f"still {word}: {round_line(status)}, inner step {status.inner_steps}", status)
 
     def _print(self, text: str, status: Status) -> None:
+        """A line of the status, unless it says what was logged just now."""
         self._round, self._shown_at, self._tenths = status.round, self._monotonic(), _tenths(status)
-        self.say(text)
+        if self._told not in text or self._shown_at - self._told_at > _JUST_NOW:
+            self._write(text)
 
     def say(self, text: str) -> None:
         """Print one line at once."""
+        self._told, self._told_at = text.removeprefix("warning: "), self._monotonic()
+        self._write(text)
+
+    def _write(self, text: str) -> None:
         print(f"{self._prefix}{text}", file=self._stream, flush=True)
 
     def result(self, text: str) -> None:

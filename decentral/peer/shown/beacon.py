@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from decentral.observe.beacon import Beacon
+from decentral.observe.screen.log_lines import log_shown_on
 from decentral.observe.screen.terminal import PlainDisplay
 from decentral.observe.status import Status
 from decentral.peer.settings import Settings
@@ -13,8 +16,12 @@ from decentral.preferences.controls import Controls, Steered
 from decentral.preferences.preferences import Preferences
 
 
-def beacon_of(settings: Settings, status: Callable[[], Status], peer: Steered) -> Beacon:
-    """Tells the folder and the screen how this peer is, and the peer what was asked of it; each as far as wanted."""
+@contextmanager
+def shown(settings: Settings, status: Callable[[], Status], peer: Steered) -> Iterator[None]:
+    """Tells the folder and the screen how this peer is, and the peer what was asked of it; each as far as wanted.
+
+    What is logged goes to the screen as well, in a process that has configured no logging: Python would print it bare.
+    """
     given, out, display = settings.options, settings.out, None
     if not given.quiet:
         by_command = f"decentral leave --out {out}, or " if given.commands else ""
@@ -22,4 +29,19 @@ def beacon_of(settings: Settings, status: Callable[[], Status], peer: Steered) -
     caps = settings.caps
     wanted = Preferences(max_upload=caps.up, max_download=caps.down, daily_upload=settings.daily_upload)
     controls = Controls(peer, wanted, folder=out if given.commands else None)
-    return Beacon(out if given.commands else None, lambda: controls.look(status()), controls.obey, display=display)
+    folder = out if given.commands else None
+    with ExitStack() as stack:
+        if display is not None and not _logging_is_configured():
+            stack.enter_context(log_shown_on(display))
+        stack.enter_context(Beacon(folder, lambda: controls.look(status()), controls.obey, display=display))
+        yield
+
+
+def _logging_is_configured() -> bool:
+    """Whether what ``decentral`` logs has a handler, its own or one above it."""
+    log: logging.Logger | None = logging.getLogger("decentral")
+    while log is not None:
+        if any(not isinstance(handler, logging.NullHandler) for handler in log.handlers):
+            return True
+        log = log.parent if log.propagate else None
+    return False

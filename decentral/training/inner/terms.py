@@ -24,7 +24,7 @@ def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> li
     The optimizer's own keys are compared where the manifest sets them.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    rates = [float(group.get("initial_lr", group.get("lr", inner.learning_rate))) for group in groups]
+    rates = [_highest_rate(group, inner.learning_rate) for group in groups]
     decays = [float(group.get("weight_decay", 0.0)) for group in groups]
     found = [
         _differs("learning_rate", inner.learning_rate, rates),
@@ -34,6 +34,11 @@ def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> li
     if found[-1] is None:
         found += [_differs(key, getattr(inner, key), _values_of(key, groups)) for key in _set_keys(inner)]
     return [difference for difference in found if difference is not None]
+
+
+def _highest_rate(group: Mapping[str, Any], otherwise: float) -> float:
+    """Schedulers keep the rate they began with as ``initial_lr``, OneCycleLR the one it goes up to as ``max_lr``."""
+    return float(group.get("max_lr", group.get("initial_lr", group.get("lr", otherwise))))
 
 
 def _another(inner: Inner, names: Sequence[str]) -> Difference | None:

@@ -32,7 +32,11 @@ class Together:
     def of(cls, given: Any, attribute: str) -> Together:
         """One or several, without accelerate's wrapper, which keeps the bare one under ``attribute``."""
         several = given if isinstance(given, list | tuple) else [given]
-        return cls(tuple(getattr(one, attribute, one) for one in several))
+        parts = tuple(getattr(one, attribute, one) for one in several)
+        for one in parts:
+            if not hasattr(one, "state_dict") or (attribute == "optimizer" and not hasattr(one, "param_groups")):
+                raise ConfigError(f"join: the {attribute} is a {type(one).__name__}; pass what the loop calls step of")
+        return cls(parts)
 
     def state_dict(self) -> list[Any]:
         """The state of each."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from decentral.consensus.chain import contributions, moves_anchor
+from decentral.errors import ConfigError
 from decentral.replica.contribution import Contribution
 from decentral.rounds.pairs.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate, Decision
@@ -53,12 +54,12 @@ class Reporter:
         self._held_seconds: deque[float] = deque(maxlen=USUAL)  # of the last rounds
         self._taking_seconds: deque[float] = deque(maxlen=USUAL)  # of the last checkpoints, too
 
-    def metrics(self, logged: Mapping[str, float | Tensor]) -> None:
-        """Values the training loop logged."""
-        values = {name: float(one.detach()) if isinstance(one, Tensor) else float(one) for name, one in logged.items()}
+    def metrics(self, logged: Mapping[str, float | Tensor], inner_step: int) -> None:
+        """Values the training loop logged after so many inner steps. ConfigError for what is not one number."""
+        values = {name: _number(name, one) for name, one in logged.items()}
         self.loss = values.get("loss", self.loss)
         self.held_out_loss = values.get("held_out_loss", self.held_out_loss)
-        self._emit("metrics", dict(values))
+        self._emit("metrics", {"inner_step": inner_step, **values})
 
     def waits(self, waiting: bool) -> None:
         """The training thread begins or ends to wait for the swarm."""
@@ -121,7 +122,7 @@ class Reporter:
     def restarted(self, why: str) -> None:
         """NaN, and the user wants to go on from the anchor."""
         self._emit("restarted", {"why": why})
-        logger.warning("the live model is put back to the anchor: %s", why)
+        logger.warning("the live model is put back to the anchor, and training goes on: %s", why.partition("; ")[0])
 
     def swap_begins(self, mine: Contribution) -> None:
         """The training thread begins to wait for a gossip step."""
@@ -236,3 +237,12 @@ def _told_by(decision: Decision | None) -> dict[str, object]:
     sending = None if decision.sending is None else round(decision.sending, 3)
     who = {"leader": peer_name(decision.leader), "ballot": decision.ballot, "votes": decision.votes}
     return {**who, "sending": sending, "applying": round(decision.applying, 3)}
+
+
+def _number(name: str, given: float | Tensor) -> float:
+    try:
+        return float(given.detach()) if isinstance(given, Tensor) else float(given)
+    except (TypeError, ValueError, RuntimeError):
+        shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
+        what = f"{type(given).__name__}{shape}"
+        raise ConfigError(f"peer.log({name}=...): a {what} is not one number; pass its mean, say") from None

@@ -62,7 +62,7 @@ def _print_status(status: "Status", *, alive: bool) -> None:
     )
     click.echo(f"peer      {status.peer or '?'}, {status.inner_steps} inner steps")
     if losses := _losses(status):
-        click.echo(f"loss      {losses}, nats per token")
+        click.echo(f"loss      {losses}{'' if status.own_loop else ', nats per token'}")
     if alive and status.seconds_left:
         click.echo(f"left      {in_time(status.seconds_left)}, as it goes now")
     click.echo(f"traffic   {in_units(status.bytes_sent)} sent, {in_units(status.bytes_received)} received")

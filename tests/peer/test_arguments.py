@@ -1,0 +1,78 @@
+"""Mistakes with ``decentral.join``: each is one sentence, and nothing was begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import decentral
+from decentral.errors import ConfigError, DiskError
+from decentral.manifest import preset_manifest
+
+
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(4, 4)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def terms() -> decentral.Manifest:
+    return preset_manifest("sparseloco", run={"name": "mistakes"}, model={"task": "custom"})
+
+
+def test_a_peer_that_was_not_entered_does_not_say_that_it_trains_on(tmp_path: Path) -> None:
+    """A loop until ``peer.done`` went on for ever, alone, without a word."""
+    peer = decentral.join(terms(), *model_and_optimizer(), out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"peer.done: this peer has not entered the run; write `with decentral.join"):
+        assert peer.done
+    with pytest.raises(ConfigError, match="has not entered"):
+        peer.log(loss=1.0)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"require_peers": -1}, r"join\(require_peers=-1\): it is a number of peers"),
+        ({"scheduler": 3}, "join: the scheduler is a int"),
+        ({"optimizer": "adamw"}, "join: the optimizer is a str"),
+        ({"model": {}}, "join: the model is a dict"),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+def test_what_is_no_model_or_optimizer_is_refused_before_anything_is_begun(
+    tmp_path: Path, given: dict[str, Any], sentence: str
+) -> None:
+    model, optimizer = model_and_optimizer()
+    arguments: dict[str, Any] = {"run": terms(), "model": model, "optimizer": optimizer, "out": tmp_path / "run"}
+    with pytest.raises(ConfigError, match=sentence):
+        decentral.join(**(arguments | given))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_argument_that_there_is_not_is_named_with_the_one_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=r"join\(\) has no argument max_uplaod; did you mean max_upload\?"):
+        decentral.join(terms(), *model_and_optimizer(), max_uplaod="5mbit")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("below", [False, True], ids=["a file", "below a file"])
+def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path, below: bool) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "run" if below else tmp_path / "file"
+    with pytest.raises(DiskError, match="file"), decentral.join(terms(), *model_and_optimizer(), out=out, quiet=True):
+        pass
+
+
+def test_a_warm_up_is_judged_by_the_rate_it_goes_up_to() -> None:
+    from decentral.training.inner.terms import differences
+
+    manifest = terms().changed(inner={"learning_rate": 1e-3})
+    _, optimizer = model_and_optimizer()
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-3, total_steps=10)
+    assert optimizer.param_groups[0]["lr"] < 1e-4
+    assert "learning_rate" not in [key for key, _, _ in differences(manifest.inner, [optimizer])]
+    optimizer.param_groups[0]["max_lr"] = 0.5
+    assert ("learning_rate", "0.001", "0.5") in differences(manifest.inner, [optimizer])
