@@ -6,7 +6,7 @@ Every line has ``v`` (version of this format), ``t`` (seconds since the epoch, f
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +54,28 @@ class EventLog:
 
 
 def read_events(
-    directory: Path, *, last: int | None = None, event: str | None = None, since: float = 0.0
+    directory: Path,
+    *,
+    last: int | None = None,
+    event: str | None = None,
+    since: float = 0.0,
+    without: Collection[str] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run directory in order: only those named ``event``, only those of ``since`` (s since 1970)
-    or later, and of these the ``last`` ones.
+    """Yield the events of a run directory in order: only those named ``event``, and none of ``without``, only those of
+    ``since`` (s since 1970) or later, and of these the ``last`` ones.
     """
     rows = (
         row
         for row in read_json_lines(directory / EVENTS_FILE)
-        if event in (None, row.get("event")) and float(row.get("t") or 0) >= since
+        if is_asked_for(row, event, without) and float(row.get("t") or 0) >= since
     )
     yield from rows if last is None else deque(rows, maxlen=last)
+
+
+def is_asked_for(row: dict[str, Any], event: str | None, without: Collection[str]) -> bool:
+    """Whether an event is one of those named ``event``, of all where that is None, and none of ``without``."""
+    name = row.get("event")
+    return event in (None, name) and name not in without
 
 
 def event_line(row: dict[str, Any]) -> str:

@@ -8,20 +8,26 @@ stamped.
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
-from decentral.observe.events import EVENTS_FILE, read_events
+from decentral.observe.events import EVENTS_FILE, is_asked_for, read_events
 from decentral.observe.rotation import Opened, opened
 
 
 def follow_events(
-    directory: Path, *, last: int, event: str | None, idle: Callable[[], None], ended: Callable[[], bool]
+    directory: Path,
+    *,
+    last: int,
+    event: str | None,
+    idle: Callable[[], None],
+    ended: Callable[[], bool],
+    without: Collection[str] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Yield the ``last`` events of a run directory, then new ones as they come; only those named ``event``.
+    """Yield the ``last`` events of a run directory, then new ones as they come: those that `read_events` would.
 
     Calls ``idle`` whenever there is nothing new, until ``ended`` says that nobody writes any more. The directory's file
     need not exist yet.
@@ -29,25 +35,25 @@ def follow_events(
     tail = FileTail(directory / EVENTS_FILE)
     over = ended()  # before reading, here and below: what was written last is told, too
     if over and not (directory / EVENTS_FILE).exists():  # killed when it had put one aside and begun no other
-        yield from read_events(directory, last=last, event=event)
+        yield from read_events(directory, last=last, event=event, without=without)
         return
     try:
-        yield from deque(_rows(tail.new_lines(), event), maxlen=last)
+        yield from deque(_rows(tail.new_lines(), event, without), maxlen=last)
         while not over:
             idle()
             over = ended()
-            yield from _rows(tail.new_lines(), event)
+            yield from _rows(tail.new_lines(), event, without)
     finally:
         tail.close()
 
 
-def _rows(lines: Iterable[bytes], event: str | None) -> Iterator[dict[str, Any]]:
+def _rows(lines: Iterable[bytes], event: str | None, without: Collection[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             row = json.loads(line)
         except ValueError:  # half a line of a killed writer, ended by the next one
             continue
-        if isinstance(row, dict) and event in (None, row.get("event")):
+        if isinstance(row, dict) and is_asked_for(row, event, without):
             yield row
 
 

@@ -112,6 +112,16 @@ def test_logs_of_some_time_leave_out_what_was_before(run: Run, running_peer: Pat
     assert "no event in that time" in run("logs", "--since", "1s").stderr
 
 
+def test_what_a_loop_logs_every_step_does_not_push_out_what_happened(run: Run, running_peer: Path) -> None:
+    log = EventLog(running_peer)
+    log("commit", round=3)
+    for step in range(30):
+        log("metrics", inner_step=step, loss=1.0)
+    log.close()
+    assert re.findall(r"commit|metrics", run("logs").stdout) == ["commit"]
+    assert len(run("logs", "--event", "metrics").stdout.splitlines()) == 20
+
+
 def test_logs_are_read_also_where_all_of_them_lie_packed(run: Run, running_peer: Path) -> None:
     log = EventLog(running_peer)
     log("commit", round=3)

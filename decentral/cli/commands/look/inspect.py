@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from decentral.observe.status import Status
 
 _LOOK_SECONDS = 0.25  # between two looks at what is new
+_LOGGED = "metrics"  # events of peer.log
 
 
 @click.command("status")
@@ -179,7 +180,7 @@ def logs_command(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show the last events of the peer.
+    """Show the last events of the peer; what a loop has logged with --event metrics only.
 
     \b
     $ decentral logs --out decentral-run --last 5 --event commit
@@ -196,12 +197,17 @@ def logs_command(
     begin = 0.0 if since is None else time.time() - since
     if follow:
         context.exit(_follow(directory, last, event, begin, shape))
-    rows = list(read_events(directory, last=last, event=event, since=begin))
+    rows = list(read_events(directory, last=last, event=event, since=begin, without=_without(event)))
     for row in rows:
         click.echo(shape(row))
     if not rows:
         wanted = "" if event is None else f" called {event!r}"
         click.echo(f"no event{wanted} {'yet' if since is None else 'in that time'}", err=True)
+
+
+def _without(event: str | None) -> tuple[str, ...]:
+    """A loop may log every step, and what happened beside it would be a line in fifteen."""
+    return () if event == _LOGGED else (_LOGGED,)
 
 
 def _follow(directory: Path, last: int, event: str | None, begin: float, shape: Callable[[dict[str, Any]], str]) -> int:
@@ -215,6 +221,7 @@ def _follow(directory: Path, last: int, event: str | None, begin: float, shape: 
             directory,
             last=last,
             event=event,
+            without=_without(event),
             idle=lambda: _idle(nobody),
             ended=lambda: _has_ended(directory),
         ):
