@@ -31,7 +31,7 @@ def test_the_terms_carry_the_preset_of_the_line_the_inner_steps_and_the_model(ru
 def test_why_is_told_in_two_sentences_with_what_is_expected(run: Run) -> None:
     why, expected, written = run("init", "run.toml", *ASKED).stdout.splitlines()
     assert why.startswith("sparseloco: for lines of 20mbit and less, its contribution is about 220 times smaller")
-    assert "experiments/LOG.md, 2026-11-26, Eight peers and 1,500 steps, every method: 5 seeds)" in why
+    assert "experiments/LOG.md, 2026-11-26, A fourth setting, and twenty minutes with one killed: 5 seeds)" in why
     for part in ("inner steps of 0.4 s, 8 peers", "s per round", "each sends 3.", " MB", "% of the time"):
         assert part in expected
     assert why.endswith(".")
