@@ -31,4 +31,9 @@ def reduce_bound(nbytes: float, ups: Sequence[float], downs: Sequence[float]) ->
     return max(both / sum(ups), both / sum(downs), nbytes / min(ups), nbytes / min(downs))
 
 
-BOUNDS = {"gather": gather_bound, "reduce": reduce_bound}
+def pair_bound(nbytes: float, ups: Sequence[float], downs: Sequence[float]) -> float:
+    """Each sends its body to one other, whatever the size of the swarm: P / up_i, P / down_i, of the slowest."""
+    return nbytes / min(*ups, *downs)
+
+
+BOUNDS = {"gather": gather_bound, "reduce": reduce_bound, "pair": pair_bound}

@@ -21,6 +21,7 @@ from decentral.benchmarks.exchange_peer import ExchangeSeat
 from decentral.errors import DecentralError
 from decentral.manifest import Manifest, check_methods, preset_manifest
 
+PRESETS = {"gather": "sparseloco", "reduce": "diloco", "pair": "noloco"}
 Launch = Callable[[int, Sequence[str]], "subprocess.Popen[str]"]  # peer number and command line
 
 
@@ -28,7 +29,7 @@ Launch = Callable[[int, Sequence[str]], "subprocess.Popen[str]"]  # peer number 
 class Case:
     """One swarm and what it exchanges. Rates in bytes per second, one for each peer."""
 
-    kind: str  # gather, reduce
+    kind: str  # gather, reduce, pair
     rows: int  # of 1,024 values
     ups: tuple[float, ...]
     downs: tuple[float, ...]
@@ -38,6 +39,11 @@ class Case:
     transport: str | None = None
     computing: float = 0.0  # s of a timer before each contribution, in place of inner steps
     overlap: bool = False  # the next ones begin as soon as it is taken, and not when the round is over
+
+    @property
+    def contributors(self) -> int:
+        """Peers whose contribution counts, where nobody is late."""
+        return 2 if self.kind == "pair" else len(self.ups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ class Step:
     held: float  # s of it in which a training thread copies parameters out and in, of the peer that took longest
     nbytes: float  # of one peer's body as it is encoded
     sent: float  # bytes, by the peer that sent most, everything included
-    equal: bool  # all peers ended with the same digest
+    equal: bool  # all peers ended with the same digest; of pairs, all have met
     contributors: int
 
 
@@ -82,7 +88,7 @@ class ExchangeResult:
             "bound_seconds": round(self.bound, 3),
             "over_bound": round(self.seconds / self.bound, 3),
             "equal": all(step.equal for step in self.steps),
-            "all_contributed": all(step.contributors == len(self.case.ups) for step in self.steps),
+            "all_contributed": all(step.contributors == self.case.contributors for step in self.steps),
             "steps": [asdict(step) for step in self.steps],
         }
 
@@ -186,7 +192,7 @@ def terms(case: Case) -> Manifest:
     """A run of all peers or none."""
     n = len(case.ups)
     manifest = preset_manifest(
-        "diloco" if case.kind == "reduce" else "sparseloco",
+        PRESETS[case.kind],
         run={"rounds": case.rounds + 100, "salt": "exchange"},
         inner={"steps": 1, "warmup": 0},
         compressor={"chain": case.compressor, "feedback": "none"},

@@ -27,6 +27,7 @@ from decentral.manifest import Manifest, parse_manifest
 from decentral.node.links import throttled
 from decentral.node.node import Node, Start
 from decentral.replica.contribution import Contribution
+from decentral.rounds.pairs.gossip import Gossip
 from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
 from decentral.tensors.elementwise import difference
@@ -68,11 +69,11 @@ class ExchangeContestant:
         self._schedule, self._held, self._digest = make_schedule(manifest, b""), 0.0, ""
         self._schedule.overlap = int(seat.overlap)
         self._awaited = -1  # the outer step that has what was offered last; -1: nothing was
+        self._met = 0  # of a pair: 2, of one alone: 1
         self._news, self._updates = Changes(), list[CommittedUpdate]()
         generator = torch.Generator().manual_seed(seat.number)
         self._gradient_N = torch.randn(seat.rows * 1024, generator=generator)
-        replica = self.node.replica
-        self._nbytes = len(replica.codec.encode(self._gradient_N, {}, replica.shapes(0)).body)
+        self._nbytes = self._body_nbytes()
 
     def _node(self, manifest: Manifest) -> Node:
         start = Start(
@@ -91,6 +92,12 @@ class ExchangeContestant:
             on_event=lambda event, fields: None,
             uplink=lambda: self.transport.uplink,
         )
+
+    def _body_nbytes(self) -> int:
+        """Of what is sent in a round, all channels of the method together."""
+        replica = self.node.replica
+        others = [self._gradient_N] * (len(replica.due(0)) - 1)
+        return len(replica.codec.encode(self._gradient_N, {}, replica.shapes(0), others).body)
 
     def _updated(self, update: CommittedUpdate) -> None:
         self._updates.append(update)
@@ -117,6 +124,19 @@ class ExchangeContestant:
         self._train()
         began, worked = time.monotonic(), processor_seconds()
         await anyio.sleep(self.seat.computing)  # in place of inner steps, without the processor
+        await (self._as_all() if self.node.gossip is None else self._as_pair(self.node.gossip))
+        return {
+            "seconds": time.monotonic() - began,
+            "held": self._held,
+            "processor": processor_seconds() - worked,
+            "nbytes": self._nbytes,
+            "sent": self.transport.traffic.total.sent - sent,
+            "digest": self._digest,
+            "contributors": self._named() if self.node.gossip is None else self._met,
+        }
+
+    async def _as_all(self) -> None:
+        """Of a method that all peers step together by."""
         if self.seat.overlap:
             await self._until_merged()
         offered = self._taken(self.node.driver.head)
@@ -126,15 +146,15 @@ class ExchangeContestant:
         else:
             await self.node.driver.contribute(offered)
             await self._until_merged()
-        return {
-            "seconds": time.monotonic() - began,
-            "held": self._held,
-            "processor": processor_seconds() - worked,
-            "nbytes": self._nbytes,
-            "sent": self.transport.traffic.total.sent - sent,
-            "digest": self._digest,
-            "contributors": self._named(),
-        }
+
+    async def _as_pair(self, gossip: Gossip) -> None:
+        """Of one that two step by. Replicas are never equal: what all peers have alike is that they met somebody."""
+        made = self._taken(self.node.driver.head, gossip.step)
+        swapped = await gossip.exchange(0, made.gradient_N, 1, 1, states=made.states)
+        self._met, self._digest = (1, "alone") if swapped.partner is None else (2, "met")
+        began = time.monotonic()
+        self._schedule.swapped(self._model, 0, swapped.after_N)
+        self._held += time.monotonic() - began
 
     async def _until_merged(self) -> None:
         """Wait for the round of what was offered last, and bring it into the model."""
@@ -148,10 +168,11 @@ class ExchangeContestant:
         self._model.write(0, difference(self.node.replica.anchors[0], self._gradient_N))
         self._schedule.stepped()
 
-    def _taken(self, head: Head) -> Contribution:
-        """As a training thread does it: parameters are copied out."""
+    def _taken(self, head: Head, step: int | None = None) -> Contribution:
+        """As a training thread does it: parameters are copied out. ``step``: of a pair; None: the head's."""
         began, replica = time.monotonic(), self.node.replica
-        made = self._schedule.take(self._model, 0, replica.anchors[0], head.hash, 1, outer_step=head.outer_step)
+        step = head.outer_step if step is None else step
+        made = self._schedule.take(self._model, 0, replica.anchors[0], head.hash, 1, outer_step=step)
         assert made is not None, "nobody is away"
         made.check_finite(replica)
         self._held += time.monotonic() - began

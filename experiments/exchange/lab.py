@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from decentral.benchmarks.bounds import BOUNDS
 from decentral.benchmarks.exchange import Case, ExchangeResult, Step, Worker, step, swarm
 from experiments.exchange.rival_peer import SYSTEMS, RivalSeat
 from tests.natlab.lab import Host, Lab
@@ -28,7 +29,7 @@ from tests.natlab.wires import Line
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=["gather", "reduce"], default="gather")
+    parser.add_argument("--kind", choices=sorted(BOUNDS), default="gather")
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--mbit", type=float, default=20.0, help="each way")
     parser.add_argument("--slow", type=float, default=None, help="Mbit/s that the last peer sends instead")

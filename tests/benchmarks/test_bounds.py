@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decentral.benchmarks.bounds import gather_bound, reduce_bound
+from decentral.benchmarks.bounds import gather_bound, pair_bound, reduce_bound
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,11 @@ from decentral.benchmarks.bounds import gather_bound, reduce_bound
 def test_bounds_of_a_body_of_ten(ups, downs, gather, reduce):
     assert gather_bound(10.0, ups, downs) == pytest.approx(gather)
     assert reduce_bound(10.0, ups, downs) == pytest.approx(reduce)
+
+
+def test_a_pair_takes_what_its_slowest_line_needs_for_one_body():
+    assert pair_bound(10.0, [10.0] * 3 + [1.0], [10.0] * 4) == pytest.approx(10.0)
+    assert pair_bound(10.0, [10.0] * 64, [5.0] * 64) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("seed", range(20))

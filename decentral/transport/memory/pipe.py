@@ -16,6 +16,10 @@ from decentral.flow.window import SECONDS
 
 WINDOW = 1 << 20  # bytes in flight per stream; where the daemon's senders were measured to block
 PIECE = 1 << 16  # bytes
+# s of a line that a piece takes at most: what is written next to it waits that long. TCP begins with ten packets. With
+# three pieces of half a second before the plan of a reduce, rounds at 1 Mbit/s took 13 % longer than real ones.
+PIECE_SECONDS = 0.1
+PACKET = 1460  # bytes, the least piece
 _NEVER = float("inf")
 
 
@@ -42,6 +46,11 @@ class Link:
     latency: float = 0.0  # s, one way
     bandwidth: float | None = None  # bytes/s; None: no limit
     free_at: float = 0.0  # s, on the loop's clock: when the last piece will have left
+
+    @property
+    def piece(self) -> float:
+        """The largest piece, in bytes."""
+        return PIECE if self.bandwidth is None else min(PIECE, max(PACKET, PIECE_SECONDS * self.bandwidth))
 
     def arrival(self, nbytes: float, now: float) -> float:
         """Put ``nbytes`` on the link; returns when the last of them arrives."""
@@ -116,7 +125,7 @@ class Pipe:
         """Queue a copy of ``data``, waiting while a window of it is unread."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         view = memoryview(data).cast("B")
-        size = max(1, int(PIECE / self._weight.each))
+        size = max(1, int(self._link.piece / self._weight.each))
         for start in range(0, len(view), size):
             while self._held >= WINDOW and not self._dead:
                 await self._changed.next()

@@ -143,3 +143,38 @@ def test_what_is_no_piece_goes_on_a_stream():
     assert not letters.carry("/test/other", 70_000)
     assert not letters.carry(SLOW, 70)
     assert not letters.carry(ECHO, 1)
+
+
+BULK = "/test/bulk"
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("letters", [True, False])
+def test_what_is_urgent_does_not_wait_for_the_first_pieces_of_bulk_on_a_thin_line(letters, seed):
+    """Three pieces of 64 KiB before the plan of a reduce kept every other peer of it from beginning, for 1.6 s."""
+    network = MemoryNetwork(latency=0.1, letters=letters, bandwidth=125_000.0, weights={BULK: Weight(100.0)})
+    a, b = (network.transport(Signer(bytes([number]) * 32)) for number in range(2))
+    asked = []
+
+    async def take(stream):
+        await stream.receive_exactly(10_000)
+
+    async def send():
+        stream = await a.open(b.peer, BULK)
+        await stream.send(bytes(10_000))  # that stand for a megabyte
+
+    async def ask():
+        await request(a, b.peer, ECHO, b"plan", limit=100, timeout=9)
+        asked.append(anyio.current_time())
+
+    async def main():
+        serve_requests(b, ECHO, echo, limit=1000)
+        b.serve(BULK, take)
+        async with a, b:
+            with anyio.move_on_after(5.0):
+                async with anyio.create_task_group() as group:
+                    for work in (send, send, send, ask):
+                        group.start_soon(work)
+
+    run_in_virtual_time(main, seed)  # by which it comes before the others or behind them
+    assert asked[0] < 0.4 + 0.4

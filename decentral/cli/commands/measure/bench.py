@@ -126,14 +126,18 @@ def _print(rows: list[dict[str, Any]]) -> None:
         click.echo(f"{row['method']:<{widest}}" + "".join(f"{cell:>13}" for cell in cells))
 
 
+_AGREED = {"gather": "replicas equal", "reduce": "replicas equal", "pair": "all have met"}
+_NOT_AGREED = {"gather": "replicas UNEQUAL", "reduce": "replicas UNEQUAL", "pair": "SOME WERE ALONE"}
+
+
 @bench_command.command("exchange")
 @click.option("--peers", type=click.IntRange(2, 16), default=4, show_default=True, help="Processes, each a peer.")
 @click.option(
     "--kind",
-    type=click.Choice(["gather", "reduce"]),
+    type=click.Choice(["gather", "reduce", "pair"]),
     default="reduce",
     show_default=True,
-    help="Every body to every peer, or the mean of all by partitions.",
+    help="Every body to every peer, the mean of all by partitions, or of two who swap.",
 )
 @click.option("--megabytes", type=click.IntRange(min=1), default=4, show_default=True, help="Float32 of one peer.")
 @click.option("--compressor", default="none", show_default=True, help="As in a manifest.")
@@ -180,11 +184,11 @@ def exchange_bench(
     if as_json:
         click.echo(json.dumps(found))
         return
-    equal = "equal" if found["equal"] else "UNEQUAL"
+    equal = _AGREED[kind] if found["equal"] else _NOT_AGREED[kind]
     click.echo(
         f"{found['seconds']:.2f} s a round, {found['over_bound']:.2f} times the {found['bound_seconds']:.2f} s that "
         f"the links need; {found['processor_seconds']:.2f} s of processor per peer, training held for "
-        f"{1000 * found['held_seconds']:.0f} ms; replicas {equal}"
+        f"{1000 * found['held_seconds']:.0f} ms; {equal}"
     )
 
 
