@@ -21,7 +21,6 @@ from decentral.optimizers.owners import Part
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
-from decentral.replica.loaded import Loaded
 from decentral.replica.method_output import NOBODY, OVERFLOW, Weighed, stepped
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.owing import OWED, owed_after
@@ -32,7 +31,7 @@ from decentral.replica.received.reception import OpenedRecord, Reception
 from decentral.replica.received.sample import Sample
 from decentral.replica.received.senders import Senders
 from decentral.replica.rule_output import Unusable
-from decentral.replica.tensor_names import found, found_feedback, found_states, own_names, shared_names
+from decentral.replica.tensor_names import Loaded, found, found_feedback, found_states, own_names, shared_names
 from decentral.replica.weighing import outside_of, state_weights_of, told_of, weights_of
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.alloc import fresh_zeros

@@ -7,14 +7,30 @@ no snapshot.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from decentral.errors import PayloadError
+from decentral.replica.received.senders import Kept
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
+
+# Shape suffix: B = elements of all buffers; flat float32.
 
 States = Sequence[Mapping[str, Tensor]]  # a fragment each
 _FEEDBACK = "feedback/"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was found, a fragment each, checked and not yet taken over."""
+
+    anchors: list[Tensor]
+    states: list[dict[str, Tensor]]
+    feedback: list[dict[str, Tensor]]  # this peer's own; {} where a snapshot of another is loaded
+    senders: list[Kept]
+    buffers_B: Tensor
+    digests: list[bytes]  # of the anchors
 
 
 def shared_names(anchors: Sequence[Tensor], states: States, buffers_B: Tensor | None) -> dict[str, Tensor]:

@@ -17,10 +17,10 @@ from torch import Tensor
 from decentral.consensus.chain import Head, contributions
 from decentral.consensus.history import Branch
 from decentral.replica.contribution import Contribution
-from decentral.replica.loaded import Loaded
 from decentral.replica.outbox import Owed
 from decentral.replica.owing import OWED, owed_after
 from decentral.replica.replica import Replica
+from decentral.replica.tensor_names import Loaded
 from decentral.rounds.bookkeeping import Bookkeeping
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import LocalState
