@@ -23,8 +23,8 @@ from decentral.simulate.simulation import simulate
 from decentral.simulate.troubles import Afflicted
 from experiments.cost.measured import Meter
 
-# Of 1,514 bytes of a full Ethernet frame 1,448 are a stream's; each second one is acknowledged by 66 the other way, where
-# as much is going on: 1448 / (1514 + 66 / 2).
+# Of 1,514 bytes of a full Ethernet frame 1,448 are a stream's; each second one is acknowledged by 66 the other way,
+# where as much is going on: 1448 / (1514 + 66 / 2).
 PAYLOAD = 0.936
 TRAINS = 10.0  # s of the one inner step between two rounds
 
