@@ -40,6 +40,8 @@ class Collection:
         ``kind``: of the frames that a record names; results are not there before a plan. ``states``: channels beside
         the change that a contribution has in this round.
         """
+        if not self.offers:
+            return []  # as with most ticks: peers train
         return [
             peer
             for peer in head.members

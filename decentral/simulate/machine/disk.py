@@ -28,6 +28,7 @@ class RecordingDisk(Disk):
 
     def __init__(self, root: Path, *, keep_log: bool = False) -> None:
         self.root, self._keep_log, self._lock = root, keep_log, threading.RLock()  # peers write from several threads
+        self._base = len(root.parts)
         self.base = scan(root)
         self._model = all_durable(self.base)
         self.log: list[Operation] = []
@@ -35,7 +36,7 @@ class RecordingDisk(Disk):
     def carry_out(self, operation: Operation) -> None:
         """Everything passes here: override it to fail an operation, or to cut the power before one."""
         with self._lock:
-            _perform(operation, self.root.joinpath(*operation.path), self.root.joinpath(*operation.to))
+            _perform(operation, str(self.root))
             apply(self._model, operation)
             if self._keep_log:
                 self.log.append(operation)
@@ -91,23 +92,26 @@ class RecordingDisk(Disk):
         self.carry_out(Operation("sync folder", self._parts(path)))
 
     def _parts(self, path: Path) -> Parts:
-        return path.relative_to(self.root).parts
+        parts = path.parts
+        assert parts[: self._base] == self.root.parts, f"{path} is not below {self.root}"
+        return parts[self._base :]
 
 
-def _perform(operation: Operation, path: Path, to: Path) -> None:
+def _perform(operation: Operation, root: str) -> None:
     """The operation on the real folder; a sync is only remembered."""
+    path = os.path.join(root, *operation.path)
     match operation.call:
         case "make folder":
-            path.mkdir()
+            os.mkdir(path)
         case "create":
-            open(path, "xb").close()
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         case "write":
-            with open(path, "r+b") as file:
+            with open(path, "r+b", buffering=0) as file:
                 file.seek(operation.at)
                 file.write(operation.data)
         case "truncate":
             os.truncate(path, operation.at)
         case "rename":
-            os.replace(path, to)
+            os.replace(path, os.path.join(root, *operation.to))
         case "remove":
-            path.rmdir() if path.is_dir() else path.unlink()
+            os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
