@@ -164,7 +164,7 @@ class OuterMethod:
 
     @property
     def max_staleness(self) -> int:
-        """Outer steps of a fragment that may pass a peer by before its progress is dropped (training/absence.py)."""
+        """Outer steps of a fragment that may pass a peer by before its progress is dropped (`schedule/absence.py`)."""
         return 2
 
     def channels(self) -> tuple[Channel, ...]:

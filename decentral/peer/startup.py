@@ -36,9 +36,10 @@ from decentral.training.live_side import LiveSide
 from decentral.training.loop_parts import LoopControl, LoopParts
 from decentral.training.moments import Moments
 from decentral.training.outer_loop import OuterLoop
+from decentral.training.schedule.resuming import note_replayed, recall_unadopted, resume, stand_at
+from decentral.training.schedule.sync_schedule import SyncSchedule, make_schedule
 from decentral.training.swarm.side import AcrossThreads, run_blocking
 from decentral.training.swarm.thread import SwarmThread
-from decentral.training.sync_schedule import SyncSchedule, make_schedule
 from decentral.transport.memory.transport import MemoryNetwork
 
 
@@ -235,11 +236,11 @@ class Startup:
         memory = kept.memory.get("progress")
         replayed = range(0 if kept.found.adopted else kept.found.head.outer_step, kept.head.outer_step)
         if kept.at_anchor:
-            schedule.stand_at(self._model, kept.anchors, kept.found.tensors)
-            schedule.recall_unadopted(memory or {})
+            stand_at(schedule, self._model, kept.anchors, kept.found.tensors)
+            recall_unadopted(schedule, memory or {})
         else:
-            schedule.resume(self._model, kept.found.tensors, memory, kept.anchors, len(replayed), kept.states)
-        schedule.missed(replayed)
+            resume(schedule, self._model, kept.found.tensors, memory, kept.anchors, len(replayed), kept.states)
+        note_replayed(schedule, replayed)
         if kept.buffers_B is not None and self._lost_its_buffers(kept, kept.buffers_B):
             self._model.write_buffers(kept.buffers_B)
         return schedule

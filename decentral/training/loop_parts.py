@@ -16,10 +16,10 @@ from decentral.manifest import Manifest
 from decentral.replica.contribution import Contribution
 from decentral.rounds.pairs.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
-from decentral.training.absence import Away
 from decentral.training.live_side import Parameters
+from decentral.training.schedule.absence import Away
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from decentral.training.swarm.side import SwarmSide
-from decentral.training.sync_schedule import SyncSchedule
 
 # Shape suffix: B = elements of all buffers, flat float32.
 

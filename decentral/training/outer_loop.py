@@ -15,8 +15,8 @@ from decentral.training.gossip_steps import GossipSteps
 from decentral.training.loop_parts import LoopParts
 from decentral.training.merging import Merger
 from decentral.training.round_steps import RoundSteps
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from decentral.training.starting_over import RESTARTS
-from decentral.training.sync_schedule import SyncSchedule
 
 
 class OuterLoop:

@@ -9,7 +9,7 @@ from decentral.errors import DecentralError
 from decentral.replica.contribution import Contribution
 from decentral.training.loop_parts import LoopParts
 from decentral.training.merging import LOOK_EVERY, Merger
-from decentral.training.pace import Pace
+from decentral.training.schedule.pace import Pace
 from decentral.training.swarm.side import PendingResult
 
 

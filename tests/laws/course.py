@@ -16,7 +16,7 @@ from decentral.replica.run_codec import codec_of
 from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.live_side import LiveSide
-from decentral.training.sync_schedule import SyncSchedule
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from tests.laws.learners import EXACT, SCHEMA, Inner, Learner
 from tests.laws.swarm import NUMEL, SIGNERS, Books, Cut, Met, Swarm
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from decentral.optimizers.synchronous.local_sgd import LocalSGD
 from decentral.optimizers.synchronous.sparta import Sparta
 from decentral.rounds.updates import CommittedUpdate
-from decentral.training.absence import Progress
+from decentral.training.schedule.absence import Progress
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 

@@ -15,7 +15,7 @@ from decentral.optimizers.gossip.ad_psgd import ADPSGD
 from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.rounds.pairs.gossip import Swapped
 from decentral.training.live_side import LiveSide
-from decentral.training.sync_schedule import SyncSchedule
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model
 from tests.rounds.test_healing import settle

@@ -14,7 +14,8 @@ from decentral.optimizers.synchronous.streaming import StreamingDiLoCo
 from decentral.simulate.forecast import forecast
 from decentral.state.snapshot import anchor_name
 from decentral.training.live_model import LiveModel
-from decentral.training.sync_schedule import SyncSchedule
+from decentral.training.schedule.resuming import memory_of, resume, tensors_of
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 
@@ -183,11 +184,11 @@ def test_a_peer_that_resumes_on_its_way_has_the_progress_that_it_had():
     offered = run.offer(PEERS)
     learn(run, 1)
     peer = run.peers[0]
-    kept = {name: one.clone() for name, one in peer.schedule.tensors().items()} | {anchor_name(0): peer.anchor_N}
-    memory, live_N = peer.schedule.memory(), peer.live_N
+    kept = {name: one.clone() for name, one in tensors_of(peer.schedule).items()} | {anchor_name(0): peer.anchor_N}
+    memory, live_N = memory_of(peer.schedule), peer.live_N
     resumed = run.begun(0)
     resumed.model.write(0, live_N)
-    resumed.schedule.resume(resumed.model, kept, memory, [peer.anchor_N], 0)
+    resume(resumed.schedule, resumed.model, kept, memory, [peer.anchor_N], 0)
     progress_N = resumed.live_N - peer.anchor_N
     run.commit(offered)
     wanted_N = peer.live_N - peer.anchor_N - offered.made[0].gradient_N  # what it sent, and what it learnt since
@@ -223,7 +224,7 @@ def test_nor_is_it_where_a_restart_takes_the_detour_out_again():
         module.weight -= 0.125
     learnt_N = begun_N - model.read(0)
     resumed = SyncSchedule(1, 1, Eager(LR, MU), bytes(32))
-    resumed.resume(model, {**schedule.tensors(), anchor_name(0): anchor_N}, schedule.memory(), [anchor_N], 0)
+    resume(resumed, model, {**tensors_of(schedule), anchor_name(0): anchor_N}, memory_of(schedule), [anchor_N], 0)
     torch.testing.assert_close(resumed.gradient(0, anchor_N, model.read(0)), learnt_N, rtol=0, atol=1e-6)
 
 

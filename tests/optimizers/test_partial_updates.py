@@ -19,7 +19,7 @@ from decentral.simulate.forecast import forecast
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide
 from decentral.training.moments import Moments
-from decentral.training.sync_schedule import SyncSchedule
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from tests.laws.learners import Learner, Learners
 from tests.laws.swarm import NUMEL
 

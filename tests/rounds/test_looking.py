@@ -31,7 +31,7 @@ from decentral.replica.diagnosing.names import (
 from decentral.replica.received.frame_contents import FrameContents
 from decentral.rounds import looking
 from decentral.training.live_side import LiveSide
-from decentral.training.sync_schedule import SyncSchedule
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from decentral.training.told.diagnosed import Diagnosed
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member

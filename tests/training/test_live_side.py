@@ -23,7 +23,8 @@ from decentral.training.inner.spsa import SPSA
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide
 from decentral.training.moments import Moments
-from decentral.training.sync_schedule import SyncSchedule
+from decentral.training.schedule.resuming import memory_of, resume, stand_at, tensors_of
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from decentral.transport.memory.transport import MemoryNetwork
 
 
@@ -186,7 +187,7 @@ def test_progress_that_is_given_up_is_told_to_the_method_and_its_own_stays():
     schedule.restart(model, [torch.zeros(3), torch.zeros(2)], [1])
     assert method.asked == [("after", 0, 1), ("after", 1, 1), ("lost", 1)]
     again = SyncSchedule(2, 0, method, bytes(32), 2, live=LiveSide(model))
-    again.stand_at(model, [torch.ones(3), torch.ones(2)], schedule.tensors())
+    stand_at(again, model, [torch.ones(3), torch.ones(2)], tensors_of(schedule))
     assert method.asked[3:] == [("lost", 0), ("lost", 1)]
     assert torch.equal(again.live.own(1)["kept"], torch.ones(2))
     assert torch.equal(model.read(0), torch.ones(3))
@@ -219,9 +220,9 @@ def test_commits_that_passed_a_peer_by_while_it_was_down_leave_no_gradients_of_t
     schedule = SyncSchedule(4, 0, Scaffold(), bytes(32), live=LiveSide(model))
     schedule.live.own(0).update({"sum": torch.ones(3), "steps": torch.ones(1), "turn": torch.ones(3)})
     schedule.stepped()
-    held, memory = {"anchor/0": kept_N, **schedule.tensors()}, schedule.memory()
+    held, memory = {"anchor/0": kept_N, **tensors_of(schedule)}, memory_of(schedule)
     again = SyncSchedule(4, 0, Scaffold(), bytes(32), live=LiveSide(model))
-    again.resume(model, held, memory, [kept_N + replayed], 1, [{"control": torch.ones(3)}])
+    resume(again, model, held, memory, [kept_N + replayed], 1, [{"control": torch.ones(3)}])
     assert set(again.live.own(0)) == ({"turn"} if replayed else {"sum", "steps", "turn"})
     assert (again.since, again.progress[0].steps) == (1, 1), "the progress itself is carried on"
 
@@ -234,7 +235,7 @@ def test_after_a_restart_the_method_is_told_the_shared_state_that_the_replayed_c
             told.append((fragment, state, sent, peers))
 
     schedule = SyncSchedule(4, 0, Curious(), bytes(32), live=LiveSide(model))
-    schedule.resume(model, {"anchor/0": torch.zeros(3)}, None, [torch.ones(3)], 1, [{"control": 7}])
+    resume(schedule, model, {"anchor/0": torch.zeros(3)}, None, [torch.ones(3)], 1, [{"control": 7}])
     assert told == [(0, {"control": 7}, None, ())]
 
 

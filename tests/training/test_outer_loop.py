@@ -14,12 +14,12 @@ import torch
 from decentral.optimizers.synchronous.a_edit import AEDiT
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
-from decentral.training.absence import Away
 from decentral.training.loop_parts import LoopParts
 from decentral.training.outer_loop import OuterLoop
+from decentral.training.schedule.absence import Away
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from decentral.training.swarm.same_loop import SameLoop, Updates
 from decentral.training.swarm.side import run_blocking
-from decentral.training.sync_schedule import SyncSchedule
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model
 from tests.rounds.test_healing import DENSE, exact_terms

@@ -20,7 +20,7 @@ from decentral.training.inner import build_inner, inner_step
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide
 from decentral.training.moments import Moments
-from decentral.training.sync_schedule import SyncSchedule, make_schedule
+from decentral.training.schedule.sync_schedule import SyncSchedule, make_schedule
 from decentral.wire.keys import Signer
 
 __all__ = ["LabPeer", "lab_peers", "lab_signers"]

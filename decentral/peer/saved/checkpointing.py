@@ -24,8 +24,9 @@ from decentral.state.optimizer_state import flatten, unflatten
 from decentral.swarm.hello import model_difference
 from decentral.training.live_model import LiveModel
 from decentral.training.processes.inner_states import InnerStates
+from decentral.training.schedule.resuming import memory_of, tensors_of
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from decentral.training.swarm.thread import SwarmThread
-from decentral.training.sync_schedule import SyncSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,8 @@ class Saver:
         head, tensors, memory = self.swarm.call(_consistent_state, node)
         if head.anchor is None or (head.hash != schedule.seen and node.gossip is None):
             return None
-        memory |= {"inner_steps": self.count.value, "progress": schedule.memory(), "buffers": self.buffers}
-        return self.checkpointer.take(head, {**tensors, **schedule.tensors()}, self.model, memory, swaps)
+        memory |= {"inner_steps": self.count.value, "progress": memory_of(schedule), "buffers": self.buffers}
+        return self.checkpointer.take(head, {**tensors, **tensors_of(schedule)}, self.model, memory, swaps)
 
     def _write(self, taken: Taken, held: float) -> None:
         began = self.clock()

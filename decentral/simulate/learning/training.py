@@ -16,11 +16,11 @@ from decentral.rounds.pairs.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.lessons import Lesson
 from decentral.simulate.pulls import state_name
-from decentral.training.absence import Away
 from decentral.training.loop_parts import LoopControl, LoopParts
 from decentral.training.outer_loop import OuterLoop
+from decentral.training.schedule.absence import Away
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from decentral.training.swarm.same_loop import SameLoop
-from decentral.training.sync_schedule import SyncSchedule
 
 CHECKPOINT_EVERY = 5  # commits
 Note = Callable[..., None]  # event, tensors, fields

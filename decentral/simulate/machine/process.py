@@ -31,8 +31,9 @@ from decentral.simulate.machine.disk import RecordingDisk
 from decentral.simulate.machine.weather import Weather, WeatheredTransport
 from decentral.simulate.trace import Trace
 from decentral.training.live_side import LiveSide
+from decentral.training.schedule.resuming import memory_of, resume, stand_at, tensors_of
+from decentral.training.schedule.sync_schedule import SyncSchedule, make_schedule
 from decentral.training.swarm.same_loop import SameLoop, Updates
-from decentral.training.sync_schedule import SyncSchedule, make_schedule
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Commit, Record
@@ -190,12 +191,12 @@ class SimulatedProcess:
         node.driver.begin_at(head, node.start.acceptor, self.store.past(head, node.start.acceptor))
         self.schedule.seen = head.hash
         if named or found.adopted:
-            self.schedule.stand_at(self.model, node.replica.anchors, found.tensors)
+            stand_at(self.schedule, self.model, node.replica.anchors, found.tensors)
             return
         outer_steps = head.outer_step - found.head.outer_step
         memory = found.meta["progress"]
         replica = node.replica
-        self.schedule.resume(self.model, found.tensors, memory, replica.anchors, outer_steps, replica.states)
+        resume(self.schedule, self.model, found.tensors, memory, replica.anchors, outer_steps, replica.states)
 
     def _stand_at_anchors(self) -> None:
         for fragment, anchor_N in enumerate(self.node.replica.anchors):
@@ -265,9 +266,9 @@ class SimulatedProcess:
             return False
         if head.anchor is None or (head.hash != schedule.seen and node.gossip is None):
             return False
-        live = {f"live/{f}": tensor.clone() for f, tensor in enumerate(self.model.fragments)} | schedule.tensors()
+        live = {f"live/{f}": tensor.clone() for f, tensor in enumerate(self.model.fragments)} | tensors_of(schedule)
         step = node.gossip.step if node.gossip is not None else 0
-        meta = {"age": node.age, "gossip_step": step, "progress": schedule.memory()}
+        meta = {"age": node.age, "gossip_step": step, "progress": memory_of(schedule)}
         self.store.save(head, {**node.replica.shared_tensors(), **node.replica.own_tensors(), **live}, meta)
         self.note("saved", {**self.trainer.carried(), **self.trainer.without_debts()}, round=head.round)
         return True

@@ -15,7 +15,7 @@ from decentral.errors import ConfigError
 from decentral.replica.contribution import Contribution
 from decentral.rounds.pairs.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate, Decision
-from decentral.training.absence import Away
+from decentral.training.schedule.absence import Away
 from decentral.wire.keys import PeerId, peer_name
 
 logger = logging.getLogger("decentral.peer")

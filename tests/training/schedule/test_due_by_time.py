@@ -12,8 +12,9 @@ from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.live_model import LiveModel
-from decentral.training.sync_schedule import SyncSchedule
-from tests.training.test_sync_schedule import record
+from decentral.training.schedule.resuming import memory_of, resume
+from decentral.training.schedule.sync_schedule import SyncSchedule
+from tests.training.schedule.test_sync_schedule import record
 
 H = 20
 
@@ -100,12 +101,12 @@ def test_starting_over_begins_the_time_anew(model):
 def test_a_checkpoint_keeps_the_time_and_one_from_before_has_none(model):
     pace, resumed, old = by_time(), by_time(), by_time()
     train(pace, 8, 1.0)
-    memory = json.loads(json.dumps(pace.memory()))
+    memory = json.loads(json.dumps(memory_of(pace)))
     anchors = {"anchor/0": torch.zeros(8)}
-    resumed.resume(model, anchors, memory, [torch.zeros(8)], 0)
+    resume(resumed, model, anchors, memory, [torch.zeros(8)], 0)
     assert (resumed.since, resumed.seconds) == (8, 8.0)
     del memory["seconds"]
-    old.resume(model, anchors, memory, [torch.zeros(8)], 0)
+    resume(old, model, anchors, memory, [torch.zeros(8)], 0)
     assert (old.since, old.seconds) == (8, 0.0)
 
 

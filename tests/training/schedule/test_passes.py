@@ -15,8 +15,8 @@ from decentral.optimizers.synchronous.diloco import DiLoCo
 from decentral.optimizers.synchronous.streaming import StreamingDiLoCo
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.live_model import LiveModel
-from decentral.training.sync_schedule import SyncSchedule
-from tests.training.test_sync_schedule import record
+from decentral.training.schedule.sync_schedule import SyncSchedule
+from tests.training.schedule.test_sync_schedule import record
 
 SIZE = 3 * 40 + 40 + 40 * 2 + 2
 

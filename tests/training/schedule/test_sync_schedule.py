@@ -11,7 +11,8 @@ from decentral.optimizers.synchronous.streaming import StreamingDiLoCo
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.live_model import LiveModel
-from decentral.training.sync_schedule import SyncSchedule
+from decentral.training.schedule.resuming import memory_of, note_replayed, recall_unadopted, resume, tensors_of
+from decentral.training.schedule.sync_schedule import SyncSchedule
 from decentral.wire.messages import FrameRef, Record
 
 PEER = b"p" * 32
@@ -213,7 +214,7 @@ def test_a_restart_goes_on_with_the_count_and_the_rounding(model):
     step(pace, 3)
     moved = pace.gradient(0, anchor, halves.read(0))
     again = schedule()
-    again.resume(halves, {"anchor/0": anchor, **pace.tensors()}, pace.memory(), [anchor + 1.0], outer_steps=1)
+    resume(again, halves, {"anchor/0": anchor, **tensors_of(pace)}, memory_of(pace), [anchor + 1.0], outer_steps=1)
     torch.testing.assert_close(again.gradient(0, anchor + 1.0, halves.read(0)), moved, rtol=0, atol=1e-6)
     assert (again.since, again.progress[0].steps, again.progress[0].missed) == (3, 3, 1)
 
@@ -374,11 +375,11 @@ def test_what_the_inner_optimizer_lacks_is_known_after_a_restart():
     """It has no place for moments before its first step; a checkpoint may be written until then."""
     method = DESLoc(first_moment=2, second_moment=3)
     pace = SyncSchedule(1, 0, method, b"0" * 32, num_fragments=2)
-    pace.missed(range(2, 5))  # fragment 0 in its steps 1 and 2, fragment 1 in its step 1
+    note_replayed(pace, range(2, 5))  # fragment 0 in its steps 1 and 2, fragment 1 in its step 1
     assert pace.unadopted == {0: ["change", "exp_avg", "exp_avg_sq"], 1: ["change", "exp_avg"]}
     again = SyncSchedule(1, 0, method, b"0" * 32, num_fragments=2)
-    again.recall_unadopted(json.loads(json.dumps(pace.memory())))
+    recall_unadopted(again, json.loads(json.dumps(memory_of(pace))))
     assert again.unadopted == pace.unadopted
     plain = SyncSchedule(1, 0, DiLoCo(), b"0" * 32)
-    plain.missed(range(5))
+    note_replayed(plain, range(5))
     assert not plain.unadopted

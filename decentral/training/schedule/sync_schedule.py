@@ -10,9 +10,8 @@ rounds what is written, and a rounding that is counted as progress moved a run i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,22 +19,18 @@ from torch import Tensor
 from decentral.consensus.chain import Digest
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, carry, make_outer
-from decentral.optimizers.base import State
 from decentral.replica.contribution import Contribution
 from decentral.replica.method_output import said
 from decentral.rounds.updates import CommittedUpdate
-from decentral.state.snapshot import anchor_name
 from decentral.tensors.devices.transfer import beside, less
-from decentral.training.absence import Away, Progress
-from decentral.training.detours import Detours
 from decentral.training.live_side import LiveSide, Parameters
-from decentral.training.offers import Counted, counted, sent_of, states_due
-from decentral.training.pace import lengthening
-from decentral.training.passes import Passes, as_written
+from decentral.training.schedule.absence import Away, Progress
+from decentral.training.schedule.detours import Detours
+from decentral.training.schedule.offers import Counted, Spoken, counted, sent_of, states_due
+from decentral.training.schedule.pace import lengthening
+from decentral.training.schedule.passes import Passes, as_written
 
 # Shape suffix: N = elements of one fragment, flat float32; live ones lie where the model's copies do.
-
-ROUNDING = "rounding/{}"  # of a fragment, in a checkpoint
 
 
 @dataclass(slots=True)
@@ -156,13 +151,18 @@ class SyncSchedule:
         made.is_difference = progress_N is None
         made.is_finite = progress_N is None and math.isfinite(spoken.norm)
         made.begun_from = max(0, outer_step - progress.missed * self.num_fragments) if progress.missed else None
+        self._tell(made, model, spoken, outer_step // self.num_fragments, anchor_N)
+        return made
+
+    def _tell(self, made: Contribution, model: Parameters, spoken: Spoken, step: int, anchor_N: Tensor) -> None:
+        """What the method adds to a contribution, and where it has training go on meanwhile."""
+        fragment = made.fragment
         wanted_N = self.method.meanwhile(self.live, fragment, spoken.base_N, spoken.live_N) if self.overlap else None
         self.live.taken(fragment)
         made.states = states_due(self.method, step, anchor_N, self.live, fragment)
         if self.method.speaks:
             made.summary, made.unsaid = said(lambda: self.method.says(self.live, fragment, made.vectors))
         self.detours.go(model, fragment, spoken.live_N, wanted_N)
-        return made
 
     # ---- merging ----
 
@@ -224,16 +224,26 @@ class SyncSchedule:
 
     def _merged(self, update: CommittedUpdate, model: Parameters, before_N: Tensor, after_N: Tensor) -> Tensor | None:
         """What is to be written; None: it is there already."""
+        if update.contribution is None:
+            return self._past_others(update, model, before_N, after_N)
+        return self._past_ours(update.contribution, model, update.fragment, after_N)
+
+    def _past_others(
+        self, update: CommittedUpdate, model: Parameters, before_N: Tensor, after_N: Tensor
+    ) -> Tensor | None:
+        """After a commit that passed by: our progress stays, measured from the new anchor."""
         progress, f = self.progress[update.fragment], update.fragment
-        if update.contribution is None:  # passed by: our progress stays, measured from the new anchor
-            self._passed_by(update)
-            before_N = as_written(before_N, progress.rounding_N)
-            if update.taken_N is None:
-                return self.passes.carried(model, f, before_N, after_N, due=self.due)
-            live_N = self.detours.live(model, f)  # what a previous incarnation sent is in the anchor, and no progress
-            before_N, taken_N = beside(before_N, live_N), beside(update.taken_N, live_N)
-            return carry(torch.where(taken_N, before_N, live_N), before_N, beside(after_N, live_N))
-        stood_still, mine = self.since == self.sent_at and self.passes.carries(f), update.contribution
+        self._passed_by(update)
+        before_N = as_written(before_N, progress.rounding_N)
+        if update.taken_N is None:
+            return self.passes.carried(model, f, before_N, after_N, due=self.due)
+        live_N = self.detours.live(model, f)  # what a previous incarnation sent is in the anchor, and no progress
+        before_N, taken_N = beside(before_N, live_N), beside(update.taken_N, live_N)
+        return carry(torch.where(taken_N, before_N, live_N), before_N, beside(after_N, live_N))
+
+    def _past_ours(self, mine: Contribution, model: Parameters, f: int, after_N: Tensor) -> Tensor | None:
+        """After a commit that names our contribution: what was learnt since it was sent stays."""
+        stood_still, progress = self.since == self.sent_at and self.passes.carries(f), self.progress[f]
         if self.sent_at is not None:
             self.since -= self.sent_at
             self.seconds -= self.seconds_sent
@@ -272,76 +282,6 @@ class SyncSchedule:
         self.since = max(0, self.since + update.owed_steps // self.num_fragments)
         progress.steps = max(0, progress.steps + update.owed_steps)
         progress.missed += update.rounds if progress.behind else 0
-
-    # ---- over a restart ----
-
-    def memory(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
-        return {
-            "since": self.since,
-            "held": self.held,
-            "seconds": self.seconds,
-            "fragments": [progress.memory() for progress in self.progress],
-            "unadopted": {str(fragment): names for fragment, names in self.unadopted.items()},
-        }
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors that a checkpoint keeps."""
-        given = ((f, progress.rounding_N) for f, progress in enumerate(self.progress))
-        roundings = {ROUNDING.format(f): rounding_N for f, rounding_N in given if rounding_N is not None}
-        return {**roundings, **self.detours.tensors(), **self.live.tensors()}
-
-    def resume(
-        self,
-        model: Parameters,
-        tensors: Mapping[str, Tensor],
-        memory: Mapping[str, Any] | None,
-        anchors: Sequence[Tensor],
-        outer_steps: int,
-        states: Sequence[State] = (),
-    ) -> None:
-        """Go on from a checkpoint's ``tensors`` and ``memory``, its progress carried on to ``anchors``.
-
-        The live model is as the checkpoint has it; ``anchors`` are ``outer_steps`` further, over all fragments, by
-        commits that passed this peer by, and after which the shared ``states`` of the fragments are as given.
-        """
-        if memory is not None:  # None: of a version before 0.2, which kept no count
-            self.since, self.held = int(memory["since"]), int(memory["held"])
-            self.seconds = float(memory.get("seconds", 0.0))  # an older checkpoint has none
-            told = enumerate(memory["fragments"])
-            self.progress = [Progress.recalled(one, tensors.get(ROUNDING.format(f))) for f, one in told]
-            self.recall_unadopted(memory)
-        self.live.recall(tensors)
-        for f, live_N in self.detours.recall(model, tensors, self.num_fragments):
-            rounding_N = self.progress[f].rounding_N  # no progress before, nor when it is written anew
-            self.put(model, f, live_N if rounding_N is None else less(live_N, rounding_N))
-        for f, anchor_N in enumerate(anchors):
-            before_N, progress = tensors[anchor_name(f)], self.progress[f]
-            if torch.equal(before_N, anchor_N):
-                continue
-            progress.missed += -(-outer_steps // self.num_fragments) if progress.behind else 0
-            live_N = model.read(f)
-            base_N = as_written(beside(before_N, live_N), progress.rounding_N)
-            self.put(model, f, carry(live_N, base_N, beside(anchor_N, live_N)))
-            self.live.passed_by(f, states[f] if states else {})
-
-    def recall_unadopted(self, memory: Mapping[str, Any]) -> None:
-        """What of the shared state the inner optimizer did not have yet when a checkpoint was written."""
-        self.unadopted = {int(fragment): list(names) for fragment, names in memory.get("unadopted", {}).items()}
-
-    def missed(self, outer_steps: Iterable[int]) -> None:
-        """These outer steps of the run were replayed beside the live model: it lacks the channels that they had."""
-        for outer_step in outer_steps if self.method.inner else ():
-            fragment, step = outer_step % self.num_fragments, outer_step // self.num_fragments
-            names = {channel.name for channel in self.method.channels() if channel.is_due(step)}
-            self.unadopted[fragment] = sorted(names.union(self.unadopted.get(fragment, ())))
-
-    def stand_at(self, model: Parameters, anchors: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> None:
-        """Go on at ``anchors``: what a checkpoint's ``tensors`` have of progress is in there, or of another chain."""
-        self.live.recall(tensors)
-        for f, anchor_N in enumerate(anchors):
-            self.put(model, f, anchor_N)
-            self.live.lost(f)
 
 
 def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None) -> SyncSchedule:
