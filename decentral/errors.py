@@ -148,3 +148,9 @@ class StreamClosed(TransportError):
 
 class RoundFailed(DecentralError):
     """No commit was reached; every tensor and every debt is as before the round."""
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first plain error of a task group: what a person should read."""
+    inner = group.exceptions[0]
+    return first_of(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -18,7 +18,7 @@ from decentral.observe.status import ENDED, Status, presence
 View = dict[str, Any]  # JSON
 
 _TOLD = (  # fields of the status that the page shows as they are
-    *("peer", "state", "rounds_seen", "rounds_contributed", "inner_steps", "loss", "held_out_loss"),
+    *("peer", "state", "rounds_seen", "rounds_contributed", "inner_steps", "loss", "held_out_loss", "own_loop"),
     *("bytes_sent", "bytes_received", "bytes_measuring", "bytes_per_round", "sent_per_second", "received_per_second"),
     *("max_upload", "max_download", "daily_upload", "sent_today", "uplink_bits", "reachability", "addresses", "relays"),
     *("next_sync_seconds", "usual_round_seconds", "stalled_seconds", "stalled_by", "notices", "problem", "library"),

@@ -121,7 +121,9 @@ async def _fetch(
     identity = Identity.load_or_create(folder / "identity.key")
     transport = make_transport(asked, identity, listen)
     admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
-    directory = Directory(transport, identity.signer, invite.run, ttl=15.0)
+    # Without the DHT: it answers only once a peer has, and hivemind's import then holds up the end of a script that
+    # leaves meanwhile, as this loop's workers are no daemons.
+    directory = Directory(transport, identity.signer, invite.run, ttl=15.0, dht=False)
     async with transport, anyio.create_task_group() as group:
         group.start_soon(directory.run)
         directory.add_bootstrap(invite.addresses)

@@ -59,8 +59,11 @@ class StepAhead:
         return await self._of(record, frames)
 
     async def _make(self, making: _Making, record: Record, frames: Mapping[Digest, Frame]) -> None:
+        """Shielded, as who waits for it is: a task that begins in a group whose outer scope is cancelled already is
+        never told, and anyio on asyncio turned round in it for ever.
+        """
         try:
-            with suppress(Exception):  # nobody has asked for it yet: who does meets the error again, and hears of it
+            with anyio.CancelScope(shield=True), suppress(Exception):  # who asks for it meets the error again
                 making.made = await self._of(record, frames)
         finally:
             making.over.set()

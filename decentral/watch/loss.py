@@ -13,7 +13,7 @@ from decentral.watch.strip import bars
 
 _MOST_CELLS = 4  # of one value
 _CURVES = (  # the first that has a value
-    ("training", "loss", "training loss, nats per token"),
+    ("training", "loss", "training loss"),
     ("held_out", "bits_per_byte", "held-out loss, bits per byte"),
 )
 

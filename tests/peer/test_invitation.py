@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from decentral.errors import InviteError, NoPeersError
 from decentral.peer.invitation import fetch
+from decentral.peer.notebooks import run_apart
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
 
@@ -22,3 +24,33 @@ def test_when_nobody_answers_in_time_that_is_said_and_nothing_waits_on(tmp_path:
     gone = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}"
     with pytest.raises(NoPeersError, match=r"no peer of run 000000000000 answered in time"):
         fetch(Invite(bytes(32), (gone,)), tmp_path, ("/ip4/127.0.0.1/tcp/0",), 0.3, "native", lan=lan)
+
+
+def test_who_only_asks_for_the_terms_loads_no_dht(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that left its block in the seconds after it waited for hivemind's import, up to a minute where the
+    machine was busy.
+    """
+    asked = []
+
+    async def share(*_: object) -> None:
+        asked.append(True)
+
+    monkeypatch.setattr("decentral.swarm.directory.share", share)
+    gone = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}"
+    with pytest.raises(NoPeersError):
+        fetch(Invite(bytes(32), (gone,)), tmp_path, ("/ip4/127.0.0.1/tcp/0",), 2.0, "daemon", lan=False)
+    assert not asked
+
+
+def test_a_script_that_is_told_to_end_while_it_asks_ends_with_its_own_status() -> None:
+    async def end() -> None:
+        raise SystemExit(3)
+
+    async def ask() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(end)
+            await anyio.sleep_forever()
+
+    with pytest.raises(SystemExit) as told:
+        run_apart(ask)
+    assert told.value.code == 3

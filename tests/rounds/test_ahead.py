@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import trio
 import trio.testing
 
 from decentral.errors import DiskError
-from decentral.flow.offload import inline
+from decentral.flow.offload import in_thread, inline
 from decentral.replica.outer_step import OuterStep
 from decentral.replica.replica import Replica
 from decentral.rounds.ahead import StepAhead
@@ -135,3 +136,42 @@ def test_rounds_that_end_make_nothing_ahead_and_wait_for_nothing():
         assert step.after_N.tolist() == [1.0, 1.0]
 
     assert play(script).made == [b"a"]
+
+
+def test_a_step_that_begins_as_the_swarms_side_is_cancelled_is_made_and_nothing_waits_on():
+    """A peer that was shut down while it voted spun for ever: the rounds' group was not cancelled, what it is in was.
+
+    On a thread that is a daemon: a task that spins in a shield cannot be cancelled, and would take the tests with it.
+    """
+    bench, decided = Bench(), []
+    bench.offload = in_thread
+
+    async def rounds(under_way: anyio.Event, written: anyio.Event, over: anyio.Event) -> None:
+        async with anyio.create_task_group() as group:
+            bench.tasks.begin(group)
+            with anyio.CancelScope(shield=True):  # as `Steps.take` carries effects out
+                under_way.set()
+                await written.wait()
+                ahead = StepAhead(bench)
+                ahead.begin(record(b"a"), {})
+                decided.append(await ahead.step(record(b"a"), {}))
+                over.set()
+
+    async def main() -> None:
+        under_way, written, over = anyio.Event(), anyio.Event(), anyio.Event()
+        async with anyio.create_task_group() as swarm:
+            swarm.start_soon(rounds, under_way, written, over)
+            await under_way.wait()
+            swarm.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                for _ in range(20):  # until everybody who can be told has been
+                    await anyio.sleep(0)
+                written.set()
+                await over.wait()
+
+    thread = threading.Thread(target=lambda: anyio.run(main), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert [step.after_N.tolist() for step in decided] == [[1.0, 1.0]]
+    assert bench.made == [b"a"]

@@ -101,3 +101,22 @@ def test_why_is_waited_for_while_the_loop_is_about_to_end():
     with pytest.raises(CancelledError):
         begun.result()
     assert swarm.reason() is node.why
+
+
+class Stubborn(Idle):
+    """A node that cannot leave."""
+
+    async def see_others_to_the_end(self) -> None:
+        pass
+
+    async def leave(self) -> None:
+        raise RuntimeError("a stream raised what nobody expected")
+
+
+def test_a_node_that_cannot_leave_ends_all_the_same_and_says_why(caplog):
+    swarm = SwarmThread(MemoryNetwork().transport(Signer(bytes(32))), lambda update: Stubborn())
+    swarm.start()
+    swarm._portal.start_task_soon(swarm._leave, True)
+    swarm._thread.join(20)
+    assert not swarm.alive
+    assert "leaving failed" in caplog.text

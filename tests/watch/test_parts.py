@@ -81,7 +81,7 @@ def test_a_mark_says_without_colours_who_was_in_a_round(made: dict[str, Any], ma
 @pytest.mark.parametrize("value", [math.nan, math.inf, 10**400, "1", None, True, [1.0], {}])
 def test_what_is_no_number_is_drawn_as_not_known(value: object) -> None:
     assert strip(rounds(1.0, value), 9, 2).plain == "█▂\n●●"
-    assert caption({"training": {"loss": [1.0, value]}})[0] == "training loss, nats per token: 1.000"
+    assert caption({"training": {"loss": [1.0, value]}})[0] == "training loss: 1.000"
     assert "loss     not known" in own({"me": {"loss": value, "bytes_sent": value}}, 40, 9).plain
     assert "?" in others({"peers": [peer("a", answers_in=value, seen=value, path=value, round=value)]}, 200, 3).plain
     assert news({"events": [{"t": value, "text": value}]}, 40, 1).plain.startswith(" --:--:--  ")

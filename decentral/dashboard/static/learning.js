@@ -17,7 +17,7 @@ export function showLearning(part) {
   const host = byId("learning");
   draw(host, "held-out", "Held-out loss, bits per byte", part.held_out, over, "bits_per_byte", "not evaluated yet");
   const available = part.training[over] ? over : "step";
-  draw(host, "training", "Training loss of this peer, nats per token", part.training, available, "loss", "no step yet");
+  draw(host, "training", "Training loss of this peer", part.training, available, "loss", "no step yet");
   for (const [name, title] of Object.entries(FIGURES)) {
     if (part.diagnostics[name].some((value) => value !== null)) draw(byId("diagnostics"), name, title, part.diagnostics, "diagnosed_round", name, "", true);
   }

@@ -58,7 +58,7 @@ function losses(me) {
   const parts = [];
   if (me.loss !== null) parts.push(`training ${number(me.loss)}`);
   if (me.held_out_loss !== null) parts.push(`held-out ${number(me.held_out_loss)}`);
-  return parts.length ? `${parts.join(", ")} nats per token` : NOT_KNOWN;
+  return parts.length ? parts.join(", ") + (me.own_loop ? "" : ", nats per token") : NOT_KNOWN;
 }
 
 function reached(me) {

@@ -6,6 +6,7 @@ training thread never touches a socket, the loop never touches the model.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from decentral.errors import DecentralError
+from decentral.errors import DecentralError, first_of
 from decentral.node.node import END_TIMEOUT, Node
 from decentral.rounds.updates import CommittedUpdate
 from decentral.swarm.directory import Directory
@@ -24,6 +25,8 @@ from decentral.transport import Transport
 
 T = TypeVar("T")
 N = TypeVar("N", bound=Node)
+
+logger = logging.getLogger("decentral.swarm")
 
 STOP_TIMEOUT = 8.0  # s for goodbye and shutdown: one Ctrl-C leaves within 10 s
 
@@ -125,7 +128,7 @@ class SwarmThread(Generic[N]):
         try:
             anyio.run(self._main, backend="asyncio")  # not uvloop: with a DataLoader beside, it misses the daemon's end
         except BaseExceptionGroup as group:
-            self._error = _first(group)
+            self._error = first_of(group)
         except BaseException as error:  # noqa: BLE001 - carried to the training thread, which raises it
             self._error = error
         finally:
@@ -151,14 +154,12 @@ class SwarmThread(Generic[N]):
     async def _leave(self, politely: bool) -> None:
         assert self._node is not None
         assert self._stop is not None
-        if politely:
-            await self._node.see_others_to_the_end()
-            with anyio.move_on_after(STOP_TIMEOUT):
-                await self._node.leave()
-        self._stop.set()
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first plain error of a task group: what a person should read."""
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+        try:
+            if politely:
+                await self._node.see_others_to_the_end()
+                with anyio.move_on_after(STOP_TIMEOUT):
+                    await self._node.leave()
+        except Exception:  # nobody waits for this task's result
+            logger.exception("leaving failed; the others find out when this peer's lease ends")
+        finally:
+            self._stop.set()
