@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +20,7 @@ from decentral.errors import (
 from decentral.manifest import Manifest, check_methods, load_manifest
 from decentral.node.folder import kept_terms
 from decentral.node.node import RETRY
+from decentral.observe.screen.hints import hint_after, say
 from decentral.peer.notebooks import run_apart
 from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
@@ -28,6 +30,12 @@ from decentral.swarm.invite import Invite
 from decentral.swarm.lan.discovery import Lan
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
+
+PATIENCE = 15.0  # s until a script that waits says what may be wrong
+NOBODY = (
+    "decentral: nobody has answered yet, still searching: is the run over, or no peer of it up? Try a fresh invite, "
+    "decentral doctor INVITE, or join(join_timeout=S) to give up by itself"
+)
 
 logger = logging.getLogger("decentral.peer")
 
@@ -39,8 +47,12 @@ def terms_of(
     *,
     lan: bool = True,
     join_timeout: float | None = None,
+    quiet: bool = True,
 ) -> tuple[Manifest, Invite | None, Path]:
-    """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first."""
+    """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first.
+
+    ``quiet``: say nothing while nobody has answered.
+    """
     if run is None:
         raise ConfigError(
             "join(None): no run was handed over to this process; start the script with decentral join INVITE --script, "
@@ -53,7 +65,17 @@ def terms_of(
         return manifest, None, _out(out, manifest)
     invite = Invite.parse(run)
     folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
-    return fetch(invite, folder, None, join_timeout, transport, lan=lan), invite, folder
+    quiet = quiet or kept_terms(folder, invite.run, "those of the invite") is not None
+    with nullcontext() if quiet else _said():
+        return fetch(invite, folder, None, join_timeout, transport, lan=lan), invite, folder
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """A script that waits for others looks like one that hangs."""
+    say("decentral: looking for the run's peers ...")
+    with hint_after(PATIENCE, NOBODY):
+        yield
 
 
 def _out(out: str | Path | None, manifest: Manifest) -> Path:

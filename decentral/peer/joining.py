@@ -11,6 +11,7 @@ state is never touched.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -132,7 +133,10 @@ def settings_of(
     caps = Caps(up=rate_of(options.max_upload, "max_upload"), down=rate_of(options.max_download, "max_download"))
     daily_upload, give_up_at = size_of(options.daily_upload, "daily_upload"), moment_in(options.join_timeout)
     how = options.transport if isinstance(options.transport, str) else None
-    manifest, invite, out = terms_of(run, options.out, how, lan=options.lan, join_timeout=options.join_timeout)
+    quiet = options.quiet or os.environ.get("RANK", "0") != "0"  # who is the main process is known with the model only
+    manifest, invite, out = terms_of(
+        run, options.out, how, lan=options.lan, join_timeout=options.join_timeout, quiet=quiet
+    )
     check_tokens(manifest, options.tokens_per_step)
     optimizers = Together.of(optimizer, "optimizer")
     on_device = make_outer(manifest.outer.method, manifest.outer.hyper).on_device

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from decentral.errors import InviteError, NoPeersError
-from decentral.peer.invitation import fetch
+from decentral.peer.invitation import NOBODY, fetch, terms_of
 from decentral.peer.notebooks import run_apart
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
@@ -54,3 +54,16 @@ def test_a_script_that_is_told_to_end_while_it_asks_ends_with_its_own_status() -
     with pytest.raises(SystemExit) as told:
         run_apart(ask)
     assert told.value.code == 3
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_script_that_looks_for_a_run_says_so_and_what_may_be_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    """It waited for a run that was over, and for nobody, without a word."""
+    monkeypatch.setattr("decentral.peer.invitation.PATIENCE", 0.0)
+    gone = Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}",))
+    with pytest.raises(NoPeersError):
+        terms_of(str(gone), tmp_path / "out", "native", lan=False, join_timeout=0.5, quiet=quiet)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ([] if quiet else ["decentral: looking for the run's peers ...", NOBODY])

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 15.0  # s until somebody that waits is told what may be wrong
 NOBODY = (
-    "nobody has answered yet, still searching: is a peer of the run up? Try a fresh invite, decentral doctor INVITE, "
-    "or --join-timeout S to give up by itself"
+    "nobody has answered yet, still searching: is the run over, or no peer of it up? Try a fresh invite, "
+    "decentral doctor INVITE, or --join-timeout S to give up by itself"
 )
 
 
@@ -101,9 +101,9 @@ def join_command(
     $ decentral join INVITE --out decentral-run
     $ decentral join "acid cargo mural tulip 4711"
     """
-    from decentral.cli.hints import hint_after
     from decentral.cli.preflight import check_trained_here
     from decentral.cli.spoken import as_one_text, invite_of
+    from decentral.observe.screen.hints import hint_after
     from decentral.swarm.invite import Invite
 
     invite, arguments = as_one_text(invite, arguments)

@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from decentral.cli.hints import hint_after
 from decentral.cli.stopping import stop_signals
 from decentral.manifest import summary
 from decentral.node.follower import Anchor
 from decentral.observe.beacon import Beacon
+from decentral.observe.screen.hints import hint_after
 from decentral.observe.status import Status
 from decentral.peer.follower.following import Following, follow
 from decentral.state.anchors import AnchorFolder
