@@ -82,19 +82,17 @@ def alone_sentence(names: Sequence[str], *, left: bool) -> str:
 
 
 def _looking(status: Status) -> str:
+    # Before the first inner step nobody knows whether the loop trains on alone, or waits for a second peer.
+    meanwhile = f"training on alone (inner step {status.inner_steps})" if status.inner_steps else ""
     if status.gone:
-        sentence = alone_sentence(status.gone, left=status.gone_left)
-        return f"{sentence}; training on alone (inner step {status.inner_steps})"
+        return "; ".join(filter(None, (alone_sentence(status.gone, left=status.gone_left), meanwhile)))
+    nobody = ", ".join(filter(None, ("looking: nobody reachable yet", meanwhile)))
     if status.reachability in _HIDDEN and not status.relays:
         return (
-            f"looking: nobody reachable yet, training on alone (inner step {status.inner_steps}); when all of you are "
-            "behind routers, one public machine must help: run decentral relay there, and start with the --relay line "
-            "that it prints"
+            f"{nobody}; when all of you are behind routers, one public machine must help: run decentral relay there, "
+            "and start with the --relay line that it prints"
         )
-    return (
-        f"looking: nobody reachable yet, training on alone (inner step {status.inner_steps}); "
-        "share the invite line, or ask decentral doctor"
-    )
+    return f"{nobody}; share the invite line, or ask decentral doctor"
 
 
 def _syncing(status: Status) -> str:

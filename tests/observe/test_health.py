@@ -35,8 +35,12 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
             "alone: …BBBBBB left; the invite still lets others in; training on alone (inner step 7)",
         ),
         (
-            Status(state="looking", gone=(B, C)),
+            Status(state="looking", inner_steps=1, gone=(B, C)),
             "alone: …BBBBBB, …CCCCCC fell silent; whoever is heard of again is let in; training on alone",
+        ),
+        (
+            Status(state="looking"),  # the loop may wait for a second peer
+            "looking: nobody reachable yet; share the invite line, or ask decentral doctor",
         ),
         (
             Status(state="waiting", wanted_members=2, members=({},)),
