@@ -50,7 +50,7 @@ def summary(manifest: Manifest) -> str:
 
 def _model(model: Model) -> str:
     experts = "" if model.experts is None else f"{model.routed} of {model.experts} experts, "
-    size = f"{model.layers} layers of {model.hidden}, {model.heads} heads"
+    size = f"{model.layers} layers of {model.hidden}, {model.heads} head{'s' if model.heads > 1 else ''}"
     return f"{model.task}, {size}, {experts}context {model.context}"
 
 

@@ -18,7 +18,7 @@ def health_sentence(status: Status) -> str:
     """Say in one line how the peer is, and when something is wrong what to do."""
     if status.problem:
         return f"attention: {status.problem}"
-    if status.given_up and status.state in ("training", "looking"):
+    if status.given_up and status.peer not in status.given_up and status.state in ("training", "looking"):
         return _shrunk(status)
     if status.stalled_seconds and status.state in ("training", "waiting") and not status.wanted_members:
         return _stalled(status)

@@ -49,12 +49,16 @@ class Notices:
 
 
 def _outlier(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
-    peer, much = str(fields["peer"]), f"{fields['times']:.3g} times as large as the others' (round {fields['round']})"
+    at = fields.get("outer_step", fields["round"])  # of a version before 0.2, which told the record's number alone
+    peer, much = str(fields["peer"]), f"{fields['times']:.3g} times as large as the others' (round {at})"
     if peer == me:
-        return (peer,), f"your update is {much}: compare learning rate and data with theirs, or decentral leave"
+        return (peer,), (
+            f"your update is {much}: compare learning rate and data with theirs, or decentral leave; after a while "
+            "alone it is as usual once you have merged theirs"
+        )
     return (peer,), (
-        f"the update of {short_name(peer)} is {much} and can ruin the run: its learning rate or data differ; "
-        'a run with norm_clip = "median" under [outer] shortens such updates'
+        f"the update of {short_name(peer)} is {much}: its learning rate or data differ, or it trained alone for a "
+        'while; what norm_clip = "median" under [outer] does not shorten can ruin the run'
     )
 
 

@@ -62,7 +62,7 @@ def ask_running(directory: Path, request: str, **values: Any) -> Status:
     """Leave a request, and return the status of the peer that it is left for. UsageError when that has ended."""
     status = read_status(directory)
     if not is_running(status):
-        raise UsageError(f"{directory}: the peer that ran here has ended (it was {status.state}); nothing to {request}")
+        raise UsageError(f"{directory}: the peer that ran here has ended ({status.state}); nothing to {request}")
     ask(directory, request, **values)
     return status
 

@@ -215,7 +215,9 @@ class Peer:
             self._up.swarm.tell(self._up.swarm.node.resting.end, PAUSED)
 
     def finish(self) -> None:
-        """End with the next round that is committed: ``done`` becomes true after it."""
+        """End with the next round that is committed: ``done`` becomes true after it; at once while this peer rests."""
+        if self.rests:
+            self.leave()
         self._control.finishes_after = self.round
 
     def limit(self, wanted: Preferences) -> None:
@@ -243,6 +245,16 @@ class Peer:
     def paused(self) -> bool:
         """Whether contributions are held back."""
         return self._control.paused
+
+    @property
+    def rests(self) -> bool:
+        """Whether no round counts this peer: it is paused, or rests by its schedule or its day's upload."""
+        return self._control.paused or (self._up is not None and bool(self._up.swarm.node.resting))
+
+    @property
+    def left(self) -> bool:
+        """Whether it was asked to leave, or to finish and has: the run goes on without it."""
+        return self._control.leaving
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -313,8 +325,10 @@ class Peer:
         finally:
             self.status()  # no step is made any more: what it says now of this peer is its last state
             part.close(politely=True)
-            if save:  # else an error ended it, and its last state is the one it had then
-                self._parting = "done" if over else "left"
+        if (
+            save
+        ):  # else an error ended it, as one of the last checkpoint does, and its last state is the one it had then
+            self._parting = "done" if over else "left"
 
     def _before_inner_step(self) -> None:
         """Runs at the beginning of an ``optimizer.step``."""

@@ -12,6 +12,7 @@ from decentral.preferences.hours import ALWAYS, Hours
 from decentral.quantities import parse_rate, parse_share, parse_size
 
 IN_USE = 180.0  # s since a key was pressed for which a machine is in use; BOINC's default
+LEAST_MEMORY = 100_000_000  # bytes: Python with torch takes more before there is a model
 BUSY = 0.25  # share of the processors that other programs may take before the machine is in use; BOINC's default
 
 
@@ -102,12 +103,20 @@ def _threads(text: str) -> int:
     return int(text)
 
 
+def _memory(text: str) -> int:
+    if (nbytes := parse_size(text)) < LEAST_MEMORY:
+        raise ConfigError(
+            f"{text[:40]!r} is less than a peer holds before its model; write {LEAST_MEMORY / 1e6:g}MB or more"
+        )
+    return nbytes
+
+
 _READ: Mapping[str, Callable[[str], Any]] = {
     "max-upload": _or_none(parse_rate),
     "max-download": _or_none(parse_rate),
     "daily-upload": _or_none(parse_size),
     "threads": _or_none(_threads),
-    "max-memory": _or_none(parse_size),
+    "max-memory": _or_none(_memory),
     "max-compute": _or_none(parse_share),
     "schedule": Hours.parse,
     "on-battery": _one_of(train="train", pause="pause"),

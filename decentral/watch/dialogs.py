@@ -17,6 +17,7 @@ class Question(ModalScreen[bool]):
     def __init__(self, request: str, peer: str) -> None:
         super().__init__()
         self._asks, self._does = question(request, peer)
+        self._answered = False  # a second key may come before the screen is gone
 
     def compose(self) -> ComposeResult:
         """One box."""
@@ -25,11 +26,15 @@ class Question(ModalScreen[bool]):
     def on_key(self, event: Key) -> None:
         """Any key answers."""
         event.stop()
-        self.dismiss(event.key in ("y", "Y"))
+        if not self._answered:
+            self._answered = True
+            self.dismiss(event.key in ("y", "Y"))
 
 
 class Help(ModalScreen[None]):
     """What keys and signs mean; any key closes it."""
+
+    _answered = False
 
     def compose(self) -> ComposeResult:
         """One box."""
@@ -38,4 +43,6 @@ class Help(ModalScreen[None]):
     def on_key(self, event: Key) -> None:
         """Close."""
         event.stop()
-        self.dismiss()
+        if not self._answered:
+            self._answered = True
+            self.dismiss()

@@ -262,7 +262,7 @@ def test_a_peer_that_ended_cannot_be_asked_to_leave(run: Run, running_peer: Path
     write_status(running_peer, Status(state="done"), ProcessInfo(pid=1, created=0.0))
     result = run("leave")
     assert result.exit_code == 2
-    assert "has ended (it was done); nothing to leave" in result.stderr
+    assert "has ended (done); nothing to leave" in result.stderr
 
 
 def test_waiting_for_a_peer_that_does_not_leave_ends(run: Run, running_peer: Path) -> None:

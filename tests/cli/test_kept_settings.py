@@ -39,3 +39,14 @@ def test_status_says_what_is_kept(run: Run, running_peer: Path) -> None:
     status = Status(state="training", preferences={"max-compute": "70%"}, kept_settings=("max-compute", "max-upload"))
     write_status(running_peer, status, ProcessInfo())
     assert "settings  max-compute 70%; kept over restarts: max-compute, max-upload" in run("status").stdout
+
+
+def test_status_says_what_was_set_since_the_peer_ended(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "over").mkdir()
+    ended = Status(state="left", preferences={"threads": "4", "max-compute": "70%"})
+    write_status(tmp_path / "over", ended, ProcessInfo(pid=2**22 + 1, created=0.0))
+    run("set", "max-memory", "8GB", "--out", "over")
+    run("set", "max-compute", "none", "--out", "over")
+    told = run("status", "--out", "over").stdout
+    assert "settings  threads 4, max-memory 8000MB; kept over restarts: max-memory, max-compute\n" in told
+    assert run("set", "max-memory", "1KB", "--out", "over").exit_code == 2, "less than Python takes"

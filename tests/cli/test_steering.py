@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from decentral.cli.job.steering import StatusPublisher
+from decentral.cli.job.steering import StatusPublisher, Steering
 from decentral.observe.status import Status
 
 SELF, OTHER = {"self": True}, {"self": False}
@@ -62,3 +62,26 @@ def test_a_loop_of_one_process_stops_while_paused_and_its_status_says_so() -> No
     assert not StatusPublisher(peer, print, trains_while_paused=False)().trains_while_paused
     assert not StatusPublisher(peer, print, trains_while_paused=False)().own_loop
     assert StatusPublisher(peer, print, trains_while_paused=True)().trains_while_paused
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_a_peer_that_rests_finishes_by_leaving(rests: bool) -> None:
+    """It waited for its next round, and a paused peer has none."""
+    asked: list[str] = []
+    peer: Any = SimpleNamespace(rests=rests, leave=lambda: asked.append("leave"), finish=lambda: asked.append("finish"))
+    context: Any = SimpleNamespace(running=SimpleNamespace(set=lambda: asked.append("goes on")))
+    steering = Steering(context, peer)
+    steering.finish()
+    assert asked == (["leave", "goes on"] if rests else ["finish"])
+    assert steering.left is rests
+
+
+def test_an_end_that_an_error_undoes_is_taken_back() -> None:
+    """On a full disk the status said that everything is kept, and the checkpoint was not there."""
+    peer: Any = SimpleNamespace(status=lambda: Status(state="leaving"))
+    teller = StatusPublisher(peer, lambda invite: None, trains_while_paused=False)
+    teller.end("left")
+    teller.take_back(None, None, None)
+    assert teller().state == "left"
+    teller.take_back(OSError, OSError(), None)
+    assert teller().state == "leaving"

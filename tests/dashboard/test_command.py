@@ -56,6 +56,12 @@ def test_a_replay_of_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> No
     assert "does not exist" in result.stderr
 
 
+def test_a_page_of_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["dashboard", "--out", str(tmp_path / "nothing")])
+    assert result.exit_code == 2
+    assert "no such folder; name by --out where a peer was started" in result.stderr
+
+
 def test_the_page_beside_a_peer_ends_with_it_and_a_second_one_takes_another_port(folder: Folder) -> None:
     said: list[str] = []
     with page_beside(folder.path, said.append, wanted=True), page_beside(folder.path, said.append, wanted=True):

@@ -141,7 +141,10 @@ def test_a_warning_holds_in_the_status_until_its_figure_is_back() -> None:
     for step in range(3):
         diagnosed(Figures(10 * LASTS + step, 4, values={NORM_DISPERSION: 0.05}))
     assert notices.now(10 * LASTS) == ()
-    assert told[-1] == f"the peers' updates differ in length by 5% of their mean (round {10 * LASTS + 2}), as it should"
+    assert (
+        told[-1]
+        == f"the peers' updates differ in length by 5% of their mean (round {10 * LASTS + 2}); that is usual again"
+    )
 
 
 # ---- where figures are shown ----

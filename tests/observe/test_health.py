@@ -59,6 +59,7 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
             "shrunk: round 7 goes on with 2 of 5 peers, the others were silent for too long; if they went on elsewhere",
         ),
         (Status(state="syncing", given_up=(B,)), "syncing:"),
+        (Status(state="training", peer=B, round=7, given_up=(B,)), "healthy: round 7"),  # it was away, not the others
         (Status(state="training"), "healthy: round 0, no round has ended yet"),
         (Status(state="syncing", round=9), "syncing: fetching and checking the model of round 9"),
         (

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from decentral.errors import NoPeersError
+from decentral.errors import DiskError, NoPeersError
 from decentral.manifest import Manifest
 from decentral.observe.requests import ask
-from decentral.observe.status import read_status
+from decentral.observe.status import ENDED, read_status
 from decentral.peer import Peer, join
+from decentral.peer.participation import Participation
 from decentral.state.checkpoint import load_newest
 from decentral.state.export import export
 from decentral.swarm.identity import Identity
@@ -280,3 +281,33 @@ def test_status_and_checkpoint_count_the_rounds_that_are_made(tmp_path):
         assert peer.status().round == 3
         assert peer.status().members[0]["round"] == 3
     assert max(path.name for path in (tmp_path / "a/checkpoints").iterdir()).endswith("-round-000003")
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_who_finishes_has_left_and_at_once_where_no_round_would_come(tmp_path: Path, paused: bool) -> None:
+    problem = Problem(0)
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        train(peer, problem, rounds=1)
+        if paused:
+            peer.pause()
+        peer.finish()
+        problem.step()
+        assert peer.done or not paused
+        train(peer, problem)
+        assert peer.left
+    assert read_status(tmp_path).state == "left"
+
+
+def test_a_peer_whose_last_checkpoint_fails_does_not_say_that_all_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(part: Participation) -> None:
+        raise DiskError("writing checkpoint failed (No space left on device)")
+
+    problem = Problem(0)
+    peer = join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET)
+    with pytest.raises(DiskError), peer:  # noqa: PT012 - it is the end of the block that raises
+        train(peer, problem, rounds=1)
+        monkeypatch.setattr(Participation, "save_now", full)
+        peer.leave()
+    assert read_status(tmp_path).state not in ENDED

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from textual.events import Key
 from textual.pilot import Pilot
 
 from decentral.observe.requests import Request, take_requests
@@ -252,3 +253,22 @@ def test_no_color_is_respected(folder: Folder, monkeypatch: pytest.MonkeyPatch, 
 
     drive(folder.path, look)
     assert (colours <= {"default"}) == asked, colours
+
+
+@pytest.mark.parametrize("opened_by", ["p", "question_mark"])
+def test_two_quick_keys_answer_a_question_or_close_the_help_once(folder: Folder, opened_by: str) -> None:
+    """The second came before the screen was gone, closed the view's own, and ended it with an error."""
+    folder.write()
+
+    async def driver(app: Watch, pilot: Pilot[BaseException]) -> None:
+        below = app.screen
+        await pilot.press(opened_by)
+        above = app.screen
+        assert above is not below
+        for _ in range(2):
+            above.post_message(Key("n", "n"))
+        await pilot.pause()
+        assert app.screen is below
+
+    drive(folder.path, driver)
+    assert list(take_requests(folder.path)) == []

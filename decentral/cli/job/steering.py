@@ -32,8 +32,11 @@ class Steering:
         self._context.running.set()
 
     def finish(self) -> None:
-        """End with the next round that is committed."""
-        self._peer.finish()
+        """End with the next round that is committed; at once where none comes."""
+        if self._peer.rests:
+            self.leave()
+        else:
+            self._peer.finish()
 
     def limit(self, wanted: Preferences) -> None:
         """Hold to these rates, and compute with so many threads."""
@@ -132,6 +135,11 @@ class StatusPublisher:
         """From now on this is its state, whatever else is new."""
         self()  # a run that took less than a second has an invite, too
         self._ended = state
+
+    def take_back(self, kind: type[BaseException] | None, *_: object) -> None:
+        """An error came after all, as on a full disk: it did not end as was said. As the exit of a block."""
+        if kind is not None:
+            self._ended = ""
 
 
 def _keep_quiet(invite: str) -> None:

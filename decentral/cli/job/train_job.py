@@ -88,14 +88,16 @@ def train_with_swarm(
             stack.enter_context(Beacon(options.out, teller, controls.obey, display=display))
             stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
             stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
+        stack.push(teller.take_back)
         stack.enter_context(peer)
         stop.gently(steering.leave)
         if options.waits_for_company:
             peer.wait_for_company()
         _train_until_done(context, peer)
         stop.gently(None)
-        summary = _summary(context, peer, left=steering.left) if context.is_main else {}
-        teller.end("left" if steering.left else "done")
+        left = steering.left or peer.left
+        summary = _summary(context, peer, left=left) if context.is_main else {}
+        teller.end("left" if left else "done")
         stop.gently(steering.leave if options.keep_serving else None)
     if controls.too_large:
         raise DeviceError(controls.too_large)

@@ -38,7 +38,7 @@ def warning(figure: str, value: float, why: str, outer_step: int) -> str:
 def back_sentence(figure: str, value: float, outer_step: int) -> str:
     """What is said when it is back."""
     said = _SAYS[figure].format(value=value) if figure in _SAYS else f"{figure} is {value:.3g}"
-    return f"{said} (round {outer_step}), as it should"
+    return f"{said} (round {outer_step}); that is usual again"
 
 
 def in_words(values: Mapping[str, float]) -> str:

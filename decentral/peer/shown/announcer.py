@@ -36,7 +36,8 @@ class Announcer:
         if self._log is not None:
             self._log(event, **fields)
         if (sentence := self.notices.hear(event, fields, self._name)) is not None:
-            logging.getLogger("decentral").warning(sentence)
+            level = logging.INFO if event == "back_in_band" else logging.WARNING
+            logging.getLogger("decentral").log(level, sentence)
         if event == "alone" and isinstance(names := fields["peers"], list):
             logger.warning("%s", alone_sentence(names, left=bool(fields["left"])))
         if self._observer is not None:

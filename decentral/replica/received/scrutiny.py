@@ -49,7 +49,7 @@ class Scrutiny:
         if far:  # an anchor that was thrown off pulls all honest peers the same way: cosines of 0.94 to 0.99
             self._alike.clear()
             named = [(refs[i].peer, norms[i]) for i in far if self._is_news((refs[i].peer,), record.round)]
-            return [("outlier", _outlier(record.round, peer, norm, norms)) for peer, norm in named]
+            return [("outlier", _outlier(record, peer, norm, norms)) for peer, norm in named]
         return self._twins(record.round, sorted(ref.peer for ref in refs), measures)
 
     def _twins(self, round_: int, peers: Sequence[PeerId], measures: Mapping[PeerId, Measure]) -> list[Event]:
@@ -92,6 +92,7 @@ def _above(cosine: Tensor, bound: float) -> list[list[int]]:
     return pairs
 
 
-def _outlier(round_: int, peer: PeerId, norm: float, norms: Sequence[float]) -> dict[str, object]:
+def _outlier(record: Record, peer: PeerId, norm: float, norms: Sequence[float]) -> dict[str, object]:
     typical = statistics.median_low(norms)
-    return {"round": round_, "peer": peer_name(peer), "norm": norm, "median": typical, "times": norm / typical}
+    said = {"peer": peer_name(peer), "norm": norm, "median": typical, "times": norm / typical}
+    return {"round": record.round, "outer_step": record.outer_step + 1, **said}

@@ -81,9 +81,10 @@ class Away:
 
     def sentence(self) -> str:
         """For people."""
+        passed = f"{self.missed} round{'s' if self.missed != 1 else ''} passed by: "
         if self.counted:
-            return f"{self.missed} rounds passed by: {self.steps} inner steps count as {self.counted}"
-        return f"{self.missed} rounds passed by: {self.steps} inner steps are dropped, training goes on from the anchor"
+            return f"{passed}{self.steps} inner steps count as {self.counted}"
+        return f"{passed}{self.steps} inner steps are dropped, training goes on from the anchor"
 
     def fields(self) -> dict[str, object]:
         """As an event tells it."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @as_json
 @click.pass_context
 def status_command(context: click.Context, directory: Path, prometheus: bool, as_json: bool) -> None:
-    """Say in one sentence how the peer is, and what it cost so far.
+    """Say in one sentence how the peer is, and what it cost since it started.
 
     Ends with code 1 when the peer is gone without a word, killed or crashed; in JSON, "alive" tells whether it runs.
 
