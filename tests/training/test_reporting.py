@@ -96,6 +96,21 @@ def test_the_wait_for_company_is_no_part_of_the_first_round() -> None:
     assert reporter.wanted_members == 0
 
 
+def test_rounds_that_a_peer_catches_up_with_do_not_tell_how_long_one_takes() -> None:
+    """Back after an hour it had "1 s left" of a run of hours."""
+    now = [0.0]
+    reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
+    for _ in range(20):
+        now[0] += 0.01
+        reporter.round_ended(update((b"me", b"other"), False))
+    for _ in range(3):
+        now[0] += 30.0
+        reporter.round_ended(update((b"me", b"other"), True))
+    assert reporter.usual_round == pytest.approx(30.0)
+    now[0] += 10.0
+    assert reporter.next_round_in == pytest.approx(20.0)
+
+
 def update(members: tuple[bytes, ...], contributed: bool) -> Any:
     frames = (SimpleNamespace(peer=bytes(32)),)
     where = {"round": 1, "epoch": 0, "outer_step": 0, "fragment": 0, "final": False, "hash": b""}

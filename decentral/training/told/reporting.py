@@ -46,7 +46,7 @@ class Reporter:
         self.loss: float | None = None
         self.held_out_loss: float | None = None
         self._round_began = self._contributed_at = self._clock()
-        self._round_seconds: deque[float] = deque(maxlen=USUAL)
+        self._rounds: deque[tuple[float, bool]] = deque(maxlen=USUAL)  # s of each, and whether it was not missed
         self.waited = 0.0  # s the training thread stood still for the swarm
         self._wait_began = 0.0
         self._waited_before = 0.0  # until the last round ended
@@ -148,7 +148,7 @@ class Reporter:
             self._outcomes.append(contributed)
             self._contributed_at = now if contributed else self._contributed_at
             self._num_outcomes += 1
-        self._round_seconds.append(now - self._round_began)
+        self._rounds.append((now - self._round_began, contributed is not False))
         self._round_began = now
 
     def _times(self) -> dict[str, object]:
@@ -180,7 +180,12 @@ class Reporter:
     @property
     def usual_round(self) -> float | None:
         """Seconds that a round usually takes; None before the first has ended."""
-        return statistics.median(self._round_seconds) if self._round_seconds else None
+        return statistics.median(self._seconds_of_rounds) if self._rounds else None
+
+    @property
+    def _seconds_of_rounds(self) -> list[float]:
+        """Of those that this peer did not miss: those it catches up with pass in no time. Of all, if it missed all."""
+        return [seconds for seconds, mine in self._rounds if mine] or [seconds for seconds, _ in self._rounds]
 
     @property
     def usual_hold(self) -> float | None:
@@ -205,9 +210,9 @@ class Reporter:
     @property
     def next_round_in(self) -> float | None:
         """Seconds until the next round ends, should it take as long as the last one."""
-        if not self._round_seconds:
+        if not self._rounds:
             return None
-        return max(0.0, self._round_began + self._round_seconds[-1] - self._clock())
+        return max(0.0, self._round_began + self._seconds_of_rounds[-1] - self._clock())
 
     def sent_per_round(self, sent: int) -> float:
         """Mean bytes of the rounds that ``outcomes`` tells of; ``sent``: until now; to be asked every few rounds."""
