@@ -15,7 +15,7 @@ def as_one_text(invite: str, arguments: Sequence[str]) -> tuple[str, tuple[str, 
     from decentral.swarm.spoken.code import WORDS
 
     apart = (invite, *arguments[:WORDS])
-    spoken = len(apart) == WORDS + 1 and all(one.isalpha() for one in apart[:-1]) and apart[-1].isdecimal()
+    spoken = len(apart) == WORDS + 1 and all(one.isalpha() for one in apart[:-1]) and apart[-1][:1].isdecimal()
     return (" ".join(apart), tuple(arguments[WORDS:])) if spoken else (invite, tuple(arguments))
 
 

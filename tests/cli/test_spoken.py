@@ -90,6 +90,7 @@ def test_words_need_no_quotes_and_a_scripts_arguments_stay_its_own() -> None:
     words = ["acid", "cargo", "mural", "tulip", "4711"]
     assert as_one_text(words[0], words[1:]) == (" ".join(words), ())
     assert as_one_text(words[0], [*words[1:], "--epochs", "3"]) == (" ".join(words), ("--epochs", "3"))
+    assert as_one_text(words[0], [*words[1:-1], "47x"])[0].endswith(" 47x"), "a mistyped number is still one of words"
     assert as_one_text("decentral1:abc", ["a", "b", "c", "4"]) == ("decentral1:abc", ("a", "b", "c", "4"))
 
 
