@@ -151,6 +151,6 @@ class RoundFailed(DecentralError):
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first plain error of a task group: what a person should read."""
-    inner = group.exceptions[0]
+    """The first plain error of a task group: what a person should read. An exit goes before what it broke."""
+    inner = next((one for one in group.exceptions if not isinstance(one, Exception)), group.exceptions[0])
     return first_of(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -10,6 +10,7 @@ from decentral.cli.metrics_port import with_metrics
 from decentral.cli.options import DEFAULT_DIRECTORY, Decorator, cards_by_name
 from decentral.cli.page import with_page
 from decentral.cli.quantities import HoursOfDay, Rate, Share, Size
+from decentral.preferences.preferences import LEAST_MEMORY
 from decentral.swarm.patience import moment_in
 
 
@@ -87,7 +88,10 @@ WHEN: tuple[Decorator, ...] = (  # and with how much of the machine; all of it c
         help="Wait while somebody types at this machine, or other programs take more than a quarter of it.",
     ),
     click.option(
-        "--max-memory", type=Size(), metavar="SIZE", help="Leave, with code 40, when this process holds more, as 8GB."
+        "--max-memory",
+        type=Size(least=LEAST_MEMORY),
+        metavar="SIZE",
+        help="Leave, with code 40, when this process holds more, as 8GB; 100MB or more.",
     ),
     click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Compute with so many threads."),
     click.option(

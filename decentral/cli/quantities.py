@@ -36,14 +36,20 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
 
     name = "size"
 
+    def __init__(self, *, least: int = 0) -> None:
+        self._least = least
+
     def convert(self, value: object, parameter: click.Parameter | None, context: click.Context | None) -> int:
         """Read it; a usage error that shows how it is written."""
         if isinstance(value, int):
             return value
         try:
-            return parse_size(str(value))
+            found = parse_size(str(value))
         except ConfigError as error:
             self.fail(str(error), parameter, context)
+        if found < self._least:
+            self.fail(f"{value!r} is less than a peer holds; write {self._least / 1e6:g}MB or more", parameter, context)
+        return found
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # as above

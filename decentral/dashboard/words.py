@@ -63,7 +63,11 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "alone": lambda row: alone_sentence([str(name) for name in row["peers"]], left=bool(row["left"])),
     "synced": lambda row: f"the model came from {_named(row)}",
     "sync_failed": lambda row: f"{_named(row)} could not give its model: {row['why']}",
-    "shrunk": lambda row: f"the run goes on without {len(row['given_up'])} silent peers, half of it or more",
+    "shrunk": lambda row: (
+        "the run went on without this peer, which was away"
+        if row.get("away")
+        else f"the run goes on without {len(row['given_up'])} silent peers, half of it or more"
+    ),
     "resynced": lambda row: "this peer was behind, and took over the others' state whole",
     "unmoved": lambda row: f"a round moved nothing: {row['why']}",
     "restarted": lambda row: f"the live model was put back to the anchor: {row['why']}",

@@ -53,12 +53,12 @@ def _outlier(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
     peer, much = str(fields["peer"]), f"{fields['times']:.3g} times as large as the others' (round {at})"
     if peer == me:
         return (peer,), (
-            f"your update is {much}: compare learning rate and data with theirs, or decentral leave; after a while "
-            "alone it is as usual once you have merged theirs"
+            f"your update is {much}: compare learning rate and data with theirs, or decentral leave; after training "
+            "alone for a while this passes with the next merge"
         )
     return (peer,), (
         f"the update of {short_name(peer)} is {much}: its learning rate or data differ, or it trained alone for a "
-        'while; what norm_clip = "median" under [outer] does not shorten can ruin the run'
+        'while; where norm_clip = "median" under [outer] does not shorten it, it can ruin the run'
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from decentral.errors import DiskError, UsageError
 from decentral.observe.status import Status, is_running, read_status
 
-REQUESTS = ("leave", "finish", "pause", "resume", "set")  # in the order in which they are obeyed
+REQUESTS = ("leave", "pause", "resume", "finish", "set")  # in the order in which they are obeyed
 _FOLDER = "requests"
 _ANSWERS = {
     "pause": "will pause after this inner step: no training, no contributions until decentral resume",
@@ -69,6 +69,8 @@ def ask_running(directory: Path, request: str, **values: Any) -> Status:
 
 def answer_to(request: str, status: Status, ends: str = "") -> str:
     """What the peer of ``status`` will do, for who asked it to pause, resume, finish or leave; ``ends``: the pause."""
+    if request == "finish" and status.state in ("paused", "resting", "waiting") and not status.waiting_for:
+        return "the peer leaves at its next step, as no round would come"
     if request == "pause" and status.trains_while_paused:
         return f"the peer will contribute nothing until decentral resume{ends}; its own loop trains on meanwhile"
     return f"the peer {_ANSWERS[request]}{ends}"

@@ -69,8 +69,8 @@ class Status:
     uplink_bits: int = 0  # bit/s, from the transfers made; 0: none has filled the link yet
     next_sync_seconds: float | None = None  # None: not known yet
     seconds_left: float | None = None  # until the run is over, as it goes now; None: not known yet
-    loss: float | None = None  # of an inner step, nats per token
-    held_out_loss: float | None = None  # of the anchor, nats per token; None: never evaluated
+    loss: float | None = None  # of an inner step, nats per token; of a loop of its own, what it logs
+    held_out_loss: float | None = None  # of the anchor, alike; None: never evaluated
     own_loop: bool = False  # beside a script's loop, by decentral.join; not one of decentral start or join
     trains_while_paused: bool = False  # a loop of one's own trains on, and holds back contributions only
     anchor_digest: str = ""

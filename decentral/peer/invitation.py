@@ -31,10 +31,10 @@ from decentral.swarm.lan.discovery import Lan
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
 
-PATIENCE = 15.0  # s until a script that waits says what may be wrong
+PATIENCE = 15.0  # s until somebody who waits is told what may be wrong
 NOBODY = (
-    "decentral: nobody has answered yet, still searching: is the run over, or no peer of it up? Try a fresh invite, "
-    "decentral doctor INVITE, or join(join_timeout=S) to give up by itself"
+    "nobody has answered yet, still searching: is the run over, or no peer of it up? Try a fresh invite, "
+    "decentral doctor INVITE, or {} to give up by itself"
 )
 
 logger = logging.getLogger("decentral.peer")
@@ -74,7 +74,7 @@ def terms_of(
 def _said() -> Iterator[None]:
     """A script that waits for others looks like one that hangs."""
     say("decentral: looking for the run's peers ...")
-    with hint_after(PATIENCE, NOBODY):
+    with hint_after(PATIENCE, "decentral: " + NOBODY.format("join(join_timeout=S)")):
         yield
 
 

@@ -22,9 +22,13 @@ def run_apart(work: Callable[..., Awaitable[T]], *args: Any) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        try:
-            return anyio.run(work, *args)
-        except BaseExceptionGroup as group:
-            raise first_of(group) from None
+        return _run(work, *args)
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: anyio.run(work, *args)).result()
+        return pool.submit(lambda: _run(work, *args)).result()
+
+
+def _run(work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    try:
+        return anyio.run(work, *args)
+    except BaseExceptionGroup as group:
+        raise first_of(group) from None

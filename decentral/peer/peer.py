@@ -248,12 +248,14 @@ class Peer:
 
     @property
     def rests(self) -> bool:
-        """Whether no round counts this peer: it is paused, or rests by its schedule or its day's upload."""
-        return self._control.paused or (self._up is not None and bool(self._up.swarm.node.resting))
+        """Whether no round counts this peer, on its main process: it is paused or rests, or waits for company."""
+        part = self._up
+        held = part is not None and bool(part.swarm.node.resting or part.reporter.wanted_members)
+        return self._control.paused or held
 
     @property
     def left(self) -> bool:
-        """Whether it was asked to leave, or to finish and has: the run goes on without it."""
+        """Whether it was asked to leave, or to finish and has, on its main process: the run goes on without it."""
         return self._control.leaving
 
     def __enter__(self) -> Self:
@@ -313,10 +315,11 @@ class Peer:
 
     def _end(self, part: Participation, kind: type[BaseException] | None, *, save: bool) -> None:
         """``kind``: what ended the training loop; None: it came to its own end."""
-        whole, over = kind is None, self._done and not self._control.leaving
+        whole, over, kept = kind is None, self._done and not self._control.leaving, False
         try:
             if save and not part.was_over and run_blocking(part.loop.settle()):
                 part.save_now()
+            kept = save
             self._model.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:
                 end_of_run(part, self._asked_to_leave)
@@ -324,11 +327,11 @@ class Peer:
                 end_before_the_run(part)
         finally:
             self.status()  # no step is made any more: what it says now of this peer is its last state
+            if kept:
+                self._parting = "done" if over else "left"
+            elif save:  # its last checkpoint failed
+                self._last_status = replace(self._last_status, state="leaving")
             part.close(politely=True)
-        if (
-            save
-        ):  # else an error ended it, as one of the last checkpoint does, and its last state is the one it had then
-            self._parting = "done" if over else "left"
 
     def _before_inner_step(self) -> None:
         """Runs at the beginning of an ``optimizer.step``."""
@@ -361,7 +364,7 @@ class Peer:
             changed = run_blocking(loop.step_boundary())
         except (LoopEnded, CancelledError):  # the swarm's side ends just now, and its error says more
             raise swarm.reason() from None
-        if (last := self._control.finishes_after) is not None and self.round > last:
+        if (last := self._control.finishes_after) is not None and self.round > last and not loop.done:
             self.leave()
         if not (swarm.alive or loop.done or self._done):
             raise swarm.reason()

@@ -141,6 +141,8 @@ class Controls:
         reasons = (*self._asked_for(now), *reasons_to_wait(self.wanted, self._seen(), now))
         if bool(reasons) != bool(self.because):
             (self._steered.pause if reasons else self._steered.resume)()
+            if reasons and self.finishing:  # the round that it waits for will not come
+                self._steered.finish()
         self.because = reasons
 
     def _asked_for(self, now: datetime) -> tuple[str, ...]:

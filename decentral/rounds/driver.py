@@ -329,5 +329,5 @@ class Driver:
         gone = self.machine.state.given_up & (set(record.members) - set(record.next_members))
         if gone:
             names = [peer_name(peer) for peer in sorted(gone)]
-            fields = {"round": record.round, "epoch": self.head.epoch, "given_up": names}
+            fields = {"round": record.round, "epoch": self.head.epoch, "given_up": names, "away": self.me in gone}
             self.state.on_event("shrunk", {**fields, "members": [peer_name(peer) for peer in record.next_members]})

@@ -18,7 +18,7 @@ _QUESTIONS = {
 _MEANS = {
     "pause": "It stays in the swarm and contributes nothing until it is resumed.",
     "resume": "It contributes again, and trains on if training had stopped.",
-    "finish": "It trains on until its next round is committed, and leaves then.",
+    "finish": "It leaves once its next round is committed, at once where it is paused or rests.",
     "leave": "It leaves at its next step; a checkpoint is kept.",
 }
 HELP = (

@@ -114,7 +114,7 @@ def test_a_status_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None
 def test_each_request_is_taken_once_and_leave_comes_first(tmp_path: Path) -> None:
     for request in reversed(REQUESTS):
         ask(tmp_path, request, **({"key": "threads", "value": "2"} if request == "set" else {}))
-    assert [request.name for request in take_requests(tmp_path)] == ["leave", "finish", "pause", "resume", "set"]
+    assert [request.name for request in take_requests(tmp_path)] == ["leave", "pause", "resume", "finish", "set"]
     assert take_requests(tmp_path) == ()
 
 
@@ -125,7 +125,7 @@ def test_requests_can_be_dropped(tmp_path: Path) -> None:
 
 
 def test_an_unknown_request_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one of leave, finish, pause, resume, set"):
+    with pytest.raises(UsageError, match="one of leave, pause, resume, finish, set"):
         ask(tmp_path, "explode")
 
 

@@ -298,16 +298,41 @@ def test_who_finishes_has_left_and_at_once_where_no_round_would_come(tmp_path: P
     assert read_status(tmp_path).state == "left"
 
 
+@pytest.mark.parametrize("over", [False, True])
 def test_a_peer_whose_last_checkpoint_fails_does_not_say_that_all_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: bool
 ) -> None:
     def full(part: Participation) -> None:
         raise DiskError("writing checkpoint failed (No space left on device)")
 
     problem = Problem(0)
-    peer = join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET)
+    peer = join(run_terms("sparseloco", run={"rounds": 2}), problem.model, problem.optimizer, out=tmp_path, **NET)
     with pytest.raises(DiskError), peer:  # noqa: PT012 - it is the end of the block that raises
-        train(peer, problem, rounds=1)
+        train(peer, problem, rounds=2 if over else 1)
         monkeypatch.setattr(Participation, "save_now", full)
-        peer.leave()
+        if not over:
+            peer.leave()
     assert read_status(tmp_path).state not in ENDED
+
+
+def test_who_finishes_with_the_last_round_of_the_run_has_not_left_it(tmp_path: Path) -> None:
+    problem = Problem(0)
+    manifest = run_terms("sparseloco", run={"rounds": 2})
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        train(peer, problem, rounds=1)
+        peer.finish()
+        train(peer, problem)
+        assert not peer.left
+    assert read_status(tmp_path).state == "done"
+
+
+def test_who_finishes_while_waiting_for_company_leaves_at_once(tmp_path: Path) -> None:
+    problem = Problem(0)
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        waits = threading.Thread(target=peer.wait_for_company, daemon=True)
+        waits.start()
+        until(lambda: peer.status().state == "waiting")
+        peer.finish()
+        waits.join(PATIENCE)
+        assert not waits.is_alive()
+        assert peer.done

@@ -1,11 +1,15 @@
 """From an invite to its manifest."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
 from decentral.errors import InviteError, NoPeersError
+from decentral.observe.screen.hints import hint_after, say
 from decentral.peer.invitation import NOBODY, fetch, terms_of
 from decentral.peer.notebooks import run_apart
 from decentral.swarm.invite import Invite
@@ -61,9 +65,23 @@ def test_a_script_that_looks_for_a_run_says_so_and_what_may_be_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
 ) -> None:
     """It waited for a run that was over, and for nobody, without a word."""
-    monkeypatch.setattr("decentral.peer.invitation.PATIENCE", 0.0)
+    told, waited = threading.Event(), hint_after
+
+    @contextmanager
+    def hinted(seconds: float, text: str) -> Iterator[None]:
+        with waited(0.0, text):
+            told.wait(30.0)  # the hint comes from a thread of its own
+            yield
+
+    def said_by(text: str) -> None:
+        say(text)
+        told.set() if "nobody" in text else None
+
+    monkeypatch.setattr("decentral.peer.invitation.hint_after", hinted)
+    monkeypatch.setattr("decentral.observe.screen.hints.say", said_by)
     gone = Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}",))
     with pytest.raises(NoPeersError):
         terms_of(str(gone), tmp_path / "out", "native", lan=False, join_timeout=0.5, quiet=quiet)
+    nobody = "decentral: " + NOBODY.format("join(join_timeout=S)")
     said = capsys.readouterr().err.splitlines()
-    assert said == ([] if quiet else ["decentral: looking for the run's peers ...", NOBODY])
+    assert said == ([] if quiet else ["decentral: looking for the run's peers ...", nobody])

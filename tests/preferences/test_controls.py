@@ -155,6 +155,8 @@ def test_finish_is_told_and_shown() -> None:
     story.ask("finish")
     assert story.peer.told == ["finish"]
     assert story.look().finishing
+    story.ask("pause")
+    assert story.peer.told == ["finish", "pause", "finish"], "the round that it waited for does not come"
 
 
 WRITTEN = {

@@ -103,6 +103,7 @@ def test_rounds_that_a_peer_catches_up_with_do_not_tell_how_long_one_takes() -> 
     for _ in range(20):
         now[0] += 0.01
         reporter.round_ended(update((b"me", b"other"), False))
+    assert reporter.own_round is reporter.next_round_in is None, "not known yet"
     for _ in range(3):
         now[0] += 30.0
         reporter.round_ended(update((b"me", b"other"), True))

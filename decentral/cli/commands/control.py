@@ -51,7 +51,7 @@ def resume_command(context: click.Context, directory: Path, as_json: bool) -> No
 @as_json
 @click.pass_context
 def finish_command(context: click.Context, directory: Path, wait: float, as_json: bool) -> None:
-    """Leave once the round that is made now is committed: nothing of this peer's work is lost.
+    """Leave once the round that is made now is committed, with what this peer did for it; at once at rest.
 
     \b
     $ decentral finish --out decentral-run

@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from decentral.manifest import Manifest
     from decentral.tasks.survey import Survey
 
-PATIENCE = 15.0  # s until somebody that waits is told what may be wrong
-NOBODY = (
-    "nobody has answered yet, still searching: is the run over, or no peer of it up? Try a fresh invite, "
-    "decentral doctor INVITE, or --join-timeout S to give up by itself"
-)
-
 
 @click.command("start")
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
@@ -118,12 +112,12 @@ def join_command(
         return
     if arguments:
         raise UsageError(f"{arguments[0]!r}: arguments after the invite are a script's; name it with --script")
-    from decentral.peer.invitation import asked
+    from decentral.peer.invitation import NOBODY, PATIENCE, asked
 
     remember(context, directory)
     text = _looked_over(options)
     click.echo("looking for the run's peers ...", err=True)
-    with hint_after(PATIENCE, NOBODY):
+    with hint_after(PATIENCE, NOBODY.format("--join-timeout S")):
         manifest, over = asked(
             parsed,
             directory,

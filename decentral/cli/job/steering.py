@@ -137,8 +137,11 @@ class StatusPublisher:
         self._ended = state
 
     def take_back(self, kind: type[BaseException] | None, *_: object) -> None:
-        """An error came after all, as on a full disk: it did not end as was said. As the exit of a block."""
-        if kind is not None:
+        """An error came after all, as on a full disk: it did not end as was said. As the exit of a block.
+
+        A Ctrl-C while it says goodbye is none: everything is kept by then.
+        """
+        if kind is not None and issubclass(kind, Exception):
             self._ended = ""
 
 

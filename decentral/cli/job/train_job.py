@@ -96,7 +96,7 @@ def train_with_swarm(
         _train_until_done(context, peer)
         stop.gently(None)
         left = steering.left or peer.left
-        summary = _summary(context, peer, left=left) if context.is_main else {}
+        summary = _summary(context, peer, left=steering.left) if context.is_main else {}
         teller.end("left" if left else "done")
         stop.gently(steering.leave if options.keep_serving else None)
     if controls.too_large:

@@ -20,6 +20,8 @@ def hint_after(seconds: float, text: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """A line on stderr, whoever still reads that."""
+    if sys.stderr is None:  # a process without any, as pythonw
+        return
     with suppress(OSError, ValueError):  # closed, or on a disk that is full
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -36,8 +36,8 @@ class Announcer:
         if self._log is not None:
             self._log(event, **fields)
         if (sentence := self.notices.hear(event, fields, self._name)) is not None:
-            level = logging.INFO if event == "back_in_band" else logging.WARNING
-            logging.getLogger("decentral").log(level, sentence)
+            level, plain = (logging.INFO, True) if event == "back_in_band" else (logging.WARNING, False)
+            logging.getLogger("decentral").log(level, sentence, extra={"plain": plain})
         if event == "alone" and isinstance(names := fields["peers"], list):
             logger.warning("%s", alone_sentence(names, left=bool(fields["left"])))
         if self._observer is not None:

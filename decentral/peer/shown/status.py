@@ -209,7 +209,7 @@ def _awaited(node: Node) -> tuple[str, ...]:
 def _left(shown: Shown) -> float | None:
     """Seconds until the last round, or until the run's time is up; None: neither is known."""
     run, known = shown.manifest.run, []
-    if (usual := shown.counted.usual_round) is not None:
+    if (usual := shown.counted.own_round) is not None:
         known.append(max(0, run.rounds - shown.node.outer_steps) * usual)
     if run.minutes is not None:
         known.append(max(0.0, 60 * run.minutes - shown.node.age))

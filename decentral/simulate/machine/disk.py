@@ -93,7 +93,8 @@ class RecordingDisk(Disk):
 
     def _parts(self, path: Path) -> Parts:
         parts = path.parts
-        assert parts[: self._base] == self.root.parts, f"{path} is not below {self.root}"
+        if parts[: self._base] != self.root.parts:
+            raise ValueError(f"{path} is not below {self.root}")
         return parts[self._base :]
 
 
@@ -106,7 +107,7 @@ def _perform(operation: Operation, root: str) -> None:
         case "create":
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         case "write":
-            with open(path, "r+b", buffering=0) as file:
+            with open(path, "r+b") as file:
                 file.seek(operation.at)
                 file.write(operation.data)
         case "truncate":

@@ -1,7 +1,8 @@
 """The loop of this package as a backend of anyio, beside asyncio and trio.
 
 anyio looks its backends up by the name that sniffio tells for a thread: the table that it looks in, and what looks, are
-no public names; a test holds them. This thread is spared the look, which a message takes thirty times: 5 % of a run.
+no public names; a test holds them. `current_time` and `sleep` are spared the look here: of 1.24 million in 20 rounds of
+16 peers they made 1.16.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def _installed() -> Iterator[None]:
     look_up, own = anyio_loops.get_async_backend, threading.get_ident()
 
     def get_async_backend(asynclib_name: str | None = None) -> Any:  # Any: a class of anyio's, or one that does for it
-        return VirtualBackend if asynclib_name is None and threading.get_ident() == own else look_up(asynclib_name)
+        here = asynclib_name is None and threading.get_ident() == own and hasattr(Loop, "current")
+        return VirtualBackend if here else look_up(asynclib_name)
 
     anyio_loops.get_async_backend = get_async_backend
     try:

@@ -151,7 +151,7 @@ class SyncSchedule:
         made.is_difference = progress_N is None
         made.is_finite = progress_N is None and math.isfinite(spoken.norm)
         made.begun_from = max(0, outer_step - progress.missed * self.num_fragments) if progress.missed else None
-        self._tell(made, model, spoken, outer_step // self.num_fragments, anchor_N)
+        self._tell(made, model, spoken, step, anchor_N)
         return made
 
     def _tell(self, made: Contribution, model: Parameters, spoken: Spoken, step: int, anchor_N: Tensor) -> None:

@@ -159,7 +159,8 @@ class SwarmThread(Generic[N]):
                 await self._node.see_others_to_the_end()
                 with anyio.move_on_after(STOP_TIMEOUT):
                     await self._node.leave()
-        except Exception:  # nobody waits for this task's result
-            logger.exception("leaving failed; the others find out when this peer's lease ends")
+        except Exception as error:  # nobody waits for this task's result
+            logger.error("leaving failed (%s: %s); others may wait until its lease ends", type(error).__name__, error)
+            logger.debug("leaving failed", exc_info=True)
         finally:
             self._stop.set()

@@ -179,13 +179,22 @@ class Reporter:
 
     @property
     def usual_round(self) -> float | None:
-        """Seconds that a round usually takes; None before the first has ended."""
-        return statistics.median(self._seconds_of_rounds) if self._rounds else None
+        """Seconds that a round usually takes; None before the first has ended. Of those that this peer did not miss, as
+        those that it catches up with pass in no time; of all, if it missed all.
+        """
+        rounds = list(self._rounds)  # another thread asks while the next one ends
+        seconds = self._own_seconds or [one for one, _ in rounds]
+        return statistics.median(seconds) if seconds else None
 
     @property
-    def _seconds_of_rounds(self) -> list[float]:
-        """Of those that this peer did not miss: those it catches up with pass in no time. Of all, if it missed all."""
-        return [seconds for seconds, mine in self._rounds if mine] or [seconds for seconds, _ in self._rounds]
+    def own_round(self) -> float | None:
+        """The same, of those that it did not miss alone; None while there is none."""
+        seconds = self._own_seconds
+        return statistics.median(seconds) if seconds else None
+
+    @property
+    def _own_seconds(self) -> list[float]:
+        return [seconds for seconds, own in list(self._rounds) if own]
 
     @property
     def usual_hold(self) -> float | None:
@@ -210,9 +219,8 @@ class Reporter:
     @property
     def next_round_in(self) -> float | None:
         """Seconds until the next round ends, should it take as long as the last one."""
-        if not self._rounds:
-            return None
-        return max(0.0, self._round_began + self._seconds_of_rounds[-1] - self._clock())
+        seconds = self._own_seconds
+        return max(0.0, self._round_began + seconds[-1] - self._clock()) if seconds else None
 
     def sent_per_round(self, sent: int) -> float:
         """Mean bytes of the rounds that ``outcomes`` tells of; ``sent``: until now; to be asked every few rounds."""

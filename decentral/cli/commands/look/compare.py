@@ -42,7 +42,7 @@ def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) 
     from decentral.observe.figures import NO_FIGURE, can_draw
 
     if not 2 <= len(directories) <= _MOST:
-        raise click.UsageError(f"named were {len(directories)}; name 2 to {_MOST} run directories")
+        raise click.UsageError(f"you named {len(directories)}; name 2 to {_MOST} run directories")
     runs = [read_run(directory) for directory in directories]
     kind, names = common_kind(runs), names_of(runs)
     drawn = can_draw()
