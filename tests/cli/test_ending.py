@@ -183,7 +183,9 @@ decentral.join("no-such.toml", model, torch.optim.SGD(model.parameters(), lr=0.1
     (tmp_path / "train.py").write_text(script)
     result = run("join", INVITE, *NET, "--script", "train.py", "--out", "theirs", "--join-timeout", "0.2")
     assert result.exit_code == 20, result.stderr
-    assert result.stderr.startswith("error: no peer of run")
+    looks, refused = result.stderr.splitlines()
+    assert looks == "decentral: looking for the run's peers ..."
+    assert refused.startswith("error: no peer of run")
     assert not (tmp_path / "mine").exists()
 
 

@@ -76,7 +76,7 @@ def test_what_is_given_up_is_told_with_the_steps_behind_it():
     run = walked((WHOLE - 1,), WHOLE)
     run.meet(ALL)
     (away,) = run.peers[2].schedule.given_up
-    assert away.sentence() == "1 rounds passed by: 21 inner steps count as 1"
+    assert away.sentence() == "1 round passed by: 21 inner steps count as 1"
 
 
 def test_the_count_survives_a_restart():
