@@ -9,7 +9,6 @@ import click
 from decentral.cli.failure import INTERRUPTED
 from decentral.cli.options import directory_of_a_peer, remember
 from decentral.cli.page import check_page_there
-from decentral.errors import UsageError
 
 
 @click.command("dashboard")
@@ -42,14 +41,13 @@ def dashboard_command(
     import decentral
     from decentral.dashboard.serving import Place, listen
 
-    if replay is None and not directory.is_dir():
-        raise UsageError(f"{directory}: no such folder; name by --out where a peer was started, or a demo's")
     place = Place(host=host, port=port, token=token)
     listening = listen(
         replay or remember(context, directory), place, version=decentral.__version__, replay=replay is not None
     )
     click.echo(listening.place.address)
-    click.echo("the page is up, Ctrl-C ends it", err=True)
+    waits = "" if replay is not None or directory.is_dir() else f"; {directory} is not there yet, it waits for a peer"
+    click.echo(f"the page is up, Ctrl-C ends it{waits}", err=True)
     try:
         listening.serve()
     except KeyboardInterrupt:
