@@ -69,7 +69,7 @@ def ask_running(directory: Path, request: str, **values: Any) -> Status:
 
 def answer_to(request: str, status: Status, ends: str = "") -> str:
     """What the peer of ``status`` will do, for who asked it to pause, resume, finish or leave; ``ends``: the pause."""
-    if request == "finish" and status.state in ("paused", "resting", "waiting") and not status.waiting_for:
+    if request == "finish" and (status.state in ("paused", "resting") or status.wanted_members):
         return "the peer leaves at its next step, as no round would come"
     if request == "pause" and status.trains_while_paused:
         return f"the peer will contribute nothing until decentral resume{ends}; its own loop trains on meanwhile"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import DiskError, UsageError, VersionError
-from decentral.observe.requests import REQUESTS, Request, ask, drop_requests, take_requests
+from decentral.observe.requests import REQUESTS, Request, answer_to, ask, drop_requests, take_requests
 from decentral.observe.status import (
     STATUS_FILE,
     STATUS_VERSION,
@@ -148,3 +148,17 @@ def test_a_file_that_was_touched_by_hand_asks_and_what_cannot_be_read_is_dropped
     (folder / "set").write_text('{"value": "2"}')
     assert take_requests(tmp_path) == (Request("pause", {}),)
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "at_once"),
+    [
+        (Status(state="training"), False),
+        (Status(state="waiting"), False),  # for a round that takes long, and comes
+        (Status(state="waiting", wanted_members=2), True),
+        (Status(state="paused"), True),
+        (Status(state="resting"), True),
+    ],
+)
+def test_who_asks_a_peer_to_finish_is_told_whether_it_leaves_at_once(status: Status, at_once: bool) -> None:
+    assert ("no round would come" in answer_to("finish", status)) is at_once
