@@ -19,6 +19,7 @@ from decentral.flow.budget import Budget
 from decentral.flow.window import SECONDS
 from decentral.transport.base import Traffic
 from decentral.transport.letters import Letter, Respond, Watch
+from decentral.transport.memory.lines import MemoryLines
 from decentral.transport.memory.pipe import AS_THEY_ARE, PIECE, Link, TimedPiece, Weight
 from decentral.transport.requests import PREFIX_NBYTES, unwatched
 from decentral.transport.watchdog import STALL
@@ -83,27 +84,12 @@ class Station(Protocol):
 class Wires(Protocol):
     """The network between all of them."""
 
+    lines: MemoryLines
     weights: Mapping[str, Weight]
     long: Collection[str]  # protocols whose answers come in many pieces
 
-    def delay(self, sender: PeerId, receiver: PeerId) -> float:
-        """Seconds, one way."""
-        ...
-
     def reach(self, sender: PeerId, receiver: PeerId) -> Station:
         """The other's transport. PeerUnreachable when there is no way."""
-        ...
-
-    def link(self, sender: PeerId, receiver: PeerId) -> Link:
-        """What one direction goes by."""
-        ...
-
-    def on_the_line(self, link: Link, receiver: PeerId, nbytes: float) -> TimedPiece:
-        """A piece that leaves now."""
-        ...
-
-    def settle(self, receiver: PeerId, now: float) -> None:
-        """Give what has reached a peer's line by now its turn."""
         ...
 
     def posted(self, letter: MemoryLetter) -> None:
@@ -145,7 +131,7 @@ class MemoryLetters:
 
     async def reach(self, peer: PeerId, protocol: str, *, late: float = 0.0) -> None:
         """The handshake, ``late`` by so many seconds. Raises PeerUnreachable."""
-        await anyio.sleep(late + 2 * self._network.delay(self._transport.peer, peer))
+        await anyio.sleep(late + 2 * self._network.lines.link(self._transport.peer, peer).latency)
         self._network.reach(self._transport.peer, peer).letters_of(protocol)
 
     async def put(self, peer: PeerId, protocol: str, body: bytes, *, lost: bool = False) -> MemoryLetter:
@@ -155,9 +141,9 @@ class MemoryLetters:
         if lost:
             await anyio.lowlevel.checkpoint()
             return letter
-        link = self._network.link(own.peer, peer)
+        link = self._network.lines.link(own.peer, peer)
         nbytes = letter.weight.of(0, PREFIX_NBYTES + len(body))
-        piece = self._network.on_the_line(link, peer, nbytes)
+        piece = self._network.lines.put(link, peer, nbytes)
         own.traffic.add(peer, sent=round(nbytes), kind=protocol)
         other = self._network.reach(own.peer, peer)
         self._network.posted(letter)
@@ -199,8 +185,8 @@ class MemoryLetters:
 
     async def _send_back(self, letter: MemoryLetter, answer: bytes) -> None:
         back = letter.weight.of(0, PREFIX_NBYTES + len(answer))
-        link = self._network.link(self._transport.peer, letter.sender)
-        piece = self._network.on_the_line(link, letter.sender, back)
+        link = self._network.lines.link(self._transport.peer, letter.sender)
+        piece = self._network.lines.put(link, letter.sender, back)
         self._transport.traffic.add(letter.sender, sent=round(back), kind=letter.protocol)
         if await self._through(piece, letter.sender, letter) and not letter.over:
             self._network.received(letter, round(back))
@@ -211,7 +197,7 @@ class MemoryLetters:
         began = anyio.current_time()
         while not letter.over or receiver == letter.receiver:
             now = anyio.current_time()
-            self._network.settle(receiver, now)
+            self._network.lines.settle(receiver, now)
             due = piece.due
             if due <= now:
                 return self._network.carries(letter)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -22,45 +20,10 @@ from decentral.flow.budget import Budget, Limits
 from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend
 from decentral.transport.letters import Letters
 from decentral.transport.memory.letters import MemoryLetter, MemoryLetters, refuse
-from decentral.transport.memory.pipe import AS_THEY_ARE, Downlink, Link, Pipe, TimedPiece, Weight
-from decentral.transport.watchdog import Holdable, Watchdog
+from decentral.transport.memory.lines import MemoryLines
+from decentral.transport.memory.pipe import AS_THEY_ARE, Link, Pipe, Weight
+from decentral.transport.memory.stream import MemoryStream
 from decentral.wire.keys import PeerId, Signer, peer_name
-
-
-@dataclass(eq=False)
-class MemoryStream(Holdable):
-    """One end of two pipes. Where a byte stands for many, watchdogs rest: they count bytes, and hardly any move."""
-
-    peer: PeerId
-    outgoing: Pipe
-    incoming: Pipe
-    traffic: Traffic
-    weight: Weight
-    kind: str | None  # under which its bytes are booked, too; None: whoever wraps the transport does that
-    watchdogs: list[Watchdog] = field(default_factory=list)
-
-    async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
-        start = self.outgoing.written
-        with self._counted():
-            await self.outgoing.write(data)
-        self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))), kind=self.kind)
-
-    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
-        start = self.incoming.read_so_far
-        with self._counted():
-            data = await self.incoming.read(nbytes, on_bytes)
-        self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)), kind=self.kind)
-        return data
-
-    async def aclose(self) -> None:
-        """See Stream."""
-        self.outgoing.end()
-        self.incoming.refuse()
-
-    def _counted(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.weight.each == 1.0 else self.held()
 
 
 class MemoryNetwork:
@@ -84,17 +47,19 @@ class MemoryNetwork:
         letters: bool = False,
         long: Collection[str] = (),
     ) -> None:
-        self.latency, self.bandwidth, self.downlink, self.jitter = latency, bandwidth, downlink, jitter
-        self.generator = generator or random.Random(0)
+        self.lines = MemoryLines(
+            latency=latency,
+            bandwidth=bandwidth,
+            downlink=downlink,
+            jitter=jitter,
+            generator=generator or random.Random(0),
+        )
         self.weights: Mapping[str, Weight] = weights or {}
         self.letters = letters
         self.long: Collection[str] = frozenset(long)
         self._posted: dict[frozenset[PeerId], dict[MemoryLetter, None]] = {}
         self._up: dict[PeerId, MemoryTransport] = {}
         self._cut: set[frozenset[PeerId]] = set()
-        self._links: dict[tuple[PeerId, PeerId], Link] = {}
-        self._uplinks: dict[PeerId, Link] = {}
-        self._downlinks: dict[PeerId, Downlink] = {}
         self._pipes: dict[frozenset[PeerId], list[Pipe]] = {}
 
     def transport(self, signer: Signer, *, limits: Limits | None = None) -> MemoryTransport:
@@ -103,15 +68,15 @@ class MemoryNetwork:
 
     def set_link(self, sender: PeerId, receiver: PeerId, *, latency: float, bandwidth: float | None = None) -> None:
         """Give one direction between two peers its own latency (s) and rate (bytes/s)."""
-        self._links[sender, receiver] = Link(latency=latency, bandwidth=bandwidth)
+        self.lines.connect(sender, receiver, Link(latency=latency, bandwidth=bandwidth))
 
     def set_uplink(self, peer: PeerId, bandwidth: float | None) -> None:
         """Change what ``peer`` can send, in bytes per second over all its streams."""
-        self._uplink(peer).bandwidth = bandwidth
+        self.lines.uplink(peer).bandwidth = bandwidth
 
     def set_downlink(self, peer: PeerId, bandwidth: float | None) -> None:
         """Change what ``peer`` can receive, in bytes per second over all its streams, links of their own included."""
-        self._downlink(peer).bandwidth = bandwidth
+        self.lines.downlink(peer).bandwidth = bandwidth
 
     def kill(self, peer: PeerId) -> None:
         """End a peer as SIGKILL would: its handlers stop, its streams break, bytes in flight are lost.
@@ -154,37 +119,13 @@ class MemoryNetwork:
             raise PeerUnreachable(f"{peer_name(receiver)}: the link to it is cut; try again or ask another")
         return transport
 
-    def delay(self, sender: PeerId, receiver: PeerId) -> float:
-        """The one-way delay between two peers in seconds."""
-        return self.link(sender, receiver).latency
-
     def pipes(self, a: PeerId, b: PeerId, weight: Weight = AS_THEY_ARE) -> tuple[Pipe, Pipe]:
         """A fresh pipe each way between two peers."""
-        there = Pipe(self.link(a, b), self._downlink(b), self._jitter, weight)
-        back = Pipe(self.link(b, a), self._downlink(a), self._jitter, weight)
+        there, back = self.lines.pipe(a, b, weight), self.lines.pipe(b, a, weight)
         both = self._pipes.setdefault(frozenset((a, b)), [])
         both[:] = [pipe for pipe in both if not pipe.over]
         both += (there, back)
         return there, back
-
-    # ---- letters ----
-
-    def link(self, sender: PeerId, receiver: PeerId) -> Link:
-        """What one direction between two peers goes by."""
-        if (sender, receiver) in self._links:
-            return self._links[sender, receiver]
-        return self._uplink(sender)
-
-    def on_the_line(self, link: Link, receiver: PeerId, nbytes: float) -> TimedPiece:
-        """A piece that leaves now."""
-        now = anyio.current_time()
-        piece = TimedPiece(memoryview(b""), nbytes, link.arrival(nbytes, now) + self._jitter())
-        self._downlink(receiver).expect(piece, now)
-        return piece
-
-    def settle(self, receiver: PeerId, now: float) -> None:
-        """Give what has reached a peer's line by now its turn."""
-        self._downlink(receiver).settle(now)
 
     def posted(self, letter: MemoryLetter) -> None:
         """It is on its way."""
@@ -206,19 +147,6 @@ class MemoryNetwork:
         """Book the answer to a letter, which came."""
         if letter.sender in self._up:
             self._up[letter.sender].traffic.add(letter.receiver, received=nbytes, kind=letter.protocol)
-
-    def _uplink(self, peer: PeerId) -> Link:
-        if peer not in self._uplinks:
-            self._uplinks[peer] = Link(latency=self.latency, bandwidth=self.bandwidth)
-        return self._uplinks[peer]
-
-    def _downlink(self, peer: PeerId) -> Downlink:
-        if peer not in self._downlinks:
-            self._downlinks[peer] = Downlink(bandwidth=self.downlink)
-        return self._downlinks[peer]
-
-    def _jitter(self) -> float:
-        return self.generator.uniform(0.0, self.jitter) if self.jitter else 0.0
 
     def _break(self, pair: frozenset[PeerId]) -> None:
         for pipe in self._pipes.pop(pair, []):
@@ -284,7 +212,7 @@ class MemoryTransport(Uncapped):
 
     async def open(self, peer: PeerId, protocol: str) -> MemoryStream:
         """See Transport."""
-        await anyio.sleep(2 * self.network.delay(self.peer, peer))  # the other side confirms the protocol
+        await anyio.sleep(2 * self.network.lines.link(self.peer, peer).latency)  # the other side confirms the protocol
         other = self.network.reach(self.peer, peer)
         weight = self.network.weights.get(protocol, AS_THEY_ARE)
         there, back = self.network.pipes(self.peer, peer, weight)
