@@ -6,8 +6,8 @@ from decentral.node.daily_upload import DailyUpload
 from decentral.rounds.frame_io import CONTROL
 from decentral.rounds.pairs.swapping import PAIR
 from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
-from decentral.swarm.directory import LEASE, LEASE_LIST, LEASES
 from decentral.swarm.hello import HELLO
+from decentral.swarm.lease_messages import LEASE, LEASE_LIST, LEASES
 from decentral.transport import Transport
 from decentral.transport.dialback import DIALBACK
 from decentral.transport.speed import SPEED

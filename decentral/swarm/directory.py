@@ -10,45 +10,27 @@ Finding nobody is a state (``looking``), never an error.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import anyio
 import anyio.abc
 
-from decentral.errors import PayloadError, TransportError
-from decentral.flow.changes import Changes
 from decentral.swarm.bootstrap import Bootstrap
 from decentral.swarm.circles import circles
 from decentral.swarm.contacts import Contacts
 from decentral.swarm.dht.hivemind import share
 from decentral.swarm.invite import MAX_ADDRESSES
-from decentral.swarm.leases import (
-    MAX_LEASE_NBYTES,
-    MAX_LEASES_NBYTES,
-    MAX_LIST_NBYTES,
-    LeaseTable,
-    packed,
-    read_lease,
-    read_leases,
-    write_leases,
-)
+from decentral.swarm.lease_messages import PARTING, LeaseMessages
+from decentral.swarm.leases import LeaseTable
 from decentral.swarm.own_lease import OwnLease
 from decentral.transport import Transport
-from decentral.transport.requests import notify, request, serve_requests
-from decentral.wire.keys import Digest, PeerId, Signer, peer_name
+from decentral.wire.keys import Digest, PeerId, Signer
 from decentral.wire.lease import PRIVATE, Lease
-from decentral.wire.messages import MAX_PEERS, Goodbye, decode, encode
+from decentral.wire.messages import MAX_PEERS
 
-LEASE = "/decentral/lease/1"
-LEASES = "/decentral/leases/1"  # a lease, for all that the other knows
-LEASE_LIST = "/decentral/lease-list/1"  # one's own, and those of a row
 _RECALLED = 4  # silent peers tried again per renewal
 _OTHER_WAYS = 3  # peers beside this one that an invite leads to
-_PARTING = 3.0  # s that saying goodbye may take
-
-logger = logging.getLogger("decentral.swarm")
 
 
 class Directory:
@@ -68,15 +50,10 @@ class Directory:
         self._table = LeaseTable(signer.peer, run, ttl, capacity)
         self._own = OwnLease(signer, run, ttl, transport.addresses)
         self._contacts = Contacts()
-        self._bootstrap = Bootstrap(signer.peer, self._contacts, self._visit, self._is_live, ttl / 3)
+        self._messages = LeaseMessages(transport, self._table, self._own, self._contacts)
+        self._bootstrap = Bootstrap(signer.peer, self._contacts, self._messages.visit, self._messages.is_live, ttl / 3)
         self._dht = dht  # look in hivemind's DHT, too, where the transport has one
-        self._turn, self._patience = 0, min(10.0, max(1.0, ttl / 3))
-        self._left = False
-        self.answered_in: dict[PeerId, float] = {}  # s that the last renewal took, there and back
-        self._changed = Changes()
-        serve_requests(transport, LEASE, self._on_lease, limit=MAX_LEASE_NBYTES)
-        serve_requests(transport, LEASES, self._on_leases, limit=MAX_LEASE_NBYTES)
-        serve_requests(transport, LEASE_LIST, self._on_list, limit=MAX_LIST_NBYTES)
+        self._turn = 0
 
     @property
     def peer(self) -> PeerId:
@@ -111,6 +88,11 @@ class Directory:
         known = [lease.addresses[0] for lease in self._table.known() if lease.addresses and not lease.state & PRIVATE]
         return tuple(known[:_OTHER_WAYS])
 
+    @property
+    def answered_in(self) -> Mapping[PeerId, float]:
+        """Seconds that each one's answer to our last renewal took, there and back."""
+        return self._messages.answered_in
+
     def expired_for(self, peer: PeerId) -> float:
         """Seconds since the lease of ``peer`` ended: 0 while it is live, infinity when it was never here."""
         return self._table.silent_for(peer, anyio.current_time())
@@ -125,7 +107,7 @@ class Directory:
 
     async def until_changed(self) -> None:
         """Wait until somebody came, went, or said something new."""
-        await self._changed.next()
+        await self._messages.changed.next()
 
     def update(
         self,
@@ -145,20 +127,20 @@ class Directory:
 
     def hint(self, lease: Lease) -> None:
         """Somebody passed on where a peer may be: look whether it is there, unless it is known to be."""
-        if lease.run == self.run_digest and lease.peer != self.peer and not self._is_live(lease.peer):
-            self._meet(lease)
+        if lease.run == self.run_digest and lease.peer != self.peer and not self._messages.is_live(lease.peer):
+            self._messages.meet(lease)
 
     def look_for(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Somebody said, without proof, where a peer may be: look there once, unless it is known to be here."""
 
-        if peer != self.peer and not self._is_live(peer):
-            self._contacts.spawn("look", peer, partial(self._visit, addresses=addresses))
+        if peer != self.peer and not self._messages.is_live(peer):
+            self._contacts.spawn("look", peer, partial(self._messages.visit, addresses=addresses))
 
     def greet(self, peers: Iterable[PeerId]) -> None:
         """Tell those that are not known to be here that this peer is; who hears it answers with its own lease."""
         for peer in peers:
-            if peer != self.peer and not self._is_live(peer):
-                self._contacts.spawn("greet", peer, self._tell)
+            if peer != self.peer and not self._messages.is_live(peer):
+                self._contacts.spawn("greet", peer, self._messages.tell)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Renew, ask, dial and expire until cancelled."""
@@ -177,12 +159,12 @@ class Directory:
 
     async def goodbye(self) -> None:
         """Tell everybody that this peer leaves, and renew no more. Takes 3 s at most."""
-        self._left = True
+        self._messages.left = True
         self._contacts.end()
-        with anyio.move_on_after(_PARTING):
+        with anyio.move_on_after(PARTING):
             async with anyio.create_task_group() as group:
                 for peer in self.live():
-                    group.start_soon(self._part_from, peer)
+                    group.start_soon(self._messages.part_from, peer)
 
     def own(self) -> Lease:
         """What this peer says of itself now, signed."""
@@ -198,7 +180,7 @@ class Directory:
         while True:
             self._own.renew()
             live = list(self.live())
-            if not self._left:
+            if not self._messages.left:
                 self._ask_around(live)
             await anyio.sleep(self.ttl / 6)
             with anyio.move_on_after(self.ttl / 6):
@@ -206,145 +188,26 @@ class Directory:
 
     def _ask_around(self, live: list[PeerId]) -> None:
         self._turn += 1
+        messages = self._messages
         if live:
             asked, around = live[self._turn % len(live)], circles(self.peer, live)
             for peer in around.told:
-                self._contacts.spawn("tell", peer, self._ask if peer == asked else self._tell)
+                self._contacts.spawn("tell", peer, messages.ask if peer == asked else messages.tell)
             for peer in around.passed_to:
-                self._contacts.spawn("tell", peer, partial(self._pass_on, row=frozenset(around.row)))
-            self._contacts.spawn("ask", asked, self._ask) if asked not in around.told else None
+                self._contacts.spawn("tell", peer, partial(messages.pass_on, row=frozenset(around.row)))
+            self._contacts.spawn("ask", asked, messages.ask) if asked not in around.told else None
         missed = self._table.missed()
         for n in range(min(_RECALLED, len(missed))):
-            self._meet(missed[(_RECALLED * self._turn + n) % len(missed)])
-
-    async def _tell(self, peer: PeerId) -> None:
-        """Our lease to one peer; it answers with its own to a newcomer, or with a newer one of ours."""
-        began = anyio.current_time()
-        answer = await self._request(peer, LEASE, MAX_LEASE_NBYTES)
-        self.answered_in[peer] = anyio.current_time() - began
-        if answer:
-            self._heard_from(peer, read_lease(answer))
-
-    async def _ask(self, peer: PeerId) -> None:
-        """Our lease to one peer, for all it knows."""
-        for remaining, lease in read_leases(await self._request(peer, LEASES, MAX_LEASES_NBYTES)):
-            if lease.peer in (peer, self.peer):
-                self._heard_from(peer, lease)
-            else:
-                self._heard_of(lease, remaining)
-
-    async def _pass_on(self, peer: PeerId, row: frozenset[PeerId]) -> None:
-        """Our lease and those of our row to one peer; it answers as to ``_tell``."""
-        others = [entry for entry in self._table.entries(anyio.current_time()) if entry[1].peer in row]
-        body = write_leases([(self.ttl, self.own()), *others])
-        if answer := await self._request(peer, LEASE_LIST, MAX_LEASE_NBYTES, body):
-            self._heard_from(peer, read_lease(answer))
-
-    async def _request(self, peer: PeerId, protocol: str, limit: int, body: bytes | None = None) -> bytes:
-        body = packed(self.own()) if body is None else body
-        return await request(self.transport, peer, protocol, body, limit=limit, timeout=self._patience)
-
-    async def _part_from(self, peer: PeerId) -> None:
-        try:
-            await notify(self.transport, peer, LEASE, encode(Goodbye()), _PARTING)
-        except TransportError as error:
-            logger.debug("goodbye: %s", error)
-
-    # ---- hearing ----
-
-    async def _on_lease(self, peer: PeerId, body: bytes) -> bytes:
-        message = decode(body)
-        if isinstance(message, Goodbye):
-            if self._table.goodbye(peer, anyio.current_time()):
-                self._changed.tell()
-            return b""
-        return self._answer(peer, read_lease(body))
-
-    async def _on_list(self, peer: PeerId, body: bytes) -> bytes:
-        answer = b""
-        for remaining, lease in read_leases(body):
-            if lease.peer == peer:
-                answer = self._answer(peer, lease)
-            elif lease.peer != self.peer:
-                self._heard_of(lease, remaining)
-        return answer
-
-    def _answer(self, peer: PeerId, lease: Lease) -> bytes:
-        """Book a peer's own lease; a newcomer is told ours, one that has said more already what that was."""
-        newcomer = not self._is_live(peer)
-        newer = self._welcome(peer, lease)
-        if newer is not None:
-            return packed(newer)
-        return packed(self.own()) if newcomer and not self._left else b""
-
-    async def _on_leases(self, peer: PeerId, body: bytes) -> bytes:
-        newer = self._welcome(peer, read_lease(body))
-        entries = [] if self._left else [(self.ttl, self.own())]
-        if newer is not None:
-            entries.append((0.0, newer))
-        return write_leases(entries + self._table.entries(anyio.current_time()))
-
-    def _welcome(self, peer: PeerId, lease: Lease) -> Lease | None:
-        """Book a peer's own lease; returns what is known newer of it.
-
-        A peer that was started anew counts from 1: told what it said last, it goes on above that.
-        """
-        known = self._table.newest(peer)
-        self._heard_from(peer, lease)
-        return known if known is not None and known.sequence > lease.sequence else None
-
-    def _heard_from(self, peer: PeerId, lease: Lease) -> None:
-        """A lease from its own peer, or our own come back to us."""
-        self._table.check(lease)
-        if lease.peer == self.peer:
-            self._own.came_back(lease)
-            return
-        if lease.peer != peer:
-            raise PayloadError(f"{peer_name(peer)}: sends a lease of {peer_name(lease.peer)} as its own; drop it")
-        known = self._table.newest(peer)
-        if self._table.take(lease, anyio.current_time()):
-            self._changed.tell()
-            if known is None or known.addresses != lease.addresses:
-                self._contacts.spawn("dial", peer, self._dial)
-
-    def _heard_of(self, lease: Lease, remaining: float) -> None:
-        """A lease that another peer passed on."""
-        known = self._is_live(lease.peer)
-        if self._table.take(lease, anyio.current_time(), remaining):
-            self._changed.tell()
-            if not known:
-                self._meet(lease)
-
-    # ---- dialling ----
-
-    async def _dial(self, peer: PeerId) -> None:
-        """Have the transport know where a peer is, though it is connected now."""
-        lease = self._table.newest(peer)
-        if lease is not None and lease.addresses:
-            await self.transport.connect(peer, lease.addresses)
-
-    def _meet(self, lease: Lease) -> None:
-        async def meet(peer: PeerId) -> None:
-            await self.transport.connect(peer, lease.addresses)
-            await self._tell(peer)
-
-        self._contacts.spawn("dial", lease.peer, meet)
-
-    async def _visit(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See whether a peer is there, and ask it for all it knows."""
-        await self.transport.connect(peer, addresses)
-        await self._ask(peer)
+            messages.meet(missed[(_RECALLED * self._turn + n) % len(missed)])
 
     # ---- forgetting ----
 
     async def _expire_forever(self) -> None:
         while True:
             if self._table.expire(anyio.current_time()):
-                self._changed.tell()
+                self._messages.changed.tell()
                 live = self.live()
-                self.answered_in = {peer: took for peer, took in self.answered_in.items() if peer in live}
+                answered = self._messages.answered_in
+                self._messages.answered_in = {peer: took for peer, took in answered.items() if peer in live}
             with anyio.CancelScope(deadline=self._table.next_end()):
-                await self._changed.next()
-
-    def _is_live(self, peer: PeerId) -> bool:
-        return self._table.is_live(peer, anyio.current_time())
+                await self._messages.changed.next()

@@ -15,7 +15,7 @@ from decentral.redundancy import keeper
 from decentral.rounds import frame_io
 from decentral.rounds.catchup import donor
 from decentral.rounds.pairs import swapping
-from decentral.swarm import admission, directory, hello
+from decentral.swarm import admission, hello, lease_messages
 from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES
 
@@ -65,7 +65,7 @@ def test_every_stream_is_there() -> None:
         hello.HELLO,
     }
     streams |= {keeper.KEEP, keeper.KEPT}
-    streams |= {directory.LEASE, directory.LEASES, admission.ADMISSION}
+    streams |= {lease_messages.LEASE, lease_messages.LEASES, admission.ADMISSION}
     assert set(re.findall(r"`(/decentral/[a-z]+/\d+)`", PAGE)) == streams
     assert f"{HEADER_NBYTES} bytes of signed header" in PAGE
 

@@ -18,6 +18,7 @@ import pytest
 from decentral.swarm.dht.hivemind import _no_word_of_hivemind, dht_key
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
+from decentral.swarm.lease_messages import LeaseMessages
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.daemon.unary import quiet_hivemind
 from decentral.wire.keys import Signer, peer_name
@@ -43,7 +44,7 @@ async def until(holds, seconds: float = 60.0) -> float:
 
 
 def test_a_peer_that_knows_only_the_first_finds_the_second_through_the_dht(tmp_path, monkeypatch):
-    monkeypatch.setattr(Directory, "_heard_of", lambda *passed_on: None)  # leave only the DHT to tell of third peers
+    monkeypatch.setattr(LeaseMessages, "_heard_of", lambda *of: None)  # only the DHT tells of third peers
     quiet_hivemind()
     first, second, third = (make(tmp_path, name) for name in ("first", "second", "third"))
 

@@ -8,7 +8,8 @@ import trio
 import trio.testing
 
 from decentral.errors import StreamClosed
-from decentral.swarm.directory import LEASE, LEASES, Directory
+from decentral.swarm.directory import Directory
+from decentral.swarm.lease_messages import LEASE, LEASES
 from decentral.swarm.leases import write_leases
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.requests import request
@@ -347,7 +348,7 @@ def test_a_second_process_with_the_same_identity_is_explained(play, caplog):
         for _ in range(8):  # what a twin elsewhere tells the other peer between our renewals
             twin = swarm.make(1)
             twin._own._sequence = me.own().sequence + 5
-            other._heard_from(me.peer, twin.own())
+            other._messages.heard_from(me.peer, twin.own())
             await anyio.sleep(TTL / 3)
 
     play(script)
