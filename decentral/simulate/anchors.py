@@ -15,7 +15,8 @@ from decentral.optimizers import make_outer
 from decentral.parameters import Fragment
 from decentral.replica.codec import FixedShapes, range_shapes
 from decentral.replica.run_codec import codec_of
-from decentral.simulate.equations import EQUATIONS, SHARE, WEIGH, Averaged
+from decentral.simulate.equations.averaged import Averaged
+from decentral.simulate.equations.of_methods import EQUATIONS, SHARE, WEIGH
 from decentral.simulate.learning.lessons import LessonName, first_anchors, toy_schema
 from decentral.simulate.trace import Trace
 from decentral.simulate.verdict import Verdict

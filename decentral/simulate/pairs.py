@@ -1,7 +1,8 @@
 """Judges gossip by what each peer noted of its own steps: did both of a pair step, and was nothing made or lost by it?
 
 A step that both of a pair took moves their sum by what the equation says and by nothing else: the two pulls towards
-the mean cancel. The equations are written again in pulls.py, from the papers, so that an error of a method shows.
+the mean cancel. The equations are written again in `equations.pulls`, from the papers, so that an error of a method
+shows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 from decentral.rounds.pairs.swapping import UNDECIDED
-from decentral.simulate.pulls import NOT_LINEAR, PULLS, Stood
+from decentral.simulate.equations.pulls import NOT_LINEAR, PULLS, Stood
 from decentral.simulate.trace import Entry, Trace
 from decentral.simulate.verdict import Verdict
 

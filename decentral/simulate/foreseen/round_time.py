@@ -21,7 +21,8 @@ from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 from decentral.replica.codec import Codec
 from decentral.replica.run_codec import codec_of
-from decentral.simulate import cost
+from decentral.simulate.cost import of_rounds
+from decentral.simulate.cost.sizes import Cost
 from decentral.simulate.learning.stand_in import body_nbytes
 from decentral.simulate.profiles import PROFILES
 from decentral.transport.memory.pipe import WINDOW
@@ -87,13 +88,13 @@ def steps_for(time: RoundTime, step_seconds: float, share: float, least: int, mo
     return max(time.fragments, min(max(rounded, lowest), highest))
 
 
-def _sent(manifest: Manifest, numel: int, peers: int) -> cost.Cost:
+def _sent(manifest: Manifest, numel: int, peers: int) -> Cost:
     """Frames and messages of one round of one peer. States beside the change are counted as if all were due."""
     codec, kind = codec_of(manifest), manifest.exchange.kind
     channels = len(make_outer(manifest.outer.method, manifest.outer.hyper).channels())
     if kind == "pair":
-        return cost.pair(peers, numel, lambda values: body_nbytes(codec, max(1, round(values))), vectors=channels)
-    frames = cost.reduce if kind == "reduce" else cost.gather
+        return of_rounds.pair(peers, numel, lambda values: body_nbytes(codec, max(1, round(values))), vectors=channels)
+    frames = of_rounds.reduce if kind == "reduce" else of_rounds.gather
     sizes = {}
 
     def body(values: int) -> float:
@@ -101,7 +102,7 @@ def _sent(manifest: Manifest, numel: int, peers: int) -> cost.Cost:
             sizes[values] = _all_channels(codec, values, channels)
         return sizes[values]
 
-    return frames(peers, numel, body) + cost.control(kind, peers, numel)
+    return frames(peers, numel, body) + of_rounds.control(kind, peers, numel)
 
 
 def _all_channels(codec: Codec, values: int, channels: int) -> float:

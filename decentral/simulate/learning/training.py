@@ -14,8 +14,8 @@ from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
 from decentral.rounds.pairs.gossip import Swapped
 from decentral.rounds.updates import CommittedUpdate
+from decentral.simulate.equations.pulls import state_name
 from decentral.simulate.learning.lessons import Lesson
-from decentral.simulate.pulls import state_name
 from decentral.training.loop_parts import LoopControl, LoopParts
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.schedule.absence import Away

@@ -1,4 +1,4 @@
-"""Random directions once more, by Python's whole numbers: what `equations` judges zeroth-order methods by.
+"""Random directions once more, by Python's whole numbers: what zeroth-order methods are judged by.
 
 Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011: Philox4x32-10.
 """

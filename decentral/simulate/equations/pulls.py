@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decentral.simulate.equations import Keys
+from decentral.simulate.equations.averaged import Keys
 
 __all__ = ["NOT_LINEAR", "PULLS", "Stood", "state_name"]
 
