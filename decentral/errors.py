@@ -3,6 +3,7 @@
 DecentralError                          exit code
 ├── ConfigError          fix the call     10   a manifest, an argument, a spelling
 │   ├── UsageError                         2   a command line that cannot be meant
+│   │   ├── FolderInUse                    2   another process lives in the folder
 │   │   └── InviteError                    2   an invite that is cut short or not ours
 │   ├── ManifestMismatch                  11   peers that do not agree on the run or on the model
 │   ├── NotAdmitted                       12   the run admits by token
@@ -31,6 +32,7 @@ __all__ = [
     "DecentralError",
     "DeviceError",
     "DiskError",
+    "FolderInUse",
     "InviteError",
     "ListenError",
     "ManifestMismatch",
@@ -64,6 +66,10 @@ class UsageError(ConfigError):
     """The command line cannot be meant as written."""
 
     exit_code = 2
+
+
+class FolderInUse(UsageError):
+    """A peer of another process lives in the folder; nothing in it was touched."""
 
 
 class InviteError(UsageError):

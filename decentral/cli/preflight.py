@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decentral.errors import ConfigError, DiskError
+from decentral.errors import ConfigError, DiskError, FolderInUse
 
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # What a run directory holds before a peer has learnt, voted or fetched anything: worth nothing yet.
 _WORTHLESS = (
-    *("admission.token", "events.jsonl", "identity.key", "journal", "metrics.jsonl", "requests", "run.toml"),
-    "status.json",
+    *("admission.token", "events.jsonl", "identity.key", "journal", "lock", "metrics.jsonl", "requests"),
+    *("run.toml", "status.json"),
 )
 # And what it holds from then on: votes bind, progress is somebody's work.
 _WORTH = ("acceptor", "adopted", "checkpoints", "download", "frames", "journal", "metrics.jsonl")
@@ -71,6 +71,8 @@ def taken_back(directory: Path) -> Iterator[None]:
     before = set() if absent else set(os.listdir(directory))
     try:
         yield
+    except FolderInUse:
+        raise  # what is new there is another process's
     except Exception:
         if not any(_holds_something(directory / name) for name in _WORTH):
             _remove([directory / name for name in _WORTHLESS if name not in before], absent)

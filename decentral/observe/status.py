@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from decentral.errors import DiskError, UsageError, VersionError
+from decentral.errors import DiskError, FolderInUse, UsageError, VersionError
 from decentral.observe.line import plain
 
 STATUS_FILE = "status.json"
@@ -205,7 +205,7 @@ def is_lost(status: Status) -> bool:
 
 
 def check_free(directory: Path, own: int | None = None) -> None:
-    """UsageError when a peer lives in ``directory``: two writers would spoil one another's checkpoints.
+    """FolderInUse when a peer lives in ``directory``: two writers would spoil one another's checkpoints.
 
     ``own``: a process that may have been there, and has ended what it did.
     """
@@ -213,4 +213,4 @@ def check_free(directory: Path, own: int | None = None) -> None:
         return
     _, status = _read(directory / STATUS_FILE)  # of whatever version: after an update a run goes on in its folder
     if status.pid != own and is_running(status):
-        raise UsageError(f"{directory}: a peer runs here already (process {status.pid}); choose another --out")
+        raise FolderInUse(f"{directory}: a peer runs here already (process {status.pid}); choose another --out")

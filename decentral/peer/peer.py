@@ -6,7 +6,6 @@ Its hook runs inside every ``optimizer.step``. How it begins is in `startup`, wh
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
@@ -19,14 +18,15 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, NoPeersError
-from decentral.node.folder import kept_terms, kept_token, make_folder
+from decentral.node.folder import kept_terms, kept_token
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
-from decentral.observe.status import Status, check_free
+from decentral.observe.status import Status
 from decentral.peer.ending import end_as_one, end_before_the_run, end_of_run
 from decentral.peer.gathering import Gathering
 from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import check_relays
+from decentral.peer.occupying import occupied
 from decentral.peer.participation import Participation, StepCount
 from decentral.peer.settings import Settings
 from decentral.peer.shown.announcer import Announcer
@@ -274,11 +274,9 @@ class Peer:
 
     def _begin(self, stack: ExitStack) -> None:
         """On the main process: everything up to the anchor. What is left to be ended goes on the ``stack``."""
-        make_folder(self.out)
+        stack.enter_context(occupied(self.out))
         kept_terms(self.out, self.manifest.digest)
         token = kept_token(self.out, self.settings.admit)
-        if self.settings.options.commands:
-            check_free(self.out, own=os.getpid())
         if self.settings.options.commands or not self.settings.options.quiet:
             stack.enter_context(shown(self.settings, self._last_word, self))
         part = self._part = Participation(self.settings, self._announce, token)

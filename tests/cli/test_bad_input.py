@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
+from decentral.cli.job import train_job
 from decentral.errors import ListenError
 from decentral.swarm.admission import MAX_TOKEN, MIN_TOKEN
 from decentral.tasks.corpus import MIN_NBYTES
+from tests.peer.test_occupying import held_elsewhere
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]
@@ -156,6 +159,24 @@ def test_a_directory_that_cannot_be_made_is_exit_code_50(run: Run, tmp_path: Pat
 def test_a_directory_with_a_running_peer_is_refused(run: Run, tmp_path: Path, running_peer: Path) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST)
     one_line(run("start", "run.toml", "--out", running_peer), 2, "a peer runs here already (process")
+
+
+def test_a_start_that_another_was_faster_than_leaves_what_that_one_has_just_made(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.toml").write_text(MANIFEST)
+    out, set_up = tmp_path / "decentral-run", train_job.set_up
+
+    def while_the_other_begins(*arguments: Any) -> Any:
+        (out / "identity.key").write_text("of the other")
+        return set_up(*arguments)
+
+    monkeypatch.setattr(train_job, "set_up", while_the_other_begins)
+    with held_elsewhere(out):
+        result = run("start", "run.toml", "--solo")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("error: decentral-run: a peer begins here just now; choose")
+    assert (out / "identity.key").read_text() == "of the other"
 
 
 def test_a_foreign_directory_is_not_emptied_by_a_demo(run: Run, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ class OutOfMemoryError(RuntimeError):
 EXIT_CODES = {
     "ConfigError": 10,
     "UsageError": 2,
+    "FolderInUse": 2,
     "InviteError": 2,
     "ManifestMismatch": 11,
     "NotAdmitted": 12,

@@ -6,7 +6,7 @@ is done, and leaves ``metrics.jsonl`` and ``summary.json`` behind.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from decentral.observe.beacon import Beacon
 from decentral.observe.report import read_summary
 from decentral.observe.screen.terminal import Display
 from decentral.observe.status import Status
+from decentral.peer.occupying import occupied
 from decentral.preferences.controls import Controls
 from decentral.swarm.identity import Identity
 from decentral.swarm.patience import time_left
@@ -85,6 +86,7 @@ def train_with_swarm(
     with ExitStack() as stack:
         stack.enter_context(closing(context.metrics))
         if context.is_main:
+            stack.enter_context(occupied(options.out))
             stack.enter_context(Beacon(options.out, teller, controls.obey, display=display))
             stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
             stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
@@ -133,7 +135,13 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
 
     page = page_beside(options.out, display.say, wanted=options.dashboard)
     numbers = metrics_beside(options.out, options.metrics, display.say)
-    with closing(context.metrics), Beacon(options.out, read, controls.obey, display=display), page, numbers:
+    with (
+        closing(context.metrics),
+        occupied(options.out) if context.is_main else nullcontext(),
+        Beacon(options.out, read, controls.obey, display=display),
+        page,
+        numbers,
+    ):
         stop.gently(steering.leave)
         for batch in _batches(context, b"solo", 0):
             if not goes_on():

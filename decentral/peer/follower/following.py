@@ -30,6 +30,7 @@ from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
 from decentral.peer.follower.startup import FollowerStartup, FollowSettings, known_of
 from decentral.peer.network_setup import check_relays
+from decentral.peer.occupying import occupied
 from decentral.quantities import rate_of, size_of
 from decentral.swarm.invite import Invite
 from decentral.swarm.patience import moment_in, time_left
@@ -59,11 +60,11 @@ class Following:
         check_free(self.out, own=os.getpid())
         self._known = known_of(asked)
         check_size(self._known, asked.max_disk, asked.kept_files)
-        self.out.mkdir(parents=True, exist_ok=True)
-        keep_terms(self.out, self._known.manifest)
-        startup = FollowerStartup(asked, self._known)
-        self._offline = startup.offline
         with ExitStack() as stack:
+            stack.enter_context(occupied(self.out))
+            keep_terms(self.out, self._known.manifest)
+            startup = FollowerStartup(asked, self._known)
+            self._offline = startup.offline
             self._events = EventLog(self.out)
             stack.callback(self._events.close)
             self._swarm = startup.swarm(self._events, self._on_anchor)
