@@ -13,6 +13,8 @@ SEED ?= 1
 KILLS ?= 1000
 
 WORKERS ?= 2
+# Tests wait for sockets and processes a third of the time: one more of them at a time than the two cores.
+TESTERS ?= 3
 # Bytecode is kept: the assertions of 470 files are rewritten once, and not by each worker of each run.
 TESTED := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 
@@ -25,10 +27,10 @@ demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers
 	$(BIN)/decentral demo $(ARGS)
 
 test: $(STAMP)  ## every test but the long ones: make test ARGS="tests/cli -x"
-	$(TESTED) $(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist worksteal $(ARGS)
+	$(TESTED) $(BIN)/python -m pytest -m "not long" -n $(TESTERS) --dist worksteal $(ARGS)
 
 test-long: $(STAMP)  ## those that make test leaves out: more seeds, sizes and phases of what it tries a part of
-	$(TESTED) $(BIN)/python -m pytest -m long -n $(WORKERS) --dist worksteal $(ARGS)
+	$(TESTED) $(BIN)/python -m pytest -m long -n $(TESTERS) --dist worksteal $(ARGS)
 
 fuzz: $(STAMP)  ## hostile bytes for every decoder, on two cores: make fuzz MINUTES=30 ARGS="--only stream"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'

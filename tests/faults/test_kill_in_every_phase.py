@@ -31,7 +31,7 @@ REDUCE = ["before plan is sent", "after plan is sent", "before push", "after pus
     ("preset", "phases"),
     [
         ("sparseloco", ["after vote logged", "after log", "before commit is sent"]),
-        ("diloco", ["after plan is sent"]),
+        pytest.param("diloco", ["after plan is sent"], marks=pytest.mark.long),
         pytest.param("sparseloco", COMMON + LEADER + GATHER, marks=pytest.mark.long),
         pytest.param("diloco", LEADER + REDUCE, marks=pytest.mark.long),
     ],

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
+import anyio.abc
 import pytest
 import torch
-import trio
-import trio._core._run as scheduler
-import trio.testing
 
 from decentral.errors import DiskError
 from decentral.flow.offload import inline
@@ -23,6 +20,7 @@ from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
 from decentral.rounds.pairs.gossip import Gossip, Swapped
 from decentral.rounds.updates import CommittedUpdate, Ledger
+from decentral.simulate.machine.virtual_time import run_in_virtual_time
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Signer
@@ -76,7 +74,7 @@ class Member:
             on_event=lambda event, fields: self.events.append((event, fields)),
             offload=inline,
         )
-        self.scope = trio.CancelScope()
+        self.scope = anyio.CancelScope()
         self.steps = 0
         self.idle = False
         self.pull = 0.3
@@ -168,7 +166,7 @@ class Lab:
         self.schema: Schema = schema_of(make_model(), manifest.outer.fragments) if schema is None else schema
         self.network = MemoryNetwork(latency=0.02)
         self.members: list[Member] = []
-        self.nursery: trio.Nursery | None = None
+        self.group: anyio.abc.TaskGroup | None = None
 
     def first_anchor(self, numel: int) -> torch.Tensor:
         return self.spread * torch.randn(numel, generator=torch.Generator().manual_seed(numel))
@@ -179,8 +177,8 @@ class Lab:
     def add(self, *, founder: bool | None = None, kind: type[Member] | None = None) -> Member:
         member = (kind or Member)(self, len(self.members), founder=not self.members if founder is None else founder)
         self.members.append(member)
-        assert self.nursery is not None
-        self.nursery.start_soon(member.live)
+        assert self.group is not None
+        self.group.start_soon(member.live)
         return member
 
     def alive(self) -> list[Member]:
@@ -198,9 +196,9 @@ class Lab:
                 self.network.heal(a.signer.peer, b.signer.peer)
 
     async def until(self, holds: Callable[[], bool], limit: float = 300.0) -> None:
-        with trio.fail_after(limit):
+        with anyio.fail_after(limit):
             while not holds():
-                await trio.sleep(0.1)
+                await anyio.sleep(0.1)
 
     async def all_members(self) -> None:
         await self.until(lambda: all(len(m.node.driver.head.members) == len(self.alive()) for m in self.alive()))
@@ -235,19 +233,15 @@ def terms() -> Callable[..., Manifest]:
 
 
 @pytest.fixture
-def run_lab(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    # trio's own switch for simulations (the one that Hypothesis flips): the same seed runs the same interleaving
-    monkeypatch.setattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
-    monkeypatch.setattr(scheduler, "_r", random.Random(0))
-
+def run_lab() -> Callable[..., None]:
     def run(manifest: Manifest, script: Callable[[Lab], Awaitable[None]], **given: Any) -> None:
         async def main() -> None:
             lab = Lab(manifest, **given)
-            async with trio.open_nursery() as nursery:
-                lab.nursery = nursery
+            async with anyio.create_task_group() as group:
+                lab.group = group
                 await script(lab)
-                nursery.cancel_scope.cancel()
+                group.cancel_scope.cancel()
 
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        run_in_virtual_time(main, seed=0)
 
     return run

@@ -25,7 +25,7 @@ from decentral.simulate.learning.moments import Descent
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule.sync_schedule import SyncSchedule, make_schedule
-from tests.laws.tables import ALONG_DIRECTIONS, PRESETS, SYNCHRONOUS, method_of
+from tests.laws.tables import ALONG_DIRECTIONS, PRESETS, SYNCHRONOUS, covering, long_but, method_of
 from tests.optimizers.stepping import step_of, swap
 
 SHAPE = (64, 64)
@@ -166,7 +166,7 @@ SPARSE = "topk(k=1024, chunk=4096) >> signmag2"
 
 
 @pytest.mark.parametrize("absences", [(1, 6, 30), pytest.param((2, 3, 100), marks=pytest.mark.long)], ids=str)
-@pytest.mark.parametrize("method", PRESETS)
+@pytest.mark.parametrize("method", long_but(("diloco", "sparseloco", *covering(PRESETS)), PRESETS))
 def test_the_run_is_never_worse_for_a_peer_that_comes_back(method: str, absences: tuple[int, ...]):
     assert {away: worse for away, worse in how_much_worse(method, absences).items() if not worse <= WORSE} == {}
 

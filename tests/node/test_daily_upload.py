@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
-import trio
 
 from decentral.errors import ConfigError, DiskError
 from decentral.node.daily_upload import DAY, SAVE_EVERY, UPLOAD_FILE, DailyUpload
@@ -107,10 +107,10 @@ def test_no_limit_at_all_is_refused(tmp_path: Path) -> None:
 
 def limited(member, folder: Path, nbytes: int, midnight: float, disk: Disk | None = None) -> DailyUpload:
     """Give a member that was just added a daily upload; its day ends ``midnight`` seconds from now."""
-    began = trio.current_time()
+    began = anyio.current_time()
 
     def wall() -> float:
-        return 20_000 * DAY - midnight + trio.current_time() - began
+        return 20_000 * DAY - midnight + anyio.current_time() - began
 
     member.node.daily_upload = DailyUpload(folder, nbytes, wall=wall, disk=disk or Disk())
     return member.node.daily_upload
@@ -132,7 +132,7 @@ def test_a_peer_that_used_up_its_day_rests_and_follows_and_contributes_again_the
         await lab.until(lambda: all(len(m.node.driver.head.members) == 2 for m in others))
         was, steps = tired.rounds, tired.steps
         before = others[0].rounds
-        await trio.sleep(10)
+        await anyio.sleep(10)
         assert others[0].rounds - before >= 5, "nobody waits for it"
         assert tired.rounds >= was + 3, "it follows"
         assert tired.steps == steps, "and contributes nothing"
@@ -157,7 +157,7 @@ def test_a_paused_peer_does_not_come_back_only_because_a_new_day_begins(run_lab,
         await lab.until(lambda: bool(resting))
         await resting.begin("paused")
         await lab.until(lambda: not daily.used_up)
-        await trio.sleep(5)
+        await anyio.sleep(5)
         assert resting.reasons == {"paused"}
         assert len(lab.members[0].node.driver.head.members) == 2
         await resting.end("paused")

@@ -3,9 +3,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import anyio
 import pytest
 import torch
-import trio
 
 from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head
@@ -168,7 +168,7 @@ def test_who_missed_the_last_commit_gets_it_before_the_others_are_gone(run_lab, 
         await lab.until(lambda: all(member.node.driver.head.final for member in others))
         assert not late.node.driver.head.final
         for member in others:
-            lab.nursery.start_soon(ends, member)
+            lab.group.start_soon(ends, member)
         lab.heal([late], others)
         await lab.until(lambda: late.node.driver.head.final, limit=60.0)
         await lab.until(lambda: lab.alive() == [late], limit=30.0)
@@ -202,7 +202,7 @@ def test_newcomers_without_anybody_in_step_wait_and_never_found_a_chain_of_their
         for a in newcomers:
             lab.network.cut(a.signer.peer, founder.signer.peer)
             a.node.directory.add_bootstrap(b.transport.addresses()[0] for b in newcomers if b is not a)
-        await trio.sleep(10)
+        await anyio.sleep(10)
         assert all(len(member.node.directory.live()) == 2 for member in newcomers), "they know each other"
         assert not any(member.node.driver.state.running for member in newcomers)
         for a in newcomers:
@@ -242,7 +242,7 @@ def test_a_member_that_stands_elsewhere_in_the_same_round_is_compared_with(run_l
         await lab.all_members()
         for member in lab.members:
             member.idle = True
-        await trio.sleep(2.0)
+        await anyio.sleep(2.0)
         driver, other = lab.members[0].node.driver, lab.members[1].signer.peer
         asked: list[bytes] = []
         watch, lease = driver.watch, driver.watch.lease
@@ -250,7 +250,7 @@ def test_a_member_that_stands_elsewhere_in_the_same_round_is_compared_with(run_l
         live = watch.directory.live()
         elsewhere = {other: replace(live[other], round=driver.head.round, digest=b"\xff" * 32)}
         watch.directory.live = lambda: elsewhere
-        now = trio.current_time()
+        now = anyio.current_time()
         watch.look_for_other_chains(now)
         assert asked == [], "it may have adopted this one since"
         watch.look_for_other_chains(now + 1.5 * lease)
@@ -274,7 +274,7 @@ def test_a_peer_that_slept_does_not_take_its_own_silence_for_that_of_the_others(
         async with sleeper.node.driver.steps.lock:  # nothing of it goes on, as when a lid is closed
             for peer in others:
                 lab.network.cut(sleeper.signer.peer, peer)
-            await trio.sleep(2 * lab.manifest.swarm.shrink_after)
+            await anyio.sleep(2 * lab.manifest.swarm.shrink_after)
             for peer in others:
                 lab.network.heal(sleeper.signer.peer, peer)
         await lab.all_members()
@@ -293,9 +293,9 @@ def test_peers_that_all_lost_the_end_of_their_chain_go_on_once_each_has_said_so(
         for member in lab.members:
             machine = member.node.driver.machine
             machine.state.remembered = Acceptor(machine.head.round + 10)
-        began = trio.current_time()
+        began = anyio.current_time()
         await lab.rounds(2)
-        assert trio.current_time() - began > lab.manifest.swarm.lease
+        assert anyio.current_time() - began > lab.manifest.swarm.lease
         assert all(any(event == "forgot" for event, _ in member.events) for member in lab.members)
 
     run_lab(terms("sparseloco"), script)
@@ -316,16 +316,16 @@ def test_a_vote_for_what_nobody_votes_for_any_more_binds_for_a_lease_and_not_for
         first = lab.members[0]
         round_, me = first.node.driver.machine.state, first.signer.peer
         while not nobody_voted(lab):
-            await trio.sleep(0.01)
+            await anyio.sleep(0.01)
         frames = (FrameRef(me, bytes(32), 0, 4, 4, round_.head.outer_step),) if lost == "frames" else ()
         kept = round_.head.members if lost == "frames" else (me,)
         record = successor(round_.head, frames, kept)
         bound = lab.members if lost == "frames" else [first]
         for member in bound:
             member.node.driver.machine.state.acceptor = Acceptor(record.round, 3, 3, record)
-        began = trio.current_time()
+        began = anyio.current_time()
         await lab.rounds(2)
-        assert trio.current_time() - began > lab.manifest.swarm.lease
+        assert anyio.current_time() - began > lab.manifest.swarm.lease
         assert all([event for event, _ in member.events].count("forgot") == 1 for member in bound)
         lab.check_equal()
 

@@ -31,7 +31,7 @@ def alone(folder: Path, manifest: decentral.Manifest, problem: Problem, **given:
     return join(manifest, problem.model, problem.optimizer, out=folder, transport=transport, **given)
 
 
-@pytest.mark.parametrize("preset", ["diloco", "sparseloco", pytest.param("noloco", marks=pytest.mark.long)])
+@pytest.mark.parametrize("preset", long_but(["sparseloco"], ["diloco", "sparseloco", "noloco"]))
 def test_a_peer_that_was_paused_for_long_starts_from_what_the_others_have_and_says_so(tmp_path, preset):
     manifest = run_terms(preset, run={"rounds": 10**6}, inner={"steps": 2})  # nobody is at the end before all are there
     invited, gone, back, over = (threading.Event() for _ in range(4))

@@ -25,7 +25,7 @@ from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.memory.transport import MemoryNetwork
-from tests.laws.tables import ALONG_DIRECTIONS, WIRES
+from tests.laws.tables import ALONG_DIRECTIONS, WIRES, covering, long_but
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
@@ -145,7 +145,7 @@ class Pair:
         raise AssertionError("not all peers came")
 
 
-@pytest.mark.parametrize("preset", WIRES)
+@pytest.mark.parametrize("preset", long_but(("sparseloco", *covering(WIRES)), WIRES))
 def test_two_peers_train_one_model_and_end_with_the_same_bits(tmp_path, preset):
     pair = Pair(run_terms(preset), tmp_path)
     pair.run()

@@ -54,7 +54,7 @@ def test_a_script_says_how_it_is_on_stderr_in_lines_that_say_who_speaks(tmp_path
     assert len(lines) == len(set(lines))
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("quiet", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_is_logged_says_who_speaks_where_logging_is_not_configured(tmp_path: Path, quiet: bool) -> None:
     """Python prints a warning without a handler bare: two lines for one thing, and one of them from nobody."""
     script = SCRIPT.replace("logging.basicConfig(", "dict(").replace("weight_decay=0.1", "weight_decay=0.3")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import anyio
 import pytest
-import trio
 
 from decentral.consensus.roles.attendance import Attendance
 from decentral.rounds.driver import JOIN_LONGEST
@@ -30,11 +30,11 @@ def test_a_newcomer_asks_more_and_more_rarely_and_is_let_in_all_the_same(
         await lab.all_members()
         await lab.rounds(1)
         lab.cut(members[:1], members[1:])  # alone it is no majority
-        await trio.sleep(5)
+        await anyio.sleep(5)
         monkeypatch.setattr(Attendance, "take_join", noted)
         newcomer = lab.add()
         lab.cut([newcomer], members[1:])
-        await trio.sleep(SECONDS)
+        await anyio.sleep(SECONDS)
         assert not newcomer.node.driver.is_member
         lab.heal(members[:1], members[1:])
         await lab.until(lambda: newcomer.node.driver.is_member, limit=2 * JOIN_LONGEST)

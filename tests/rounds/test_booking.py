@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
-import trio
 
 from decentral.flow.offload import inline
 from decentral.replica.contribution import Contribution
@@ -17,7 +17,7 @@ def test_what_found_no_room_is_read_again_when_it_is_offered_again(run_lab: Any,
     async def script(lab: Any) -> None:
         first = lab.add()
         first.node.replica.contents.unpacked.capacity = 1
-        await trio.sleep(6)  # alone it offers, and may not commit: a membership without it goes first
+        await anyio.sleep(6)  # alone it offers, and may not commit: a membership without it goes first
         assert first.node.driver.pending is not None
         second = lab.add()
         second.node.replica.contents.unpacked.capacity = 1

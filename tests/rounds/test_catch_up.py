@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+import anyio
 import pytest
 import torch
-import trio
 
 from decentral.parameters import schema_of
 from decentral.rounds.catchup.donor import ANY_FORM, CHUNK, IDLE, INDEX, PACKED, STATE
@@ -42,11 +42,11 @@ def test_a_join_takes_five_sixths_of_its_bytes_and_little_more_while_the_donors_
 ):
     async def script(lab):
         await three_in_step(lab, uplink * MBIT)
-        began, round_ = trio.current_time(), lab.members[0].rounds
+        began, round_ = anyio.current_time(), lab.members[0].rounds
         joiner = lab.add()
         lab.network.set_downlink(joiner.signer.peer, downlink * MBIT)
         await lab.until(lambda: joiner.node.ready.is_set())
-        took = trio.current_time() - began
+        took = anyio.current_time() - began
         assert took <= 4 * LARGER / (min(3 * uplink, downlink) * MBIT), "1.2 times what is packed"
         assert lab.members[0].rounds > round_, "commits came meanwhile"
         assert joiner.transport.traffic.total.received <= 0.88 * 4 * LARGER
@@ -111,7 +111,7 @@ def test_a_peer_of_before_chunks_were_packed_gets_them_as_they_are(run_lab, term
         donor = lab.add()
         await lab.rounds(1)
         donor.idle = True
-        await trio.sleep(2 * lab.step)
+        await anyio.sleep(2 * lab.step)
         stranger = lab.network.transport(Signer(bytes([9]) * 32))
         async with stranger:
             await stranger.connect(donor.signer.peer, donor.transport.addresses())
@@ -137,7 +137,7 @@ async def fall_behind(lab, rounds: int):
     await lab.until(lambda: all(member.rounds >= goal for member in others))
     for member in lab.members:
         member.idle = True
-    await trio.sleep(5.0)
+    await anyio.sleep(5.0)
     return away, others
 
 
@@ -147,7 +147,7 @@ async def come_back(lab, away, others) -> int:
     for member in others:
         lab.network.heal(away.signer.peer, member.signer.peer)
     await lab.until(lambda: away.node.driver.head.hash == others[0].node.driver.head.hash)
-    await trio.sleep(10.0)  # whatever it goes on fetching counts
+    await anyio.sleep(10.0)  # whatever it goes on fetching counts
     lab.check_equal()
     return away.transport.traffic.total.received + away.transport.traffic.total.sent - before
 
@@ -210,12 +210,12 @@ def test_a_join_that_is_cut_off_goes_on_where_it_was(run_lab, terms):
         donor = lab.add()
         await lab.rounds(1)
         donor.idle = True
-        await trio.sleep(2 * lab.step)
+        await anyio.sleep(2 * lab.step)
         joiner = lab.add()
         lab.network.set_uplink(donor.signer.peer, 1.6 * MBIT)
-        await trio.sleep(6.0)  # more than half of it
+        await anyio.sleep(6.0)  # more than half of it
         lab.network.cut(donor.signer.peer, joiner.signer.peer)
-        await trio.sleep(2.0)
+        await anyio.sleep(2.0)
         assert not joiner.node.ready.is_set()
         assert any(event == "sync_failed" for event, _ in joiner.events)
         lab.network.heal(donor.signer.peer, joiner.signer.peer)
@@ -232,9 +232,9 @@ def test_a_snapshot_that_nobody_fetches_any_more_is_dropped(run_lab, terms):
         lab.add()
         await lab.all_members()
         assert donor.node.catch_up.donor.snapshots
-        await trio.sleep(IDLE - 5.0)
+        await anyio.sleep(IDLE - 5.0)
         assert donor.node.catch_up.donor.snapshots
-        await trio.sleep(10.0 + 3 * lab.step)
+        await anyio.sleep(10.0 + 3 * lab.step)
         assert donor.node.catch_up.donor.snapshots == ()  # each is an anchor more in memory
 
     run_lab(terms("sparseloco"), script, make_model=tiny_model)
@@ -249,11 +249,11 @@ def test_the_longer_of_two_branches_fetches_nothing_of_the_shorter(run_lab, term
         shorter.idle = True
         await lab.until(lambda: longer.rounds >= shorter.rounds + 3)
         longer.idle = True
-        await trio.sleep(2.0)
+        await anyio.sleep(2.0)
         before = longer.transport.traffic.total.received
         lab.network.heal(shorter.signer.peer, longer.signer.peer)
         longer.node.driver.state.catch_up.ask(shorter.signer.peer)
-        await trio.sleep(2.0)
+        await anyio.sleep(2.0)
         assert longer.transport.traffic.total.received - before <= 0.1 * NUMEL
         await lab.until(lambda: shorter.node.replica.digest == longer.node.replica.digest)
         assert any(event == "resynced" for event, _ in shorter.events)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 import torch
-import trio
 
 from decentral.consensus.allowance import SLACK
 from decentral.dissemination.arrivals import PAUSE
@@ -49,11 +49,11 @@ async def swarm_of(lab, size, known):
     for member in lab.members:
         lab.network.set_uplink(member.signer.peer, UPLINK)
         member.node.uplink = lambda: UPLINK if known else None
-    await trio.sleep(15.0)  # every lease says so
+    await anyio.sleep(15.0)  # every lease says so
 
 
 async def offer_all(lab, members):
-    async with trio.open_nursery() as nursery:
+    async with anyio.create_task_group() as nursery:
         for member in members:
             driver = member.node.driver
             anchor = member.node.replica.anchors[0]
@@ -64,11 +64,11 @@ async def offer_all(lab, members):
 
 async def one_round(lab):
     """Seconds from the offers of all to the last commit."""
-    began, goal = trio.current_time(), lab.members[0].rounds + 1
+    began, goal = anyio.current_time(), lab.members[0].rounds + 1
     await offer_all(lab, lab.members)
     while any(member.rounds < goal for member in lab.members):
-        await trio.sleep(0.01)
-    return trio.current_time() - began
+        await anyio.sleep(0.01)
+    return anyio.current_time() - began
 
 
 @pytest.mark.parametrize(("kind", "known"), [("gather", True), ("reduce", False), ("reduce", True)])
@@ -120,7 +120,7 @@ def test_a_pair_swaps_frames_that_take_longer_than_the_deadline(run_lab):
         for member in pair:
             lab.network.set_uplink(member.signer.peer, UPLINK)
             member.node.uplink = lambda: UPLINK
-        await trio.sleep(60.0)  # the last quick swaps are over
+        await anyio.sleep(60.0)  # the last quick swaps are over
         before = [len(member.swaps) for member in pair]
         await lab.until(lambda: all(len(m.swaps) >= count + 3 for m, count in zip(pair, before, strict=True)))
         assert all(swap.partner is not None for member in pair for swap in member.swaps[-3:])

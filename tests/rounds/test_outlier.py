@@ -74,7 +74,7 @@ def run(run_lab: Any, terms: Any, preset: str, kinds: list[type[Student]], clip:
     return seen
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+@pytest.mark.parametrize("preset", ["sparseloco", pytest.param("diloco", marks=pytest.mark.long)])
 def test_a_wrong_learning_rate_is_named_by_every_peer_and_clipped_costs_less_than_a_tenth(run_lab, terms, preset):
     clean = run(run_lab, terms, preset, [Student, Student, Student], None)[0]
     clipped = run(run_lab, terms, preset, [Student, Student, Wrong], "median")

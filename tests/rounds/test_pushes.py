@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import trio
+import anyio
 
 from decentral.dissemination import gather
 from decentral.replica.contribution import header_after
@@ -19,7 +19,7 @@ def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(run_lab, term
 
     async def crawl(transport, peers, data, *how):
         try:
-            await trio.sleep_forever()
+            await anyio.sleep_forever()
         finally:
             ended.append(data)
 
@@ -35,11 +35,11 @@ def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(run_lab, term
             seal(replace(header, round=round_, tokens=n), b"", signer_of(0)) for n, round_ in enumerate((5, 5, 6))
         )
         for frame in (named, late, next_one):
-            lab.nursery.start_soon(driver.frames.push, frame, (A,))
-        await trio.sleep(1)
+            lab.group.start_soon(driver.frames.push, frame, (A,))
+        await anyio.sleep(1)
         frames = (ref(driver.me, named.hash),)
         driver.frames.end_pushes(replace(record(START, {A: 1}), round=5, frames=frames))
-        await trio.sleep(1)
+        await anyio.sleep(1)
         assert ended == [late.data]
         assert driver.frames.num_pushes == 2
 

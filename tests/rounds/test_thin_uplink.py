@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import anyio
 import pytest
 import torch
-import trio
 
 from decentral.benchmarks.bounds import gather_bound
 from decentral.consensus.effects import Fetch
@@ -39,13 +39,13 @@ async def swarm_of(lab, uplinks) -> None:
     for member, uplink in zip(lab.members, uplinks, strict=True):
         lab.network.set_uplink(member.signer.peer, uplink)
         member.node.uplink = lambda uplink=uplink: uplink
-    await trio.sleep(15.0)  # every lease says the new rate
+    await anyio.sleep(15.0)  # every lease says the new rate
 
 
 async def one_round(lab) -> float:
     """Seconds from the offers of all to the last commit."""
-    began, goal = trio.current_time(), lab.members[0].rounds + 1
-    async with trio.open_nursery() as nursery:
+    began, goal = anyio.current_time(), lab.members[0].rounds + 1
+    async with anyio.create_task_group() as nursery:
         for member in lab.members:
             driver = member.node.driver
             anchor = member.node.replica.anchors[0]
@@ -53,8 +53,8 @@ async def one_round(lab) -> float:
             pull = Contribution(0, driver.head.hash, anchor - delta, delta, lab.manifest.inner.steps, 1)
             nursery.start_soon(driver.contribute, pull)
     while any(member.rounds < goal for member in lab.members):
-        await trio.sleep(0.01)
-    return trio.current_time() - began
+        await anyio.sleep(0.01)
+    return anyio.current_time() - began
 
 
 def plain():
@@ -99,7 +99,7 @@ def test_a_frame_that_came_in_pieces_is_not_fetched_while_it_is_checked(run_lab)
 
         async def checked_slowly(data, wanted=None):
             came.append(data)
-            await trio.sleep(1.5)
+            await anyio.sleep(1.5)
             await take(data, wanted)
 
         frames.take = checked_slowly
@@ -137,15 +137,15 @@ def test_who_is_sending_its_frame_in_pieces_sends_it_to_nobody_again_before_it_s
     async def script(lab):
         await swarm_of(lab, [FAST] * 4 + [FAST / 10])
         thin, first = lab.members[4].node.driver.frames, lab.members[0].signer.peer
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as nursery:
             nursery.start_soon(one_round, lab)
             while not thin.broadcast.under_way:
-                await trio.sleep(0.01)
+                await anyio.sleep(0.01)
             frame = thin.broadcast.under_way[0]
-            await trio.sleep(1.0)
+            await anyio.sleep(1.0)
             assert await thin.fetcher.answer(first, Want(frame).to_bytes()) == b""
             lab.network.set_uplink(lab.members[4].signer.peer, 1.0)
-            await trio.sleep(SECONDS + PAUSE)  # until what left has arrived, and then so long without an answer
+            await anyio.sleep(SECONDS + PAUSE)  # until what left has arrived, and then so long without an answer
             assert thin.broadcast.under_way
             assert await thin.fetcher.answer(first, Want(frame, ((0, 100),)).to_bytes())
             nursery.cancel_scope.cancel()

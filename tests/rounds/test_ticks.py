@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
-import trio
 
 from decentral.rounds.peer_watch import PeerWatch
 
@@ -25,9 +25,9 @@ def test_a_driver_looks_who_is_here_once_a_second_however_long_leases_are(
 
     async def script(lab: Any) -> None:
         lab.add()
-        await trio.sleep(5)
+        await anyio.sleep(5)
         monkeypatch.setattr(PeerWatch, "absent", counted)
-        await trio.sleep(SECONDS)
+        await anyio.sleep(SECONDS)
 
     run_lab(terms("sparseloco", lease=lease, shrink_after=2 * lease), script)
     assert len(seen) == pytest.approx(looks, abs=2)

@@ -31,7 +31,7 @@ def test_caps_hide_no_daemon_that_the_dht_can_run_on(daemons):
     assert ThrottledTransport(daemon, Caps(up=float(CAP)), urgent=(VOTE,)).dht_host is daemon
 
 
-@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("direction", ["up", pytest.param("down", marks=pytest.mark.long)])
 def test_a_capped_transfer_takes_as_long_as_it_should_and_a_vote_beside_it_a_moment(daemons, direction):
     a, b = pair(daemons, Caps(**{direction: float(CAP)}))
 

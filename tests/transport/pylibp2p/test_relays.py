@@ -58,7 +58,10 @@ def test_peers_on_it_and_all_others_meet_through_a_relay_of_ours(daemons, hides,
     run(script)
 
 
-@pytest.mark.parametrize(("hides", "dials"), [("native", "native"), *WITH_US])
+@pytest.mark.parametrize(
+    ("hides", "dials"),
+    [("native", "native"), WITH_US[0], *(pytest.param(*pair, marks=pytest.mark.long) for pair in WITH_US[1:])],
+)
 def test_peers_meet_through_a_relay_of_py_libp2p_as_it_is_shipped(daemons, hides, dials):
     at = Stock(relays=True)
 
