@@ -14,14 +14,6 @@ MANIFEST_FILE = "run.toml"
 TOKEN_FILE = "admission.token"
 
 
-def make_folder(out: Path) -> None:
-    """The folder of a peer, if it is not there. Raises DiskError."""
-    if out.exists() and not out.is_dir():
-        raise DiskError(f"{out} is a file, and a peer needs a folder of its own; choose another --out")
-    with disk_errors(f"making the folder {out}"):
-        out.mkdir(parents=True, exist_ok=True)
-
-
 def kept_terms(out: Path, run: bytes, whose: str = "these terms") -> Manifest | None:
     """The terms of run ``run`` that ``out`` keeps; None where there are none yet.
 

@@ -21,12 +21,12 @@ from decentral.errors import ConfigError, NoPeersError
 from decentral.node.folder import kept_terms, kept_token
 from decentral.node.node import Node
 from decentral.node.suspension import PAUSED
+from decentral.observe.occupying import occupied
 from decentral.observe.status import Status
 from decentral.peer.ending import end_as_one, end_before_the_run, end_of_run
 from decentral.peer.gathering import Gathering
 from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import check_relays
-from decentral.peer.occupying import occupied
 from decentral.peer.participation import Participation, StepCount
 from decentral.peer.settings import Settings
 from decentral.peer.shown.announcer import Announcer

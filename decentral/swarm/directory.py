@@ -143,11 +143,12 @@ class Directory:
                 self._contacts.spawn("greet", peer, self._messages.tell)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Renew, ask, dial and expire until cancelled."""
+        """Renew, ask, dial and expire until cancelled. Raises ConfigError when another process has this key, too."""
         async with anyio.create_task_group() as group:
             self._contacts.group = group
             self._bootstrap.start()
             group.start_soon(self._expire_forever)
+            group.start_soon(self._own.until_doubled)
             host = self.transport.dht_host
             if self._dht and host is not None:
                 group.start_soon(share, host, self)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import anyio
 
+from decentral.errors import ConfigError
 from decentral.wire.keys import Digest, Signer, peer_name
 from decentral.wire.lease import MAX_ADDRESS, MAX_ADDRESSES, Lease, seal_lease
 
-_TWIN = 5  # times our own lease comes back newer; a restart explains a few
-
-logger = logging.getLogger("decentral.swarm")
+_LOOKED_AT, _TWIN = 12, 5  # our last renewals; in so many of them our own lease came back newer: a restart explains few
 
 
 class OwnLease:
@@ -26,7 +25,9 @@ class OwnLease:
         self._fields: dict[str, Any] = {"epoch": 0, "round": 0, "digest": bytes(32), "state": 0, "uplink": 0}
         self._version = _installed_version()
         self._sequence = 0
-        self._outrun = 0
+        self._outrun = deque([False], _LOOKED_AT)  # whether our lease came back newer, by renewal
+        self._doubled = anyio.Event()
+        self._elsewhere = "an unknown address"  # of who is doubled
         self._news = anyio.Event()
         self._signed: tuple[Lease | None, Lease | None] = None, None  # the last draft, and the lease it became
 
@@ -40,6 +41,7 @@ class OwnLease:
     def renew(self) -> None:
         """Count on: what is sealed from now on is newer than all before, and what is known now is no news any more."""
         self._sequence += 1
+        self._outrun.append(False)
         self._news = anyio.Event()
 
     async def until_news(self) -> None:
@@ -71,19 +73,29 @@ class OwnLease:
     def came_back(self, own: Lease) -> None:
         """Somebody has ``own``. When it is newer than what was made here, go on above that.
 
-        It is from before a restart then, or from another process.
+        It is from before a restart then, or from another process: the dead say nothing new, the living do again and
+        again.
         """
         if own.sequence <= self._sequence:
             return
         self._sequence = own.sequence
         self._news.set()
-        self._outrun += 1
-        if self._outrun == _TWIN:
-            logger.warning(
-                "another process runs with this identity (%s) at %s; end one, or give it a key of its own",
-                peer_name(self._signer.peer),
-                own.addresses[0] if own.addresses else "an unknown address",
-            )
+        self._outrun[-1] = True
+        if sum(self._outrun) >= _TWIN:
+            self._elsewhere = own.addresses[0] if own.addresses else self._elsewhere
+            self._doubled.set()
+
+    async def until_doubled(self) -> None:
+        """Wait until another process is seen to run with this key, which might vote twice in one ballot: ConfigError.
+
+        Both see it, and end: neither knows which of them is meant to live.
+        """
+        await self._doubled.wait()
+        name = peer_name(self._signer.peer)
+        raise ConfigError(
+            f"another process runs with this identity ({name}) at {self._elsewhere}; end one of the two, or give it a "
+            "key of its own, and start the other again"
+        )
 
 
 def _installed_version() -> str:

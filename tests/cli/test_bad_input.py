@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from decentral.cli.job import train_job
 from decentral.errors import ListenError
+from decentral.observe import occupying
 from decentral.swarm.admission import MAX_TOKEN, MIN_TOKEN
 from decentral.tasks.corpus import MIN_NBYTES
-from tests.peer.test_occupying import held_elsewhere
+from tests.observe.test_occupying import held_elsewhere
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]
@@ -165,17 +165,15 @@ def test_a_start_that_another_was_faster_than_leaves_what_that_one_has_just_made
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST)
-    out, set_up = tmp_path / "decentral-run", train_job.set_up
+    out, take = tmp_path / "decentral-run", occupying._take
 
-    def while_the_other_begins(*arguments: Any) -> Any:
+    def while_the_other_begins(*arguments: Any) -> None:
         (out / "identity.key").write_text("of the other")
-        return set_up(*arguments)
+        take(*arguments)
 
-    monkeypatch.setattr(train_job, "set_up", while_the_other_begins)
+    monkeypatch.setattr(occupying, "_take", while_the_other_begins)
     with held_elsewhere(out):
-        result = run("start", "run.toml", "--solo")
-    assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].startswith("error: decentral-run: a peer begins here just now; choose")
+        one_line(run("start", "run.toml", "--solo"), 2, "decentral-run: a peer begins here just now; choose another")
     assert (out / "identity.key").read_text() == "of the other"
 
 

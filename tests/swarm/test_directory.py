@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.errors import StreamClosed
+from decentral.errors import ConfigError, StreamClosed
 from decentral.swarm.directory import Directory
 from decentral.swarm.lease_messages import LEASE, LEASES
 from decentral.swarm.leases import write_leases
@@ -339,21 +339,43 @@ def test_a_lease_counts_only_from_its_own_peer_or_as_passed_on(play):
     play(script)
 
 
-def test_a_second_process_with_the_same_identity_is_explained(play, caplog):
+async def its_twin_speaks(swarm: Swarm, me: Directory, times: int) -> None:
+    """What a twin elsewhere tells peer 0 between our renewals."""
+    for _ in range(times):
+        twin = swarm.make(1)
+        twin._own._sequence = me.own().sequence + 5
+        swarm.directories[0]._messages.heard_from(me.peer, twin.own())
+        await anyio.sleep(TTL / 3)
+
+
+def test_a_peer_ends_when_another_process_runs_with_its_key(play):
+    doubled = pytest.RaisesExc(ConfigError, match=r"another process runs with this identity \(12D3Koo\w+\) at /memory/")
+
+    async def script(swarm):
+        await swarm.add(0)
+        me = swarm.make(1)
+        me.add_bootstrap(swarm.directories[0].transport.addresses())
+        with pytest.RaisesGroup(doubled, flatten_subgroups=True):
+            async with me.transport, anyio.create_task_group() as group:
+                await group.start(me.run)
+                await its_twin_speaks(swarm, me, 8)
+
+    play(script)
+
+
+def test_what_former_lives_said_is_told_from_another_process(play):
+    """Peers that were apart hold leases of several lives, each newer than the one before."""
+
     async def script(swarm):
         for number in range(2):
             await swarm.add(number)
-        await anyio.sleep(5.0)
-        me, other = swarm.directories[1], swarm.directories[0]
-        for _ in range(8):  # what a twin elsewhere tells the other peer between our renewals
-            twin = swarm.make(1)
-            twin._own._sequence = me.own().sequence + 5
-            other._messages.heard_from(me.peer, twin.own())
-            await anyio.sleep(TTL / 3)
+        await its_twin_speaks(swarm, swarm.directories[1], 4)
+        await anyio.sleep(4 * TTL)
+        await its_twin_speaks(swarm, swarm.directories[1], 4)
+        await anyio.sleep(TTL)
+        assert swarm.seen_by(0) == {1}
 
     play(script)
-    warnings = [record.getMessage() for record in caplog.records if "another process runs" in record.getMessage()]
-    assert len(warnings) == 1
 
 
 def test_more_peers_than_the_directory_holds_do_not_enter_it(play):

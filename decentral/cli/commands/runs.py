@@ -1,9 +1,11 @@
 """``start``, ``join``, ``demo``: be the first peer of a run, be another one, see it all on one machine."""
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,28 +142,40 @@ def _train(
     context: click.Context, manifest: "Manifest", text: "Survey | None", options: JobOptions, *, late: bool = False
 ) -> None:
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
-    from decentral.cli.job.train_job import train_alone, train_with_swarm
-    from decentral.cli.kernels import compile_for
     from decentral.cli.preflight import taken_back
-    from decentral.cli.stopping import stop_signals
-    from decentral.manifest import summary as describe
     from decentral.node.folder import kept_terms
-    from decentral.observe.screen.late_display import LateDisplay
-    from decentral.observe.screen.log_lines import log_shown_on
-    from decentral.observe.screen.terminal import open_display
+    from decentral.observe.occupying import begun
     from decentral.tasks.survey import check_agreed
 
     directory = remember(context, options.out)
     kept_terms(directory, manifest.digest)
     this_text = check_agreed(manifest.data, text)
-    shows = partial(open_display, sys.stderr, stop=f"Ctrl-C, or decentral leave --out {directory}")
+    is_main = os.environ.get("RANK", "0") == "0"  # of the processes that accelerate or torchrun started
+    with taken_back(directory), begun(directory) if is_main else nullcontext():
+        code = _trained(manifest, this_text, options, late=late)
+    if code is not None:
+        click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)
+        context.exit(code)
+
+
+def _trained(manifest: "Manifest", text: str, options: JobOptions, *, late: bool) -> int | None:
+    """Train on the text of these words to the end; the exit code of the signal that came before it, if one did."""
+    from decentral.cli.job.train_job import train_alone, train_with_swarm
+    from decentral.cli.kernels import compile_for
+    from decentral.cli.stopping import stop_signals
+    from decentral.manifest import summary as describe
+    from decentral.observe.screen.late_display import LateDisplay
+    from decentral.observe.screen.log_lines import log_shown_on
+    from decentral.observe.screen.terminal import open_display
+
+    shows = partial(open_display, sys.stderr, stop=f"Ctrl-C, or decentral leave --out {options.out}")
     if not late:
-        click.echo(f"{describe(manifest)}\n{this_text}", err=True)
+        click.echo(f"{describe(manifest)}\n{text}", err=True)
         if not options.solo:
             compile_for(manifest, sys.stderr)
     display = LateDisplay(sys.stderr, shows) if late else shows()
     show_invite = partial(_show_invite, display.say if options.as_json else display.result, manifest.data.corpus)
-    with stop_signals() as stop, log_shown_on(display), taken_back(directory):
+    with stop_signals() as stop, log_shown_on(display):
         try:
             if options.solo:
                 summary = train_alone(manifest, options, display, stop)
@@ -171,9 +185,7 @@ def _train(
             display.close()
     if options.as_json:
         click.echo(json.dumps(summary))
-    if stop.code is not None:
-        click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)
-        context.exit(stop.code)
+    return stop.code
 
 
 def _show_invite(show: Callable[[str], None], corpus: str, invite: str) -> None:

@@ -24,10 +24,10 @@ from decentral.cli.stopping import Stop
 from decentral.errors import DeviceError
 from decentral.manifest import Manifest
 from decentral.observe.beacon import Beacon
+from decentral.observe.occupying import occupied
 from decentral.observe.report import read_summary
 from decentral.observe.screen.terminal import Display
 from decentral.observe.status import Status
-from decentral.peer.occupying import occupied
 from decentral.preferences.controls import Controls
 from decentral.swarm.identity import Identity
 from decentral.swarm.patience import time_left

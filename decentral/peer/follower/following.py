@@ -27,10 +27,10 @@ from decentral.node.folder import keep_terms, kept_terms
 from decentral.node.follower import Anchor
 from decentral.node.follower_state import check_size, keep_state
 from decentral.observe.events import EventLog
+from decentral.observe.occupying import occupied
 from decentral.observe.status import check_free
 from decentral.peer.follower.startup import FollowerStartup, FollowSettings, known_of
 from decentral.peer.network_setup import check_relays
-from decentral.peer.occupying import occupied
 from decentral.quantities import rate_of, size_of
 from decentral.swarm.invite import Invite
 from decentral.swarm.patience import moment_in, time_left

@@ -2,21 +2,23 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import decentral
+from decentral.cli.shown.last_status import read_peer
 from decentral.errors import FolderInUse
-from decentral.peer.occupying import occupied
+from decentral.observe.occupying import begun, occupied
+from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
 
 HOLDER = """
 import os, sys
 from pathlib import Path
-from decentral.peer.occupying import occupied
+from decentral.observe.occupying import occupied
 with occupied(Path(sys.argv[1])):
     child = os.fork() if sys.argv[2] == "forks" else 1
     if child:
@@ -27,7 +29,7 @@ with occupied(Path(sys.argv[1])):
 ASKER = """
 import sys
 from pathlib import Path
-from decentral.peer.occupying import occupied
+from decentral.observe.occupying import occupied
 with occupied(Path(sys.argv[1])):
     pass
 """
@@ -83,3 +85,37 @@ def test_one_process_may_have_it_twice_and_gives_it_back_with_the_second(tmp_pat
         refused = subprocess.run([sys.executable, "-c", ASKER, tmp_path], capture_output=True, text=True)
     assert "FolderInUse" in refused.stderr
     assert subprocess.run([sys.executable, "-c", ASKER, tmp_path]).returncode == 0
+
+
+def begin(folder: Path, meanwhile: Callable[[], object], ends: BaseException) -> None:
+    with begun(folder):
+        meanwhile()
+        raise ends
+
+
+def test_while_a_peer_begins_its_status_says_so_and_what_stood_there_is_back_if_nothing_comes_of_it(tmp_path):
+    write_status(tmp_path, Status(state="left", round=7, rounds=9), ProcessInfo(pid=1, created=0.0))
+    before = (tmp_path / "status.json").read_bytes()
+
+    def looked_at() -> None:
+        status, alive = read_peer(tmp_path)
+        assert (status.state, status.round, alive) == ("starting", 7, True)
+        assert status.health.startswith("starting: ")
+
+    with pytest.raises(RuntimeError, match="refused"):
+        begin(tmp_path, looked_at, RuntimeError("refused"))
+    assert (tmp_path / "status.json").read_bytes() == before
+
+
+def test_a_start_of_which_nothing_comes_leaves_no_status_where_there_was_none(tmp_path):
+    states = list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        begin(tmp_path / "new", lambda: states.append(read_status(tmp_path / "new").state), KeyboardInterrupt())
+    assert states == ["starting"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["lock"]
+
+
+def test_what_a_peer_says_itself_stays(tmp_path):
+    with pytest.raises(RuntimeError, match="later"):
+        begin(tmp_path, lambda: write_status(tmp_path, Status(state="left"), ProcessInfo()), RuntimeError("later"))
+    assert read_status(tmp_path).state == "left"

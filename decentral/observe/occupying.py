@@ -1,0 +1,84 @@
+"""A peer's folder is one process's at a time: two with one key might vote twice in a ballot, and its journal has one
+writer.
+
+What `check_free` reads is written once a process has begun: until then, up to 20 s on a slow machine, a second start
+saw nobody, and both trained there. The kernel's lock is there from the beginning, and gone with its process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from decentral.errors import ConfigError, DiskError, FolderInUse
+from decentral.observe.health import health_sentence
+from decentral.observe.status import STATUS_FILE, ProcessInfo, Status, check_free, read_status, write_status
+from decentral.state.durable import disk_errors
+
+LOCK_FILE = "lock"
+_DYING = 1.0  # s that the kernel may take to end what was killed just now
+
+logger = logging.getLogger("decentral.peer")
+
+
+@contextmanager
+def occupied(folder: Path) -> Iterator[None]:
+    """This process's, while it lasts; what this process does in it already may go on. Raises FolderInUse, DiskError."""
+    check_free(folder, own=os.getpid())
+    _make(folder)
+    lock = FileLock(folder.absolute() / LOCK_FILE, thread_local=False, is_singleton=True)
+    _take(lock, folder)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def begun(folder: Path) -> Iterator[None]:
+    """The same, and ``decentral status`` says so from now on: loading torch takes seconds, in which it told of the
+    last life. What stood there comes back when nothing comes of it.
+    """
+    with occupied(folder):
+        path = folder / STATUS_FILE
+        before = path.read_bytes() if path.exists() else None
+        said = _say(folder)
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                if path.read_bytes() == said:
+                    path.unlink() if before is None else path.write_bytes(before)
+            raise
+
+
+def _say(folder: Path) -> bytes:
+    """That a peer begins, with what the one before knew of the run."""
+    status = Status()
+    with suppress(ConfigError):  # none, or another version's
+        status = replace(read_status(folder), state="starting", problem="", seconds_left=None, stalled_seconds=0.0)
+    write_status(folder, replace(status, health=health_sentence(status)), ProcessInfo())
+    return (folder / STATUS_FILE).read_bytes()
+
+
+def _make(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise DiskError(f"{folder} is a file, and a peer needs a folder of its own; choose another --out")
+    with disk_errors(f"making the folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _take(lock: BaseFileLock, folder: Path) -> None:
+    with disk_errors(f"locking {folder}"):
+        try:
+            lock.acquire(timeout=_DYING)
+        except Timeout:
+            raise FolderInUse(f"{folder}: a peer begins here just now; choose another --out") from None
+        except NotImplementedError:  # some network file systems
+            logger.warning("%s: this file system has no locks; see that no second process uses the folder", folder)
