@@ -141,13 +141,17 @@ class LeaseMessages:
         return write_leases(entries + self.table.entries(anyio.current_time()))
 
     def _welcome(self, peer: PeerId, lease: Lease) -> Lease | None:
-        """Book a peer's own lease; returns what is known newer of it.
+        """Book a peer's own lease; returns what is known newer of it, or as new with other addresses.
 
-        A peer that was started anew counts from 1: told what it said last, it goes on above that.
+        A peer that was started anew counts from 1: told what it said last, it goes on above that. Of two processes with
+        one key each is told what the other said (`own_lease`).
         """
         known = self.table.newest(peer)
         self.heard_from(peer, lease)
-        return known if known is not None and known.sequence > lease.sequence else None
+        if known is None:
+            return None
+        differs = known.sequence == lease.sequence and known.addresses != lease.addresses
+        return known if differs or known.sequence > lease.sequence else None
 
     def heard_from(self, peer: PeerId, lease: Lease) -> None:
         """A lease from its own peer, or our own come back to us."""

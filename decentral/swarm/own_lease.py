@@ -14,7 +14,7 @@ from decentral.errors import ConfigError
 from decentral.wire.keys import Digest, Signer, peer_name
 from decentral.wire.lease import MAX_ADDRESS, MAX_ADDRESSES, Lease, seal_lease
 
-_LOOKED_AT, _TWIN = 12, 5  # our last renewals; in so many of them our own lease came back newer: a restart explains few
+_LOOKED_AT, _TWIN = 12, 5  # our last renewals; those in which what we never said came back: a restart explains few
 
 
 class OwnLease:
@@ -25,7 +25,8 @@ class OwnLease:
         self._fields: dict[str, Any] = {"epoch": 0, "round": 0, "digest": bytes(32), "state": 0, "uplink": 0}
         self._version = _installed_version()
         self._sequence = 0
-        self._outrun = deque([False], _LOOKED_AT)  # whether our lease came back newer, by renewal
+        self._said = set[str]()  # every address of this life
+        self._foreign = deque([False], _LOOKED_AT)  # by renewal: did what this life never said come back?
         self._doubled = anyio.Event()
         self._elsewhere = "an unknown address"  # of who is doubled
         self._news = anyio.Event()
@@ -41,7 +42,7 @@ class OwnLease:
     def renew(self) -> None:
         """Count on: what is sealed from now on is newer than all before, and what is known now is no news any more."""
         self._sequence += 1
-        self._outrun.append(False)
+        self._foreign.append(False)
         self._news = anyio.Event()
 
     async def until_news(self) -> None:
@@ -60,6 +61,7 @@ class OwnLease:
     def draft(self) -> Lease:
         """The same, not signed."""
         addresses = [address for address in self._addresses() if len(address) <= MAX_ADDRESS][:MAX_ADDRESSES]
+        self._said.update(addresses)
         return Lease(
             run=self._run,
             peer=self._signer.peer,
@@ -73,22 +75,23 @@ class OwnLease:
     def came_back(self, own: Lease) -> None:
         """Somebody has ``own``. When it is newer than what was made here, go on above that.
 
-        It is from before a restart then, or from another process: the dead say nothing new, the living do again and
-        again.
+        It is from before a restart then, or from another process, as one of today's number and of addresses that were
+        never ours is: the dead say nothing new, the living do again and again.
         """
-        if own.sequence <= self._sequence:
+        if own.sequence > self._sequence:
+            self._sequence = own.sequence
+            self._news.set()
+        elif own.sequence < self._sequence or self._said.issuperset(own.addresses):
             return
-        self._sequence = own.sequence
-        self._news.set()
-        self._outrun[-1] = True
-        if sum(self._outrun) >= _TWIN:
+        self._foreign[-1] = True
+        if sum(self._foreign) >= _TWIN:
             self._elsewhere = own.addresses[0] if own.addresses else self._elsewhere
             self._doubled.set()
 
     async def until_doubled(self) -> None:
         """Wait until another process is seen to run with this key, which might vote twice in one ballot: ConfigError.
 
-        Both see it, and end: neither knows which of them is meant to live.
+        Whoever sees it ends, which may be both: neither knows which of them is meant to live.
         """
         await self._doubled.wait()
         name = peer_name(self._signer.peer)

@@ -339,17 +339,20 @@ def test_a_lease_counts_only_from_its_own_peer_or_as_passed_on(play):
     play(script)
 
 
-async def its_twin_speaks(swarm: Swarm, me: Directory, times: int) -> None:
+async def its_twin_speaks(swarm: Swarm, me: Directory, times: int, ahead: int = 5) -> None:
     """What a twin elsewhere tells peer 0 between our renewals."""
     for _ in range(times):
         twin = swarm.make(1)
-        twin._own._sequence = me.own().sequence + 5
+        twin._own._addresses = lambda: ("/memory/elsewhere",)
+        twin._own._sequence = me.own().sequence + ahead
         swarm.directories[0]._messages.heard_from(me.peer, twin.own())
         await anyio.sleep(TTL / 3)
 
 
-def test_a_peer_ends_when_another_process_runs_with_its_key(play):
-    doubled = pytest.RaisesExc(ConfigError, match=r"another process runs with this identity \(12D3Koo\w+\) at /memory/")
+@pytest.mark.parametrize("ahead", [5, 1], ids=["it counts faster", "it counts as we do"])
+def test_a_peer_ends_when_another_process_runs_with_its_key(play, ahead):
+    said = r"another process runs with this identity \(12D3Koo\w+\) at /memory/elsewhere; end one"
+    doubled = pytest.RaisesExc(ConfigError, match=said)
 
     async def script(swarm):
         await swarm.add(0)
@@ -358,7 +361,7 @@ def test_a_peer_ends_when_another_process_runs_with_its_key(play):
         with pytest.RaisesGroup(doubled, flatten_subgroups=True):
             async with me.transport, anyio.create_task_group() as group:
                 await group.start(me.run)
-                await its_twin_speaks(swarm, me, 8)
+                await its_twin_speaks(swarm, me, 8, ahead)
 
     play(script)
 
