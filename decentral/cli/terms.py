@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from decentral.errors import ConfigError, UsageError
 from decentral.manifest import Manifest, check_methods, preset_manifest
+from decentral.manifest.justified import justified
 
 if TYPE_CHECKING:
     from decentral.tasks.survey import Survey
@@ -63,9 +64,18 @@ def terms_of(preset: str, overrides: Mapping[str, object], sizes: Sizes) -> Mani
             table, key = KEYS[option]
             tables.setdefault(table, {})[key] = value
     manifest = preset_manifest(preset, **tables)
+    if (rate := rate_of_short(preset, manifest)) is not None:
+        tables.setdefault("outer", {})["learning_rate"] = rate
+        manifest = preset_manifest(preset, **tables)
     check_methods(manifest)
     check_fragments(manifest)
     return manifest
+
+
+def rate_of_short(preset: str, manifest: Manifest) -> float | None:
+    """The outer rate that suits a run of fewer rounds than its preset is made for, else None."""
+    known = justified(preset)
+    return None if known is None else known.learning_rate(manifest.run.rounds)
 
 
 def check_fragments(manifest: Manifest) -> None:
@@ -76,6 +86,17 @@ def check_fragments(manifest: Manifest) -> None:
             f"outer.fragments = {fragments}: the {layers} blocks of model.layers and one fragment for the rest make "
             f"{1 + layers} at most; use fewer fragments or more layers"
         )
+
+
+def of_short(preset: str, manifest: Manifest) -> str:
+    """What is said of the outer rate of so short a run; empty where it is the preset's own."""
+    rate = rate_of_short(preset, manifest)
+    if rate is None:
+        return ""
+    return (
+        f"outer.learning_rate is {rate:g} for the run's {manifest.run.rounds} rounds: at the preset's own much of what "
+        "is learnt would still be owed at the end (experiments/methods, outer_rate: 3 seeds)."
+    )
 
 
 def next_step(manifest: Manifest, file: Path, data: Path | None) -> str:

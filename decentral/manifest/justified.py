@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -40,7 +40,12 @@ class Justified:
     table: str  # our own
     seeds: int  # of that table
     rounds: int = 0  # the fewest that a run should have
+    short: Sequence[Mapping[str, float]] = ()  # rounds of a run at most, and the outer rate that is best for it
     unhindered: str = ""  # what speaks for it on a slower class's line where a model is so small that nobody waits
+
+    def learning_rate(self, rounds: float) -> float | None:
+        """The outer rate of a run of so many rounds; None: the preset's own."""
+        return next((one["learning_rate"] for one in self.short if rounds <= one["rounds"]), None)
 
     @property
     def is_thin(self) -> bool:

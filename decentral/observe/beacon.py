@@ -22,7 +22,8 @@ from decentral.observe.status import ProcessInfo, Status, write_status
 class Beacon:
     """Publish ``read()`` every ``period`` seconds until closed; give each request to ``on_request``.
 
-    Without a directory it only shows, and hears nothing.
+    Without a directory it only shows, and hears nothing. What was asked before it began was meant for an earlier
+    process, and is dropped, unless this one has ``begun`` to hear before (`occupying`).
     """
 
     def __init__(
@@ -33,20 +34,22 @@ class Beacon:
         *,
         display: Display | None = None,
         period: float = 1.0,
+        begun: bool = False,
     ) -> None:
         self._directory = directory
         self._read = read
         self._on_request = on_request
         self._display = display
         self._period = period
+        self._begun = begun
         self._process = ProcessInfo()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
         self._disk_problem = self._unheard = ""
 
     def __enter__(self) -> Self:
-        if self._directory is not None:
-            drop_requests(self._directory)  # they were meant for an earlier process
+        if self._directory is not None and not self._begun:
+            drop_requests(self._directory)
         self.publish()
         self._thread.start()
         return self

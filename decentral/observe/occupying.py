@@ -18,6 +18,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from decentral.errors import ConfigError, DiskError, FolderInUse
 from decentral.observe.health import health_sentence
+from decentral.observe.requests import drop_requests
 from decentral.observe.status import STATUS_FILE, ProcessInfo, Status, check_free, read_status, write_status
 from decentral.state.durable import disk_errors
 
@@ -42,10 +43,11 @@ def occupied(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def begun(folder: Path) -> Iterator[None]:
-    """The same, and ``decentral status`` says so from now on: loading torch takes seconds, in which it told of the
-    last life. What stood there comes back when nothing comes of it.
+    """The same, and ``decentral status`` says so from now on, and requests are this process's: loading torch takes
+    seconds, in which it told of the last life. What it said comes back when nothing comes of this one.
     """
     with occupied(folder):
+        drop_requests(folder)
         path = folder / STATUS_FILE
         before = path.read_bytes() if path.exists() else None
         said = _say(folder)

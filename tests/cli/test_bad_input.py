@@ -141,7 +141,7 @@ def test_a_custom_model_is_sent_to_the_python_interface(run: Run, tmp_path: Path
 
 def test_the_terms_of_a_custom_model_name_a_script_as_the_next_step(run: Run, tmp_path: Path) -> None:
     result = run("init", "run.toml", "--task", "custom")
-    assert result.stdout.splitlines()[0].endswith(
+    assert result.stdout.splitlines()[-1].endswith(
         'train your own model with it, in a script: decentral.join("run.toml", model, optimizer)'
     )
     assert 'task = "custom"' in (tmp_path / "run.toml").read_text()

@@ -29,14 +29,30 @@ def test_the_terms_carry_the_preset_of_the_line_the_inner_steps_and_the_model(ru
 
 
 def test_why_is_told_in_two_sentences_with_what_is_expected(run: Run) -> None:
-    why, expected, written = run("init", "run.toml", *ASKED).stdout.splitlines()
+    why, expected, rate, written = run("init", "run.toml", *ASKED).stdout.splitlines()
     assert why.startswith("sparseloco: for lines of 20mbit and less, its contribution is about 220 times smaller")
     assert "experiments/LOG.md, 2026-11-26, A fourth setting, and twenty minutes with one killed: 5 seeds)" in why
     for part in ("inner steps of 0.4 s, 8 peers", "s per round", "each sends 3.", " MB", "% of the time"):
         assert part in expected
     assert why.endswith(".")
     assert expected.endswith(".")
+    assert rate.startswith("outer.learning_rate is 2.5 for the run's 100 rounds: at the preset's own much of what")
     assert written == "run.toml: run sparseloco, sparseloco; start it with: decentral start run.toml"
+
+
+@pytest.mark.parametrize(("rounds", "rate"), [(1, 2.5), (250, 2.5), (251, 1.6), (400, 1.6), (401, 1.0)])
+def test_a_short_run_of_sparse_frames_has_the_outer_rate_that_suits_it(
+    run: Run, tmp_path: Path, rounds: int, rate: float
+) -> None:
+    told = run("init", "run.toml", "--rounds", rounds).stdout
+    assert load_manifest(tmp_path / "run.toml").outer.hyper["lr"] == rate
+    assert (f"outer.learning_rate is {rate:g} for the run's {rounds} rounds" in told) is (rate != 1.0)
+
+
+def test_a_dense_preset_has_its_own_rate_however_short_the_run(run: Run, tmp_path: Path) -> None:
+    told = run("init", "run.toml", "--preset", "diloco", "--rounds", "10").stdout
+    assert len(told.splitlines()) == 1
+    assert load_manifest(tmp_path / "run.toml").outer == preset_manifest("diloco", run={"rounds": 10}).outer
 
 
 def test_a_run_of_few_rounds_is_told_why_it_gets_another_preset(run: Run) -> None:
@@ -170,11 +186,11 @@ def test_nothing_is_written_over_without_a_word(run: Run, tmp_path: Path) -> Non
     assert run("init", *ASKED, "--force").exit_code == 0
 
 
-def test_without_a_line_terms_are_what_they_were(run: Run, tmp_path: Path) -> None:
-    told = run("init", "run.toml", "--name", "mine")
+def test_without_a_line_terms_are_the_presets_own(run: Run, tmp_path: Path) -> None:
+    told = run("init", "run.toml", "--name", "mine", "--rounds", 1000)
     assert told.stdout == "run.toml: run mine, sparseloco; start it with: decentral start run.toml\n"
     found = load_manifest(tmp_path / "run.toml")
-    assert found == preset_manifest("sparseloco", run={"name": "mine", "salt": found.run.salt})
+    assert found == preset_manifest("sparseloco", run={"name": "mine", "rounds": 1000, "salt": found.run.salt})
     again = json.loads(run("init", "other.toml", "--json").stdout)
     assert set(again) == {"file", "run", "run_id", "preset"}
 

@@ -1,4 +1,5 @@
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 import decentral
 from decentral.cli.shown.last_status import read_peer
 from decentral.errors import FolderInUse
+from decentral.observe.beacon import Beacon
 from decentral.observe.occupying import begun, occupied
+from decentral.observe.requests import ask, ask_running
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
 
@@ -119,3 +122,13 @@ def test_what_a_peer_says_itself_stays(tmp_path):
     with pytest.raises(RuntimeError, match="later"):
         begin(tmp_path, lambda: write_status(tmp_path, Status(state="left"), ProcessInfo()), RuntimeError("later"))
     assert read_status(tmp_path).state == "left"
+
+
+def test_what_is_asked_of_a_peer_that_begins_is_heard_and_what_was_asked_of_the_last_one_is_not(tmp_path):
+    ask(tmp_path, "pause")
+    heard: queue.Queue[str] = queue.Queue()
+    with begun(tmp_path):
+        ask_running(tmp_path, "leave")
+        with Beacon(tmp_path, Status, lambda request: heard.put(request.name), period=0.01, begun=True):
+            assert heard.get(timeout=60) == "leave"
+    assert heard.empty()

@@ -78,7 +78,7 @@ def init_command(
     $ decentral init lines.toml --link 20mbit --peers 8 --model-size 30M --step-time 0.4s
     """
     from decentral.cli.files import write_text
-    from decentral.cli.terms import next_step, sized, terms_of
+    from decentral.cli.terms import next_step, of_short, sized, terms_of
 
     file = _place(context, file, force, linked=link is not None)
     overrides = _with_data(overrides, data)
@@ -102,6 +102,8 @@ def init_command(
         return
     if found is not None:
         click.echo(found.sentences())
+    if said := of_short(preset, manifest):
+        click.echo(said)
     click.echo(f"{file}: run {manifest.run.name}, {preset}; {next_step(manifest, file, data)}")
 
 

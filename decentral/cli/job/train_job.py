@@ -87,7 +87,7 @@ def train_with_swarm(
         stack.enter_context(closing(context.metrics))
         if context.is_main:
             stack.enter_context(occupied(options.out))
-            stack.enter_context(Beacon(options.out, teller, controls.obey, display=display))
+            stack.enter_context(Beacon(options.out, teller, controls.obey, display=display, begun=True))
             stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
             stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
         stack.push(teller.take_back)
@@ -138,7 +138,7 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
     with (
         closing(context.metrics),
         occupied(options.out) if context.is_main else nullcontext(),
-        Beacon(options.out, read, controls.obey, display=display),
+        Beacon(options.out, read, controls.obey, display=display, begun=context.is_main),
         page,
         numbers,
     ):
