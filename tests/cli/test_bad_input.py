@@ -8,10 +8,10 @@ import pytest
 from click.testing import Result
 
 from decentral.errors import ListenError
-from decentral.observe import occupying
+from decentral.node import occupying
 from decentral.swarm.admission import MAX_TOKEN, MIN_TOKEN
 from decentral.tasks.corpus import MIN_NBYTES
-from tests.observe.test_occupying import held_elsewhere
+from tests.node.test_occupying import held_elsewhere
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]

@@ -144,7 +144,7 @@ def _train(
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
     from decentral.cli.preflight import taken_back
     from decentral.node.folder import kept_terms
-    from decentral.observe.occupying import begun
+    from decentral.node.occupying import begun
     from decentral.tasks.survey import check_agreed
 
     directory = remember(context, options.out)

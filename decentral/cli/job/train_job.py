@@ -23,8 +23,8 @@ from decentral.cli.page import page_beside
 from decentral.cli.stopping import Stop
 from decentral.errors import DeviceError
 from decentral.manifest import Manifest
+from decentral.node.occupying import occupied
 from decentral.observe.beacon import Beacon
-from decentral.observe.occupying import occupied
 from decentral.observe.report import read_summary
 from decentral.observe.screen.terminal import Display
 from decentral.observe.status import Status

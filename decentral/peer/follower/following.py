@@ -26,8 +26,8 @@ from decentral.manifest import Manifest
 from decentral.node.folder import keep_terms, kept_terms
 from decentral.node.follower import Anchor
 from decentral.node.follower_state import check_size, keep_state
+from decentral.node.occupying import occupied
 from decentral.observe.events import EventLog
-from decentral.observe.occupying import occupied
 from decentral.observe.status import check_free
 from decentral.peer.follower.startup import FollowerStartup, FollowSettings, known_of
 from decentral.peer.network_setup import check_relays

@@ -12,8 +12,8 @@ import pytest
 import decentral
 from decentral.cli.shown.last_status import read_peer
 from decentral.errors import FolderInUse
+from decentral.node.occupying import begun, occupied
 from decentral.observe.beacon import Beacon
-from decentral.observe.occupying import begun, occupied
 from decentral.observe.requests import ask, ask_running
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
@@ -21,7 +21,7 @@ from tests.peer.test_join import LOOPBACK, Problem, run_terms
 HOLDER = """
 import os, sys
 from pathlib import Path
-from decentral.observe.occupying import occupied
+from decentral.node.occupying import occupied
 with occupied(Path(sys.argv[1])):
     child = os.fork() if sys.argv[2] == "forks" else 1
     if child:
@@ -32,7 +32,7 @@ with occupied(Path(sys.argv[1])):
 ASKER = """
 import sys
 from pathlib import Path
-from decentral.observe.occupying import occupied
+from decentral.node.occupying import occupied
 with occupied(Path(sys.argv[1])):
     pass
 """
