@@ -23,6 +23,7 @@ from decentral.observe.status import STATUS_FILE, ProcessInfo, Status, check_fre
 from decentral.state.durable import disk_errors
 
 LOCK_FILE = "lock"
+_BEGUN = set[Path]()  # folders that a command of this process has, whose peer comes later
 _DYING = 1.0  # s that the kernel may take to end what was killed just now
 
 logger = logging.getLogger("decentral.peer")
@@ -30,10 +31,14 @@ logger = logging.getLogger("decentral.peer")
 
 @contextmanager
 def occupied(folder: Path) -> Iterator[None]:
-    """This process's, while it lasts; what this process does in it already may go on. Raises FolderInUse, DiskError."""
+    """One peer's, while it lasts, be it of a command that has ``begun``. Raises FolderInUse, DiskError."""
     check_free(folder, own=os.getpid())
     _make(folder)
     lock = FileLock(folder.absolute() / LOCK_FILE, thread_local=False, is_singleton=True)
+    if lock.is_locked and folder.absolute() not in _BEGUN:
+        raise FolderInUse(
+            f"{folder}: another peer of this process lives here; leave its with block, or choose another out"
+        )
     _take(lock, folder)
     try:
         yield
@@ -46,7 +51,7 @@ def begun(folder: Path) -> Iterator[None]:
     """The same, and ``decentral status`` says so from now on, and requests are this process's: loading torch takes
     seconds, in which it told of the last life. What it said comes back when nothing comes of this one.
     """
-    with occupied(folder):
+    with occupied(folder), _known(folder.absolute()):
         drop_requests(folder)
         path = folder / STATUS_FILE
         before = path.read_bytes() if path.exists() else None
@@ -58,6 +63,15 @@ def begun(folder: Path) -> Iterator[None]:
                 if path.read_bytes() == said:
                     path.unlink() if before is None else path.write_bytes(before)
             raise
+
+
+@contextmanager
+def _known(folder: Path) -> Iterator[None]:
+    _BEGUN.add(folder)
+    try:
+        yield
+    finally:
+        _BEGUN.discard(folder)
 
 
 def _say(folder: Path) -> bytes:

@@ -81,13 +81,24 @@ def test_a_folder_whose_peer_was_killed_is_free_though_a_child_of_it_lives(tmp_p
             os.kill(child, signal.SIGKILL)
 
 
-def test_one_process_may_have_it_twice_and_gives_it_back_with_the_second(tmp_path):
-    with occupied(tmp_path):
+def test_a_command_that_has_begun_keeps_it_while_its_peer_comes_and_goes(tmp_path):
+    with begun(tmp_path):
         with occupied(tmp_path):
             pass
         refused = subprocess.run([sys.executable, "-c", ASKER, tmp_path], capture_output=True, text=True)
     assert "FolderInUse" in refused.stderr
+    (tmp_path / "status.json").unlink()  # this process, which it names, lives on
     assert subprocess.run([sys.executable, "-c", ASKER, tmp_path]).returncode == 0
+
+
+def test_a_second_peer_of_one_process_is_refused_in_a_folder_that_the_first_has(tmp_path):
+    with occupied(tmp_path):
+        with pytest.raises(FolderInUse, match="another peer of this process lives here"), occupied(tmp_path):
+            pass
+        with occupied(tmp_path / "other"):
+            pass
+    with occupied(tmp_path):
+        pass
 
 
 def begin(folder: Path, meanwhile: Callable[[], object], ends: BaseException) -> None:

@@ -6,7 +6,7 @@ is done, and leaves ``metrics.jsonl`` and ``summary.json`` behind.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ from decentral.cli.page import page_beside
 from decentral.cli.stopping import Stop
 from decentral.errors import DeviceError
 from decentral.manifest import Manifest
-from decentral.node.occupying import occupied
 from decentral.observe.beacon import Beacon
 from decentral.observe.report import read_summary
 from decentral.observe.screen.terminal import Display
@@ -86,7 +85,6 @@ def train_with_swarm(
     with ExitStack() as stack:
         stack.enter_context(closing(context.metrics))
         if context.is_main:
-            stack.enter_context(occupied(options.out))
             stack.enter_context(Beacon(options.out, teller, controls.obey, display=display, begun=True))
             stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
             stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
@@ -137,7 +135,6 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
     numbers = metrics_beside(options.out, options.metrics, display.say)
     with (
         closing(context.metrics),
-        occupied(options.out) if context.is_main else nullcontext(),
         Beacon(options.out, read, controls.obey, display=display, begun=context.is_main),
         page,
         numbers,
