@@ -24,6 +24,11 @@ _WORTHLESS = (
 _WORTH = ("acceptor", "adopted", "checkpoints", "download", "frames", "journal", "metrics.jsonl")
 
 
+def is_main() -> bool:
+    """Whether this process is the one of its peer that writes and talks, by what accelerate and torchrun tell it."""
+    return "LOCAL_RANK" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
 def look_over(directory: Path, listen: Sequence[str], relays: Sequence[str], data: Path | None) -> "Survey | None":
     """What ``--data`` names. Raises UsageError, ListenError, DiskError or DataError; nothing was written."""
     from decentral.observe.status import check_free
@@ -32,7 +37,8 @@ def look_over(directory: Path, listen: Sequence[str], relays: Sequence[str], dat
     from decentral.transport.listen import check_listen
 
     check_place(directory)
-    check_free(directory)
+    if is_main():  # the others' main process may live there already
+        check_free(directory)
     if listen:
         check_listen(listen)
     check_relays(relays)

@@ -56,15 +56,18 @@ def sized(parameters: int | None, overrides: Mapping[str, object]) -> Sizes:
     return {"hidden": config.hidden, "layers": config.layers, "heads": config.heads}
 
 
-def terms_of(preset: str, overrides: Mapping[str, object], sizes: Sizes) -> Manifest:
-    """The preset's manifest with these keys changed, checked. Raises ConfigError."""
+def terms_of(preset: str, overrides: Mapping[str, object], sizes: Sizes, *, rounds: float | None = None) -> Manifest:
+    """The preset's manifest with these keys changed, checked; the outer rate is that of ``rounds``, or as many as the
+    run has. Raises ConfigError.
+    """
     tables: dict[str, dict[str, object]] = {"model": dict(sizes)} if sizes else {}
     for option, value in overrides.items():
         if value is not None:
             table, key = KEYS[option]
             tables.setdefault(table, {})[key] = value
     manifest = preset_manifest(preset, **tables)
-    if (rate := rate_of_short(preset, manifest)) is not None:
+    plain = overrides.get("compressor") is None and not overrides.get("overlap")  # as what was measured
+    if plain and (rate := rate_of_short(preset, rounds or manifest.run.rounds)) is not None:
         tables.setdefault("outer", {})["learning_rate"] = rate
         manifest = preset_manifest(preset, **tables)
     check_methods(manifest)
@@ -72,10 +75,10 @@ def terms_of(preset: str, overrides: Mapping[str, object], sizes: Sizes) -> Mani
     return manifest
 
 
-def rate_of_short(preset: str, manifest: Manifest) -> float | None:
+def rate_of_short(preset: str, rounds: float) -> float | None:
     """The outer rate that suits a run of fewer rounds than its preset is made for, else None."""
     known = justified(preset)
-    return None if known is None else known.learning_rate(manifest.run.rounds)
+    return None if known is None else known.learning_rate(rounds)
 
 
 def check_fragments(manifest: Manifest) -> None:
@@ -88,14 +91,14 @@ def check_fragments(manifest: Manifest) -> None:
         )
 
 
-def of_short(preset: str, manifest: Manifest) -> str:
+def of_short(preset: str, manifest: Manifest, rounds: float) -> str:
     """What is said of the outer rate of so short a run; empty where it is the preset's own."""
-    rate = rate_of_short(preset, manifest)
-    if rate is None:
+    rate = rate_of_short(preset, rounds)
+    if rate is None or manifest.outer.hyper.get("lr") != rate:
         return ""
     return (
-        f"outer.learning_rate is {rate:g} for the run's {manifest.run.rounds} rounds: at the preset's own much of what "
-        "is learnt would still be owed at the end (experiments/methods, outer_rate: 3 seeds)."
+        f"outer.learning_rate is {rate:g} for the run's {rounds:.0f} rounds: at the preset's own much of what is "
+        "learnt would still be owed at the end (experiments/methods, outer_rate: 3 seeds)."
     )
 
 

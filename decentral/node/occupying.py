@@ -7,6 +7,7 @@ saw nobody, and both trained there. The kernel's lock is there from the beginnin
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -26,6 +27,12 @@ LOCK_FILE = "lock"
 _BEGUN = set[Path]()  # folders that a command of this process has, whose peer comes later
 _DYING = 1.0  # s that the kernel may take to end what was killed just now
 
+_STILL_TRUE = (  # of what the last life said; not its invite and members: nobody can be reached there yet
+    *("peer", "run", "run_id", "algorithm", "round", "rounds", "epoch", "inner_steps", "loss", "held_out_loss"),
+    *("own_loop", "num_parameters", "preferences", "kept_settings"),
+)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # some network file systems
+
 logger = logging.getLogger("decentral.peer")
 
 
@@ -34,7 +41,7 @@ def occupied(folder: Path) -> Iterator[None]:
     """One peer's, while it lasts, be it of a command that has ``begun``. Raises FolderInUse, DiskError."""
     check_free(folder, own=os.getpid())
     _make(folder)
-    lock = FileLock(folder.absolute() / LOCK_FILE, thread_local=False, is_singleton=True)
+    lock = FileLock(folder.absolute() / LOCK_FILE, thread_local=False, is_singleton=True, fallback_to_soft=False)
     if lock.is_locked and folder.absolute() not in _BEGUN:
         raise FolderInUse(
             f"{folder}: another peer of this process lives here; leave its with block, or choose another out"
@@ -65,6 +72,11 @@ def begun(folder: Path) -> Iterator[None]:
             raise
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a command of this process has, and hears what is asked there."""
+    return folder.absolute() in _BEGUN
+
+
 @contextmanager
 def _known(folder: Path) -> Iterator[None]:
     _BEGUN.add(folder)
@@ -78,7 +90,8 @@ def _say(folder: Path) -> bytes:
     """That a peer begins, with what the one before knew of the run."""
     status = Status()
     with suppress(ConfigError):  # none, or another version's
-        status = replace(read_status(folder), state="starting", problem="", seconds_left=None, stalled_seconds=0.0)
+        last = read_status(folder)
+        status = Status(**{name: getattr(last, name) for name in _STILL_TRUE})
     write_status(folder, replace(status, health=health_sentence(status)), ProcessInfo())
     return (folder / STATUS_FILE).read_bytes()
 
@@ -96,5 +109,7 @@ def _take(lock: BaseFileLock, folder: Path) -> None:
             lock.acquire(timeout=_DYING)
         except Timeout:
             raise FolderInUse(f"{folder}: a peer begins here just now; choose another --out") from None
-        except NotImplementedError:  # some network file systems
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
             logger.warning("%s: this file system has no locks; see that no second process uses the folder", folder)

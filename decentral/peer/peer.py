@@ -6,6 +6,7 @@ Its hook runs inside every ``optimizer.step``. How it begins is in `startup`, wh
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
@@ -218,7 +219,7 @@ class Peer:
         """End with the next round that is committed: ``done`` becomes true after it; at once while this peer rests."""
         if self.rests:
             self.leave()
-        self._control.finishes_after = self.round
+        self._control.finishes_after = self.round if self._begun is not None else math.inf
 
     def limit(self, wanted: Preferences) -> None:
         """Hold to other rates and another day's upload from now on, and compute with other threads."""
@@ -358,6 +359,8 @@ class Peer:
         loop, swarm = self._part.loop, self._part.swarm
         self._part.behind.check()
         loop.schedule.stepped()
+        if self._control.finishes_after == math.inf:
+            self._control.finishes_after = self.round
         try:
             changed = run_blocking(loop.step_boundary())
         except (LoopEnded, CancelledError):  # the swarm's side ends just now, and its error says more

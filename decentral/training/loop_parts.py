@@ -78,7 +78,7 @@ class LoopControl:
 
     paused: bool = False  # contribute nothing
     leaving: bool = False  # wait for nothing any more
-    finishes_after: int | None = None  # outer steps, beyond which the peer leaves
+    finishes_after: float | None = None  # outer steps, beyond which the peer leaves; inf: asked before it had any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

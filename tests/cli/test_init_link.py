@@ -49,6 +49,20 @@ def test_a_short_run_of_sparse_frames_has_the_outer_rate_that_suits_it(
     assert (f"outer.learning_rate is {rate:g} for the run's {rounds} rounds" in told) is (rate != 1.0)
 
 
+def test_a_run_that_time_cuts_short_has_the_rate_of_the_rounds_it_makes(run: Run, tmp_path: Path) -> None:
+    given = ("--link", "5mbit", "--peers", "8", "--model-size", "30M", "--step-time", "0.4s", "--rounds", "1000")
+    told = run("init", "run.toml", *given, "--minutes", "20").stdout
+    assert "a run of 8 rounds is short for it" in told
+    assert "outer.learning_rate is 2.5 for the run's 8 rounds" in told
+    assert load_manifest(tmp_path / "run.toml").outer.hyper["lr"] == 2.5
+
+
+@pytest.mark.parametrize("given", [("--compressor", "int8(block=4096)"), ("--overlap", "5")])
+def test_what_was_not_measured_has_the_presets_rate(run: Run, tmp_path: Path, given: tuple[str, str]) -> None:
+    assert "outer.learning_rate" not in run("init", "run.toml", *given).stdout
+    assert load_manifest(tmp_path / "run.toml").outer.hyper["lr"] == 1.0
+
+
 def test_a_dense_preset_has_its_own_rate_however_short_the_run(run: Run, tmp_path: Path) -> None:
     told = run("init", "run.toml", "--preset", "diloco", "--rounds", "10").stdout
     assert len(told.splitlines()) == 1

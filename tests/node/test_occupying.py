@@ -1,3 +1,4 @@
+import errno
 import os
 import queue
 import signal
@@ -7,11 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
+from filelock import BaseFileLock
 
 import decentral
+from decentral.cli.preflight import look_over
 from decentral.cli.shown.last_status import read_peer
-from decentral.errors import FolderInUse
+from decentral.errors import DiskError, FolderInUse
 from decentral.node.occupying import begun, occupied
 from decentral.observe.beacon import Beacon
 from decentral.observe.requests import ask, ask_running
@@ -108,13 +112,15 @@ def begin(folder: Path, meanwhile: Callable[[], object], ends: BaseException) ->
 
 
 def test_while_a_peer_begins_its_status_says_so_and_what_stood_there_is_back_if_nothing_comes_of_it(tmp_path):
-    write_status(tmp_path, Status(state="left", round=7, rounds=9), ProcessInfo(pid=1, created=0.0))
+    last = Status(state="left", round=7, rounds=9, invite="decentral1:old", finishing=True, members=({"peer": "a"},))
+    write_status(tmp_path, last, ProcessInfo(pid=1, created=0.0))
     before = (tmp_path / "status.json").read_bytes()
 
     def looked_at() -> None:
         status, alive = read_peer(tmp_path)
         assert (status.state, status.round, alive) == ("starting", 7, True)
         assert status.health.startswith("starting: ")
+        assert (status.invite, status.finishing, status.members) == ("", False, ()), "nobody is reached there yet"
 
     with pytest.raises(RuntimeError, match="refused"):
         begin(tmp_path, looked_at, RuntimeError("refused"))
@@ -143,3 +149,47 @@ def test_what_is_asked_of_a_peer_that_begins_is_heard_and_what_was_asked_of_the_
         with Beacon(tmp_path, Status, lambda request: heard.put(request.name), period=0.01, begun=True):
             assert heard.get(timeout=60) == "leave"
     assert heard.empty()
+
+
+def test_the_other_processes_of_a_peer_are_not_refused_in_its_folder(tmp_path, monkeypatch):
+    parent = psutil.Process(os.getppid())
+    write_status(tmp_path, Status(), ProcessInfo(parent.pid, parent.create_time()))
+    with pytest.raises(FolderInUse):
+        look_over(tmp_path, (), (), None)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "1")
+    look_over(tmp_path, (), (), None)
+
+
+def test_where_the_file_system_has_no_locks_a_peer_goes_on_with_a_warning(tmp_path, monkeypatch, caplog):
+    def acquire(*arguments: object, **given: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(BaseFileLock, "acquire", acquire)
+    with occupied(tmp_path):
+        pass
+    assert "this file system has no locks; see that no second process uses the folder" in caplog.text
+
+
+def test_a_folder_that_cannot_be_locked_is_one_sentence(tmp_path, monkeypatch):
+    def acquire(*arguments: object, **given: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(BaseFileLock, "acquire", acquire)
+    with pytest.raises(DiskError, match=r"locking .* failed"), occupied(tmp_path):
+        pass
+
+
+def test_who_is_asked_to_finish_before_it_begins_leaves_with_a_round_of_this_life(tmp_path):
+    problem = Problem(0)
+    with join_here(tmp_path, problem) as peer:
+        while peer.round < 2:
+            problem.step()
+    before, again = peer.round, Problem(0)
+    resumed = join_here(tmp_path, again)
+    resumed.finish()
+    with resumed:
+        assert resumed.round == before
+        while not resumed.done:
+            again.step()
+        assert resumed.round == before + 1

@@ -102,7 +102,8 @@ def init_command(
         return
     if found is not None:
         click.echo(found.sentences())
-    if said := of_short(preset, manifest):
+    rounds = manifest.run.rounds if found is None else found.fit.rounds
+    if said := of_short(preset, manifest, rounds):
         click.echo(said)
     click.echo(f"{file}: run {manifest.run.name}, {preset}; {next_step(manifest, file, data)}")
 

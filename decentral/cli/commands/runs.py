@@ -1,11 +1,10 @@
 """``start``, ``join``, ``demo``: be the first peer of a run, be another one, see it all on one machine."""
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,7 +141,7 @@ def _train(
     context: click.Context, manifest: "Manifest", text: "Survey | None", options: JobOptions, *, late: bool = False
 ) -> None:
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
-    from decentral.cli.preflight import taken_back
+    from decentral.cli.preflight import is_main, taken_back
     from decentral.node.folder import kept_terms
     from decentral.node.occupying import begun
     from decentral.tasks.survey import check_agreed
@@ -150,8 +149,10 @@ def _train(
     directory = remember(context, options.out)
     kept_terms(directory, manifest.digest)
     this_text = check_agreed(manifest.data, text)
-    is_main = os.environ.get("RANK", "0") == "0"  # of the processes that accelerate or torchrun started
-    with taken_back(directory), begun(directory) if is_main else nullcontext():
+    with ExitStack() as stack:
+        if is_main():
+            stack.enter_context(taken_back(directory))
+            stack.enter_context(begun(directory))
         code = _trained(manifest, this_text, options, late=late)
     if code is not None:
         click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)

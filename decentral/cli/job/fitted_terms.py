@@ -1,7 +1,7 @@
 """Terms chosen for a line, and two sentences that say why, with what is expected of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -92,6 +92,8 @@ def fitted(wish: Wish, overrides: Mapping[str, object], sizes: Sizes) -> Fitted:
         rate=wish.rate, peers=wish.peers, num_parameters=_parameters(wish, first), step_seconds=seconds
     )
     fit = fitting(make, given, preset=wish.preset, steps=steps)
+    whole = {**overrides, "inner_steps": fit.time.steps}
+    fit = replace(fit, manifest=terms_of(fit.preset, whole, sizes, rounds=fit.rounds))
     return Fitted(fit, given, measured=wish.step_seconds is None)
 
 

@@ -23,6 +23,7 @@ from decentral.cli.page import page_beside
 from decentral.cli.stopping import Stop
 from decentral.errors import DeviceError
 from decentral.manifest import Manifest
+from decentral.node.occupying import has_begun
 from decentral.observe.beacon import Beacon
 from decentral.observe.report import read_summary
 from decentral.observe.screen.terminal import Display
@@ -85,7 +86,8 @@ def train_with_swarm(
     with ExitStack() as stack:
         stack.enter_context(closing(context.metrics))
         if context.is_main:
-            stack.enter_context(Beacon(options.out, teller, controls.obey, display=display, begun=True))
+            begun = has_begun(options.out)
+            stack.enter_context(Beacon(options.out, teller, controls.obey, display=display, begun=begun))
             stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
             stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
         stack.push(teller.take_back)
@@ -135,7 +137,7 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
     numbers = metrics_beside(options.out, options.metrics, display.say)
     with (
         closing(context.metrics),
-        Beacon(options.out, read, controls.obey, display=display, begun=context.is_main),
+        Beacon(options.out, read, controls.obey, display=display, begun=has_begun(options.out)),
         page,
         numbers,
     ):

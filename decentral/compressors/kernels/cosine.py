@@ -56,7 +56,8 @@ def halvings(height: int, width: int, both: bool) -> int:
 @functools.lru_cache(maxsize=64)  # 32 KiB each at most; making one of 64 anew took 0.2 ms, and a copy to the device
 def basis(length: int, device: torch.device) -> Tensor:
     """float64 (u, length): the orthonormal DCT-II, whole numbers of 24 bits. Shared: not to be written to."""
-    return torch.tensor(_basis(length), dtype=torch.float64, device=device)
+    with torch.inference_mode(False):  # whoever asks first, others may need gradients
+        return torch.tensor(_basis(length), dtype=torch.float64, device=device)
 
 
 def _basis(length: int) -> list[list[int]]:
