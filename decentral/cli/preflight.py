@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,21 +68,34 @@ def check_place(directory: Path) -> None:
         raise DiskError(f"{directory}: cannot be {doing} ({place} is not writable); choose another place")
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What there was before anything was begun."""
+
+    absent: tuple[Path, ...]  # of the folder and those that it is in
+    names: frozenset[str]  # in the folder
+
+    @classmethod
+    def of(cls, directory: Path) -> "Before":
+        """Now."""
+        absent = tuple(path for path in (directory, *directory.absolute().parents) if not os.path.exists(path))
+        return cls(absent, frozenset() if absent else frozenset(os.listdir(directory)))
+
+
 @contextmanager
-def taken_back(directory: Path) -> Iterator[None]:
+def taken_back(directory: Path, before: Before) -> Iterator[None]:
     """An error inside removes what is new in ``directory``, and a new ``directory`` itself, while it is worth nothing.
 
-    Only what a peer makes is removed: others may write there meanwhile.
+    Only what a peer makes is removed: others may write there meanwhile. Enter it while the folder is this process's
+    alone, or it may remove what the next one has made.
     """
-    absent = [path for path in (directory, *directory.absolute().parents) if not os.path.exists(path)]
-    before = set() if absent else set(os.listdir(directory))
     try:
         yield
     except FolderInUse:
         raise  # what is new there is another process's
     except Exception:
         if not any(_holds_something(directory / name) for name in _WORTH):
-            _remove([directory / name for name in _WORTHLESS if name not in before], absent)
+            _remove([directory / name for name in _WORTHLESS if name not in before.names], before.absent)
         raise
 
 

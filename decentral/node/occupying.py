@@ -40,16 +40,17 @@ logger = logging.getLogger("decentral.peer")
 def occupied(folder: Path) -> Iterator[None]:
     """One peer's, while it lasts, be it of a command that has ``begun``. Raises FolderInUse, DiskError."""
     check_free(folder, own=os.getpid())
-    _make(folder)
+    made = _make(folder)
     lock = FileLock(folder.absolute() / LOCK_FILE, thread_local=False, is_singleton=True, fallback_to_soft=False)
     if lock.is_locked and folder.absolute() not in _BEGUN:
         raise FolderInUse(
             f"{folder}: another peer of this process lives here; leave its with block, or choose another out"
         )
-    _take(lock, folder)
     try:
+        _take(lock, folder)
         yield
     finally:
+        _unmake(folder, made, held=lock.is_locked)
         lock.release()
 
 
@@ -96,11 +97,23 @@ def _say(folder: Path) -> bytes:
     return (folder / STATUS_FILE).read_bytes()
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path) -> list[Path]:
+    """The folder, and those that it is in; which were not there, the innermost first."""
+    made = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     if folder.exists() and not folder.is_dir():
         raise DiskError(f"{folder} is a file, and a peer needs a folder of its own; choose another --out")
     with disk_errors(f"making the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def _unmake(folder: Path, made: list[Path], *, held: bool) -> None:
+    """Where nothing came of it: no more is in what was ``made`` than the lock, if that is ``held``."""
+    with suppress(OSError):  # or something did
+        if made and held and os.listdir(folder) == [LOCK_FILE]:
+            (folder / LOCK_FILE).unlink()
+        for path in made:
+            path.rmdir()
 
 
 def _take(lock: BaseFileLock, folder: Path) -> None:

@@ -57,13 +57,17 @@ class Beacon:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
+        self._hear()  # what was asked in the last moment: some of it holds for the next process
         self.publish()
 
     def _run(self) -> None:
         while not self._stop.wait(self._period):
-            for request in take_requests(self._directory) if self._directory is not None else ():
-                self._obey(request)
+            self._hear()
             self.publish()
+
+    def _hear(self) -> None:
+        for request in take_requests(self._directory) if self._directory is not None else ():
+            self._obey(request)
 
     def _obey(self, request: Request) -> None:
         try:

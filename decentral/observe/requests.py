@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from decentral.errors import DiskError, UsageError
-from decentral.observe.status import Status, is_running, read_status
+from decentral.observe.status import ENDED, Status, is_running, read_status
 
-REQUESTS = ("leave", "pause", "resume", "finish", "set")  # in the order in which they are obeyed
+REQUESTS = ("leave", "pause", "resume", "finish", "set")
+FOLLOWERS_TOO = ("leave", "finish")  # what who trains nothing can do
 _FOLDER = "requests"
 _ANSWERS = {
     "pause": "will pause after this inner step: no training, no contributions until decentral resume",
@@ -61,10 +62,17 @@ def ask(directory: Path, request: str, **values: Any) -> None:
 def ask_running(directory: Path, request: str, **values: Any) -> Status:
     """Leave a request, and return the status of the peer that it is left for. UsageError when that has ended."""
     status = read_status(directory)
-    if not is_running(status):
+    if status.state == "following" and request not in FOLLOWERS_TOO:
+        raise UsageError(only_follows(directory, request))
+    if status.state in ENDED or not is_running(status):
         raise UsageError(f"{directory}: the peer that ran here has ended ({status.state}); nothing to {request}")
     ask(directory, request, **values)
     return status
+
+
+def only_follows(directory: Path, request: str) -> str:
+    """What who asks a follower for it is told."""
+    return f"{directory}: this peer only follows, and trains nothing that could {request}; decentral leave ends it"
 
 
 def answer_to(request: str, status: Status, ends: str = "") -> str:
@@ -77,13 +85,14 @@ def answer_to(request: str, status: Status, ends: str = "") -> str:
 
 
 def take_requests(directory: Path) -> tuple[Request, ...]:
-    """Take and return the requests that wait, ``leave`` first; what cannot be read is dropped."""
+    """Take and return those that wait, ``leave`` first, then as they were made; what cannot be read is dropped."""
     try:
         waiting = sorted(path for path in (directory / _FOLDER).iterdir() if not path.name.startswith("."))
+        made = {path: path.stat().st_mtime_ns for path in waiting}
     except OSError:
         return ()
-    taken = [request for path in waiting if (request := _take(path)) is not None]
-    return tuple(sorted(taken, key=lambda request: REQUESTS.index(request.name)))
+    taken = [request for path in sorted(waiting, key=made.__getitem__) if (request := _take(path)) is not None]
+    return tuple(sorted(taken, key=lambda request: request.name != "leave"))
 
 
 def drop_requests(directory: Path) -> None:

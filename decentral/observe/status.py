@@ -93,7 +93,8 @@ class Status:
     problem: str = ""  # one sentence when something is wrong, empty when nothing is
     health: str = ""  # the sentence of health.py
     pid: int = 0
-    process_created: float = 0.0  # seconds since the epoch
+    process_created: float = 0.0  # seconds since the epoch, by the clock of its start
+    process_born: str = ""  # boot and tick of its start, which no step of a clock moves; empty: not told here
     library: str = ""  # version of this library, by which it was written
     updated: float = 0.0  # seconds since the epoch
 
@@ -125,20 +126,45 @@ class ProcessInfo:
 
     pid: int = field(default_factory=os.getpid)
     created: float = field(default_factory=lambda: psutil.Process().create_time())
+    born: str = ""  # found out when it is alive, unless given
+
+    def __post_init__(self) -> None:
+        if not self.born and self.is_alive():
+            object.__setattr__(self, "born", _born(self.pid))
 
     def is_alive(self) -> bool:
         """Tell whether this very process still runs (a zombie does not)."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < 1.0
+            now = _born(self.pid) if self.born else ""
+            same = now == self.born if now else abs(process.create_time() - self.created) < 1.0
             return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 
 
+def _born(pid: int) -> str:
+    """Of Linux: which boot, and how many ticks after it. A creation time is counted from today's clock, and a step of
+    that made every process another one. Empty where it cannot be had.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        after_the_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+        return f"{boot} {after_the_name.split()[19]}"
+    except (OSError, IndexError):
+        return ""
+
+
 def write_status(directory: Path, status: Status, process: ProcessInfo) -> None:
     """Replace ``status.json`` in one step, so that a reader never sees half of it."""
-    stamped = replace(status, pid=process.pid, process_created=process.created, updated=time.time(), library=_library())
+    stamped = replace(
+        status,
+        pid=process.pid,
+        process_created=process.created,
+        process_born=process.born,
+        updated=time.time(),
+        library=_library(),
+    )
     text = json.dumps({"version": STATUS_VERSION, **plain(asdict(stamped))}, indent=1)
     temporary = directory / f".{STATUS_FILE}.{process.pid}"
     try:
@@ -196,7 +222,7 @@ def presence(member: Mapping[str, Any]) -> str:
 
 def is_running(status: Status) -> bool:
     """Tell whether the process that wrote this status still lives."""
-    return ProcessInfo(status.pid, status.process_created).is_alive()
+    return ProcessInfo(status.pid, status.process_created, status.process_born).is_alive()
 
 
 def is_lost(status: Status) -> bool:
@@ -211,6 +237,9 @@ def check_free(directory: Path, own: int | None = None) -> None:
     """
     if not (directory / STATUS_FILE).exists():
         return
-    _, status = _read(directory / STATUS_FILE)  # of whatever version: after an update a run goes on in its folder
+    try:
+        _, status = _read(directory / STATUS_FILE)  # of whatever version: after an update a run goes on in its folder
+    except UsageError:  # cut short by a power cut: whoever lives there writes it again, and holds the lock
+        return
     if status.pid != own and is_running(status):
         raise FolderInUse(f"{directory}: a peer runs here already (process {status.pid}); choose another --out")

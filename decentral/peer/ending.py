@@ -36,7 +36,7 @@ def end_as_one(orders: Orders | None, kind: type[BaseException] | None) -> bool:
 
 def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
     """The run is over: how to have it, and, where that was wished, a stay for those who come late."""
-    out = part.settings.out
+    out = part.settings.called
     logger.info("This run is over: decentral export %s --to model/", out, extra=PLAIN)
     if part.settings.options.keep_serving:
         until = "until Ctrl-C, or decentral leave --out"

@@ -35,8 +35,8 @@ class Gathering:
                 here = len(self.part.swarm.node.driver.head.members)
                 raise NoPeersError(
                     f"{here} of {count} peers within the time given to join_timeout; start the others, then "
-                    f"this one again in {self.part.settings.out}, where it goes on as the same peer, or wait for fewer "
-                    "of them"
+                    f"this one again in {self.part.settings.called}, where it goes on as the same peer, or wait for "
+                    "fewer of them"
                 )
             self.asked_to_leave.wait(LOOK_EVERY)
 

@@ -151,8 +151,11 @@ def settings_of(
         model=live,
         optimizers=optimizers,
         states=InnerStates(optimizers, schedulers, live.orders),
-        out=out,
-        identity_path=out / "identity.key" if options.identity_path is None else Path(options.identity_path),
+        out=out.absolute(),  # a script may go elsewhere
+        called=out,
+        identity_path=(
+            out / "identity.key" if options.identity_path is None else Path(options.identity_path)
+        ).absolute(),
         give_up_at=give_up_at,
         caps=caps,
         daily_upload=daily_upload,

@@ -12,6 +12,7 @@ from decentral.peer.participation import Participation
 from decentral.peer.settings import Settings
 from decentral.preferences.duty import Duty
 from decentral.preferences.preferences import Preferences
+from decentral.tensors.threads import ThreadsWanted
 from decentral.transport.throttle import Caps
 
 
@@ -22,6 +23,7 @@ class PeerLimits:
         self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
         self.caps = settings.caps
         self._duty = Duty(time.monotonic, settle_device)
+        self._threads = ThreadsWanted()
 
     def change(self, wanted: Preferences, part: Participation | None) -> None:
         """Hold to other ones. Raises ConfigError for a rate that is too little; nothing is changed then.
@@ -30,8 +32,7 @@ class PeerLimits:
         """
         caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), checked(wanted.daily_upload)
         self.caps, self.daily_upload.limit = caps, limit
-        if wanted.threads is not None:
-            torch.set_num_threads(wanted.threads)
+        self._threads.want(wanted.threads)
         self._duty.share = wanted.max_compute or 1.0
         self.hold(part)
 

@@ -61,7 +61,8 @@ class Settings:
     model: LiveModel
     optimizers: Together  # whose ``step`` is hooked
     states: InnerStates  # of them, of the schedulers and of random generators
-    out: Path
+    out: Path  # absolute
+    called: Path  # the same as it was written
     identity_path: Path
     give_up_at: float | None  # monotonic s, when it stops looking for others
     caps: Caps

@@ -8,7 +8,7 @@ either completely or not at all. One process writes a directory at a time.
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -80,6 +80,23 @@ def load_newest(directory: Path, on_bytes: OnBytes = untold) -> Checkpoint | Non
     passed_over: list[tuple[str, str]] = []
     with disk_errors(f"reading checkpoints in {directory}"):
         folders = _folders(directory)
+    while (found := _newest_of(folders, passed_over, on_bytes)) is None:
+        with disk_errors(f"reading checkpoints in {directory}"):
+            before, folders = folders, _folders(directory)
+        if folders == before:
+            break
+        passed_over.clear()  # those were removed while they were read: a peer writes others here
+    if found is not None:
+        return found
+    if passed_over:
+        raise DiskError(
+            f"all {len(passed_over)} checkpoints in {directory} are damaged ({': '.join(passed_over[0])}); "
+            "restore one from a copy, or move them away to start from the swarm's state"
+        )
+    return None
+
+
+def _newest_of(folders: Sequence[Path], passed_over: list[tuple[str, str]], on_bytes: OnBytes) -> Checkpoint | None:
     for folder in reversed(folders):
         try:
             tensors, meta = read_checkpoint(folder, on_bytes)
@@ -87,11 +104,6 @@ def load_newest(directory: Path, on_bytes: OnBytes = untold) -> Checkpoint | Non
             passed_over.append((folder.name, str(damage)))
         else:
             return Checkpoint(tensors, meta, folder, tuple(passed_over))
-    if passed_over:
-        raise DiskError(
-            f"all {len(passed_over)} checkpoints in {directory} are damaged ({': '.join(passed_over[0])}); "
-            "restore one from a copy, or move them away to start from the swarm's state"
-        )
     return None
 
 

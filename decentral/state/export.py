@@ -14,6 +14,7 @@ For the way to another machine ``model.safetensors.packed`` takes the tensors' p
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -199,7 +200,7 @@ def _describe(folder: Path, config: Mapping[str, Any], beside: Mapping[str, str]
 def _new_folder(to: Path) -> Iterator[Path]:
     """A folder under another name until all of it is durable, and gone when that fails."""
     to.parent.mkdir(parents=True, exist_ok=True)
-    temporary = to.with_name(f"{TEMPORARY}{to.name}")
+    temporary = to.with_name(f"{TEMPORARY}{to.name}-{os.getpid()}")  # two exports must not share it
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         DISK.make_folder(temporary)

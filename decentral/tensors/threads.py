@@ -57,3 +57,20 @@ def elements_here(tensor: Tensor) -> int:
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="decentral-encode")
+
+
+class ThreadsWanted:
+    """torch's threads as somebody wants them, and what they were before where nobody does any more."""
+
+    def __init__(self) -> None:
+        self._wanted: int | None = None
+        self._before = 0
+
+    def want(self, count: int | None) -> None:
+        """So many from now on; None: as many as before anybody wanted others."""
+        if count == self._wanted:
+            return
+        if self._wanted is None:
+            self._before = torch.get_num_threads()
+        self._wanted = count
+        torch.set_num_threads(count or self._before)

@@ -4,10 +4,11 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
-from decentral.errors import DiskError, UsageError, VersionError
-from decentral.observe.requests import REQUESTS, Request, answer_to, ask, drop_requests, take_requests
+from decentral.errors import DiskError, FolderInUse, UsageError, VersionError
+from decentral.observe.requests import REQUESTS, Request, answer_to, ask, ask_running, drop_requests, take_requests
 from decentral.observe.status import (
     STATUS_FILE,
     STATUS_VERSION,
@@ -62,6 +63,21 @@ def test_a_process_that_ended_is_not_running_even_when_its_number_is_used_again(
     assert not ProcessInfo(pid=mine.pid, created=mine.created - 100).is_alive()
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ticks since the boot are Linux's")
+def test_a_step_of_the_clock_makes_no_other_process_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_status(tmp_path, Status(state="training"), ProcessInfo())
+    told = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: told(self) + 3600.0)
+    assert is_running(read_status(tmp_path))
+    with pytest.raises(FolderInUse):
+        check_free(tmp_path)
+
+
+def test_a_status_that_a_power_cut_left_empty_keeps_nobody_out(tmp_path: Path) -> None:
+    (tmp_path / STATUS_FILE).write_text("")
+    check_free(tmp_path)
+
+
 def test_unknown_fields_of_a_newer_writer_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / STATUS_FILE).write_text(json.dumps({"version": STATUS_VERSION, "round": 3, "colour": "green"}))
     assert read_status(tmp_path).round == 3
@@ -111,11 +127,31 @@ def test_a_status_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None
         write_status(tmp_path / "absent", Status(), ProcessInfo())
 
 
-def test_each_request_is_taken_once_and_leave_comes_first(tmp_path: Path) -> None:
+def test_each_request_is_taken_once_in_the_order_of_asking_but_leave_which_comes_first(tmp_path: Path) -> None:
     for request in reversed(REQUESTS):
         ask(tmp_path, request, **({"key": "threads", "value": "2"} if request == "set" else {}))
-    assert [request.name for request in take_requests(tmp_path)] == ["leave", "pause", "resume", "finish", "set"]
+    assert [request.name for request in take_requests(tmp_path)] == ["leave", "set", "finish", "resume", "pause"]
     assert take_requests(tmp_path) == ()
+
+
+def test_a_pause_after_a_resume_after_a_pause_is_a_pause(tmp_path: Path) -> None:
+    for request in ("pause", "resume", "pause"):
+        ask(tmp_path, request)
+    assert [request.name for request in take_requests(tmp_path)] == ["resume", "pause"]
+
+
+def test_a_follower_is_asked_for_nothing_but_to_leave(tmp_path: Path) -> None:
+    write_status(tmp_path, Status(state="following"), ProcessInfo())
+    with pytest.raises(UsageError, match="this peer only follows, and trains nothing that could pause"):
+        ask_running(tmp_path, "pause")
+    ask_running(tmp_path, "leave")
+    assert [request.name for request in take_requests(tmp_path)] == ["leave"]
+
+
+def test_who_has_said_its_last_word_is_asked_for_nothing_more(tmp_path: Path) -> None:
+    write_status(tmp_path, Status(state="left"), ProcessInfo())
+    with pytest.raises(UsageError, match="has ended"):
+        ask_running(tmp_path, "pause")
 
 
 def test_requests_can_be_dropped(tmp_path: Path) -> None:

@@ -125,9 +125,10 @@ def _set(key: str, value: str, directory: Path, as_json: bool) -> None:
 
 def _runs(directory: Path) -> bool:
     """Raises UsageError where there never was a peer."""
-    from decentral.observe.status import is_running, read_status
+    from decentral.observe.status import ENDED, is_running, read_status
 
-    return is_running(read_status(directory))
+    status = read_status(directory)
+    return status.state not in ENDED and is_running(status)
 
 
 def _keep(directory: Path, key: str, value: str, as_json: bool) -> None:

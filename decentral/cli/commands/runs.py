@@ -141,7 +141,7 @@ def _train(
     context: click.Context, manifest: "Manifest", text: "Survey | None", options: JobOptions, *, late: bool = False
 ) -> None:
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
-    from decentral.cli.preflight import is_main, taken_back
+    from decentral.cli.preflight import Before, is_main, taken_back
     from decentral.node.folder import kept_terms
     from decentral.node.occupying import begun
     from decentral.tasks.survey import check_agreed
@@ -151,8 +151,9 @@ def _train(
     this_text = check_agreed(manifest.data, text)
     with ExitStack() as stack:
         if is_main():
-            stack.enter_context(taken_back(directory))
+            before = Before.of(directory)
             stack.enter_context(begun(directory))
+            stack.enter_context(taken_back(directory, before))
         code = _trained(manifest, this_text, options, late=late)
     if code is not None:
         click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)

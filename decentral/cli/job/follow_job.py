@@ -12,9 +12,11 @@ from typing import Any
 import click
 
 from decentral.cli.stopping import stop_signals
+from decentral.errors import UsageError
 from decentral.manifest import summary
 from decentral.node.follower import Anchor
 from decentral.observe.beacon import Beacon
+from decentral.observe.requests import FOLLOWERS_TOO, Request, only_follows
 from decentral.observe.screen.hints import hint_after
 from decentral.observe.status import Status
 from decentral.peer.follower.following import Following, follow
@@ -71,7 +73,7 @@ def run_follow(invite: str, options: FollowOptions) -> int:
         with hint_after(PATIENCE, NOBODY):
             stack.enter_context(following)
         job = _Job(following, anchors, options)
-        stack.enter_context(Beacon(options.out, job.status, lambda request: following.leave()))
+        stack.enter_context(Beacon(options.out, job.status, job.obey))
         stop.gently(following.leave)
         job.run()
     if stop.code is not None:
@@ -122,6 +124,12 @@ class _Job:
     def _serve(self) -> None:
         click.echo(f"its last state can be had here until Ctrl-C: decentral join {self._following.invite}", err=True)
         self._following.serve()
+
+    def obey(self, request: Request) -> None:
+        """Leave; raises UsageError for what is asked of who trains."""
+        if request.name not in FOLLOWERS_TOO:
+            raise UsageError(only_follows(self._options.out, request.name))
+        self._following.leave()
 
     def status(self) -> Status:
         """What ``decentral status --out`` shows."""

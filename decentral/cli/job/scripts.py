@@ -56,7 +56,7 @@ def _arguments_of_join(context: click.Context, options: JobOptions) -> dict[str,
     given = {name: getattr(options, name) for name in _ALIKE if _was_given(context, name)}
     if options.give_up_at is not None:
         given["join_timeout"] = time_left(options.give_up_at)
-    return {"run": options.invite, "out": options.out, **given}
+    return {"run": options.invite, "out": options.out.absolute(), **given}
 
 
 def _was_given(context: click.Context, name: str) -> bool:

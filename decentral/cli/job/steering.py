@@ -6,13 +6,12 @@ from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING
 
-import torch
-
 from decentral.cli.job.training_context import TrainingContext
 from decentral.observe.status import Status
 from decentral.peer.limits import settle_device
 from decentral.preferences.duty import Duty
 from decentral.preferences.preferences import Preferences
+from decentral.tensors.threads import ThreadsWanted
 
 if TYPE_CHECKING:
     from decentral.peer import Peer
@@ -64,7 +63,7 @@ class SteeringAlone:
 
     def __init__(self, context: TrainingContext, halted: Event) -> None:
         self._context, self._halted = context, halted
-        self._duty = Duty(time.monotonic, settle_device)
+        self._duty, self._threads = Duty(time.monotonic, settle_device), ThreadsWanted()
 
     def leave(self) -> None:
         """End at the next step."""
@@ -83,8 +82,7 @@ class SteeringAlone:
 
     def limit(self, wanted: Preferences) -> None:
         """Compute with so many threads, and for such a share of the time."""
-        if wanted.threads is not None:
-            torch.set_num_threads(wanted.threads)
+        self._threads.want(wanted.threads)
         self._duty.share = wanted.max_compute or 1.0
 
     def rest(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -67,5 +68,10 @@ def check_name(name: str) -> None:
 def _writes(command: str, values: dict[str, Any], here: Path) -> tuple[Path, ...]:
     if command != "relay":
         given = (values["directory"], values.get("offload"))
-        return tuple(here / folder for folder in given if folder is not None)
-    return tuple(sorted({(here / values["identity"]).parent, here / values["keep_in"]}))
+        return tuple(_named(here / folder) for folder in given if folder is not None)
+    return tuple(sorted({_named(here / values["identity"]).parent, _named(here / values["keep_in"])}))
+
+
+def _named(path: Path) -> Path:
+    """Without `..`, which systemd takes no path with."""
+    return Path(os.path.normpath(path))

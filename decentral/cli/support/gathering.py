@@ -6,6 +6,7 @@ import json
 import zipfile
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -57,8 +58,9 @@ def _lines(rows: Iterator[dict[str, object]] | deque[dict[str, object]]) -> str:
 def _sizes(directory: Path) -> Iterator[str]:
     """What there is and how large: a checkpoint that is missing or empty shows here."""
     for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            yield f"{path.stat().st_size:>14} {path.relative_to(directory)}\n"
+        with suppress(FileNotFoundError):  # the peer has removed it since
+            if path.is_file():
+                yield f"{path.stat().st_size:>14} {path.relative_to(directory)}\n"
 
 
 def _secrets(directory: Path) -> Iterator[str]:

@@ -68,8 +68,8 @@ class Following:
             self._events = EventLog(self.out)
             stack.callback(self._events.close)
             self._swarm = startup.swarm(self._events, self._on_anchor)
-            self._swarm.start()
             stack.callback(self._end)
+            self._swarm.start()
             self._entered = stack.pop_all()
         return self
 
@@ -217,7 +217,7 @@ def follow(
     found = Invite.parse(invite)
     settings = FollowSettings(
         invite=found,
-        out=Path(out) if out is not None else Path(f"decentral-follow-{found.run.hex()[:8]}"),
+        out=(Path(out) if out is not None else Path(f"decentral-follow-{found.run.hex()[:8]}")).absolute(),
         every=every,
         listen=None if listen is None else tuple(listen),
         relays=tuple(relays),

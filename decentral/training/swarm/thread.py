@@ -51,6 +51,7 @@ class SwarmThread(Generic[N]):
         self._portal: BlockingPortal | None = None
         self._stop: anyio.Event | None = None
         self._ready = threading.Event()
+        self._given_up = threading.Event()  # whoever started it wants it no more, wherever it is
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="swarm", daemon=True)
 
@@ -116,10 +117,14 @@ class SwarmThread(Generic[N]):
 
     def stop(self, *, politely: bool) -> None:
         """Leave (saying goodbye when ``politely``) and end the loop, the transport and its daemon."""
-        if self._portal is None or not self._thread.is_alive():
+        self._given_up.set()  # it may not have come so far that it could be told
+        if not self._thread.is_alive():
             return
+        if not self._ready.is_set():  # it joins still: nobody knows it, and nothing is to be said
+            politely = False
         with suppress(RuntimeError):  # the loop ended meanwhile
-            self._portal.start_task_soon(self._leave, politely)
+            if self._portal is not None:
+                self._portal.start_task_soon(self._leave, politely)
         self._thread.join(END_TIMEOUT + STOP_TIMEOUT + 4)
 
     # ---- on the swarm's thread ----
@@ -140,16 +145,26 @@ class SwarmThread(Generic[N]):
         self._node = make_node(self.updates.put)
         del make_node
         self._stop = anyio.Event()
+        if self._given_up.is_set():
+            return
         async with BlockingPortal() as portal:
             self._portal = portal
             async with self.transport, anyio.create_task_group() as group:
                 if self._beside is not None:
                     group.start_soon(self._beside, self._node.directory)
+                group.start_soon(self._end, group.cancel_scope)
+                if self._given_up.is_set():
+                    self._stop.set()
                 await group.start(self._node.run)
                 self._ready.set()
-                await self._stop.wait()
-                group.cancel_scope.cancel()
+                await anyio.sleep_forever()
             await portal.stop(cancel_remaining=True)
+
+    async def _end(self, scope: anyio.CancelScope) -> None:
+        """All of it once it is asked for, while the node still joins, too."""
+        assert self._stop is not None
+        await self._stop.wait()
+        scope.cancel()
 
     async def _leave(self, politely: bool) -> None:
         assert self._node is not None
