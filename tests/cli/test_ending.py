@@ -205,3 +205,27 @@ def test_a_script_that_cannot_be_run_is_refused_before_anything_is_made(
     assert result.exit_code == 2
     assert fragment in result.stderr
     assert sorted(tmp_path.iterdir()) == before
+
+
+WAITING = """
+import threading
+print("up", flush=True)
+try:
+    threading.Event().wait(120)
+except KeyboardInterrupt:
+    print("kept", flush=True)
+    raise
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM there")
+def test_a_script_that_a_service_ends_leaves_as_after_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WAITING)
+    invite = str(Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}",)))
+    typed = [sys.executable, "-m", "decentral", "join", invite, "--script", "train.py", "--out", "new"]
+    with subprocess.Popen(typed, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "up\n"
+        running.terminate()
+        assert running.stdout.read() == "kept\n"
+    assert running.returncode == 128 + signal.SIGTERM

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from filelock import BaseFileLock
 
 import decentral
@@ -20,6 +21,7 @@ from decentral.node.occupying import begun, occupied
 from decentral.observe.beacon import Beacon
 from decentral.observe.requests import ask, ask_running
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
+from decentral.tensors.threads import ThreadsWanted
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
 
 HOLDER = """
@@ -193,3 +195,37 @@ def test_who_is_asked_to_finish_before_it_begins_leaves_with_a_round_of_this_lif
         while not resumed.done:
             again.step()
         assert resumed.round == before + 1
+
+
+def test_what_is_asked_in_the_last_moment_is_heard(tmp_path):
+    heard = list[str]()
+    with Beacon(tmp_path, Status, lambda request: heard.append(request.name), period=3600.0):
+        ask(tmp_path, "set", key="threads", value="2")
+    assert heard == ["set"]
+
+
+def test_a_script_that_goes_elsewhere_keeps_its_peers_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    problem = Problem(0)
+    with join_here(Path("run"), problem) as peer:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        while peer.round < 2:
+            problem.step()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert read_status(tmp_path / "run").state == "left"
+
+
+def test_threads_that_nobody_wants_any_more_are_as_many_as_before():
+    before, threads = torch.get_num_threads(), ThreadsWanted()
+    try:
+        torch.set_num_threads(3)
+        threads.want(None)
+        assert torch.get_num_threads() == 3, "nobody asked for anything"
+        threads.want(1)
+        threads.want(2)
+        assert torch.get_num_threads() == 2
+        threads.want(None)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from decentral.errors import ConfigError, DiskError
 from decentral.simulate.machine.disk import RecordingDisk
 from decentral.simulate.machine.durability import crash_states
+from decentral.state import checkpoint
 from decentral.state.checkpoint import META, TENSORS, load_newest, save
 from tests.faults.disks import FailingDisk
 
@@ -145,6 +147,23 @@ def test_a_document_of_a_later_version_says_so(two_checkpoints):
 def test_a_document_nested_too_deep_is_passed_over(two_checkpoints):
     (load_newest(two_checkpoints).path / META).write_text('{"document":' + "[" * 100_000)
     assert rounds_in(two_checkpoints) == 1
+
+
+def test_checkpoints_that_a_peer_replaces_while_they_are_read_are_not_called_damaged(two_checkpoints, monkeypatch):
+    """A large one takes longer to read than a quick run takes to write three others."""
+    read, moved = checkpoint.read_checkpoint, list[Path]()
+
+    def read_while_others_are_written(folder: Path, *rest: object) -> object:
+        if len(moved) < 2:
+            moved.append(folder)
+            folder.rename(folder.with_name(f"{folder.name}-later"))
+        return read(folder, *rest)
+
+    monkeypatch.setattr(checkpoint, "read_checkpoint", read_while_others_are_written)
+    found = load_newest(two_checkpoints)
+    assert len(moved) == 2
+    assert found is not None
+    assert found.meta["round"] == 2
 
 
 def test_when_all_are_damaged_one_line_says_what_to_do(two_checkpoints):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from concurrent.futures import CancelledError
 
 import anyio
@@ -64,6 +66,47 @@ def test_who_tells_a_loop_that_has_ended_is_not_hurt_by_it():
     for _ in range(3):
         swarm.tell(hear)
     assert heard == [True, True]
+
+
+class Joining(Idle):
+    """A node that finds nobody, and looks on."""
+
+    def __init__(self) -> None:
+        self.looks = threading.Event()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        self.looks.set()
+        await anyio.sleep_forever()
+
+
+def test_a_start_that_is_interrupted_while_it_joins_leaves_nothing_behind_and_takes_no_time():
+    node = Joining()
+    swarm = SwarmThread(MemoryNetwork().transport(Signer(bytes(32))), lambda update: node)
+    swarm._thread.start()
+    assert node.looks.wait(60)
+    began = time.monotonic()
+    swarm.stop(politely=True)
+    assert not swarm.alive
+    assert time.monotonic() - began < 10.0
+
+
+def test_one_that_is_interrupted_before_it_has_a_node_never_goes_on_the_network():
+    network, goes_on = MemoryNetwork(), threading.Event()
+
+    def make(update: object) -> Joining:
+        goes_on.wait(60)
+        return Joining()
+
+    transport = network.transport(Signer(bytes(32)))
+    swarm = SwarmThread(transport, make)
+    swarm._thread.start()
+    stopping = threading.Thread(target=lambda: swarm.stop(politely=True))
+    stopping.start()
+    assert swarm._given_up.wait(60)
+    goes_on.set()
+    stopping.join(60)
+    assert not swarm.alive
+    assert not swarm.transport.services.fixed, "it was never entered"
 
 
 class Refused(Idle):

@@ -4,7 +4,9 @@ The script is ``__main__``, as if it had been started with ``python train.py ARG
 the command line says of this peer, whatever it was written to take.
 """
 
+import os
 import runpy
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,10 +43,19 @@ def run_script(context: click.Context, script: Path, arguments: Sequence[str], o
         )
     remember(context, options.out)
     page = page_beside(options.out, partial(click.echo, err=True), wanted=options.dashboard)
-    with handed_over(_arguments_of_join(context, options)), _started_as(script, arguments), page:
+    with (
+        handed_over(_arguments_of_join(context, options)),
+        _started_as(script, arguments),
+        page,
+        _terminable() as ended,
+    ):
         try:
             runpy.run_path(str(script), run_name="__main__")
-        except (DecentralError, KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
+            if ended:  # all is kept, as after Ctrl-C
+                context.exit(128 + signal.SIGTERM)
+            raise
+        except (DecentralError, SystemExit):
             raise
         except Exception as error:  # noqa: BLE001  whatever a script does is shown, and ends it
             click.echo("".join(_as_python_shows_it(error, script)), err=True, nl=False)
@@ -61,6 +72,26 @@ def _arguments_of_join(context: click.Context, options: JobOptions) -> dict[str,
 
 def _was_given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+@contextmanager
+def _terminable() -> Iterator[list[int]]:
+    """A first SIGTERM, as a service or a container sends it, leaves as Ctrl-C does: with a checkpoint and a goodbye."""
+    ended, here = list[int](), os.getpid()
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != here:  # a worker that was forked
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        ended.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield ended
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

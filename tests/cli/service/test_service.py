@@ -101,6 +101,13 @@ def a_plan(*words: str, here: str = "/home/a b") -> ServicePlan:
     return ServicePlan("peer", words, Path(here), (Path(here) / "run",), python="/usr/bin/python3")
 
 
+def test_a_folder_above_is_named_as_systemd_takes_it(run: Run, home: Path) -> None:
+    shown = run("service", "install", "--show", "--", "start", "run.toml", "--out", "../other/run").stdout
+    (line,) = [line for line in shown.splitlines() if line.startswith("ReadWritePaths=")]
+    assert ".." not in line
+    assert line.endswith("other/run")
+
+
 def test_a_unit_leaves_by_itself_comes_last_and_writes_to_its_folder_only() -> None:
     told = settings(unit(a_plan("join", INVITE)))
     assert int(told["TimeoutStopSec"]) >= 120
