@@ -9,6 +9,7 @@ import pytest
 
 from decentral.errors import VersionError
 from decentral.peer.peer import Peer
+from decentral.training.loop_parts import LoopControl
 from decentral.training.swarm.thread import LoopEnded
 
 
@@ -26,4 +27,4 @@ def test_a_boundary_raises_what_ended_the_swarms_side(how: BaseException) -> Non
         behind=SimpleNamespace(check=nothing),
     )
     with pytest.raises(VersionError):
-        Peer._at_boundary(SimpleNamespace(_part=part))  # type: ignore[arg-type]
+        Peer._at_boundary(SimpleNamespace(_part=part, _control=LoopControl()))  # type: ignore[arg-type]
