@@ -209,8 +209,8 @@ def test_a_script_that_cannot_be_run_is_refused_before_anything_is_made(
 
 WAITING = """
 import threading
-print("up", flush=True)
 try:
+    print("up", flush=True)  # the signal may come before this line has returned
     threading.Event().wait(120)
 except KeyboardInterrupt:
     print("kept", flush=True)
