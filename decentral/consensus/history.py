@@ -112,6 +112,14 @@ class Branch:
     records: tuple[Record, ...] = ()  # that made them
 
 
+def check_chain(start: Head, commits: Sequence[Commit], voting: Voting) -> None:
+    """Raise PayloadError unless each commit follows the one before it, the first ``start``, and was voted for."""
+    head = start
+    for commit in commits:
+        head = head.extended(commit.record)
+        voting.check_certified(commit)
+
+
 def checked_branch(history: History, start: Head, commits: Sequence[Commit], claimed: Head, voting: Voting) -> Branch:
     """The branch that ``commits`` make from ``start``, a head of ours, up to ``claimed``.
 

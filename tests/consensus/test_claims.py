@@ -53,6 +53,17 @@ def test_a_record_that_says_of_a_frame_what_its_sender_did_not_sign_is_refused(m
     assert voter.state.acceptor.accepted == proposal.record
 
 
+@pytest.mark.parametrize("fragment", [1, 77, 2**32 - 1])
+def test_a_record_of_a_fragment_whose_turn_it_is_not_gets_no_vote(make_swarm, fragment):
+    swarm = two_rounds(make_swarm)
+    leader, proposal = proposed(swarm)
+    false = m.Proposal(proposal.ballot, replace(proposal.record, fragment=fragment))
+    voter = swarm.hosts[next(peer for peer in swarm.members if peer != leader)].machine
+    with pytest.raises(PayloadError, match=rf"fragment {fragment} in step {proposal.record.outer_step}: not its turn"):
+        voter.receive(leader, false, swarm.now)
+    assert voter.state.acceptor.accepted is None
+
+
 @LIES
 def test_a_frame_that_comes_after_a_record_that_lies_about_it_brings_no_vote(make_swarm, lie):
     swarm = two_rounds(make_swarm)

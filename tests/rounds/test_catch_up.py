@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -14,6 +15,7 @@ from decentral.state.chunk_form import PLAIN, from_form
 from decentral.state.snapshot import Layout, SnapshotIndex, chunk_hash
 from decentral.transport.requests import request
 from decentral.wire.keys import Signer
+from decentral.wire.messages import Certificate
 from tests.lab.nodes import tiny_model
 
 MBIT = 125_000.0  # bytes/s
@@ -161,6 +163,37 @@ def test_a_peer_five_rounds_behind_catches_up_for_a_twentieth_of_a_snapshot(run_
         away, others = await fall_behind(lab, 5)
         assert others[0].rounds - away.rounds >= 5
         assert await come_back(lab, away, others) <= 0.05 * 4 * NUMEL // 2
+        assert not any(event == "resynced" for event, _ in away.events)
+
+    run_lab(terms("sparseloco", lease=20.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 2))
+
+
+def spoilt(commit, **fields):
+    return replace(commit, record=replace(commit.record, **fields))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda commits: [spoilt(commit, fragment=77) for commit in commits],  # one flipped bit: the peer ended of it
+        lambda commits: [spoilt(commit, outer_step=2**63 - 1) for commit in commits],
+        lambda commits: [replace(commit, certificate=Certificate(0, ())) for commit in commits],
+        lambda commits: commits[::-1],
+    ],
+    ids=["fragment", "step", "votes", "order"],
+)
+def test_a_peer_that_is_told_a_wrong_chain_goes_on_and_asks_another(run_lab, terms, spoil):
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        away, (liar, honest) = await fall_behind(lab, 3)
+        recent = liar.node.driver.machine.state.recent
+        recent.update(zip(recent, spoil(list(recent.values())), strict=True))
+        lab.network.heal(away.signer.peer, liar.signer.peer)
+        await lab.until(lambda: any(event == "catch_up_failed" for event, _ in away.events))
+        assert await come_back(lab, away, (honest,)) > 0
         assert not any(event == "resynced" for event, _ in away.events)
 
     run_lab(terms("sparseloco", lease=20.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 2))

@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 
 from decentral.consensus.chain import Head
-from decentral.consensus.history import Branch, Place, checked_branch
+from decentral.consensus.history import Branch, Place, check_chain, checked_branch
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.rounds.catchup.donor import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, WHERE, Donor
 from decentral.rounds.catchup.fetching import TIMEOUT, SnapshotFetch
@@ -65,13 +65,28 @@ class CatchUp:
             return
         others = [other for other in self.directory.live() if other != peer]
         for holder in (peer, *others[:ASKED]):  # one that joined later does not know the records before it
-            answer = await self._ask_chain(holder)
-            if answer.commits and answer.shared is not None and answer.shared.hash == head.hash:
-                if self.is_cheap(answer.commits) and await self.replayed(holder, answer.commits):
+            missed = await self._missed(holder, head)
+            if missed:
+                if self.is_cheap(missed) and await self.replayed(holder, missed):
                     self.state.catch_up.drop()
                     return
                 break
         await self._adopt_if_heavier(peer)
+
+    async def _missed(self, holder: PeerId, head: Head) -> tuple[Commit, ...]:
+        """What ``holder`` says was committed after ``head``, checked before anything is reckoned from it: of one
+        flipped bit in the number of a fragment a peer ended. None where it does not know, or says what cannot be: one
+        that lies keeps nobody from asking the next.
+        """
+        try:
+            answer = await self._ask_chain(holder)
+            if answer.shared is None or answer.shared.hash != head.hash:
+                return ()
+            check_chain(answer.shared, answer.commits, self.state.terms.voting)
+        except PayloadError as error:
+            self.state.on_event("catch_up_failed", {"why": str(error)})
+            return ()
+        return answer.commits
 
     async def _ask_chain(self, holder: PeerId, places: Sequence[Place] = ()) -> Answer:
         """Where ``holder``'s chain leaves ours (or ``places``), and what it committed since. Raises PayloadError."""
