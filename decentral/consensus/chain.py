@@ -163,6 +163,12 @@ def check_succession(head: Head, record: Record) -> None:
     check_age(contributions(record), head.outer_step)
 
 
+def check_turn(record: Record, num_fragments: int) -> None:
+    """Raise PayloadError for a record of another fragment than the one whose turn it is: the step says which."""
+    if record.fragment != record.outer_step % num_fragments:
+        raise PayloadError(f"fragment {record.fragment} in step {record.outer_step}: not its turn; drop the record")
+
+
 def check_contributors(refs: Sequence[FrameRef], members: Collection[PeerId]) -> None:
     """Raise PayloadError when a stranger is named, or a member twice: each weighs in the mean, and in the chain."""
     named = [ref.peer for ref in refs]

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
-from decentral.consensus.chain import Digest, Head
+from decentral.consensus.chain import Digest, Head, check_turn
 from decentral.consensus.voting import Voting
 from decentral.errors import PayloadError
 from decentral.wire.frames import Frame
@@ -112,23 +113,33 @@ class Branch:
     records: tuple[Record, ...] = ()  # that made them
 
 
-def check_chain(start: Head, commits: Sequence[Commit], voting: Voting) -> None:
-    """Raise PayloadError unless each commit follows the one before it, the first ``start``, and was voted for."""
-    head = start
-    for commit in commits:
-        head = head.extended(commit.record)
-        voting.check_certified(commit)
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """By which a commit is known that somebody made up."""
+
+    voting: Voting
+    num_fragments: int
+
+    def next(self, head: Head, commit: Commit) -> Head:
+        """The head that ``commit`` leads to. Raises PayloadError unless it follows ``head`` and was voted for."""
+        check_turn(commit.record, self.num_fragments)
+        following = head.extended(commit.record)
+        self.voting.check_certified(commit)
+        return following
+
+    def last(self, start: Head, commits: Iterable[Commit]) -> Head:
+        """The head that they lead to, each from the one before. Raises as ``next`` does."""
+        return reduce(self.next, commits, start)
 
 
-def checked_branch(history: History, start: Head, commits: Sequence[Commit], claimed: Head, voting: Voting) -> Branch:
+def checked_branch(history: History, start: Head, commits: Sequence[Commit], claimed: Head, rules: Rules) -> Branch:
     """The branch that ``commits`` make from ``start``, a head of ours, up to ``claimed``.
 
     Raises PayloadError when a record does not follow, lacks a majority's votes, or does not lead to the claimed head.
     """
     shared, heads, records, head = start, list[Head](), list[Record](), start
     for commit in commits:
-        head = head.extended(commit.record)
-        voting.check_certified(commit)
+        head = rules.next(head, commit)
         if (ours := history.at((head.round, head.hash))) is not None:
             shared, heads, records = ours, [], []
             continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decentral.consensus.chain import Head
 from decentral.consensus.voting import Voting, dropped_by, keeps_majority
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import Record
+from decentral.wire.messages import MAX_PEERS, Record
 
 
 @dataclass(slots=True)
@@ -40,8 +40,9 @@ class Presence:
         away = {peer for peer in head.members if peer in self.leaving or peer in self.expired} - {self.me}
         if not keeps_majority(self.voting.committee(head), away):
             away &= self.given_up()  # no majority would be left: drop only those who left or are gone for good
-        joined = {peer for peer in joiners if self.present(peer)}
-        return tuple(sorted((set(head.members) - away) | joined))
+        kept = set(head.members) - away
+        joined = sorted(peer for peer in {*joiners} - kept if self.present(peer))
+        return tuple(sorted({*kept, *joined[: MAX_PEERS - len(kept)]}))  # a record names no more
 
     def may_drop(self, record: Record) -> bool:
         """Whether to vote for whom ``record`` drops: if no majority stays to vote, only when we gave them up, too."""

@@ -200,10 +200,7 @@ class RoundState:
     def check_acceptable(self, record: m.Record) -> None:
         """Raise PayloadError for a record that no peer of this run accepts: nobody is bound by what one says it did."""
         chain.check_age(chain.contributions(record), record.outer_step, self.terms.max_staleness)
-        if record.fragment != record.outer_step % self.terms.num_fragments:
-            raise PayloadError(
-                f"record of fragment {record.fragment} in step {record.outer_step}: not its turn; drop it"
-            )
+        chain.check_turn(record, self.terms.num_fragments)
         for ref in record.frames:
             if ref.frame in self.held and not claims_match(self.held[ref.frame], ref):
                 raise PayloadError(f"a record says of the frame of {peer_name(ref.peer)} what it did not sign; drop it")

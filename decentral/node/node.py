@@ -122,9 +122,9 @@ class Node:
         uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
         partners = None
         if not replica.agrees:
-            limits, step = manifest.swarm, start.gossip_step
+            limits, step, steps = manifest.swarm, start.gossip_step, manifest.run.rounds
             punctuality = Punctuality(limits.deadline_floor, limits.deadline_ceiling)
-            partners = Partners(manifest.outer.fragments, lambda step: len(replica.due(step)), punctuality, step)
+            partners = Partners(steps, manifest.outer.fragments, lambda step: len(replica.due(step)), punctuality, step)
         parts = OwnParts(
             signer=signer,
             head=start.head or Head.genesis(manifest.digest, start.schema.digest, replica.digest, signer.peer),

@@ -258,7 +258,8 @@ class Driver:
                 case Decide():
                     await self._decide(effect.commit)
                 case CatchUpWith():
-                    state.catch_up.ask(effect.peer)
+                    if effect.peer in state.head.members or effect.peer in self.swarm.directory.live():
+                        state.catch_up.ask(effect.peer)  # of nobody else: what a stranger says of rounds is no news
 
     async def _persist(self, acceptor: Acceptor) -> None:
         """The vote, and before it the frames it vouches for: a later leader may find them here only."""

@@ -8,13 +8,14 @@ import pytest
 
 from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head, counted_tokens
-from decentral.consensus.history import LENGTH, LOCATOR, History, checked_branch, retraced
+from decentral.consensus.history import LENGTH, LOCATOR, History, Rules, checked_branch, retraced
 from decentral.consensus.voting import Voting
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from tests.lab.machines import RUN, digest_of, ref, signer_of
 
 A, B, C = sorted(signer_of(n).peer for n in range(3))
+RULES = Rules(Voting(), 1)
 START = Head(RUN, 0, 0, 0, digest_of("genesis"), digest_of("anchor"), (A, B, C))
 
 
@@ -97,7 +98,7 @@ def forked(common: int, ours: int, theirs: int):
 def test_a_branch_is_followed_from_where_it_left_even_when_the_locator_named_an_older_place():
     history, fork, (_, commits), (claimed, their_heads, theirs) = forked(6, 3, 4)
     claimed = replace(claimed, anchor=digest_of("claimed"))
-    branch = checked_branch(history, START, [*commits, *theirs], claimed, Voting())
+    branch = checked_branch(history, START, [*commits, *theirs], claimed, RULES)
     assert branch.shared == fork
     assert branch.heads == tuple(their_heads)
 
@@ -106,11 +107,22 @@ def test_a_branch_of_forged_or_missing_records_or_with_a_false_claim_is_refused(
     history, fork, _, (claimed, _, theirs) = forked(2, 2, 3)
     forged = [signed(theirs[0].record, 0), *theirs[1:]]
     with pytest.raises(PayloadError, match="1 votes, a majority is 2 of 3"):
-        checked_branch(history, fork, forged, claimed, Voting())
+        checked_branch(history, fork, forged, claimed, RULES)
     with pytest.raises(PayloadError, match="does not follow"):
-        checked_branch(history, fork, theirs[1:], claimed, Voting())
+        checked_branch(history, fork, theirs[1:], claimed, RULES)
     with pytest.raises(PayloadError, match="does not lead to the head"):
-        checked_branch(history, fork, theirs, replace(claimed, tokens=10**18), Voting())
+        checked_branch(history, fork, theirs, replace(claimed, tokens=10**18), RULES)
+
+
+def test_one_member_alone_makes_no_commit_of_a_fragment_that_there_is_not():
+    """It drops all others: its vote is a majority of those left. Who caught up with it ended of the fragment."""
+    alone = signed(replace(record(START, {}, next_members=(A,)), fragment=2**32 - 1), names().index(A))
+    with pytest.raises(PayloadError, match="not its turn"):
+        RULES.next(START, alone)
+
+
+def names() -> list[bytes]:
+    return [signer_of(number).peer for number in range(3)]
 
 
 @pytest.mark.parametrize("lists", ["frames", "contributors"])

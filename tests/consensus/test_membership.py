@@ -67,6 +67,18 @@ def test_a_joiner_is_admitted_between_rounds_at_once(make_swarm):
     assert joiner in swarm.named(joiner)
 
 
+def test_more_newcomers_than_a_record_can_name_are_let_in_one_record_after_the_other(make_swarm):
+    """A record of 1,027 members could not be written, and the leader ended: who wanted that needed 1,022 keys."""
+    swarm = make_swarm(3)
+    machine = swarm.hosts[swarm.members[0]].machine
+    for number in range(m.MAX_PEERS + 100):
+        machine.receive(signer_of(1000 + number).peer, m.JoinRequest(0, bytes(32)), swarm.now)
+    wanted = machine.state.next_members()
+    assert len(wanted) == m.MAX_PEERS
+    assert set(swarm.members) <= set(wanted)
+    assert len(machine.state.joiners) <= m.MAX_PEERS
+
+
 def _genesis_fields(swarm):
     head = swarm.genesis()
     return head.run, head.epoch, head.round, head.outer_step, head.hash, head.anchor

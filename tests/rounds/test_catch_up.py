@@ -9,13 +9,27 @@ import anyio
 import pytest
 import torch
 
+from decentral.consensus.history import LOCATOR
+from decentral.errors import PayloadError
 from decentral.parameters import schema_of
-from decentral.rounds.catchup.donor import ANY_FORM, CHUNK, IDLE, INDEX, PACKED, STATE
+from decentral.rounds.catchup.donor import (
+    ANY_FORM,
+    CHAIN,
+    CHUNK,
+    IDLE,
+    INDEX,
+    LENGTH,
+    PACKED,
+    SHARED,
+    STATE,
+    WHERE,
+)
+from decentral.rounds.frame_io import CONTROL
 from decentral.state.chunk_form import PLAIN, from_form
-from decentral.state.snapshot import Layout, SnapshotIndex, chunk_hash
-from decentral.transport.requests import request
+from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex, chunk_hash
+from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
-from decentral.wire.messages import Certificate
+from decentral.wire.messages import Behind, Certificate, encode
 from tests.lab.nodes import tiny_model
 
 MBIT = 125_000.0  # bytes/s
@@ -197,6 +211,86 @@ def test_a_peer_that_is_told_a_wrong_chain_goes_on_and_asks_another(run_lab, ter
         assert not any(event == "resynced" for event, _ in away.events)
 
     run_lab(terms("sparseloco", lease=20.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 2))
+
+
+class Stranger:
+    """Not of the run's members: it says that its own chain is far ahead, of which nothing can be checked."""
+
+    def __init__(self, lab, victim) -> None:
+        self.transport = lab.network.transport(Signer(bytes([9]) * 32))
+        self.victim, self.asked, self.chain = victim, 0, b""
+        limits = {CHAIN: LOCATOR * WHERE.size, INDEX: 0, STATE: CHUNK.size, PACKED: ANY_FORM.size}
+        for protocol, limit in limits.items():
+            serve_requests(self.transport, protocol, partial(self.answer, protocol), limit=limit)
+
+    async def answer(self, protocol, peer, data):
+        self.asked += 1
+        if protocol == INDEX:
+            replica, head = self.victim.node.replica, self.victim.node.driver.head
+            tensors = {name: torch.full_like(found, 7.0) for name, found in replica.shared_tensors().items()}
+            anchor = replica.digest_of(tensors)
+            claimed = replace(head, round=2**59, tokens=2**59, hash=bytes(32), anchor=anchor)
+            self.snapshot = Snapshot(tensors, {"head": claimed.to_dict()})
+            return self.snapshot.index.to_bytes()
+        if protocol == STATE:
+            return self.snapshot.chunk(CHUNK.unpack(data)[1])
+        return self.chain if protocol == CHAIN else bytes([PLAIN]) + self.snapshot.chunk(ANY_FORM.unpack(data)[1])
+
+
+def beside_a_stranger(run_lab, terms, script):
+    async def whole(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        stranger = Stranger(lab, lab.members[0])
+        async with stranger.transport:
+            for member in lab.members:
+                await stranger.transport.connect(member.signer.peer, member.transport.addresses())
+            await script(lab, stranger, lab.members[0])
+        assert all(member.node.driver.head.round < 100 for member in lab.members)
+        assert all(float(member.node.replica.anchors[0].mean()) < 6.0 for member in lab.members)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), whole, schema=one_tensor(NUMEL // 64))
+
+
+def test_what_a_stranger_says_of_rounds_is_no_reason_to_ask_it_for_them(run_lab, terms):
+    """It replaced the model and the chain of a whole swarm: the others followed whom it had told."""
+
+    async def script(lab, stranger, victim):
+        await notify(stranger.transport, victim.signer.peer, CONTROL, encode(Behind(2**59)), timeout=5.0)
+        await lab.rounds(2)
+        assert stranger.asked == 0
+
+    beside_a_stranger(run_lab, terms, script)
+
+
+def test_a_chain_that_nobody_can_check_is_believed_of_no_stranger_while_most_stand_on_ours(run_lab, terms):
+    async def script(lab, stranger, victim):
+        with pytest.raises(PayloadError, match="most peers stand on ours"):
+            await victim.node.catch_up._catch_up(stranger.transport.peer)
+        await lab.rounds(1)
+        assert stranger.asked > 0
+
+    beside_a_stranger(run_lab, terms, script)
+
+
+def test_a_chain_that_goes_on_for_as_long_as_it_is_asked_for_ends_with_the_first_answer_that_is_made_up(run_lab, terms):
+    async def script(lab, stranger, victim):
+        state = victim.node.driver.machine.state
+        first = next(iter(state.recent.values()))
+        places = [SHARED.pack(first.record.round - 1)]
+        for round_ in range(first.record.round, first.record.round + 200):
+            body = encode(spoilt(first, round=round_))
+            places.append(LENGTH.pack(len(body)) + body)
+        stranger.chain = b"".join(places)
+        with pytest.raises(PayloadError, match=r"votes|does not follow"):
+            await victim.node.catch_up._catch_up(stranger.transport.peer)
+        assert stranger.asked <= 3
+        await lab.rounds(1)
+
+    beside_a_stranger(run_lab, terms, script)
 
 
 def test_a_snapshot_is_fetched_when_replaying_would_cost_more(run_lab, terms):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -8,9 +9,11 @@ import torch
 
 from decentral.dissemination import gather
 from decentral.dissemination.pairing import matching, partner_of
+from decentral.errors import PayloadError
 from decentral.rounds.pairs.partners import AHEAD
 from decentral.rounds.pairs.swapping import PAIR, UNDECIDED
 from decentral.transport.memory.pipe import Weight
+from decentral.wire.frames import Frame
 from decentral.wire.keys import peer_name
 from tests.lab.nodes import tiny_model
 
@@ -127,6 +130,27 @@ def test_a_member_that_fell_behind_jumps_to_the_step_of_the_others_instead_of_wa
         await lab.until(lambda: slow.step >= 40, limit=100)
         count = len(lab.members[2].swaps)
         await lab.until(lambda: any(s.partner is not None for s in lab.members[2].swaps[count:]), limit=100)
+
+    run_lab(terms("noloco"), script)
+
+
+@pytest.mark.parametrize("beyond", [0, 2**64 - 3])
+def test_a_frame_for_a_step_that_the_run_has_not_moves_nobody(run_lab, terms, beyond):
+    """Of two peers one said that it was at step 2**64 - 3: the other went there, and ended three steps later."""
+
+    async def script(lab):
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        await lab.until(lambda: all(len(member.swaps) > 1 for member in lab.members))
+        told, liar = lab.members
+        said = told.node.gossip._header(told.node.driver.head, 0, 1, 1, 1)
+        header = replace(said, sender=liar.signer.peer, round=max(beyond, lab.manifest.run.rounds))
+        before = told.node.gossip.step
+        with pytest.raises(PayloadError, match=f"of a run of {lab.manifest.run.rounds}"):
+            told.node.gossip.partners.take(Frame(header, b""), torch.zeros(1), told.node.driver.head)
+        await lab.until(lambda: all(len(member.swaps) > 4 for member in lab.members))
+        assert before < told.node.gossip.step < before + 10
 
     run_lab(terms("noloco"), script)
 

@@ -6,7 +6,7 @@ from decentral.consensus.effects import CatchUpWith
 from decentral.consensus.round_state import FETCH_AFTER, RoundState
 from decentral.consensus.voting import dropped_by
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import Behind, Commit, Farewell, JoinRequest
+from decentral.wire.messages import MAX_PEERS, Behind, Commit, Farewell, JoinRequest
 
 
 class Attendance:
@@ -20,7 +20,8 @@ class Attendance:
         state = self._state
         state.is_back(sender)
         if sender not in state.head.members:
-            state.joiners[sender] = request
+            if len(state.joiners) < MAX_PEERS or sender in state.joiners:
+                state.joiners[sender] = request
         elif request.round < state.head.round and not self.crossed(request.round + 1, now):
             self.help_laggard(sender, request.round)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from decentral.consensus.chain import check_turn
 from decentral.consensus.effects import CatchUpWith, Decide
 from decentral.consensus.roles.attendance import Attendance
 from decentral.consensus.roles.herald import Herald
@@ -31,6 +32,7 @@ class Learner:
             state.effects.append(CatchUpWith(sender))
             return
         if state.succeeds(record, sender):
+            check_turn(record, state.terms.num_fragments)
             state.terms.voting.check_certified(commit)
             state.decided = (sender, commit)
             self._herald.pass_on(sender, commit)

@@ -15,7 +15,8 @@ from pathlib import Path
 import anyio
 
 from decentral.consensus.chain import Head
-from decentral.consensus.history import Branch, Place, check_chain, checked_branch
+from decentral.consensus.history import LENGTH as LONGEST
+from decentral.consensus.history import Branch, Place, Rules, checked_branch
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.rounds.catchup.donor import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, WHERE, Donor
 from decentral.rounds.catchup.fetching import TIMEOUT, SnapshotFetch
@@ -45,6 +46,7 @@ class CatchUp:
         self.transport, self.directory = driver.swarm.transport, driver.swarm.directory
         self.snapshots = SnapshotFetch(driver.state, driver.swarm, folder)
         self.donor = Donor(driver.state, driver.swarm.transport)
+        self._rules = Rules(driver.state.terms.voting, driver.state.terms.num_fragments)
 
     async def run(self) -> None:
         """Catch up with whom the rounds ask for, until cancelled."""
@@ -82,7 +84,7 @@ class CatchUp:
             answer = await self._ask_chain(holder)
             if answer.shared is None or answer.shared.hash != head.hash:
                 return ()
-            check_chain(answer.shared, answer.commits, self.state.terms.voting)
+            self._rules.last(answer.shared, answer.commits)
         except PayloadError as error:
             self.state.on_event("catch_up_failed", {"why": str(error)})
             return ()
@@ -155,22 +157,31 @@ class CatchUp:
         if head.weight <= self.state.head.weight:
             return
         branch = await self._branch_to(peer, head)
+        if branch.shared is None and peer not in self.state.head.members and self._most_stand_here():
+            raise PayloadError("nobody can check its chain, it is no member, and most peers stand on ours; ask another")
         tensors = {} if self.state.gossips else (await self.snapshots.tensors(peer, index, head)).tensors
         await self.driver.adoption.adopt(head, tensors, branch)
 
     async def _branch_to(self, peer: PeerId, claimed: Head) -> Branch:
         """The way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers remember."""
         answer = await self._ask_chain(peer)
-        if answer.shared is None or not answer.commits:
+        shared = answer.shared
+        if shared is None or not answer.commits:
             return Branch(None)
-        commits, more = list(answer.commits), True
-        while more and commits[-1].record.round < claimed.round:  # an answer holds only so many bytes
-            last = commits[-1].record
-            following = await self._ask_chain(peer, [(last.round, last.hash)])
-            more = bool(following.commits) and following.commits[-1].record.round > last.round
-            commits += following.commits
-        history = self.state.machine.state.history
-        return checked_branch(history, answer.shared, commits, claimed, self.state.terms.voting)
+        commits, head = list(answer.commits), self._rules.last(shared, answer.commits)
+        while answer.commits and head.round < claimed.round:  # an answer holds only so many bytes
+            if len(commits) > LONGEST:
+                raise PayloadError(f"its chain goes on after {len(commits)} commits, more than peers keep; ask another")
+            answer = await self._ask_chain(peer, [(head.round, head.hash)])
+            head = self._rules.last(head, answer.commits)  # here: one made up would go on for as long as it is asked
+            commits += answer.commits
+        return checked_branch(self.state.machine.state.history, shared, commits, claimed, self._rules)
+
+    def _most_stand_here(self) -> bool:
+        """Whether more than half of the peers that are here, this one included, say that they stand on its chain."""
+        history, live = self.state.machine.state.history, self.directory.live().values()
+        here = sum(history.at((lease.round, lease.digest)) is not None for lease in live)
+        return 2 * (here + 1) > len(live) + 1
 
 
 def split_commits(answer: bytes) -> list[Commit]:

@@ -27,6 +27,8 @@ from decentral.wire.keys import PeerId, peer_name
 
 TIMEOUT = 30.0  # s until an answer begins: a donor may have to hash its whole state first
 DONORS = 16  # peers that serve one snapshot
+MOST = 1 << 60  # of what a head counts: what grows from there on still fits into a checkpoint
+MOST_STEPS = 1 << 48  # of gossip
 DISTRUST = 600.0  # s in which a peer that sent wrong chunks is not asked for any; memory errs, too, so not for ever
 DISTRUSTED = 1024  # peers remembered so
 
@@ -68,6 +70,8 @@ class SnapshotFetch:
         meta = SnapshotIndex.document(data)
         head = Head.from_dict(meta.get("head"))
         index = SnapshotIndex.from_bytes(data, self.layouts.of(meta, head))
+        if max(head.round, head.outer_step, head.epoch, head.tokens, head.contributions) >= MOST:
+            raise PayloadError("snapshot of a head with numbers that no run reaches; use another donor")
         if head.run != self.state.head.run:
             raise PayloadError("snapshot of another run; use another donor")
         return index, head
@@ -85,7 +89,7 @@ class SnapshotFetch:
             self._distrust(peer)
             raise PayloadError("snapshot's tensors do not have the digest that its chain commits to; drop the donor")
         step = index.meta.get("gossip_step", 0)
-        return Fetched(head, tensors, step if isinstance(step, int) and 0 <= step < 2**48 else 0)
+        return Fetched(head, tensors, step if isinstance(step, int) and 0 <= step < MOST_STEPS else 0)
 
     async def _begin(self, index: SnapshotIndex) -> Assembler:
         """With what is here of this snapshot: from an attempt before, or because our own tensors are alike."""

@@ -20,10 +20,10 @@ class Partners:
     """The others as one peer knows them, and its own step, which theirs are compared with."""
 
     def __init__(
-        self, num_fragments: int, channels: Callable[[int], int], punctuality: Punctuality, step: int = 0
+        self, steps: int, num_fragments: int, channels: Callable[[int], int], punctuality: Punctuality, step: int = 0
     ) -> None:
-        """``channels``: how many vectors a contribution to a gossip step has."""
-        self.num_fragments, self.channels, self.step = num_fragments, channels, step
+        """``steps``: of the run; ``channels``: how many vectors a contribution to a gossip step has."""
+        self.steps, self.num_fragments, self.channels, self.step = steps, num_fragments, channels, step
         self.punctuality = punctuality
         self._frames: dict[tuple[PeerId, int], tuple[Frame, Tensor]] = {}
         self._seen: dict[PeerId, int] = {}  # the latest step heard of from each member
@@ -35,6 +35,8 @@ class Partners:
         header = frame.header
         if header.sender not in head.members:
             raise PayloadError("swap of a peer that is no member; drop it")
+        if header.round >= self.steps:
+            raise PayloadError(f"gossip step {header.round} of a run of {self.steps}; drop the frame")
         if header.fragment != header.round % self.num_fragments:
             raise PayloadError(f"gossip step {header.round} is not of fragment {header.fragment}; drop the frame")
         if header.channels != self.channels(header.round):

@@ -27,7 +27,7 @@ from decentral.simulate.learning.stand_in import body_nbytes
 from decentral.simulate.profiles import PROFILES
 from decentral.transport.memory.pipe import WINDOW
 
-__all__ = ["RoundTime", "steps_for", "time_of_round"]
+__all__ = ["RoundTime", "body_of", "steps_for", "time_of_round"]
 
 LATENCY = PROFILES["even"].latency
 WAYS = 3  # one-way delays of a message on a stream of its own: open, confirm, say
@@ -103,6 +103,16 @@ def _sent(manifest: Manifest, numel: int, peers: int) -> Cost:
         return sizes[values]
 
     return frames(peers, numel, body) + of_rounds.control(kind, peers, numel)
+
+
+def body_of(manifest: Manifest, num_parameters: int, peers: int) -> float:
+    """Bytes of the body that a peer of so many makes of its contribution, in a reduce of all its slices."""
+    codec, numel = codec_of(manifest), max(1, num_parameters // manifest.outer.fragments)
+    channels = len(make_outer(manifest.outer.method, manifest.outer.hyper).channels())
+    if manifest.exchange.kind == "pair":
+        return body_nbytes(codec, numel * channels)
+    cuts = max(1, peers) if manifest.exchange.kind == "reduce" else 1
+    return cuts * _all_channels(codec, max(1, numel // cuts), channels)
 
 
 def _all_channels(codec: Codec, values: int, channels: int) -> float:
