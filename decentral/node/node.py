@@ -18,7 +18,15 @@ from decentral.consensus.chain import Head
 from decentral.consensus.run_clock import RunClock
 from decentral.consensus.voting import VOTING, Voting
 from decentral.dissemination.partition import USUAL, Grain
-from decentral.errors import NoPeersError, PayloadError, TransportError
+from decentral.errors import (
+    ConfigError,
+    ManifestMismatch,
+    NoPeersError,
+    NotAdmitted,
+    PayloadError,
+    TransportError,
+    VersionError,
+)
 from decentral.flow.offload import Offload, in_thread
 from decentral.flow.uplink import lease_bits
 from decentral.manifest import Manifest
@@ -225,13 +233,21 @@ class Node:
         )
 
     async def _look_until_synced(self) -> None:
+        """Raises ManifestMismatch, NotAdmitted or VersionError when one that answers says so, and nobody else lets this
+        peer in: one that is older, or lies, keeps it from nobody else.
+        """
         while True:
+            refused: ConfigError | None = None
             for peer in list(self.directory.live()):
                 try:
                     await self._sync_with(peer)
                     return
                 except (TransportError, PayloadError) as error:
                     self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
+                except (ManifestMismatch, NotAdmitted, VersionError) as error:
+                    refused = refused or error
+            if refused is not None:
+                raise refused
             self.state = "looking"
             await anyio.sleep(RETRY)
 

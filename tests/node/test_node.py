@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -9,7 +11,9 @@ import torch
 
 from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head
-from decentral.errors import DiskError
+from decentral.errors import DiskError, VersionError
+from decentral.swarm.hello import HELLO, WIRE_VERSION
+from decentral.transport.requests import serve_requests
 from decentral.wire.frames import parse
 from decentral.wire.messages import FrameRef, Record
 from tests.laws.tables import ALONG_DIRECTIONS, DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, long_but
@@ -86,6 +90,33 @@ def test_a_late_joiner_is_bit_equal_and_contributes(run_lab, terms, preset):
         assert len(joiner.digests) >= 4
 
     run_lab(terms(preset), script)
+
+
+@pytest.mark.parametrize("others", [2, 0])
+def test_one_that_means_another_run_or_version_keeps_a_newcomer_from_nobody_else(run_lab, terms, others):
+    """The first of the directory decided for all: in a swarm that is being upgraded, or with one that lies."""
+
+    async def says_otherwise(peer: bytes, data: bytes) -> bytes:
+        return json.dumps({"wire": WIRE_VERSION - 1, "version": "0.0.1"}).encode()
+
+    async def script(lab):
+        for _ in range(1 + others):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        first = min(lab.members, key=lambda member: member.signer.peer)
+        handlers = SimpleNamespace(
+            letters=None, budget=first.transport.budget, serve=first.transport.services.handlers.__setitem__
+        )
+        serve_requests(handlers, HELLO, says_otherwise, limit=64)
+        joiner = lab.add()
+        await lab.until(lambda: joiner.node.ready.is_set())
+
+    if others:
+        run_lab(terms("sparseloco"), script)
+        return
+    with pytest.RaisesGroup(VersionError, flatten_subgroups=True):
+        run_lab(terms("sparseloco"), script)
 
 
 def test_two_peers_and_one_dies_the_other_goes_on(run_lab, terms):
