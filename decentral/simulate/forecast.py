@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
+from decentral.simulate.by_rounds.forecast import check_by_rounds, forecast_by_rounds
 from decentral.simulate.learning.lessons import LessonName
 from decentral.simulate.learning.stand_in import stand_in_for
 from decentral.simulate.profiles import on_lines, profile_named
@@ -14,6 +16,8 @@ from decentral.simulate.simulation import simulate
 from decentral.simulate.world import Progress
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 from decentral.tensors.threads import on_threads
+
+By = Literal["messages", "rounds"]
 
 
 def forecast(
@@ -27,14 +31,19 @@ def forecast(
     step_seconds: float,
     parameters: int | None = None,
     learn: bool = False,
+    by: By = "messages",
     on_progress: Progress = lambda share: None,
 ) -> dict[str, Any]:
     """Simulate ``rounds`` outer steps of the run with ``peers`` peers; plain JSON, as ``decentral simulate`` prints it.
+
+    ``by`` messages: the real protocol, which is judged; by rounds: reckoned in seconds, where that is known to agree.
 
     ``link``: bytes per second, each way, of the line that every peer has instead of the profile's own lines.
     ``parameters`` is needed for a model that the manifest does not describe; with ``learn`` a small one is trained, and
     its loss is told. ``on_progress`` hears which share of the rounds is made. Raises ConfigError.
     """
+    if by == "rounds":
+        check_by_rounds(manifest, profile, learn=learn)
     numel = parameters or _num_parameters(manifest)
     lesson: LessonName = "learn" if learn else "tiles"
     endless = manifest.changed(run={"rounds": 1_000_000})
@@ -49,11 +58,13 @@ def forecast(
         lesson=lesson,
         patience=2.0 * (training + ceiling),
         settle=20.0 * training + 40.0 * ceiling,
-        stand_in=stand_in_for(manifest, numel, peers, lesson),
     )
+    if by == "rounds":
+        return forecast_by_rounds(scenario, numel, on_progress)
+    scenario = replace(scenario, stand_in=stand_in_for(manifest, numel, peers, lesson))
     with on_threads(1):  # its tensors are small: a second thread costs more than it does
         outcome = simulate(scenario, on_progress=on_progress)
-    return {**outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}
+    return {"by": by, **outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}
 
 
 def _num_parameters(manifest: Manifest) -> int:

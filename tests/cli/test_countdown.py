@@ -111,6 +111,33 @@ def test_gossip_tells_its_pairs_where_rounds_tell_their_commits(run, tmp_path, p
     assert not {"commits", "contributors"} & set(figures)
 
 
+@pytest.mark.parametrize(
+    ("asked", "by"),
+    [
+        (("--peers", "40"), "rounds"),
+        (("--peers", "3"), "messages"),
+        (("--peers", "3", "--by", "rounds"), "rounds"),
+        (("--peers", "16", "--profile", "storm", "--rounds", "1"), "messages"),
+    ],
+)
+def test_large_swarms_are_reckoned_by_rounds_where_they_can_be_and_it_says_so(run, tmp_path, asked, by):
+    manifest = preset_manifest("sparseloco", inner={"steps": 3}, run={"salt": "by"})
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    profile = () if "--profile" in asked else ("--profile", "lab", "--rounds", "2")
+    told, plain = (run("simulate", "run.toml", *asked, *profile, *SMALL, *more) for more in (("--json",), ()))
+    assert json.loads(told.stdout)["by"] == by
+    assert ("reckoned by rounds; --by messages runs the protocol" in plain.stdout) == (by == "rounds")
+    assert ("divergence" in plain.stdout) == (by == "messages")
+
+
+def test_what_cannot_be_reckoned_by_rounds_says_what_to_do(run, tmp_path):
+    (tmp_path / "run.toml").write_text(preset_manifest("sparseloco", run={"salt": "by"}).to_toml())
+    for asked in (("--profile", "storm"), ("--learn",)):
+        found = run("simulate", "run.toml", "--by", "rounds", *asked, *SMALL)
+        assert (found.exit_code, found.stdout) == (10, "")
+        assert "--by messages" in found.stderr
+
+
 def test_every_figure_of_a_simulation_is_in_the_docs(run, tmp_path):
     text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
     for method in ("diloco", "noloco"):

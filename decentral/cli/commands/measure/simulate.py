@@ -1,8 +1,11 @@
 """``decentral simulate``: what would this run do on those links?"""
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,9 +14,13 @@ from decentral.cli.quantities import Duration, Rate
 from decentral.cli.shown.countdown import Countdown
 from decentral.errors import UsageError
 
+if TYPE_CHECKING:
+    from decentral.simulate.forecast import By
+
 ROUNDS = 20
 LEARNING_ROUNDS = 150  # after 20 a sparse swarm has sent a third of the model, and the lone peer has learnt it
 MOST_PEERS = 1024  # of one epoch
+MANY = 16  # peers from which on messages take half a minute and more
 PROFILES = ("lab", "home", "spot", "storm", "cliff", "even")
 
 
@@ -31,6 +38,11 @@ PROFILES = ("lab", "home", "spot", "storm", "cliff", "even")
 )
 @click.option("--step-time", type=Duration(), help="The same with its unit, as 0.4s.")
 @click.option("--parameters", type=click.IntRange(1), help="Of the model; taken from the manifest when it says so.")
+@click.option(
+    "--by",
+    type=click.Choice(["messages", "rounds"]),
+    help=f"Run the protocol, or reckon its rounds: seconds for any swarm. Rounds from {MANY} peers on, if they can be.",
+)
 @click.option("--learn", is_flag=True, help="Train a small model; its loss, and what a peer alone reaches as long.")
 @as_json
 def simulate_command(
@@ -43,18 +55,21 @@ def simulate_command(
     step_seconds: float | None,
     step_time: float | None,
     parameters: int | None,
+    by: By | None,
     learn: bool,
     as_json: bool,
 ) -> None:
-    """Run the real protocol on simulated machines and links, hours in seconds.
+    """Run the real protocol on simulated machines and links, hours in seconds; or reckon what it would take.
 
     \b
     $ decentral simulate run.toml --peers 8 --profile home
     $ decentral simulate run.toml --peers 8 --profile storm --seed 7 --json
     $ decentral simulate run.toml --peers 8 --profile spot --learn
     $ decentral simulate run.toml --peers 8 --link 20mbit --step-time 0.4s
+    $ decentral simulate run.toml --peers 256 --by rounds
     """
     from decentral.manifest import check_methods, load_manifest
+    from decentral.simulate.by_rounds.forecast import is_by_rounds
     from decentral.simulate.forecast import forecast
 
     if step_seconds is not None and step_time is not None:
@@ -62,6 +77,8 @@ def simulate_command(
     profile = profile or ("home" if link is None else "even")
     terms = load_manifest(manifest)
     check_methods(terms)
+    if by is None:
+        by = "rounds" if peers >= MANY and not learn and is_by_rounds(terms, profile) else "messages"
     with Countdown(sys.stderr) as countdown:
         found = forecast(
             terms,
@@ -73,18 +90,22 @@ def simulate_command(
             step_seconds=step_seconds or step_time or 1.0,
             parameters=parameters,
             learn=learn,
+            by=by,
             on_progress=countdown,
         )
     if as_json:
         click.echo(json.dumps(found))
     else:
         _print(found, profile, peers)
-    if found["problems"]:
+    if found.get("problems"):
         raise click.exceptions.Exit(1)
 
 
 def _print(found: dict[str, object], profile: str, peers: int) -> None:
-    click.echo(f"{found['rounds']} rounds of {peers} peers ({profile}) in {found['seconds']:,.0f} simulated seconds")
+    reckoned = ", reckoned by rounds; --by messages runs the protocol" if found["by"] == "rounds" else ""
+    click.echo(
+        f"{found['rounds']} rounds of {peers} peers ({profile}) in {found['seconds']:,.0f} simulated seconds{reckoned}"
+    )
     made = ("pairs", "unpaired") if "pairs" in found else ("commits", "contributors")
     for name in (
         *made,
@@ -96,11 +117,12 @@ def _print(found: dict[str, object], profile: str, peers: int) -> None:
         "hangs",
         "trace_hash",
     ):
-        click.echo(f"{name:16} {found[name]}")
+        if name in found:
+            click.echo(f"{name:16} {found[name]}")
     if "loss" in found:
         alone = (
             f"{found['loss_alone']} for a median peer alone as long, which makes {found['steps_alone']:,} inner steps"
         )
         click.echo(f"{'loss':16} {found['loss']} of a small model, after {found['steps']:,} per peer; {alone}")
-    for problem in found["problems"]:  # type: ignore[attr-defined]
+    for problem in found.get("problems", ()):  # type: ignore[attr-defined]
         click.echo(f"problem          {problem}")

@@ -1,0 +1,99 @@
+"""Round after round of a gather or a reduce: who is there, from where each trains on, who is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from decentral.simulate.by_rounds.absences import absences
+from decentral.simulate.by_rounds.machine import BEGINS, RETURNS, MachineModel, machines_of
+from decentral.simulate.by_rounds.one_round import Memory, Round
+from decentral.simulate.by_rounds.told import StepTimes
+from decentral.simulate.by_rounds.training import Offering, RoundWork, offers_of, work_of
+from decentral.simulate.scenario import Scenario
+
+ENTERS = 1.5  # s until a peer that asks to be let in is a member
+EXPIRES = 20.0  # s until the lease of one that went has run out, and half as long again, of which a part was over
+
+
+class Rounds:
+    """The rounds of one scenario. ``run`` them once."""
+
+    def __init__(self, scenario: Scenario, nbytes: float) -> None:
+        """``nbytes``: of the body of a contribution."""
+        self.scenario, self.machines = scenario, machines_of(scenario)
+        self.told, self._memory = StepTimes(), Memory.of(scenario, nbytes)
+        self._nbytes = 0.0 if scenario.manifest.exchange.kind == "reduce" else nbytes  # that an offer waits for
+        self._interval = scenario.manifest.inner.steps // scenario.manifest.outer.fragments
+        self._opened = dict.fromkeys(self.machines, BEGINS)
+        self._named: set[MachineModel] = set()
+        self._last = BEGINS  # when the round before was committed
+
+    def run(self, on_progress: Callable[[float], None]) -> StepTimes:
+        """All of them, or those that are made before it has taken too long."""
+        rounds, longest = self.scenario.rounds, self.scenario.patience * self.scenario.rounds
+        while len(self.told.times) < rounds and self._last < longest:
+            works, offers = self._offered()
+            self._settle(Round(self._memory, len(self.told.times) + 1, works, offers))
+            if len(self.told.times) == 1:
+                self._begin_troubles()
+            on_progress(len(self.told.times) / rounds)
+        return self.told
+
+    def _begin_troubles(self) -> None:
+        profile, seed, seconds = self.scenario.profile, self.scenario.seed, self.scenario.round_seconds
+        for machine in self.machines:
+            machine.begin_troubles(absences(profile, seed, machine.number, seconds, self._last))
+
+    def _offered(self) -> tuple[list[RoundWork], list[Offering]]:
+        """The training of the members, and what they offer; where all go away before, of those who return first."""
+        while True:
+            works = self._works()
+            heard_after, copies = float(self._memory.air.delays(1)[0]), self._nbytes * (len(works) - 1)
+            offers = offers_of(works, self._memory.deadlines, self._interval, heard_after, copies)
+            if offers:
+                return works, offers
+            for work in works:
+                self._goes(work.machine)
+            self._last = min(machine.enters for machine in self.machines) + ENTERS
+
+    def _works(self) -> list[RoundWork]:
+        """Of those who are members, or will be before the first of them offers."""
+        works = [self._work(machine) for machine in self.machines if machine.enters <= self._last]
+        first = min((work.made[-1].time for work in works if not work.crashed), default=self._last)
+        late = [machine for machine in self.machines if self._last < machine.enters <= first - ENTERS]
+        return works + [self._work(machine) for machine in late]
+
+    def _work(self, machine: MachineModel) -> RoundWork:
+        if machine not in self._opened:
+            self._returns(machine)
+        overlap, named = self.scenario.manifest.outer.overlap, machine in self._named
+        return work_of(machine, self._opened[machine], self._interval, overlap, named=named)
+
+    def _returns(self, machine: MachineModel) -> None:
+        """Nobody waits for it in its first round, if a record went without it: else it was a member all the time."""
+        machine.generation = len(self.told.times)
+        away = machine.been_away[-1]
+        missed_from = away.begin + (0.0 if away.graceful else EXPIRES)
+        machine.newcomer = away.forgets or any(missed_from <= at <= machine.enters for at in self.told.times)
+        self._opened[machine] = machine.enters + (ENTERS if machine.newcomer else 0.0)
+
+    def _settle(self, made: Round) -> None:
+        """The round is committed: everybody goes on from where its training is when it hears of that."""
+        decided = made.decide()
+        self._last, self._named = decided.at, decided.named
+        self.told.times.append(decided.at)
+        self.told.named.append(len(decided.named))
+        for work, when in zip(made.works, decided.applied, strict=True):
+            machine = work.machine
+            self._opened[machine], machine.newcomer = when, False
+            is_late = machine.at.sent is None or machine.at.time > when
+            if is_late and not work.crashed:
+                work.until(when)
+            if machine.is_gone_by(when):
+                self._goes(machine)
+            else:
+                self._opened[machine] = max(when, machine.wakes_by(when))
+
+    def _goes(self, machine: MachineModel) -> None:
+        self._opened.pop(machine, None)
+        machine.crash(RETURNS)
