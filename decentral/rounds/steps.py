@@ -6,6 +6,7 @@ made durable. What goes on beside may fail without ending the peer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -15,6 +16,8 @@ from decentral.consensus.effects import Effect
 from decentral.errors import DecentralError
 
 CarryOut = Callable[[list[Effect]], Awaitable[None]]
+OnEvent = Callable[[str, dict[str, object]], None]
+logger = logging.getLogger("decentral.rounds")
 
 
 class Steps:
@@ -23,7 +26,7 @@ class Steps:
     def __init__(self, carry_out: CarryOut) -> None:
         self._carry_out = carry_out
         self.lock = anyio.Lock(fast_acquire=True)
-        self.failure: DecentralError | None = None  # a full disk, say: the machine has moved on and the disk has not
+        self.failure: Exception | None = None  # a full disk, say: the machine has moved on and the disk has not
 
     async def take(self, call: Callable[[float], list[Effect]]) -> None:
         """Call the machine, with the time, and do what it asks for."""
@@ -34,7 +37,7 @@ class Steps:
             with anyio.CancelScope(shield=True):  # a caller that goes away must not leave a commit half done
                 try:
                     await self._carry_out(effects)
-                except DecentralError as error:
+                except Exception as error:
                     self.failure = error
                     raise
 
@@ -47,7 +50,7 @@ class Steps:
 class Tasks:
     """Tasks in the group that the rounds run in."""
 
-    def __init__(self, on_event: Callable[[str, dict[str, object]], None]) -> None:
+    def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
         self._group: anyio.abc.TaskGroup | None = None
         self._over = False
@@ -74,7 +77,19 @@ class Tasks:
 
     async def _guarded(self, work: Callable[..., object], *args: object) -> None:
         """A failed send or a bad answer must not end the peer; it is counted and the timers above go on."""
+        what = getattr(work, "__name__", "task")
         try:
             await work(*args)  # type: ignore[misc]
         except DecentralError as error:
-            self._on_event("dropped", {"what": getattr(work, "__name__", "task"), "why": str(error)})
+            self._on_event("dropped", {"what": what, "why": str(error)})
+        except Exception as error:  # noqa: BLE001  told with its traceback
+            tell_unexpected(self._on_event, what, error)
+
+
+def tell_unexpected(on_event: OnEvent, what: str, error: Exception) -> None:
+    """A mistake of this package, which a peer's bytes may have led to: as in every handler, nobody ends a peer so.
+
+    A step that was carried out by half does all the same, see ``Steps``.
+    """
+    logger.exception("%s failed; rounds go on without it, and this is a bug: please report it", what)
+    on_event("unexpected", {"what": what, "why": f"{type(error).__name__}: {error}"})

@@ -33,6 +33,7 @@ def check(trace: Trace, manifest: Manifest, lesson: LessonName, seats: int = SEA
     verdict = Verdict()
     if not any(trace.of("went_back")):  # a restored backup forgets its votes: that heals, but it may fork
         check_elections(trace, seats, verdict)
+    _nothing_unexpected(trace, verdict)
     _durable_before_applied(trace, verdict)
     _rounds_only_rise(trace, verdict)
     _nothing_is_left_over(trace, verdict)
@@ -49,6 +50,12 @@ def check(trace: Trace, manifest: Manifest, lesson: LessonName, seats: int = SEA
     if lesson == "marks" and manifest.exchange.kind == "gather" and not remembers:
         _Mass(trace, manifest, verdict).check()
     return verdict
+
+
+def _nothing_unexpected(trace: Trace, verdict: Verdict) -> None:
+    """Mistakes that ended a task of a peer, and not the peer."""
+    for entry in trace.of("node_unexpected"):
+        verdict.say(f"host {entry.host}: {entry.fields['what']} failed with {entry.fields['why']}")
 
 
 def _same_record_same_bits(trace: Trace, verdict: Verdict) -> None:

@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import PayloadError, TransportError
-from decentral.wire.keys import PeerId
+from decentral.wire.keys import PeerId, peer_name
 
 _AT_ONCE = 32  # peers contacted at the same time
 
@@ -55,3 +55,5 @@ class Contacts:
                     await contact(peer)
         except (TransportError, PayloadError) as error:
             logger.debug("%s", error)
+        except Exception:  # of what a peer answered, say: as in every handler, it must not end this one
+            logger.exception("a contact with %s failed, and this is a bug: please report it", peer_name(peer))

@@ -71,7 +71,7 @@ class Member:
             transport=self.transport,
             ledger=Ledger(lambda commit, frames: self.log.append(commit), lambda blob: None),
             on_update=self._on_update,
-            on_event=lambda event, fields: self.events.append((event, fields)),
+            on_event=self._on_event,
             offload=inline,
         )
         self.scope = anyio.CancelScope()
@@ -80,6 +80,10 @@ class Member:
         self.pull = 0.3
         self.failure: BaseExceptionGroup[DiskError] | None = None
         self.swaps: list[Swapped] = []
+
+    def _on_event(self, event: str, fields: dict[str, Any]) -> None:
+        assert event != "unexpected", f"{fields['what']} failed: {fields['why']}"
+        self.events.append((event, fields))
 
     def _on_update(self, update: CommittedUpdate) -> None:
         self.all_updates.append(update)

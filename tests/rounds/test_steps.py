@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import anyio
 import pytest
 import trio
 import trio.testing
 
 from decentral.errors import DiskError
+from decentral.rounds.catchup.catch_up import CatchUp
 from decentral.rounds.catchup.requests import CatchUpRequests
 from decentral.rounds.steps import Steps, Tasks
+from decentral.swarm.contacts import Contacts
 
 NEAR, FAR = bytes(32), bytes([1] * 32)
 
@@ -51,19 +55,87 @@ def test_a_caller_that_goes_away_leaves_no_step_half_done():
     assert done == ["all of it"]
 
 
-def test_a_step_that_failed_is_raised_to_its_caller_and_to_whoever_checks_later():
+@pytest.mark.parametrize("error", [DiskError("no space left"), IndexError("no space left")])
+def test_a_step_that_failed_is_raised_to_its_caller_and_to_whoever_checks_later(error):
     async def carry_out(effects):
-        raise DiskError("no space left")
+        raise error
 
     async def script():
         steps = Steps(carry_out)
         steps.check()
-        with pytest.raises(DiskError, match="no space left"):
+        with pytest.raises(type(error), match="no space left"):
             await steps.take(lambda now: ["write"])
-        with pytest.raises(DiskError, match="no space left"):
+        with pytest.raises(type(error), match="no space left"):
             steps.check()
 
     play(script)
+
+
+async def fails():
+    raise IndexError("tuple index out of range")
+
+
+def test_a_mistake_in_what_goes_on_beside_is_told_and_ends_nothing_else():
+    """A peer's bytes led to one, and ended the process."""
+    told, done = [], []
+
+    async def script():
+        tasks = Tasks(lambda event, fields: told.append((event, fields)))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(beside, tasks)
+            assert tasks.spawn(fails)
+            await trio.sleep(1.0)
+            done.append(True)
+            nursery.cancel_scope.cancel()
+
+    async def beside(tasks, *, task_status):
+        async with anyio.create_task_group() as group:
+            tasks.begin(group)
+            task_status.started()
+            await trio.sleep_forever()
+
+    play(script)
+    assert done
+    assert told == [("unexpected", {"what": "fails", "why": "IndexError: tuple index out of range"})]
+
+
+def test_a_mistake_in_catching_up_with_one_leaves_the_next():
+    told, asked = [], []
+
+    async def catch_up_with(peer):
+        asked.append(peer)
+        await fails()
+
+    async def script():
+        catch_up = CatchUp.__new__(CatchUp)
+        requests = CatchUpRequests()
+        catch_up.state = SimpleNamespace(catch_up=requests, on_event=lambda event, fields: told.append(event))
+        catch_up._catch_up = catch_up_with
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(catch_up.run)
+            for peer in (NEAR, FAR):
+                requests.ask(peer)
+                await trio.sleep(1.0)
+            nursery.cancel_scope.cancel()
+
+    play(script)
+    assert (asked, told) == ([NEAR, FAR], ["unexpected"] * 2)
+
+
+def test_a_contact_that_meets_a_mistake_is_over_and_the_next_is_made():
+    made = []
+
+    async def contact(peer):
+        made.append(peer)
+        await fails()
+
+    async def script():
+        contacts = Contacts()
+        for peer in (NEAR, FAR):
+            await contacts.make(peer, contact)
+
+    play(script)
+    assert made == [NEAR, FAR]
 
 
 def test_of_two_peers_to_catch_up_with_the_last_asked_is_taken_and_the_other_forgotten():

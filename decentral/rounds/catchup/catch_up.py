@@ -21,6 +21,7 @@ from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.rounds.catchup.donor import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, WHERE, Donor
 from decentral.rounds.catchup.fetching import TIMEOUT, SnapshotFetch
 from decentral.rounds.driver import Driver
+from decentral.rounds.steps import tell_unexpected
 from decentral.transport.requests import request
 from decentral.wire.frames import HEADER_NBYTES
 from decentral.wire.keys import PeerId
@@ -58,6 +59,8 @@ class CatchUp:
                 await self._catch_up(peer)
             except DecentralError as error:
                 self.state.on_event("catch_up_failed", {"why": str(error)})
+            except Exception as error:  # noqa: BLE001  told with its traceback
+                tell_unexpected(self.state.on_event, "catching up", error)
 
     # ---- asking ----
 
