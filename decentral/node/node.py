@@ -233,21 +233,23 @@ class Node:
         )
 
     async def _look_until_synced(self) -> None:
-        """Raises ManifestMismatch, NotAdmitted or VersionError when one that answers says so, and nobody else lets this
-        peer in: one that is older, or lies, keeps it from nobody else.
+        """Raises ManifestMismatch, NotAdmitted or VersionError when all that are here say so, or one says so twice and
+        nobody else lets this peer in: one that is older, or lies, keeps it from nobody else.
         """
+        before = False
         while True:
-            refused: ConfigError | None = None
-            for peer in list(self.directory.live()):
+            refused, live = list[ConfigError](), list(self.directory.live())
+            for peer in live:
                 try:
                     await self._sync_with(peer)
                     return
                 except (TransportError, PayloadError) as error:
                     self.on_event("sync_failed", {"peer": peer_name(peer), "why": str(error)})
                 except (ManifestMismatch, NotAdmitted, VersionError) as error:
-                    refused = refused or error
-            if refused is not None:
-                raise refused
+                    refused.append(error)
+            if refused and (before or len(refused) == len(live)):
+                raise refused[0]
+            before = bool(refused)
             self.state = "looking"
             await anyio.sleep(RETRY)
 

@@ -60,11 +60,11 @@ def forecast(
         settle=20.0 * training + 40.0 * ceiling,
     )
     if by == "rounds":
-        return forecast_by_rounds(scenario, numel, on_progress)
+        return {"by": by, "asked": rounds, **forecast_by_rounds(scenario, numel, on_progress)}
     scenario = replace(scenario, stand_in=stand_in_for(manifest, numel, peers, lesson))
     with on_threads(1):  # its tensors are small: a second thread costs more than it does
         outcome = simulate(scenario, on_progress=on_progress)
-    return {"by": by, **outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}
+    return {"by": by, "asked": rounds, **outcome.to_dict(), "join_seconds": outcome.join_seconds, "parameters": numel}
 
 
 def _num_parameters(manifest: Manifest) -> int:

@@ -130,6 +130,15 @@ def test_large_swarms_are_reckoned_by_rounds_where_they_can_be_and_it_says_so(ru
     assert ("divergence" in plain.stdout) == (by == "messages")
 
 
+def test_a_forecast_of_fewer_rounds_than_were_asked_for_says_so(run, tmp_path):
+    (tmp_path / "run.toml").write_text(preset_manifest("sparseloco", run={"salt": "by"}).to_toml())
+    found = run(
+        "simulate", "run.toml", "--by", "rounds", "--link", "300kbit", "--rounds", "9", "--parameters", "4000000000"
+    )
+    assert found.stdout.startswith("only ")
+    assert "of 9 rounds, which are too slow" in found.stdout
+
+
 def test_what_cannot_be_reckoned_by_rounds_says_what_to_do(run, tmp_path):
     (tmp_path / "run.toml").write_text(preset_manifest("sparseloco", run={"salt": "by"}).to_toml())
     for asked in (("--profile", "storm"), ("--learn",)):

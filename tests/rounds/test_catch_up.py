@@ -268,12 +268,36 @@ def test_what_a_stranger_says_of_rounds_is_no_reason_to_ask_it_for_them(run_lab,
 
 def test_a_chain_that_nobody_can_check_is_believed_of_no_stranger_while_most_stand_on_ours(run_lab, terms):
     async def script(lab, stranger, victim):
-        with pytest.raises(PayloadError, match="most peers stand on ours"):
+        with pytest.raises(PayloadError, match="most members stand on ours"):
             await victim.node.catch_up._catch_up(stranger.transport.peer)
         await lab.rounds(1)
         assert stranger.asked > 0
 
     beside_a_stranger(run_lab, terms, script)
+
+
+def test_a_snapshot_is_taken_of_who_showed_its_chain_and_not_of_who_was_asked_first(run_lab, terms):
+    """Laggards asked a newcomer, which knows no place of theirs, again and again."""
+
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(1)
+        away, others = await fall_behind(lab, 3)
+        newcomer = Stranger(lab, others[0])
+        async with newcomer.transport:
+            for member in others:
+                lab.network.heal(away.signer.peer, member.signer.peer)
+            await newcomer.transport.connect(away.signer.peer, away.transport.addresses())
+            away.node.catch_up.is_cheap = lambda commits: False
+            await lab.until(lambda: len(away.node.directory.live()) == 2 or away.rounds == others[0].rounds)
+            await away.node.catch_up._catch_up(newcomer.transport.peer)
+            assert away.node.driver.head.hash == others[0].node.driver.head.hash
+            assert newcomer.asked <= 1
+            lab.check_equal()
+
+    run_lab(terms("sparseloco", lease=20.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 64))
 
 
 def test_a_chain_that_goes_on_for_as_long_as_it_is_asked_for_ends_with_the_first_answer_that_is_made_up(run_lab, terms):

@@ -20,8 +20,10 @@ class Attendance:
         state = self._state
         state.is_back(sender)
         if sender not in state.head.members:
-            if len(state.joiners) < MAX_PEERS or sender in state.joiners:
-                state.joiners[sender] = request
+            state.joiners.pop(sender, None)
+            state.joiners[sender] = request
+            if len(state.joiners) > MAX_PEERS:  # who is there asks again
+                del state.joiners[next(iter(state.joiners))]
         elif request.round < state.head.round and not self.crossed(request.round + 1, now):
             self.help_laggard(sender, request.round)
 

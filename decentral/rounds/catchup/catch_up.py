@@ -68,20 +68,30 @@ class CatchUp:
         head = self.state.head
         if head.anchor is None:
             return
-        others = [other for other in self.directory.live() if other != peer]
-        for holder in (peer, *others[:ASKED]):  # one that joined later does not know the records before it
+        lied = False
+        for holder in (peer, *self._others(peer, head)):  # one that joined later does not know the records before it
             missed = await self._missed(holder, head)
+            lied = lied or (holder == peer and missed is None)
             if missed:
                 if self.is_cheap(missed) and await self.replayed(holder, missed):
                     self.state.catch_up.drop()
-                    return
-                break
-        await self._adopt_if_heavier(peer)
+                else:  # of this one's chain it is known that it goes on from ours
+                    await self._adopt_if_heavier(holder)
+                return
+        if not lied:
+            await self._adopt_if_heavier(peer)
 
-    async def _missed(self, holder: PeerId, head: Head) -> tuple[Commit, ...]:
+    def _others(self, peer: PeerId, head: Head) -> list[PeerId]:
+        """Whom to ask besides ``peer``: those that say they are ahead before others, and members before newcomers."""
+        live = self.directory.live()
+        others = [other for other in live if other != peer]
+        others.sort(key=lambda other: (live[other].round <= head.round, other not in head.members))
+        return others[:ASKED]
+
+    async def _missed(self, holder: PeerId, head: Head) -> tuple[Commit, ...] | None:
         """What ``holder`` says was committed after ``head``, checked before anything is reckoned from it: of one
-        flipped bit in the number of a fragment a peer ended. None where it does not know, or says what cannot be: one
-        that lies keeps nobody from asking the next.
+        flipped bit in the number of a fragment a peer ended. () where it does not know, None where it says what cannot
+        be: one that lies keeps nobody from asking the next.
         """
         try:
             answer = await self._ask_chain(holder)
@@ -90,7 +100,7 @@ class CatchUp:
             self._rules.last(answer.shared, answer.commits)
         except PayloadError as error:
             self.state.on_event("catch_up_failed", {"why": str(error)})
-            return ()
+            return None
         return answer.commits
 
     async def _ask_chain(self, holder: PeerId, places: Sequence[Place] = ()) -> Answer:
@@ -161,7 +171,9 @@ class CatchUp:
             return
         branch = await self._branch_to(peer, head)
         if branch.shared is None and peer not in self.state.head.members and self._most_stand_here():
-            raise PayloadError("nobody can check its chain, it is no member, and most peers stand on ours; ask another")
+            raise PayloadError(
+                "nobody can check its chain, it is no member, and most members stand on ours; ask another"
+            )
         tensors = {} if self.state.gossips else (await self.snapshots.tensors(peer, index, head)).tensors
         await self.driver.adoption.adopt(head, tensors, branch)
 
@@ -181,10 +193,10 @@ class CatchUp:
         return checked_branch(self.state.machine.state.history, shared, commits, claimed, self._rules)
 
     def _most_stand_here(self) -> bool:
-        """Whether more than half of the peers that are here, this one included, say that they stand on its chain."""
-        history, live = self.state.machine.state.history, self.directory.live().values()
-        here = sum(history.at((lease.round, lease.digest)) is not None for lease in live)
-        return 2 * (here + 1) > len(live) + 1
+        """Whether more than half of the other members that are here say that they stand on its chain."""
+        history, members = self.state.machine.state.history, self.state.head.members
+        fellows = [lease for peer, lease in self.directory.live().items() if peer in members]
+        return 2 * sum(history.at((one.round, one.digest)) is not None for one in fellows) > len(fellows)
 
 
 def split_commits(answer: bytes) -> list[Commit]:

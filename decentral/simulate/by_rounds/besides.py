@@ -22,7 +22,7 @@ SNAPSHOT = 3.34  # bytes per parameter, packed; see docs/cost.md
 
 def besides(scenario: Scenario, told: StepTimes, numel: int, nbytes: float, spent: Sequence[MachineModel]) -> float:
     """Bytes of one of ``spent`` until the last outer step; ``nbytes``: of a frame, ``numel``: of the model."""
-    n, kind, seconds = scenario.hosts, scenario.manifest.exchange.kind, told.times[-1]
+    n, kind, seconds = scenario.hosts, scenario.manifest.exchange.kind, max(told.times, default=0.0)
     directory = of_directory.renewal(n, LEASE).nbytes * RENEWALS * seconds / scenario.manifest.swarm.lease
     votes = 0.0 if kind == "pair" else of_rounds.control(kind, n, numel).nbytes * len(told.times)
     absences = [away for machine in spent for away in machine.been_away if away.end < seconds]

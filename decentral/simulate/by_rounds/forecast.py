@@ -50,14 +50,13 @@ def forecast_by_rounds(scenario: Scenario, num_parameters: int, on_progress: Pro
     gossips = manifest.exchange.kind == "pair"
     swarm = (Gossiping if gossips else Rounds)(scenario, nbytes)
     told = swarm.run(on_progress)
-    seconds, machines = told.times[-1], swarm.machines
+    seconds, machines = max(told.times, default=0.0), swarm.machines
     more = besides(scenario, told, num_parameters, nbytes, machines)
     pairs = {"pairs": told.named.count(2), "unpaired": told.named.count(1)} if gossips else {}
     return {
-        "by": "rounds",
-        "rounds": len(told.times),
+        "rounds": told.reached,
         "commits": 0 if gossips else len(told.times),
-        "contributors": 0.0 if gossips else round(statistics.fmean(told.named), 2),
+        "contributors": 0.0 if gossips else round(statistics.fmean(told.named or [0]), 2),
         **pairs,
         "bytes_per_peer": round(max(machine.nbytes for machine in machines) + more),
         "utilisation": round(statistics.fmean(machine.utilisation(seconds) for machine in machines), 4),

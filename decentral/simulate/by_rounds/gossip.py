@@ -71,13 +71,13 @@ class Gossiping:
         for one in self.peers:
             one.machine.at = Boundary(BEGINS, 0)
             self._train(one)
-        while self._queue and len(self.told.times) < self.scenario.rounds:
+        while self._queue and self.told.reached < self.scenario.rounds:
             now, _, one, life, step = heapq.heappop(self._queue)
             if now > self.scenario.patience * self.scenario.rounds:
                 break
             if life == one.life:
                 self._arrives(one, now) if step < 0 else self._times_out(one, step, now)
-            on_progress(len(self.told.times) / self.scenario.rounds)
+            on_progress(min(1.0, self.told.reached / self.scenario.rounds))
         return self.told
 
     def _push(self, time: float, one: Gossiper, step: int = -1) -> None:
@@ -155,8 +155,9 @@ class Gossiping:
 
     def _ends(self, one: Gossiper, now: float) -> None:
         """The step is made."""
-        if one.step + 1 > len(self.told.times):
-            self.told.times += [now] * (one.step + 1 - len(self.told.times))
+        if one.step + 1 > self.told.reached:
+            self.told.reached = one.step + 1
+            self.told.times.append(now)
         if not self._troubled:
             self._begin_troubles(now)
         one.step += 1

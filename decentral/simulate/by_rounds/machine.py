@@ -13,6 +13,7 @@ from decentral.simulate.learning.training import StepPace
 from decentral.simulate.scenario import Scenario
 
 BEGINS = 1.5  # s from a swarm's start until its first members train
+MANY = 10_000  # inner steps
 RETURNS = 1.5  # s from the start of a process until it trains
 
 
@@ -87,6 +88,14 @@ class MachineModel:
         self.busy += seconds
         self.at = Boundary(now, self.at.since + 1, self.at.sent, seconds)
         return self.at
+
+    def skip(self, until: float) -> None:
+        """Make most of the inner steps up to then at once, where they are many and nothing else happens."""
+        steps = int((min(until, self.away.begin) - self.at.time) / self.pace.seconds) - MANY
+        if steps > MANY and not self._drawn:
+            seconds = steps * self.pace.seconds
+            self.busy += seconds
+            self.at = Boundary(self.at.time + seconds, self.at.since + steps, self.at.sent)
 
     def waited(self, until: float) -> None:
         """It made no inner step until then."""

@@ -81,11 +81,16 @@ class Round:
         self.offered = np.array([offer.time for offer in offers])
         self.gone = np.array([offer.machine.goes_at for offer in offers])
         self.reduces = memory.manifest.exchange.kind == "reduce"
-        self.allowed = self._allowed()
+        self.allowed, self.here = self._allowed(), self._here()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody ever has anything to use."""
+        return not np.isfinite(self.here.usable).any()
 
     def decide(self) -> Decided:
         """As the machines would."""
-        here = self._here()
+        here = self.here
         leader, ready = self._led(here)
         self._learn(leader, here, ready)
         chosen = self.places[here.usable[leader] <= ready]

@@ -8,9 +8,10 @@ from decentral.simulate.by_rounds.absences import absences
 from decentral.simulate.by_rounds.machine import BEGINS, RETURNS, MachineModel, machines_of
 from decentral.simulate.by_rounds.one_round import Memory, Round
 from decentral.simulate.by_rounds.told import StepTimes
-from decentral.simulate.by_rounds.training import Offering, RoundWork, offers_of, work_of
+from decentral.simulate.by_rounds.training import RoundWork, offers_of, work_of
 from decentral.simulate.scenario import Scenario
 
+TRIES = 100  # rounds that are begun, for each that is made: on machines that are away more often than a round lasts
 ENTERS = 1.5  # s until a peer that asks to be let in is a member
 EXPIRES = 20.0  # s until the lease of one that went has run out, and half as long again, of which a part was over
 
@@ -31,30 +32,36 @@ class Rounds:
     def run(self, on_progress: Callable[[float], None]) -> StepTimes:
         """All of them, or those that are made before it has taken too long."""
         rounds, longest = self.scenario.rounds, self.scenario.patience * self.scenario.rounds
-        while len(self.told.times) < rounds and self._last < longest:
-            works, offers = self._offered()
-            self._settle(Round(self._memory, len(self.told.times) + 1, works, offers))
-            if len(self.told.times) == 1:
-                self._begin_troubles()
-            on_progress(len(self.told.times) / rounds)
+        for _ in range(TRIES * rounds):
+            if self.told.reached == rounds or self._last > longest:
+                break
+            self._try_a_round()
+            on_progress(self.told.reached / rounds)
         return self.told
+
+    def _try_a_round(self) -> None:
+        works = self._works()
+        heard_after, copies = float(self._memory.air.delays(1)[0]), self._nbytes * (len(works) - 1)
+        offers = offers_of(works, self._memory.deadlines, self._interval, heard_after, copies)
+        if not offers:
+            return self._all_go(works)
+        made = Round(self._memory, self.told.reached + 1, works, offers)
+        if made.is_lost:
+            return self._lose(made)
+        self._settle(made)
+        if self.told.reached == 1:
+            self._begin_troubles()
 
     def _begin_troubles(self) -> None:
         profile, seed, seconds = self.scenario.profile, self.scenario.seed, self.scenario.round_seconds
         for machine in self.machines:
             machine.begin_troubles(absences(profile, seed, machine.number, seconds, self._last))
 
-    def _offered(self) -> tuple[list[RoundWork], list[Offering]]:
-        """The training of the members, and what they offer; where all go away before, of those who return first."""
-        while True:
-            works = self._works()
-            heard_after, copies = float(self._memory.air.delays(1)[0]), self._nbytes * (len(works) - 1)
-            offers = offers_of(works, self._memory.deadlines, self._interval, heard_after, copies)
-            if offers:
-                return works, offers
-            for work in works:
-                self._goes(work.machine)
-            self._last = min(machine.enters for machine in self.machines) + ENTERS
+    def _all_go(self, works: list[RoundWork]) -> None:
+        """Everybody goes before there is an offer: the next round is of those who return first."""
+        for work in works:
+            self._goes(work.machine)
+        self._last = min(machine.enters for machine in self.machines) + ENTERS
 
     def _works(self) -> list[RoundWork]:
         """Of those who are members, or will be before the first of them offers."""
@@ -82,6 +89,7 @@ class Rounds:
         decided = made.decide()
         self._last, self._named = decided.at, decided.named
         self.told.times.append(decided.at)
+        self.told.reached += 1
         self.told.named.append(len(decided.named))
         for work, when in zip(made.works, decided.applied, strict=True):
             machine = work.machine
@@ -93,6 +101,16 @@ class Rounds:
                 self._goes(machine)
             else:
                 self._opened[machine] = max(when, machine.wakes_by(when))
+
+    def _lose(self, made: Round) -> None:
+        """Everybody who offered went before its frame was there: the others train on."""
+        self._last = max(offer.machine.goes_at for offer in made.offers)
+        self._named = set()
+        for work in made.works:
+            if work.crashed or work.machine.is_gone_by(self._last) or work.machine.goes_at <= self._last:
+                self._goes(work.machine)
+            else:
+                work.until(self._last)
 
     def _goes(self, machine: MachineModel) -> None:
         self._opened.pop(machine, None)

@@ -12,6 +12,7 @@ class StepTimes:
     """Of each outer step, or gossip step of whoever is first."""
 
     times: list[float] = field(default_factory=list)  # s
+    reached: int = 0  # outer steps; in gossip peers leave some out
     named: list[int] = field(default_factory=list)  # contributors of each round; of gossip 2 for each pair, else 1
 
     @property

@@ -50,6 +50,7 @@ def work_of(machine: MachineModel, opened: float, interval: int, overlap: int, *
     if machine.at.sent is not None and not overlap:  # it waits for that commit
         machine.waited(opened)
         machine.merged(named=named)
+    machine.skip(opened)
     start, made = machine.at, list[Boundary]()
     while not made or not (made[-1].open and made[-1].since >= interval):
         if machine.step() is None:

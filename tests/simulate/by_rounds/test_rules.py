@@ -102,6 +102,16 @@ def test_hundreds_of_peers_make_all_their_rounds(preset: str, profile: str) -> N
     assert heard[-1] == 1.0
 
 
+@pytest.mark.parametrize("peers", [3, 16])
+def test_rounds_whose_frames_take_longer_than_their_owners_stay_end_with_fewer_and_no_nonsense(peers: int) -> None:
+    """All that was offered never came: an infinite round, and then an error."""
+    given = {"peers": peers, "profile": "spot", "seed": 1, "step_seconds": 1.0, "parameters": 1_000_000_000}
+    told = forecast(preset_manifest("sparseloco", run=RUN), by="rounds", rounds=8, link=125_000.0, **given)  # type: ignore[arg-type]
+    assert told["rounds"] < told["asked"] == 8
+    figures = [value for value in told.values() if isinstance(value, float)]
+    assert all(math.isfinite(value) and value >= 0.0 for value in figures)
+
+
 @pytest.mark.parametrize(
     ("preset", "profile", "pace"),
     [

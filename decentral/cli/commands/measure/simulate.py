@@ -101,14 +101,18 @@ def simulate_command(
         raise click.exceptions.Exit(1)
 
 
+def _fewer(found: dict[str, object]) -> str:
+    """A round has twice its training and the longest wait; what takes longer is not simulated to its end."""
+    return f"only {found['rounds']} of {found['asked']} rounds, which are too slow to make more in their time,"
+
+
 def _print(found: dict[str, object], profile: str, peers: int) -> None:
     reckoned = ", reckoned by rounds; --by messages runs the protocol" if found["by"] == "rounds" else ""
-    click.echo(
-        f"{found['rounds']} rounds of {peers} peers ({profile}) in {found['seconds']:,.0f} simulated seconds{reckoned}"
-    )
-    made = ("pairs", "unpaired") if "pairs" in found else ("commits", "contributors")
+    made = f"{found['rounds']} rounds" if found["rounds"] == found["asked"] else _fewer(found)
+    click.echo(f"{made} of {peers} peers ({profile}) in {found['seconds']:,.0f} simulated seconds{reckoned}")
+    counts = ("pairs", "unpaired") if "pairs" in found else ("commits", "contributors")
     for name in (
-        *made,
+        *counts,
         "seconds_per_round",
         "utilisation",
         "bytes_per_peer",
