@@ -1,4 +1,4 @@
-"""What a run would do, reckoned round by round: seconds for hundreds of peers, where every message takes an hour.
+"""What a run would do, reckoned round by round: seconds for hundreds of peers, where messages take minutes for 64.
 
 Nothing of the protocol is run, and so nothing checked. docs/simulation.md has how far both forecasts differ.
 """

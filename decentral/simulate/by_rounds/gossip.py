@@ -1,4 +1,4 @@
-"""Gossiping step after gossip step: who meets whom, who waits how long, and who goes on alone, as `Swapping` has it."""
+"""Gossip step after gossip step: who meets whom, who waits how long, and who goes on alone, as `Swapping` has it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Gossiping:
         if partner.step > one.step:
             one.seen[partner.machine.number] = partner.step
             return self._alone(one, sent)
-        until = sent + one.punctuality.patience() + self._allowed(partner, one)
+        until = sent + one.punctuality.patience() + self._allowed(partner)
         self._waiting[one.machine.number] = Waiting(one, now, until)
         self._push(until, one, one.step)
 
@@ -128,7 +128,7 @@ class Gossiping:
         lost = self.air.losses(2)
         self._came(one, other, first)
         self._came(other, one, second)
-        until = now + self._seconds(one, other) + one.punctuality.patience() + self._allowed(other, one)
+        until = now + self._seconds(one, other) + one.punctuality.patience() + self._allowed(other)
         met = max(first, second) + ANSWERS * self.scenario.profile.latency
         if lost.any() or met > min(there.until, until):
             self._waiting.pop(other.machine.number)
@@ -179,5 +179,5 @@ class Gossiping:
     def _seconds(self, sender: Gossiper, receiver: Gossiper) -> float:
         return self.nbytes / min(sender.machine.up, receiver.machine.down)
 
-    def _allowed(self, peer: Gossiper, other: Gossiper) -> float:
+    def _allowed(self, peer: Gossiper) -> float:
         return allowance(round(self.nbytes), 1, self.nbytes / peer.machine.up)

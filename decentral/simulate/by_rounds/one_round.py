@@ -34,7 +34,7 @@ LEAST_PATIENCE = 2.0  # s with a leader, see RoundTerms.patience
 
 @dataclass(slots=True)
 class Memory:
-    """What one round leaves to the next: of all peers one, since what they see differs little."""
+    """What one round leaves to the next."""
 
     manifest: Manifest
     nbytes: float  # of the body of a contribution
