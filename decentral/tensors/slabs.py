@@ -4,13 +4,14 @@ As one piece, nf4 needs sixteen bytes beside each value; and every operation of 
 """
 # Shape suffixes: N = values.
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor
 
 from decentral.tensors.devices.one_kernel import fuses
 
-__all__ = ["slabs"]
+__all__ = ["in_slabs", "slabs"]
 
 _ON_PROCESSOR = 1 << 16  # values: 256 KiB of float32, several times in a core's second-level cache
 _ELSEWHERE = 1 << 24  # a device is told of each operation on its own, which takes microseconds
@@ -23,3 +24,14 @@ def slabs(value_N: Tensor, block: int = 1) -> Iterator[tuple[int, int]]:
     size = max(1, size // block) * block
     for start in range(0, value_N.numel(), size):
         yield start, min(start + size, value_N.numel())
+
+
+def in_slabs(value_N: Tensor, dtype: torch.dtype, work: Callable[[int, int], Tensor]) -> Tensor:
+    """What ``work(start, stop)`` makes of the runs of single values, (N,); of one run it is not copied."""
+    runs = list(slabs(value_N))
+    if len(runs) == 1:
+        return work(*runs[0])
+    made_N = torch.empty(value_N.numel(), dtype=dtype, device=value_N.device)
+    for start, stop in runs:
+        made_N[start:stop] = work(start, stop)
+    return made_N

@@ -9,7 +9,7 @@ def gaussian(numel: int, seed: int = 0) -> torch.Tensor:
 
 
 def uniform(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    return stochastic_rounding.draws(tensor, seed)(0, tensor.numel())
+    return stochastic_rounding.uniform(stochastic_rounding.draws(tensor, seed)(0, tensor.numel()), tensor)
 
 
 @pytest.mark.parametrize("numel", [0, 1, 2, 1000])
@@ -33,8 +33,10 @@ def test_numbers_are_uniform_and_neighbours_are_independent():
 @pytest.mark.parametrize("processor", [True, False])
 def test_numbers_drawn_piece_by_piece_are_those_drawn_at_once(processor: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stochastic_rounding, "_on_processor", lambda tensor: processor)
-    draw = stochastic_rounding.draws(gaussian(1000), 3)
-    assert torch.equal(torch.cat([draw(0, 1), draw(1, 700), draw(700, 1000)]), draw(0, 1000))
+    tensor = gaussian(1000)
+    drawn = stochastic_rounding.draws(tensor, 3)
+    pieces = [stochastic_rounding.uniform(drawn(a, b), tensor[a:b]) for a, b in ((0, 1), (1, 700), (700, 1000))]
+    assert torch.equal(torch.cat(pieces), stochastic_rounding.uniform(drawn(0, 1000), tensor))
 
 
 def test_one_bit_or_the_order_or_the_seed_changes_every_number():

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.tensors.devices.one_kernel import one_kernel
 
 __all__ = [
     "LARGEST_SCALE",
@@ -51,7 +50,6 @@ def to_blocks(flat_N: Tensor, block: int) -> Tensor:
     return flat_N.reshape(-1, block)
 
 
-@one_kernel
 def peaks(flat_N: Tensor, block: int) -> Tensor:
     """The largest magnitude of every block, float32 (num_blocks,)."""
     return to_blocks(flat_N, block).abs().amax(dim=1)
@@ -63,10 +61,11 @@ def spread(scale_B: Tensor, flat_N: Tensor, block: int) -> Tensor:
 
 
 def over(size_B: Tensor, top: float) -> Tensor:
-    """The true quotient on every device: a number, CUDA divides by as it multiplies by its reciprocal, which rounds
-    twice, and a size that is a short scale times ``top`` would be rounded up to the next scale.
+    """The true quotient on every device, by way of float64: by a number, CUDA divides as it multiplies by its
+    reciprocal, and kernels divide to the last bit but one. A size that is a short scale times ``top`` must not be
+    rounded up to the next scale. No quotient by a short number lies so near to halfway that float64 misses it.
     """
-    return size_B / size_B.new_full((1,), top)
+    return (size_B.double() / top).float()
 
 
 def short_scale(size_B: Tensor, largest: float = LARGEST_SCALE) -> Tensor:

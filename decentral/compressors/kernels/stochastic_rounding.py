@@ -11,6 +11,7 @@ Splittable Pseudorandom Number Generators", 2014); it is no secret, and whoever 
 """
 # Shape suffixes: N = values.
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -21,9 +22,9 @@ from decentral.errors import ConfigError
 from decentral.tensors.compiled import compiled
 from decentral.tensors.devices.one_kernel import one_kernel
 
-__all__ = ["Draws", "check_seed", "draws", "key"]
+__all__ = ["Draws", "check_seed", "draws", "key", "uniform"]
 
-Draws = Callable[[int, int], Tensor]  # numbers float32 for the values [start, stop)
+Draws = Callable[[int, int], Tensor]  # what `uniform` makes the numbers of the values [start, stop) of
 
 _MANTISSA = (1 << 23) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -40,15 +41,26 @@ def key(flat_N: Tensor, seed: int) -> Tensor:
     """int64 (): a hash of the mantissas, in their order, and of the seed."""
     if _on_processor(flat_N):
         return torch.tensor(_sum(flat_N.contiguous().numpy().view(np.uint32))).add(_signed(seed * _FIRST))
-    return _summed(flat_N.contiguous()) + _signed(seed * _FIRST)
+    return _summed(flat_N.contiguous(), _golden(flat_N.device)) + _signed(seed * _FIRST)
 
 
 def draws(flat_N: Tensor, seed: int) -> Draws:
-    """Numbers in [0, 1), multiples of 2**-24, one for each of the values that they are drawn from, made as needed."""
+    """Numbers in [0, 1), multiples of 2**-24, one for each of the values that they are drawn from, made as needed: on
+    the processor at once, elsewhere in the kernel that needs them, which saves it two ways through memory.
+    """
     begin = key(flat_N, seed)
     if _on_processor(flat_N):
         return lambda start, stop: _filled(int(begin) + start * _GOLDEN, stop - start)
-    return lambda start, stop: _computed(flat_N[start:stop], begin + _signed(start * _GOLDEN))
+    golden = _golden(flat_N.device)
+    return lambda start, stop: torch.stack([begin + _signed(start * _GOLDEN), golden])
+
+
+def uniform(drawn: Tensor, like_N: Tensor) -> Tensor:
+    """Numbers float32 (N,) in [0, 1): what was drawn, or int64 (2,), of what begins them and what leads on."""
+    if drawn.dtype == torch.float32:
+        return drawn
+    mixed_N = _mixed(drawn[0] + _places(like_N, drawn[1]))
+    return (mixed_N >> (64 - _RESOLUTION) & (1 << _RESOLUTION) - 1).float() * 2.0**-_RESOLUTION
 
 
 def _filled(begin: int, numel: int) -> Tensor:
@@ -58,18 +70,18 @@ def _filled(begin: int, numel: int) -> Tensor:
 
 
 @one_kernel
-def _summed(flat_N: Tensor) -> Tensor:
-    return _mixed((flat_N.view(torch.int32).long() & _MANTISSA) + _places(flat_N)).sum()
+def _summed(flat_N: Tensor, golden: Tensor) -> Tensor:
+    return _mixed((flat_N.view(torch.int32).long() & _MANTISSA) + _places(flat_N, golden)).sum()
 
 
-@one_kernel
-def _computed(like_N: Tensor, begin: Tensor) -> Tensor:
-    mixed_N = _mixed(begin + _places(like_N))
-    return (mixed_N >> (64 - _RESOLUTION) & (1 << _RESOLUTION) - 1).float() * 2.0**-_RESOLUTION
+def _places(like_N: Tensor, golden: Tensor) -> Tensor:
+    return torch.arange(1, like_N.numel() + 1, device=like_N.device) * golden
 
 
-def _places(like_N: Tensor) -> Tensor:
-    return torch.arange(1, like_N.numel() + 1, device=like_N.device) * _signed(_GOLDEN)
+@functools.cache
+def _golden(device: torch.device) -> Tensor:
+    """A tensor, because torch's compiler takes a number for a part of an index, and those have 32 bits."""
+    return torch.tensor(_signed(_GOLDEN), device=device)
 
 
 def _mixed(number_N: Tensor) -> Tensor:

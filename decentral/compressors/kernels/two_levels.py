@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.tensors.compiled import compiled
+from decentral.tensors.devices.one_kernel import one_kernel
 
 __all__ = ["best_means", "code_rows", "decode_rows"]
 
@@ -29,7 +30,7 @@ def best_means(value_RC: Tensor) -> Tensor:
 def code_rows(value_RC: Tensor, halfway_R: Tensor) -> Tensor:
     """uint8 (R, C): bit 0 for a magnitude above the row's half-way, bit 1 for a sign."""
     if value_RC.device.type != "cpu":
-        return (value_RC.abs() > halfway_R[:, None]).to(torch.uint8) | ((value_RC < 0).to(torch.uint8) << 1)
+        return code_rows_anywhere(value_RC, halfway_R)
     code_RC = np.empty(tuple(value_RC.shape), dtype=np.uint8)
     _code_rows(value_RC.contiguous().numpy(), halfway_R.numpy(), code_RC)
     return torch.from_numpy(code_RC)
@@ -47,16 +48,27 @@ def decode_rows(code_RC: Tensor, size_R2: Tensor) -> Tensor:
 
 def best_means_anywhere(value_RC: Tensor) -> Tensor:
     rows, columns = value_RC.shape
-    size_RC = value_RC.abs()
     if rows == 0 or columns == 1:
-        return (size_RC.expand(rows, 2) if rows else size_RC.new_zeros(0, 2)).double()
+        return (value_RC.abs().expand(rows, 2) if rows else value_RC.new_zeros(0, 2)).double()
+    return _means_of_best_split(value_RC)
+
+
+@one_kernel
+def code_rows_anywhere(value_RC: Tensor, halfway_R: Tensor) -> Tensor:
+    return (value_RC.abs() > halfway_R[:, None]).to(torch.uint8) | ((value_RC < 0).to(torch.uint8) << 1)
+
+
+@one_kernel
+def _means_of_best_split(value_RC: Tensor) -> Tensor:
+    size_RC, columns = value_RC.abs(), value_RC.shape[1]
     sum_RC = size_RC.sort(dim=1).values.to(torch.float64).cumsum(dim=1)  # float64: 1e38 squared has to fit
     count_S = torch.arange(1, columns, dtype=torch.float64, device=size_RC.device)  # 1..C-1 small ones
     small_RS = sum_RC[:, :-1] / count_S
     large_RS = (sum_RC[:, -1:] - sum_RC[:, :-1]) / (columns - count_S)
     explained_RS = small_RS**2 * count_S + large_RS**2 * (columns - count_S)
-    best_R1 = explained_RS.argmax(dim=1, keepdim=True)
-    return torch.cat([small_RS.gather(1, best_R1), large_RS.gather(1, best_R1)], dim=1)
+    is_best_RS = count_S - 1 == explained_RS.argmax(dim=1, keepdim=True)  # looked up in registers, as memory is far
+    found = (torch.where(is_best_RS, mean_RS, 0.0).sum(dim=1) for mean_RS in (small_RS, large_RS))
+    return torch.stack(list(found), dim=1)
 
 
 @compiled

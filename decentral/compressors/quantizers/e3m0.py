@@ -51,17 +51,17 @@ class E3M0(tables.Tabled):
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest of 15 levels of the block."""
-        scale_B = short_scale(peaks(value_N, self.block))
-        return _nearest(value_N, scale_B, self.block), scale_B
+        return _nearest(value_N, self.block)
 
 
 @one_kernel
-def _nearest(value_N: Tensor, scale_B: Tensor, block: int) -> Tensor:
+def _nearest(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Codes of sizes in [0, 1]: float32's own exponent field does the logarithm."""
+    scale_B = short_scale(peaks(value_N, block))
     value_BL = to_blocks(value_N, block)
     size_BL = value_BL.abs() / positive(scale_B)[:, None]
     exponent_BL = (size_BL * (4 / 3)).view(torch.int32) >> 23  # 127 for [0.75, 1.5), one less per halving
     code_BL = (exponent_BL - 120).clamp_(1, 7).to(torch.uint8)
     code_BL = code_BL | (value_BL < 0).to(torch.uint8) << 3
     code_BL = torch.where(size_BL >= 2.0**-7, code_BL, torch.zeros_like(code_BL))  # halfway between 0 and 2**-6
-    return code_BL.flatten()[: value_N.numel()]
+    return code_BL.flatten()[: value_N.numel()], scale_B

@@ -74,13 +74,13 @@ class FP8(tables.Tabled):
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest float8 of the block."""
-        scale_B = short_scale(over(peaks(value_N, self.block), _TOP), largest_scale(_TOP))
-        return _nearest(value_N, scale_B, self.block), scale_B
+        return _nearest(value_N, self.block)
 
 
 @one_kernel
-def _nearest(value_N: Tensor, scale_B: Tensor, block: int) -> Tensor:
+def _nearest(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    scale_B = short_scale(over(peaks(value_N, block), _TOP), largest_scale(_TOP))
     scaled_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
     scaled_BL = scaled_BL.clamp(-_TOP, _TOP)  # beyond it the conversion gives NaN
     code_N = scaled_BL.to(torch.float8_e4m3fn).view(torch.uint8).flatten()[: value_N.numel()]
-    return code_N.masked_fill(code_N == _MINUS_ZERO, 0)
+    return code_N.masked_fill(code_N == _MINUS_ZERO, 0), scale_B

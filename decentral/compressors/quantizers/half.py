@@ -17,8 +17,9 @@ from torch import Tensor
 
 from decentral.coding import Floats
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.tensors.devices.one_kernel import one_kernel
 from decentral.tensors.finite import is_finite
-from decentral.tensors.slabs import slabs
+from decentral.tensors.slabs import in_slabs
 
 __all__ = ["BFloat16", "Float16"]
 
@@ -36,9 +37,7 @@ class _Half(Method):
     def compress(self, tensor: Tensor) -> Payload:
         """Round to nearest, within the range."""
         end, value_N = torch.finfo(self.dtype).max, check_input(tensor).flatten()
-        half_N = torch.empty(value_N.numel(), dtype=self.dtype, device=tensor.device)
-        for start, stop in slabs(value_N):
-            half_N[start:stop] = value_N[start:stop].clamp(-end, end)
+        half_N = in_slabs(value_N, self.dtype, lambda start, stop: _rounded(value_N[start:stop], end, self.dtype))
         return Payload(tuple(tensor.shape), (half_N,))
 
     def decompress(self, payload: Payload) -> Tensor:
@@ -46,6 +45,11 @@ class _Half(Method):
         check_parts(self, payload, self.layout(payload.shape))
         require(is_finite(payload.parts[0]), self, "every value must be finite")
         return payload.parts[0].float().reshape(payload.shape)
+
+
+@one_kernel
+def _rounded(value_N: Tensor, end: float, dtype: torch.dtype) -> Tensor:
+    return value_N.clamp(-end, end).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)

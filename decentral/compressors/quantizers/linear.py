@@ -61,14 +61,15 @@ class Linear(tables.Tabled):
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """What `fused.quantise` does in one pass, which finds NaN and Inf too, on any device."""
-        scale_B = short_scale(over(peaks(value_N, self.block), self.top), largest_scale(self.top))
-        return _nearest(value_N, scale_B, self.block, self.top), scale_B
+        return _nearest(value_N, self.block, self.top)
 
 
 @one_kernel
-def _nearest(value_N: Tensor, scale_B: Tensor, block: int, top: int) -> Tensor:
+def _nearest(value_N: Tensor, block: int, top: int) -> tuple[Tensor, Tensor]:
+    scale_B = short_scale(over(peaks(value_N, block), top), largest_scale(top))
     size_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
-    return size_BL.round().clamp(-top, top).add(top + 1).to(torch.uint8).flatten()[: value_N.numel()]
+    code_BL = size_BL.round().clamp(-top, top).add(top + 1).to(torch.uint8)
+    return code_BL.flatten()[: value_N.numel()], scale_B
 
 
 @functools.cache

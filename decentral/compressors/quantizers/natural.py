@@ -24,10 +24,20 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Symbols
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.kernels.stochastic_rounding import Draws, check_seed, draws
+from decentral.compressors.base import (
+    About,
+    Method,
+    PartSpec,
+    Payload,
+    Shape,
+    check_dtype,
+    check_parts,
+    non_finite,
+    require,
+)
+from decentral.compressors.kernels.stochastic_rounding import Draws, check_seed, draws, uniform
 from decentral.tensors.devices.one_kernel import one_kernel
-from decentral.tensors.slabs import slabs
+from decentral.tensors.slabs import in_slabs
 
 __all__ = ["Natural"]
 
@@ -65,12 +75,12 @@ class Natural(Method):
 
     def compress(self, tensor: Tensor) -> Payload:
         """Round every value up or down, as the tensor's own hash decides."""
-        value_N = check_input(tensor).flatten()
-        return _rounded(tuple(tensor.shape), value_N, draws(value_N, self.seed))
+        value_N, base = _read(tensor)
+        return _rounded(tuple(tensor.shape), value_N, base, draws(value_N, self.seed))
 
     def compress_with(self, tensor: Tensor, uniform_N: Tensor) -> Payload:
         """Round every magnitude up if its number in [0, 1) is below the distance from the lower power, else down."""
-        return _rounded(tuple(tensor.shape), check_input(tensor).flatten(), lambda start, stop: uniform_N[start:stop])
+        return _rounded(tuple(tensor.shape), *_read(tensor), lambda start, stop: uniform_N[start:stop])
 
     def decompress(self, payload: Payload) -> Tensor:
         """+-2**exponent."""
@@ -81,26 +91,33 @@ class Natural(Method):
         return _powers(base).index_select(0, code_N.int()).reshape(payload.shape)
 
 
-def _rounded(shape: Shape, value_N: Tensor, drawn: Draws) -> Payload:
-    base = _base(value_N)
-    lowest = _powers(base - _LOWEST)[1]  # the power of two of code 1
-    code_N = torch.empty(value_N.numel(), dtype=torch.uint8, device=value_N.device)
-    for start, stop in slabs(value_N):
-        code_N[start:stop] = _codes(value_N[start:stop], lowest, drawn(start, stop))
+def _rounded(shape: Shape, value_N: Tensor, base: Tensor, drawn: Draws) -> Payload:
+    inverse = ((1023 - base) << 52).view(torch.float64)  # of the power of two of code 1, so that products are exact
+    code_N = in_slabs(
+        value_N, torch.uint8, lambda start, stop: _codes(value_N[start:stop], inverse, drawn(start, stop))
+    )
     return Payload(shape, (code_N, (base - _LOWEST).to(torch.uint8).reshape(1)))
 
 
 @one_kernel
-def _codes(value_N: Tensor, lowest: Tensor, uniform_N: Tensor) -> Tensor:
-    level_N, rest_N = _split(value_N.abs().double() / lowest)  # float64 has no denormals here: exponents are their own
-    code_N = (level_N + (uniform_N < rest_N)).clamp(max=_LEVELS)
+def _codes(value_N: Tensor, inverse: Tensor, drawn: Tensor) -> Tensor:
+    level_N, rest_N = _split(value_N.abs().double() * inverse)  # float64 has no denormals here: exponents are their own
+    code_N = (level_N + (uniform(drawn, value_N) < rest_N)).clamp(max=_LEVELS)
     return torch.where((value_N < 0) & (code_N > 0), code_N + _MINUS, code_N).to(torch.uint8)
 
 
-def _base(value_N: Tensor) -> Tensor:
-    """int64 (): the lowest exponent, such that the largest magnitude can go up to a power of two."""
+def _read(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The values, and the exponent that codes count from. NonFiniteError when one is NaN or Inf."""
+    value_N = check_dtype(tensor).flatten()
     low, high = torch.aminmax(value_N) if value_N.numel() else (value_N.new_zeros(()), value_N.new_zeros(()))
-    largest = torch.maximum(-low, high).double()
+    largest = torch.maximum(-low, high)
+    if not torch.isfinite(largest):
+        raise non_finite(tensor)
+    return value_N, _base(largest.double())
+
+
+def _base(largest: Tensor) -> Tensor:
+    """int64 (): the lowest exponent, such that the largest magnitude can go up to a power of two."""
     exponent = torch.frexp(largest).exponent.long()  # largest < 2**exponent, or both are 0
     exponent = torch.where(largest > 0, exponent, torch.full_like(exponent, _LOWEST))
     return (exponent - (_LEVELS - 1)).clamp(_LOWEST, _LARGEST_BASE + _LOWEST)

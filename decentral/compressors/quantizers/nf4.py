@@ -63,12 +63,12 @@ class NF4(tables.Tabled):
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest of 16 levels of the block."""
-        scale_B = short_scale(peaks(value_N, self.block))
-        return _nearest(value_N, scale_B, self.block), scale_B
+        return _nearest(value_N, self.block)
 
 
 @one_kernel
-def _nearest(value_N: Tensor, scale_B: Tensor, block: int) -> Tensor:
+def _nearest(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    scale_B = short_scale(peaks(value_N, block))
     size_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
     if torch.compiler.is_compiling():  # comparisons in registers; bucketize would be a kernel of its own
         code_BL = torch.zeros_like(size_BL, dtype=torch.uint8)
@@ -77,4 +77,4 @@ def _nearest(value_N: Tensor, scale_B: Tensor, block: int) -> Tensor:
     else:
         halfway_15 = torch.tensor(_HALFWAY, dtype=torch.float32, device=value_N.device)
         code_BL = torch.bucketize(size_BL, halfway_15, out_int32=True)
-    return code_BL.flatten()[: value_N.numel()]
+    return code_BL.flatten()[: value_N.numel()], scale_B

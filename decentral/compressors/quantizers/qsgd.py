@@ -39,7 +39,7 @@ from decentral.compressors.kernels.blocks import (
     short_scale,
     to_blocks,
 )
-from decentral.compressors.kernels.stochastic_rounding import Draws, check_seed, draws
+from decentral.compressors.kernels.stochastic_rounding import Draws, check_seed, draws, uniform
 from decentral.errors import ConfigError
 from decentral.tensors.devices.one_kernel import one_kernel
 
@@ -87,22 +87,20 @@ class QSGD(tables.Tabled):
 
     def _drawn(self, shape: Shape, value_N: Tensor, drawn: Draws) -> Payload:
         def slab(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            return self._rounded(value_N[start:stop], drawn(start, stop))
+            return _up_or_down(value_N[start:stop], drawn(start, stop), self.block, self.levels)
 
         return self.filled(shape, value_N, slab)
 
-    def _rounded(self, value_N: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
-        scale_B = short_scale(over(peaks(value_N, self.block), self.levels), largest_scale(self.levels))
-        return _up_or_down(value_N, scale_B, uniform_N, self.block, self.levels), scale_B
-
 
 @one_kernel
-def _up_or_down(value_N: Tensor, scale_B: Tensor, uniform_N: Tensor, block: int, levels: int) -> Tensor:
-    size_BL = to_blocks(value_N, block).abs() / positive(scale_B)[:, None]
-    size_N = size_BL.flatten()[: value_N.numel()].clamp(max=levels)
-    level_N = size_N.floor()
-    level_N = level_N + (uniform_N < size_N - level_N)
-    return torch.where(value_N < 0, levels - level_N, levels + level_N).to(torch.uint8)
+def _up_or_down(value_N: Tensor, drawn: Tensor, block: int, levels: int) -> tuple[Tensor, Tensor]:
+    scale_B = short_scale(over(peaks(value_N, block), levels), largest_scale(levels))
+    value_BL, uniform_BL = to_blocks(value_N, block), to_blocks(uniform(drawn, value_N), block)
+    size_BL = (value_BL.abs() / positive(scale_B)[:, None]).clamp(max=levels)
+    level_BL = size_BL.floor()
+    level_BL = level_BL + (uniform_BL < size_BL - level_BL)
+    code_BL = torch.where(value_BL < 0, levels - level_BL, levels + level_BL).to(torch.uint8)
+    return code_BL.flatten()[: value_N.numel()], scale_B
 
 
 @functools.cache

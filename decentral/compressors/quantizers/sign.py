@@ -52,15 +52,14 @@ class Sign(tables.Tabled):
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """Signs, and mean magnitudes."""
-        return _signs(value_N), _cut(_means(value_N, self.block))
+        return _signs_and_means(value_N, self.block)
 
 
 @one_kernel
-def _signs(value_N: Tensor) -> Tensor:
-    return torch.signbit(value_N).to(torch.uint8)
+def _signs_and_means(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    return torch.signbit(value_N).to(torch.uint8), _cut(_means(value_N, block))
 
 
-@one_kernel
 def _means(value_N: Tensor, block: int) -> Tensor:
     """Mean magnitude of each block, float32; what fills up the last one does not count."""
     size_BL = to_blocks(value_N.abs(), block)

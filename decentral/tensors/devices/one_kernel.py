@@ -38,7 +38,7 @@ def one_kernel(function: Callable[P, R]) -> Callable[P, R]:
         first = given[0]
         if not isinstance(first, Tensor) or first.numel() < _WORTH_IT or not fuses(first.device):
             return function(*given, **named)
-        return tried(function, torch.compile, given, named)
+        return tried(function, _compile, given, named)
 
     return called
 
@@ -62,6 +62,11 @@ def tried(function: Callable[..., R], compiler: Compiler, given: tuple[Any, ...]
             "%s goes uncompiled on this device: %s", name, str(error).partition("\n")[0]
         )
         return function(*given, **named)
+
+
+def _compile(function: Callable[..., R]) -> Callable[..., R]:
+    """For each set of whole numbers anew: a kernel that knows the length of a block reads it once."""
+    return torch.compile(function, dynamic=False)  # but for lengths of tensors, which are marked
 
 
 @functools.cache

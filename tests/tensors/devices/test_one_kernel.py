@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor
+from decentral.compressors.kernels import stochastic_rounding, tables, two_levels
+from decentral.compressors.quantizers.linear import Linear
 from decentral.tensors.devices import one_kernel
 from tests.devices import DEVICES
 
@@ -40,6 +42,43 @@ def test_what_the_compiler_cannot_take_runs_as_it_is_and_is_told_once(caplog: py
     assert told[0].endswith("more goes uncompiled on this device: too hard")
 
 
+def elsewhere(spelling: str, value_N: Tensor) -> None:
+    """Compress as on a device other than the processor."""
+    quantiser = parse_compressor(spelling)
+    if isinstance(quantiser, Linear):
+        tables.Tabled.compress(quantiser, value_N)
+    elif spelling == "signmag2":
+        mean_R2 = two_levels.best_means_anywhere(value_N.view(-1, 64))
+        two_levels.code_rows_anywhere(value_N.view(-1, 64), mean_R2.mean(dim=1).float())
+    else:
+        quantiser.compress(value_N)
+
+
+@pytest.mark.parametrize("spelling", [*BLOCKWISE, "fp16", "bf16", "signmag2"])
+def test_each_kernel_is_one_graph_for_tensors_of_any_length(spelling: str, monkeypatch: pytest.MonkeyPatch):
+    """What a device's compiler is given, tried without one: whole functions, and not anew for every length."""
+    graphs: list[str] = []
+
+    def compiler(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Tensor]:
+            graphs.append(function.__qualname__)
+            return graph.forward
+
+        return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+
+    monkeypatch.setattr(one_kernel, "fuses", lambda device: True)
+    monkeypatch.setattr(one_kernel, "_compile", compiler)
+    monkeypatch.setattr(one_kernel, "_WORTH_IT", 1 << 10)
+    monkeypatch.setattr(one_kernel, "_failed", set())
+    monkeypatch.setattr(stochastic_rounding, "_on_processor", lambda tensor: False)
+    torch._dynamo.reset()
+    for numel in (1 << 14, 1 << 15, 3 << 15):
+        elsewhere(spelling, torch.randn(numel))
+    assert not one_kernel._failed
+    assert graphs
+    assert len(graphs) == len(set(graphs))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spelling", BLOCKWISE)
 def test_a_long_tensor_is_quantised_as_well_on_any_device_as_one_by_one(spelling: str, device: str):
@@ -51,3 +90,26 @@ def test_a_long_tensor_is_quantised_as_well_on_any_device_as_one_by_one(spelling
 
     parts = [lost(part) for part in value_N.split(1 << 16)]  # too short to be compiled for a device
     assert lost(value_N.to(device)) == pytest.approx(math.hypot(*parts), rel=0.02)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spelling", [*BLOCKWISE, "fp16", "bf16"])
+def test_codes_of_a_long_tensor_are_those_of_the_processor_but_for_the_last_bit_of_a_quotient(
+    spelling: str, device: str
+):
+    """One in 10,000 lies so near to halfway between two codes."""
+    quantiser, chance = parse_compressor(spelling), torch.Generator().manual_seed(0)
+    value_N = torch.randn((1 << 20) + 4096, generator=chance)
+    here, there = quantiser.compress(value_N), quantiser.compress(value_N.to(device))
+    for one, other in zip(here.parts[1:], there.parts[1:], strict=True):  # scales
+        assert torch.equal(one, other.cpu())
+    assert (here.parts[0] != there.parts[0].cpu()).float().mean() < 1e-4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_levels_of_many_rows_are_those_of_the_processor(device: str):
+    quantiser, chance = parse_compressor("signmag2"), torch.Generator().manual_seed(0)
+    value_RC = torch.randn(1 << 15, 64, generator=chance)
+    here, there = quantiser.compress(value_RC), quantiser.compress(value_RC.to(device))
+    for one, other in zip(here.parts, there.parts, strict=True):
+        assert (one != other.cpu()).float().mean() < 1e-3  # sums of other orders round a level elsewhere
