@@ -67,22 +67,42 @@ def from_gaps(symbols, side, limit, rows):  # type: ignore[no-untyped-def]
 
     ``side`` has the bytes that `side_nbits` asks for.
     """
-    held, pending, at, n = np.uint64(0), 0, 0, 0
+    at, n = np.uint64(0), 0  # bits and symbols behind us
     for r in range(rows.shape[0]):
         number = np.int64(-1)
         for c in range(rows.shape[1]):
-            s = int(symbols[n])
+            s = np.int64(symbols[n])
             n += 1
             e = (s >> 3) - 1 if s >= 16 else 0
-            while pending < e:
-                held |= np.uint64(side[at]) << np.uint64(pending)
-                pending += 8
-                at += 1
-            low = np.int64(held & np.uint64((1 << e) - 1))
-            held >>= np.uint64(e)
-            pending -= e
+            low = np.int64(_ahead(side, at) & np.uint64((1 << e) - 1))
+            at += np.uint64(e)
             number += 1 + (((s - 8 * e) << e) | low)
             if number >= limit:
                 return False
             rows[r, c] = number
-    return held == 0
+    return _ahead(side, at) == 0
+
+
+@compiled
+def _ahead(side, at):  # type: ignore[no-untyped-def]
+    """57 bits from bit ``at`` on, or all that are left: one load, but for the last bytes of all."""
+    first, found = at >> np.uint64(3), np.uint64(0)
+    if first + np.uint64(8) <= np.uint64(side.size):
+        return _word(side, first) >> (at & np.uint64(7))
+    else:
+        for i in range(side.size - np.int64(first)):
+            found |= np.uint64(side[first + np.uint64(i)]) << np.uint64(8 * i)
+    return found >> (at & np.uint64(7))
+
+
+@compiled
+def _word(data, i):  # type: ignore[no-untyped-def]
+    """Eight bytes: spelled out, they are one load."""
+    return _half(data, i) | _half(data, i + np.uint64(4)) << np.uint64(32)
+
+
+@compiled
+def _half(data, i):  # type: ignore[no-untyped-def]
+    a, b = np.uint64(data[i]), np.uint64(data[i + np.uint64(1)])
+    c, d = np.uint64(data[i + np.uint64(2)]), np.uint64(data[i + np.uint64(3)])
+    return a | b << np.uint64(8) | c << np.uint64(16) | d << np.uint64(24)

@@ -6,6 +6,7 @@ per chunk, so a quantiser that works by rows (signmag2) has its scales per chunk
 """
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.at_once import compress_all, decompress_all
+from decentral.compressors.bands import AddBand
 from decentral.compressors.base import (
     About,
     Compressor,
@@ -26,6 +28,7 @@ from decentral.compressors.base import (
     no_sparsifier,
 )
 from decentral.compressors.none import Uncompressed
+from decentral.compressors.support import joined
 from decentral.errors import ConfigError
 
 __all__ = ["Chain", "SparsifierBase"]
@@ -102,6 +105,19 @@ class Chain(Method):
         add(total_N, [payload.shape for payload in payloads], list(zip(index, values, strict=True)), weight)
         return True
 
+    def band(self, shape: Shape) -> int:
+        """See `decentral.compressors.bands`; the whole, of a sparsifier that does not cut."""
+        own = getattr(self.sparsifier, "rows_of_band", None)
+        return math.prod(shape) if own is None or len(shape) != 2 else min(own(shape), shape[0]) * shape[1]
+
+    def opened(self, payload: Payload) -> AddBand | None:
+        """See `decentral.compressors.bands`."""
+        if self.band(payload.shape) == math.prod(payload.shape):
+            return None
+        check_parts(self, payload, self.layout(payload.shape))
+        found: AddBand = self.sparsifier.adder_of_bands(payload.shape, *self._read(payload))  # type: ignore[attr-defined]
+        return found
+
     def support(self, payload: Payload) -> tuple[Tensor, Tensor] | None:
         """Kept places and values, of a sparsifier that has ``places``; see `decentral.compressors.support`."""
         places = getattr(self.sparsifier, "places", None)
@@ -109,8 +125,7 @@ class Chain(Method):
             return None
         check_parts(self, payload, self.layout(payload.shape))
         index, values = self._read(payload)
-        place_S = places(payload.shape, index)
-        return place_S, torch.cat([torch.zeros(0), *(value.flatten() for value in values)])
+        return places(payload.shape, index), joined([value.flatten() for value in values], torch.float32)
 
     def _add(self, total: Tensor, payload: Payload, weight: float) -> None:
         index, values = self._read(payload)
@@ -161,6 +176,14 @@ class SparsifierBase(Method):
     def add_flat(self, total_N: Tensor, payloads: Sequence[Payload], weight: float) -> bool:
         """See `Chain.add_flat`."""
         return self._chain.add_flat(total_N, payloads, weight)
+
+    def band(self, shape: Shape) -> int:
+        """See `Chain.band`."""
+        return self._chain.band(shape)
+
+    def opened(self, payload: Payload) -> AddBand | None:
+        """See `Chain.opened`."""
+        return self._chain.opened(payload)
 
     def support(self, payload: Payload) -> tuple[Tensor, Tensor] | None:
         """See `Chain.support`."""

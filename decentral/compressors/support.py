@@ -5,6 +5,7 @@ For whoever compares what many peers sent: 64 of 4096 values take a sixtieth of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from decentral.compressors.base import Compressor, Payload
 
-__all__ = ["Supported", "support"]
+__all__ = ["Supported", "joined", "support"]
 
 
 @runtime_checkable
@@ -27,11 +28,17 @@ class Supported(Protocol):
 
 def support(compressor: Compressor, payload: Payload, *, rising: bool = True) -> tuple[Tensor, Tensor] | None:
     """See `Supported`; None of a compressor that is none. ``rising``: whether the places are to be sorted."""
-    if not isinstance(compressor, Supported):
-        return None
-    found = compressor.support(payload)
+    own = getattr(compressor, "support", None)  # isinstance costs 40 microseconds, for each tensor of each contribution
+    found: tuple[Tensor, Tensor] | None = None if own is None else own(payload)
     if found is None or not rising:
         return found
     place_S, value_S = found
     order_S = torch.argsort(place_S)  # chunks of a matrix are tiles: their places interleave
     return place_S[order_S], value_S[order_S]
+
+
+def joined(pieces: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The pieces, flat, one behind the other; a single one is not copied."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return torch.cat(list(pieces)) if pieces else torch.zeros(0, dtype=dtype)

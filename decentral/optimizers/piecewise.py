@@ -1,14 +1,15 @@
-"""``anchor - mean * rate`` tensor by tensor: sums stay in the cache, and nothing new but the result is as long as it.
+"""``anchor - mean * rate`` band by band: sums stay in the cache, and nothing new but the result is as long as it.
 
 The same bits as `mean_of` and a step after it. Four sparse contributions fall on nearly every line of memory: added one
-after the other over the whole fragment, each goes through all of it.
+after the other over the whole fragment, each goes through all of it. A band is a tensor, or a part of a large one.
 """
-# Shape suffix: N = elements of one fragment, flat float32.
+# Shape suffixes: N = elements of one fragment, n = of a band; flat float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -18,45 +19,63 @@ from decentral.tensors.alloc import fresh, fresh_zeros
 from decentral.tensors.elementwise import minus_quotient
 from decentral.tensors.threads import spread
 
-__all__ = ["AddPiece", "Seen", "minus_mean"]
+__all__ = ["AddBand", "Open", "Seen", "minus_mean"]
 
-AddPiece = Callable[[int, Tensor, float], None]  # add(number, total, weight): what one sent of that tensor
-Seen = Callable[[int, Tensor], None]  # seen(start, total): of one tensor, before it is divided
-Adders = Sequence[tuple[bytes, AddPiece, float]]  # peer id, what adds, weight >= 0
-Piece = tuple[int, int, int]  # number, start, stop
+AddBand = Callable[[int, Tensor, float], None]  # add(start, total_n, weight): from that element of the tensor on
+Open = Callable[[int], AddBand]  # of the tensor of this number, what one peer sent
+Seen = Callable[[int, Tensor], None]  # seen(start, total_n): of one band, before it is divided
+Adders = Sequence[tuple[bytes, Open, float]]  # peer id, what adds, weight >= 0
+Sizes = Sequence[tuple[int, int]]  # of each tensor its elements, and those of a band, but for the last
 
 
-def minus_mean(anchor_N: Tensor, sizes: Sequence[int], adders: Adders, rate: float, seen: Seen) -> Tensor | None:
+@dataclass(frozen=True, slots=True)
+class _Band:
+    number: int  # of the tensor
+    first: int  # where the tensor begins in the fragment
+    start: int  # and the band
+    stop: int
+
+
+def minus_mean(anchor_N: Tensor, sizes: Sizes, adders: Adders, rate: float, seen: Seen) -> Tensor | None:
     """The next anchor, new; None where a sum, or what comes of it, is beyond float32.
 
-    ``sizes``: elements of each tensor, in order; ``seen`` is shown their sums, from several threads.
+    ``seen`` is shown the sums, from several threads.
     """
     ordered, divisor = in_order(adders)
     made_N = fresh(anchor_N.numel())
 
-    def move(pieces: Sequence[Piece]) -> bool:
-        spare = fresh_zeros(max(stop - start for _, start, stop in pieces))
-        return all([_move(piece, spare) for piece in pieces])
+    def move(bands: Sequence[_Band]) -> bool:
+        spare_n, is_finite = fresh_zeros(max(band.stop - band.start for band in bands)), True
+        for number, of_one in groupby(bands, lambda band: band.number):
+            opened = [(open_(number), weight) for _, open_, weight in ordered]
+            for band in of_one:
+                is_finite &= moved(band, opened, spare_n[: band.stop - band.start])
+        return is_finite
 
-    def _move(piece: Piece, spare: Tensor) -> bool:
-        number, start, stop = piece
-        total = spare[: stop - start]
-        for _, add, weight in ordered:
-            add(number, total, weight)
-        seen(start, total)
-        return minus_quotient(anchor_N[start:stop], total, made_N[start:stop], divisor, rate)
+    def moved(band: _Band, opened: Sequence[tuple[AddBand, float]], total_n: Tensor) -> bool:
+        for add, weight in opened:
+            add(band.start - band.first, total_n, weight)
+        seen(band.start, total_n)
+        here = slice(band.start, band.stop)
+        return minus_quotient(anchor_N[here], total_n, made_N[here], divisor, rate)
 
     with torch.no_grad():
-        is_finite = all(spread(move, _shares(sizes), anchor_N.numel()))
+        is_finite = all(spread(move, _shares(list(_bands(sizes))), anchor_N.numel()))
     return made_N if is_finite else None
 
 
-def _shares(sizes: Sequence[int]) -> list[list[Piece]]:
-    """Pieces in order, for each thread about as many elements."""
-    bounds = list(pairwise(accumulate(sizes, initial=0)))
-    pieces = [(number, start, stop) for number, (start, stop) in enumerate(bounds) if stop > start]
+def _bands(sizes: Sizes) -> Iterator[_Band]:
+    first = 0
+    for number, (numel, each) in enumerate(sizes):
+        for start in range(first, first + numel, max(1, each)):
+            yield _Band(number, first, start, min(first + numel, start + each))
+        first += numel
+
+
+def _shares(bands: Sequence[_Band]) -> list[list[_Band]]:
+    """Bands in order, for each thread about as many elements."""
     threads = torch.get_num_threads()
-    shares: list[list[Piece]] = [[] for _ in range(threads)]
-    for piece in pieces:
-        shares[piece[1] * threads // sum(sizes)].append(piece)
+    shares: list[list[_Band]] = [[] for _ in range(threads)]
+    for band in bands:
+        shares[band.start * threads // bands[-1].stop].append(band)
     return [share for share in shares if share]

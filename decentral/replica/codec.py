@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, Payload, Uncompressed, accumulate, support
+from decentral.compressors.bands import AddBand, band_of, opened
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
 from decentral.errors import PayloadError
 from decentral.parameters import split
@@ -118,7 +119,7 @@ class Codec:
             found = support(self.compressor, payload, rising=False)
             if found is None:
                 return None
-            made.append((found[0] + start, found[1].to(torch.float32).contiguous()))
+            made.append((found[0] + start if start else found[0], found[1].to(torch.float32).contiguous()))
             start += math.prod(payload.shape)
         return made
 
@@ -154,6 +155,14 @@ class Codec:
             raise PayloadError(f"body of {numel(shapes)} values where {total_N.numel()} are added; drop it")
         for total, payload in zip(split_shapes(total_N, shapes), payloads, strict=True):
             accumulate(self.compressor, total, payload, weight)
+
+    def band(self, shape: tuple[int, ...]) -> int:
+        """Values of a tensor of this shape that ``opened`` adds at a time, but for the last."""
+        return band_of(self.compressor, shape)
+
+    def opened(self, payload: Payload) -> AddBand:
+        """What adds the payload of one tensor in such bands. Raises PayloadError, before anything is added."""
+        return opened(self.compressor, payload)
 
     def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
         """``add`` what the bytes hold. Raises PayloadError."""

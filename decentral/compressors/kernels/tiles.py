@@ -19,7 +19,7 @@ from torch import Tensor
 
 from decentral.tensors.compiled import compiled
 
-__all__ = ["Region", "as_matrix", "bands", "cut", "paste", "places_of", "regions"]
+__all__ = ["Region", "as_matrix", "bands", "cut", "paste", "places_of", "regions", "within"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,18 @@ def bands(region: Region, most: int) -> Iterator[Region]:
                 region.height,
                 region.width,
             )
+
+
+def within(region: Region, row: int, rows: int) -> tuple[Region, slice]:
+    """The tiles of the region that lie in so many rows of the matrix from ``row`` on, as seen from there, and which of
+    its chunks they are. Rows hold tiles whole.
+    """
+    first = max(0, -(-(row - region.top) // region.height))
+    last = max(first, min(region.tile_rows, (row + rows - region.top) // region.height))
+    top = region.top + first * region.height - row
+    columns = region.tile_columns
+    part = Region(top, region.left, last - first, columns, region.height, region.width)
+    return part, slice(first * columns, last * columns)
 
 
 def cut(matrix: Tensor, region: Region) -> Tensor:

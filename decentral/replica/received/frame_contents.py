@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Payload
+from decentral.compressors.bands import AddBand
 from decentral.parameters import Schema
 from decentral.replica.buffers import Tail
 from decentral.replica.codec import Codec, FixedShapes
@@ -70,9 +71,10 @@ class FrameContents:
         """``total += weight * scale * what the channel holds``, in place."""
         self._codec_of(frame).of(channel).add(total_N, self.channel(frame, channel), _counted(scale, weight))
 
-    def add_piece(self, payloads: Payloads, scale: float, number: int, total: Tensor, weight: float) -> None:
-        """The same of one tensor of a contribution's change, of those that ``payloads`` holds."""
-        self.codec.add(total, payloads[number : number + 1], _counted(scale, weight))
+    def opened(self, payloads: Payloads, scale: float, number: int) -> AddBand:
+        """What adds one tensor of a contribution's change, of those that ``payloads`` holds, in bands."""
+        add = self.codec.opened(payloads[number])
+        return lambda start, total_n, weight: add(start, total_n, _counted(scale, weight))
 
     def _shapes(self, frame: Frame) -> FixedShapes:
         return tuple(self.schema.fragments[frame.header.fragment].shapes)

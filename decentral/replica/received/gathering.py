@@ -78,10 +78,11 @@ class GatherReader:
             return None
         pairs = zip(frames, held, self.scales(frames, weights, seed), weights, strict=True)
         adders = [
-            (frame.header.sender, partial(self.contents.add_piece, payloads or (), scale), weight)
+            (frame.header.sender, partial(self.contents.opened, payloads or (), scale), weight)
             for frame, payloads, scale, weight in pairs
         ]
-        sizes, came = [math.prod(payload.shape) for payload in held[0] or ()], dict[int, Tensor]()
+        sizes = [(math.prod(one.shape), self.contents.codec.band(one.shape)) for one in held[0] or ()]
+        came = dict[int, Tensor]()
         made_N = minus_mean(
             anchor_N, sizes, adders, rate, lambda at, total: came.update({at: sample.of_part(total, at) != 0})
         )
