@@ -6,6 +6,7 @@ raw. What is coded has one spelling: the table is the one that the symbols give.
 takes raw arrays that coding would have made shorter, for only coding them again would tell.
 """
 
+import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ def _from_raw(forms: Sequence[Form], body: Bytes) -> list[Array]:
 
 
 def _numel(form: Form) -> int:
-    return int(np.prod(form.shape, dtype=np.int64))
+    return math.prod(form.shape)
 
 
 def _refused(what: str) -> PayloadError:

@@ -1,21 +1,27 @@
-"""Many tensors at once, for devices: they take microseconds to be told of any operation, and a model has many tensors.
+"""Many tensors at once: a model has hundreds, and to tell torch of any operation takes microseconds, of a device more.
 
-A compressor may have ``compress_flat`` and ``add_flat``, for tensors that lie one behind the other, and a quantiser
-behind a sparsifier ``compress_all`` and ``decompress_all``. What they make decodes as what one tensor at a time does;
-none of them checks what it is given, as that is this process's own.
+A compressor may have ``compress_flat`` and ``add_flat``, for tensors that lie one behind the other on a device, whose
+payloads are this process's own. Anywhere it may have ``compress_many`` and ``accumulate_many``, and a quantiser behind
+a sparsifier ``compress_all`` and ``decompress_all``. What they make decodes, bit for bit, as what one tensor at a time
+does, and what they are given to decode is checked as it is there.
 """
 # Shape suffix: N = values of all tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from decentral.compressors.base import Compressor, Payload, Shape
+from decentral.compressors.base import Compressor, Payload, Shape, accumulate
+from decentral.tensors.threads import lumps, spread
 
-__all__ = ["AtOnce", "compress_all", "decompress_all"]
+__all__ = ["LUMP", "AtOnce", "accumulate_all", "compress_all", "compress_each", "decompress_all"]
+
+LUMP = 1 << 21  # values of tensors that are handled together: a few dozen calls to torch are little beside that
 
 
 @runtime_checkable
@@ -29,6 +35,28 @@ class AtOnce(Protocol):
         """``total += weight * decompress`` of its own payloads in place; False, and nothing is added: one at a time."""
 
 
+def compress_each(compressor: Compressor, tensors: Sequence[Tensor], numel: int) -> tuple[Payload, ...]:
+    """One payload for each, on as many threads as torch may use; ``numel``: elements that the processor works on."""
+    own = getattr(compressor, "compress_many", None)
+    if own is None:
+        return tuple(spread(compressor.compress, tensors, numel))
+    jobs = [tensors[lump] for lump in lumps([one.numel() for one in tensors], LUMP)]
+    return tuple(chain.from_iterable(spread(own, jobs, numel)))
+
+
+def accumulate_all(
+    compressor: Compressor, totals: Sequence[Tensor], payloads: Sequence[Payload], weight: float
+) -> None:
+    """`accumulate` of each in its contiguous total. PayloadError; some have been added then."""
+    own = getattr(compressor, "accumulate_many", None)
+    if own is None:
+        for total, payload in zip(totals, payloads, strict=True):
+            accumulate(compressor, total, payload, weight)
+        return
+    for lump in lumps([math.prod(payload.shape) for payload in payloads], LUMP):
+        own(totals[lump], payloads[lump], weight)
+
+
 def compress_all(quantiser: Compressor, tensors: Sequence[Tensor]) -> list[Payload]:
     """One payload for each, by the quantiser's own way if it has one."""
     own = getattr(quantiser, "compress_all", None)
@@ -37,7 +65,7 @@ def compress_all(quantiser: Compressor, tensors: Sequence[Tensor]) -> list[Paylo
 
 
 def decompress_all(quantiser: Compressor, payloads: Sequence[Payload]) -> list[Tensor]:
-    """What each holds."""
+    """What each holds. PayloadError when a part breaks a rule."""
     own = getattr(quantiser, "decompress_all", None)
     found: list[Tensor] = own(payloads) if own is not None else [quantiser.decompress(one) for one in payloads]
     return found

@@ -8,7 +8,7 @@ goes through all of it. A band is a run of the flattened tensor; a compressor th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -27,9 +27,9 @@ class InBands(Protocol):
     def band(self, shape: Shape) -> int:
         """Values of each band of a tensor of this shape, but for the last; the whole tensor's where it is not cut."""
 
-    def opened(self, payload: Payload) -> AddBand | None:
-        """What adds each band, contiguous, in place, to the bits of ``accumulate``; None where it is not cut.
-        PayloadError when a part breaks a rule, before anything is added.
+    def opened(self, payloads: Sequence[Payload]) -> list[AddBand]:
+        """What adds each band of each, contiguous, in place, to the bits of ``accumulate``. PayloadError when a part
+        breaks a rule, before anything is added of a payload.
         """
 
 
@@ -39,13 +39,12 @@ def band_of(compressor: Compressor, shape: Shape) -> int:
     return math.prod(shape) if own is None else int(own(shape))
 
 
-def opened(compressor: Compressor, payload: Payload) -> AddBand:
+def opened(compressor: Compressor, payloads: Sequence[Payload]) -> list[AddBand]:
     """See `InBands`; of one that cannot be cut, the whole."""
     own = getattr(compressor, "opened", None)
-    found: AddBand | None = None if own is None else own(payload)
+    found: list[AddBand] = [_whole(compressor, one) for one in payloads] if own is None else own(payloads)
+    return found
 
-    def whole(start: int, total_n: Tensor, weight: float) -> None:
-        assert start == 0, "what is not cut is added whole"
-        accumulate(compressor, total_n.view(payload.shape), payload, weight)
 
-    return whole if found is None else found
+def _whole(compressor: Compressor, payload: Payload) -> AddBand:
+    return lambda start, total_n, weight: accumulate(compressor, total_n.view(payload.shape), payload, weight)

@@ -30,6 +30,7 @@ __all__ = [
     "check_dtype",
     "check_input",
     "check_parts",
+    "check_shapes",
     "no_sparsifier",
     "non_finite",
     "require",
@@ -180,14 +181,19 @@ def non_finite(tensor: Tensor) -> NonFiniteError:
 
 
 def check_parts(method: object, payload: Payload, layout: tuple[PartSpec, ...]) -> None:
+    """As `check_shapes`; and PayloadError unless codes of few bits have no more."""
+    check_shapes(method, payload, layout)
+    for part, spec in zip(payload.parts, layout, strict=True):
+        if isinstance(spec.kind, Symbols) and spec.kind.bits < 8 and part.numel():
+            require(part.amax() < 1 << spec.kind.bits, method, f"{spec.name} must be below {1 << spec.kind.bits}")
+
+
+def check_shapes(method: object, payload: Payload, layout: tuple[PartSpec, ...]) -> None:
     """PayloadError unless the parts have exactly the dtypes and shapes of the layout, on one device."""
     found = [(part.dtype, tuple(part.shape)) for part in payload.parts]
     wanted = [(spec.dtype, spec.shape) for spec in layout]
     if found != wanted:
         raise PayloadError(f"{method} for shape {payload.shape}: parts {wanted} are wanted, got {found}; drop them")
-    for part, spec in zip(payload.parts, layout, strict=True):
-        if isinstance(spec.kind, Symbols) and spec.kind.bits < 8 and part.numel():
-            require(part.amax() < 1 << spec.kind.bits, method, f"{spec.name} must be below {1 << spec.kind.bits}")
     if len({part.device for part in payload.parts}) > 1:
         raise PayloadError(f"{method} for shape {payload.shape}: parts lie on several devices; move them to one")
 

@@ -24,7 +24,7 @@ from decentral.compressors.base import (
     Payload,
     Shape,
     Sparsifier,
-    check_parts,
+    check_shapes,
     no_sparsifier,
 )
 from decentral.compressors.none import Uncompressed
@@ -32,6 +32,8 @@ from decentral.compressors.support import joined
 from decentral.errors import ConfigError
 
 __all__ = ["Chain", "SparsifierBase"]
+
+Selected = tuple[Tensor, ...]  # by matrix of kept values
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +65,18 @@ class Chain(Method):
 
     def compress(self, tensor: Tensor) -> Payload:
         """Select, then quantise what was selected."""
-        index, values = self.sparsifier.select(tensor)
-        parts = [part for rows in values for part in self.quantiser.compress(rows).parts]
-        return Payload(tuple(tensor.shape), (*index, *parts), tensor.device)
+        return self.compress_many([tensor])[0]
+
+    def compress_many(self, tensors: Sequence[Tensor]) -> list[Payload]:
+        """See `decentral.compressors.at_once`."""
+        found = [self.sparsifier.select(tensor) for tensor in tensors]
+        return self._payloads([tuple(tensor.shape) for tensor in tensors], found, [one.device for one in tensors])
 
     def decompress(self, payload: Payload) -> Tensor:
         """Kept values in their places, zero elsewhere."""
-        check_parts(self, payload, self.layout(payload.shape))
+        ((index, values),) = self._read([payload])
         total = torch.zeros(payload.shape, dtype=torch.float32, device=payload.device)
-        self._add(total, payload, 1.0)
+        self.sparsifier.add_at(total, index, values, 1.0)
         return total
 
     def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
@@ -79,30 +84,26 @@ class Chain(Method):
         if not total.is_contiguous():  # sparsifiers work on a reshaped view, which would be a copy
             total += self.decompress(payload) * weight
             return
-        check_parts(self, payload, self.layout(payload.shape))
-        self._add(total, payload, weight)
+        self.accumulate_many([total], [payload], weight)
+
+    def accumulate_many(self, totals: Sequence[Tensor], payloads: Sequence[Payload], weight: float) -> None:
+        """See `decentral.compressors.at_once`."""
+        for total, (index, values) in zip(totals, self._read(payloads), strict=True):
+            self.sparsifier.add_at(total, index, values, weight)
 
     def compress_flat(self, flat_N: Tensor, shapes: Sequence[Shape]) -> tuple[Payload, ...] | None:
         """See `decentral.compressors.at_once`; None of a sparsifier that takes one tensor at a time."""
         select = getattr(self.sparsifier, "select_flat", None)
         if select is None:
             return None
-        found = select(flat_N, shapes)
-        made = iter(compress_all(self.quantiser, [rows for _, values in found for rows in values]))
-        kept = [[part for _ in values for part in next(made).parts] for _, values in found]
-        rows = zip(shapes, found, kept, strict=True)
-        return tuple(Payload(tuple(shape), (*index, *parts), flat_N.device) for shape, (index, _), parts in rows)
+        return tuple(self._payloads(shapes, select(flat_N, shapes), [flat_N.device] * len(shapes)))
 
     def add_flat(self, total_N: Tensor, payloads: Sequence[Payload], weight: float) -> bool:
         """See `decentral.compressors.at_once`; False, and nothing is added, of a sparsifier as above."""
         add = getattr(self.sparsifier, "add_at_flat", None)
         if add is None:
             return False
-        read = [list(self._quantised(payload)) for payload in payloads]
-        made = iter(decompress_all(self.quantiser, [rows for one in read for rows in one]))
-        values = [tuple(next(made) for _ in one) for one in read]
-        index = [payload.parts[: len(self.sparsifier.index_layout(payload.shape))] for payload in payloads]
-        add(total_N, [payload.shape for payload in payloads], list(zip(index, values, strict=True)), weight)
+        add(total_N, [payload.shape for payload in payloads], self._read(payloads), weight)
         return True
 
     def band(self, shape: Shape) -> int:
@@ -110,31 +111,50 @@ class Chain(Method):
         own = getattr(self.sparsifier, "rows_of_band", None)
         return math.prod(shape) if own is None or len(shape) != 2 else min(own(shape), shape[0]) * shape[1]
 
-    def opened(self, payload: Payload) -> AddBand | None:
+    def opened(self, payloads: Sequence[Payload]) -> list[AddBand]:
         """See `decentral.compressors.bands`."""
-        if self.band(payload.shape) == math.prod(payload.shape):
-            return None
-        check_parts(self, payload, self.layout(payload.shape))
-        found: AddBand = self.sparsifier.adder_of_bands(payload.shape, *self._read(payload))  # type: ignore[attr-defined]
-        return found
+        read = zip(payloads, self._read(payloads), strict=True)
+        return [self._adder(payload.shape, index, values) for payload, (index, values) in read]
+
+    def _adder(self, shape: Shape, index: Selected, values: Selected) -> AddBand:
+        if self.band(shape) < math.prod(shape):
+            return self.sparsifier.adder_of_bands(shape, index, values)  # type: ignore[attr-defined,no-any-return]
+        return lambda start, total_n, weight: self.sparsifier.add_at(total_n.view(shape), index, values, weight)
 
     def support(self, payload: Payload) -> tuple[Tensor, Tensor] | None:
         """Kept places and values, of a sparsifier that has ``places``; see `decentral.compressors.support`."""
+        found = self.support_many([payload])
+        return None if found is None else found[0]
+
+    def support_many(self, payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]] | None:
+        """The same of each."""
         places = getattr(self.sparsifier, "places", None)
         if places is None:
             return None
-        check_parts(self, payload, self.layout(payload.shape))
-        index, values = self._read(payload)
-        return places(payload.shape, index), joined([value.flatten() for value in values], torch.float32)
+        read = zip(payloads, self._read(payloads), strict=True)
+        return [
+            (places(payload.shape, index), joined([value.flatten() for value in values], torch.float32))
+            for payload, (index, values) in read
+        ]
 
-    def _add(self, total: Tensor, payload: Payload, weight: float) -> None:
-        index, values = self._read(payload)
-        self.sparsifier.add_at(total, index, values, weight)
+    def _payloads(
+        self, shapes: Sequence[Shape], found: Sequence[tuple[Selected, Selected]], devices: Sequence[torch.device]
+    ) -> list[Payload]:
+        """What was selected of each tensor, with its values quantised."""
+        made = iter(compress_all(self.quantiser, [rows for _, values in found for rows in values]))
+        kept = [[part for _ in values for part in next(made).parts] for _, values in found]
+        rows = zip(shapes, found, kept, devices, strict=True)
+        return [Payload(tuple(shape), (*index, *parts), device) for shape, (index, _), parts, device in rows]
 
-    def _read(self, payload: Payload) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The index parts, and the matrices of kept values."""
-        index = payload.parts[: len(self.sparsifier.index_layout(payload.shape))]
-        return index, tuple(self.quantiser.decompress(one) for one in self._quantised(payload))
+    def _read(self, payloads: Sequence[Payload]) -> list[tuple[Selected, Selected]]:
+        """The index parts, and the matrices of kept values, of each. PayloadError but for what indices are."""
+        for payload in payloads:
+            check_shapes(self, payload, self.layout(payload.shape))
+        matrices = [list(self._quantised(payload)) for payload in payloads]
+        made = iter(decompress_all(self.quantiser, [rows for one in matrices for rows in one]))
+        values = [tuple(next(made) for _ in one) for one in matrices]
+        index = [payload.parts[: len(self.sparsifier.index_layout(payload.shape))] for payload in payloads]
+        return list(zip(index, values, strict=True))
 
     def _quantised(self, payload: Payload) -> Iterator[Payload]:
         """The quantiser's payload of each matrix."""
@@ -181,9 +201,21 @@ class SparsifierBase(Method):
         """See `Chain.band`."""
         return self._chain.band(shape)
 
-    def opened(self, payload: Payload) -> AddBand | None:
+    def opened(self, payloads: Sequence[Payload]) -> list[AddBand]:
         """See `Chain.opened`."""
-        return self._chain.opened(payload)
+        return self._chain.opened(payloads)
+
+    def compress_many(self, tensors: Sequence[Tensor]) -> list[Payload]:
+        """See `Chain.compress_many`."""
+        return self._chain.compress_many(tensors)
+
+    def accumulate_many(self, totals: Sequence[Tensor], payloads: Sequence[Payload], weight: float) -> None:
+        """See `Chain.accumulate_many`."""
+        self._chain.accumulate_many(totals, payloads, weight)
+
+    def support_many(self, payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]] | None:
+        """See `Chain.support_many`."""
+        return self._chain.support_many(payloads)
 
     def support(self, payload: Payload) -> tuple[Tensor, Tensor] | None:
         """See `Chain.support`."""

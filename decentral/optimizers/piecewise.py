@@ -17,14 +17,15 @@ from torch import Tensor
 from decentral.optimizers.aggregation.mean import in_order
 from decentral.tensors.alloc import fresh, fresh_zeros
 from decentral.tensors.elementwise import minus_quotient
-from decentral.tensors.threads import spread
+from decentral.tensors.threads import lumps, spread
 
 __all__ = ["AddBand", "Open", "Seen", "minus_mean"]
 
 AddBand = Callable[[int, Tensor, float], None]  # add(start, total_n, weight): from that element of the tensor on
-Open = Callable[[int], AddBand]  # of the tensor of this number, what one peer sent
+Open = Callable[[slice], Sequence[AddBand]]  # of some neighbouring tensors, what one peer sent
 Seen = Callable[[int, Tensor], None]  # seen(start, total_n): of one band, before it is divided
 Adders = Sequence[tuple[bytes, Open, float]]  # peer id, what adds, weight >= 0
+_LUMP = 1 << 21  # elements of tensors that are opened together
 Sizes = Sequence[tuple[int, int]]  # of each tensor its elements, and those of a band, but for the last
 
 
@@ -46,14 +47,15 @@ def minus_mean(anchor_N: Tensor, sizes: Sizes, adders: Adders, rate: float, seen
 
     def move(bands: Sequence[_Band]) -> bool:
         spare_n, is_finite = fresh_zeros(max(band.stop - band.start for band in bands)), True
-        for number, of_one in groupby(bands, lambda band: band.number):
-            opened = [(open_(number), weight) for _, open_, weight in ordered]
-            for band in of_one:
-                is_finite &= moved(band, opened, spare_n[: band.stop - band.start])
+        for these, of_these in _lumps(bands):
+            opened = [(open_(these), weight) for _, open_, weight in ordered]
+            for band in of_these:
+                adding = [(adds[band.number - these.start], weight) for adds, weight in opened]
+                is_finite &= moved(band, adding, spare_n[: band.stop - band.start])
         return is_finite
 
-    def moved(band: _Band, opened: Sequence[tuple[AddBand, float]], total_n: Tensor) -> bool:
-        for add, weight in opened:
+    def moved(band: _Band, adding: Sequence[tuple[AddBand, float]], total_n: Tensor) -> bool:
+        for add, weight in adding:
             add(band.start - band.first, total_n, weight)
         seen(band.start, total_n)
         here = slice(band.start, band.stop)
@@ -70,6 +72,16 @@ def _bands(sizes: Sizes) -> Iterator[_Band]:
         for start in range(first, first + numel, max(1, each)):
             yield _Band(number, first, start, min(first + numel, start + each))
         first += numel
+
+
+def _lumps(bands: Sequence[_Band]) -> Iterator[tuple[slice, Sequence[_Band]]]:
+    """The bands with the tensors that they are of, a large one or a dozen small ones at a time: to open these takes
+    little longer than to open one.
+    """
+    tensors = [list(of_one) for _, of_one in groupby(bands, lambda band: band.number)]
+    for lump in lumps([of_one[-1].stop - of_one[0].start for of_one in tensors], _LUMP):
+        some = [band for of_one in tensors[lump] for band in of_one]
+        yield slice(some[0].number, some[-1].number + 1), some
 
 
 def _shares(bands: Sequence[_Band]) -> list[list[_Band]]:

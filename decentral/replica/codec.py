@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate as accumulated
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, Payload, Uncompressed, accumulate, support
+from decentral.compressors import Compressor, Payload, Uncompressed
+from decentral.compressors.at_once import accumulate_all
 from decentral.compressors.bands import AddBand, band_of, opened
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
+from decentral.compressors.support import supports
 from decentral.errors import PayloadError
 from decentral.parameters import split
 from decentral.tensors.alloc import fresh_zeros
@@ -114,14 +117,12 @@ class Codec:
         """By payload the places (V,) in the whole change, and the values there, all others being zero; None where one
         does not say it. Raises PayloadError.
         """
-        made, start = [], 0
-        for payload in payloads:
-            found = support(self.compressor, payload, rising=False)
-            if found is None:
-                return None
-            made.append((found[0] + start if start else found[0], found[1].to(torch.float32).contiguous()))
-            start += math.prod(payload.shape)
-        return made
+        found = supports(self.compressor, payloads)
+        starts = accumulated((math.prod(payload.shape) for payload in payloads), initial=0)
+        return found and [
+            (place_V + start if start else place_V, value_V.to(torch.float32).contiguous())
+            for (place_V, value_V), start in zip(found, starts, strict=False)
+        ]
 
     def decompress(self, payloads: Sequence[Payload], channels: int = 1) -> Tensor:
         """The flat float32 tensor that every receiver of these applies. Raises PayloadError."""
@@ -153,16 +154,15 @@ class Codec:
         shapes = [payload.shape for payload in payloads]
         if numel(shapes) != total_N.numel():
             raise PayloadError(f"body of {numel(shapes)} values where {total_N.numel()} are added; drop it")
-        for total, payload in zip(split_shapes(total_N, shapes), payloads, strict=True):
-            accumulate(self.compressor, total, payload, weight)
+        accumulate_all(self.compressor, split_shapes(total_N, shapes), payloads, weight)
 
     def band(self, shape: tuple[int, ...]) -> int:
         """Values of a tensor of this shape that ``opened`` adds at a time, but for the last."""
         return band_of(self.compressor, shape)
 
-    def opened(self, payload: Payload) -> AddBand:
-        """What adds the payload of one tensor in such bands. Raises PayloadError, before anything is added."""
-        return opened(self.compressor, payload)
+    def opened(self, payloads: Sequence[Payload]) -> list[AddBand]:
+        """What adds the payload of each tensor in such bands. Raises PayloadError."""
+        return opened(self.compressor, payloads)
 
     def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
         """``add`` what the bytes hold. Raises PayloadError."""

@@ -38,6 +38,18 @@ def spread(work: Callable[[T], R], jobs: Sequence[T], numel: int) -> list[R]:
     return list(_pool(threads).map(inherited, jobs))
 
 
+def lumps(sizes: Sequence[int], least: int) -> Iterator[slice]:
+    """All places, in runs of at least so many elements together, but for the last."""
+    start = held = 0
+    for i, size in enumerate(sizes):
+        held += size
+        if held >= least:
+            yield slice(start, i + 1)
+            start, held = i + 1, 0
+    if start < len(sizes):
+        yield slice(start, len(sizes))
+
+
 @contextmanager
 def on_threads(count: int) -> Iterator[None]:
     """Let torch use so many threads, and as many as before afterwards."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from decentral import coding
 from decentral.compressors import Compressor, PartSpec, Payload
 from decentral.errors import PayloadError
-from decentral.tensors.threads import WORTH_IT, spread
+from decentral.tensors.threads import WORTH_IT, lumps, spread
 
 Shape = tuple[int, ...]
 Array = NDArray[np.generic]
@@ -96,8 +96,8 @@ def _pieces(specs: Sequence[PartSpec], arrays: Sequence[Array]) -> Iterator[byte
     kinds, streams, made = [spec.kind for spec in specs], _streams(specs), list[coding.Made]()
     on_threads = len(streams) > 1 and sum(array.size for array in arrays) >= _ON_THREADS
     if on_threads:
-        lumps = list(_lumps(arrays))
-        found = spread(lambda lump: [kinds[i].to_symbols(arrays[i]) for i in lump], lumps, WORTH_IT)
+        places = [range(len(arrays))[lump] for lump in lumps([array.size for array in arrays], _LUMP)]
+        found = spread(lambda these: [kinds[i].to_symbols(arrays[i]) for i in these], places, WORTH_IT)
         made = list(itertools.chain.from_iterable(found))
 
     def coded(members: list[int]) -> Iterator[bytes | memoryview]:
@@ -107,17 +107,6 @@ def _pieces(specs: Sequence[PartSpec], arrays: Sequence[Array]) -> Iterator[byte
     if on_threads:
         return itertools.chain.from_iterable(spread(lambda members: list(coded(members)), streams, WORTH_IT))
     return itertools.chain.from_iterable(map(coded, streams))
-
-
-def _lumps(arrays: Sequence[Array]) -> Iterator[range]:
-    """All places, in runs of arrays that are work for one thread: handing one over takes as long as a small array."""
-    start, held = 0, 0
-    for i, array in enumerate(arrays):
-        held += array.size
-        if held >= _LUMP:
-            yield range(start, i + 1)
-            start, held = i + 1, 0
-    yield range(start, len(arrays))
 
 
 def _read(compressor: Compressor, data: NDArray[np.uint8], shapes: Sequence[Shape]) -> tuple[list[Payload], int]:

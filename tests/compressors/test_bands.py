@@ -31,7 +31,7 @@ def test_bands_add_up_to_the_bits_of_the_whole(spelling: str, shape: tuple[int, 
     whole_N = torch.randn(numel, generator=torch.Generator().manual_seed(1))
     total_N, band = whole_N.clone(), band_of(compressor, shape)
     accumulate(compressor, whole_N.view(shape), payload, 0.3)
-    add = opened(compressor, payload)
+    (add,) = opened(compressor, [payload])
     for start in range(0, numel, max(1, band)):
         add(start, total_N[start : start + band], 0.3)
     assert torch.equal(total_N, whole_N)
@@ -49,4 +49,4 @@ def test_an_index_out_of_its_place_is_refused_before_anything_is_added():
     index = payload.parts[0].clone()
     index[-1, -1] = index[-1, -2]
     with pytest.raises(PayloadError, match="rise"):
-        opened(compressor, Payload(payload.shape, (index, *payload.parts[1:])))
+        opened(compressor, [Payload(payload.shape, (index, *payload.parts[1:]))])

@@ -1,7 +1,7 @@
 """The step band by band is the mean and a step after it, bit for bit, whatever the number of threads."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Payload, accumulate, parse_compressor
-from decentral.compressors.bands import band_of, opened
+from decentral.compressors.bands import AddBand, band_of, opened
 from decentral.optimizers.aggregation.mean import mean_of
 from decentral.optimizers.piecewise import minus_mean
 from decentral.tensors.threads import on_threads
@@ -30,8 +30,8 @@ def added(payloads: list[Payload], total_N: Tensor, weight: float) -> None:
         accumulate(TOPK, total.view(payload.shape), payload, weight)
 
 
-def opener(payloads: list[Payload]) -> Callable[[int], Callable[[int, Tensor, float], None]]:
-    return lambda number: opened(TOPK, payloads[number])
+def opener(payloads: list[Payload]) -> Callable[[slice], Sequence[AddBand]]:
+    return lambda these: opened(TOPK, payloads[these])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

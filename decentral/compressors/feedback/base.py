@@ -21,11 +21,11 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from decentral.compressors.at_once import AtOnce
-from decentral.compressors.base import Compressor, Payload, accumulate
+from decentral.compressors.at_once import AtOnce, accumulate_all, compress_each
+from decentral.compressors.base import Compressor, Payload
 from decentral.errors import ConfigError
 from decentral.parameters import split
-from decentral.tensors.threads import elements_here, spread
+from decentral.tensors.threads import elements_here
 
 __all__ = ["Feedback", "Receiving", "Sending", "Shapes", "State", "add_sent", "compress_flat", "slot"]
 
@@ -81,13 +81,11 @@ def compress_flat(compressor: Compressor, flat_N: Tensor, shapes: Shapes) -> tup
         found = compressor.compress_flat(flat_N, shapes)
         if found is not None:
             return found
-    return tuple(spread(compressor.compress, split(flat_N, shapes), elements_here(flat_N)))
+    return compress_each(compressor, split(flat_N, shapes), elements_here(flat_N))
 
 
 def add_sent(compressor: Compressor, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0) -> None:
     """``total += weight * what a receiver decodes``, in place, of payloads that this process made."""
     if not elements_here(total_N) and isinstance(compressor, AtOnce) and compressor.add_flat(total_N, payloads, weight):
         return
-    pieces = split(total_N, [payload.shape for payload in payloads])
-    for piece, payload in zip(pieces, payloads, strict=True):
-        accumulate(compressor, piece, payload, weight)
+    accumulate_all(compressor, split(total_N, [payload.shape for payload in payloads]), payloads, weight)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Symbols
-from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_shapes, require
 from decentral.compressors.kernels.levels import (
     NUM_PEAKS,
     coded_levels,
@@ -91,13 +91,16 @@ class SignMag2(Method):
         return list(zip(codes, peaks, large_R.split_with_sizes(counts), step_R.split_with_sizes(counts), strict=True))
 
     def decompress_all(self, payloads: Sequence[Payload]) -> list[Tensor]:
-        """``decompress`` of what this process made itself, and nobody need check."""
+        """``decompress`` of each, those with as many columns together. PayloadError as there."""
+        for payload in payloads:
+            check_shapes(self, payload, self.layout(payload.shape))
         shapes = [_matrix(payload.shape) for payload in payloads]
         made = [torch.empty(0)] * len(payloads)
         for columns in dict.fromkeys(shape[1] for shape in shapes):
             here = [i for i, shape in enumerate(shapes) if shape[1] == columns]
             counts = [shapes[i][0] for i in here]
             code_N, peak_M, large_R, step_R = (torch.cat([payloads[i].parts[n] for i in here]) for n in range(4))
+            self._check(code_N, peak_M, large_R, step_R)
             peak_R = peak_M.repeat_interleave(counts_on(tuple(counts), peak_M.device), output_size=sum(counts))
             size_R2 = sizes_below(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
             value_RC = decode_rows(code_N.view(-1, columns), size_R2)
@@ -107,12 +110,17 @@ class SignMag2(Method):
 
     def decompress(self, payload: Payload) -> Tensor:
         """+-level."""
-        check_parts(self, payload, self.layout(payload.shape))
+        check_shapes(self, payload, self.layout(payload.shape))
         code_N, peak, large_R, step_R = payload.parts
-        require((step_R <= large_R).all(), self, "a small level lies below zero")
-        require((peak < NUM_PEAKS).all(), self, "a peak is beyond float32")
+        self._check(code_N, peak, large_R, step_R)
         size_R2 = level_sizes(peak)[torch.stack([large_R - step_R, large_R], dim=1).int()]
         return decode_rows(code_N.view(_matrix(payload.shape)), size_R2).reshape(payload.shape)
+
+    def _check(self, code_N: Tensor, peak_M: Tensor, large_R: Tensor, step_R: Tensor) -> None:
+        """PayloadError unless the parts, which have their shapes, keep their rules."""
+        require(code_N.amax() < 4 if code_N.numel() else True, self, "codes must be below 4")
+        require((step_R <= large_R).all(), self, "a small level lies below zero")
+        require((peak_M < NUM_PEAKS).all(), self, "a peak is beyond float32")
 
 
 @functools.lru_cache(maxsize=4096)  # asked for at every step of a round

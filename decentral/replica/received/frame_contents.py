@@ -71,16 +71,19 @@ class FrameContents:
         """``total += weight * scale * what the channel holds``, in place."""
         self._codec_of(frame).of(channel).add(total_N, self.channel(frame, channel), _counted(scale, weight))
 
-    def opened(self, payloads: Payloads, scale: float, number: int) -> AddBand:
-        """What adds one tensor of a contribution's change, of those that ``payloads`` holds, in bands."""
-        add = self.codec.opened(payloads[number])
-        return lambda start, total_n, weight: add(start, total_n, _counted(scale, weight))
+    def opened(self, payloads: Payloads, scale: float, these: slice) -> list[AddBand]:
+        """What adds some tensors of a contribution's change, of those that ``payloads`` holds, in bands."""
+        return [_scaled(add, scale) for add in self.codec.opened(payloads[these])]
 
     def _shapes(self, frame: Frame) -> FixedShapes:
         return tuple(self.schema.fragments[frame.header.fragment].shapes)
 
     def _codec_of(self, frame: Frame) -> Codec:
         return self.merge_codec if frame.header.kind == FrameKind.MERGE else self.codec
+
+
+def _scaled(add: AddBand, scale: float) -> AddBand:
+    return lambda start, total_n, weight: add(start, total_n, _counted(scale, weight))
 
 
 def _counted(scale: float, weight: float) -> float:
