@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from decentral.compressors.base import Compressor, Payload, Shape, accumulate
@@ -21,6 +22,7 @@ from decentral.tensors.threads import lumps, spread
 
 __all__ = ["LUMP", "AtOnce", "accumulate_all", "compress_all", "compress_each", "decompress_all"]
 
+_LEAST = 1 << 17  # values that are a job for a thread
 LUMP = 1 << 21  # values of tensors that are handled together: a few dozen calls to torch are little beside that
 
 
@@ -40,7 +42,9 @@ def compress_each(compressor: Compressor, tensors: Sequence[Tensor], numel: int)
     own = getattr(compressor, "compress_many", None)
     if own is None:
         return tuple(spread(compressor.compress, tensors, numel))
-    jobs = [tensors[lump] for lump in lumps([one.numel() for one in tensors], LUMP)]
+    sizes = [one.numel() for one in tensors]
+    least = min(LUMP, max(_LEAST, sum(sizes) // (4 * torch.get_num_threads())))  # for each thread several jobs
+    jobs = [tensors[lump] for lump in lumps(sizes, least)]
     return tuple(chain.from_iterable(spread(own, jobs, numel)))
 
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
 from decentral.compressors.base import Compressor, Payload, Shape, accumulate
 
-__all__ = ["AddBand", "InBands", "band_of", "opened"]
+__all__ = ["AddBand", "InBands", "added_whole", "band_of", "opened"]
 
 AddBand = Callable[[int, Tensor, float], None]  # add(start, total_n, weight): what lies in the band from there on
 
 
-@runtime_checkable
 class InBands(Protocol):
     """A compressor whose payloads may be added in bands of the tensor."""
 
@@ -42,9 +41,10 @@ def band_of(compressor: Compressor, shape: Shape) -> int:
 def opened(compressor: Compressor, payloads: Sequence[Payload]) -> list[AddBand]:
     """See `InBands`; of one that cannot be cut, the whole."""
     own = getattr(compressor, "opened", None)
-    found: list[AddBand] = [_whole(compressor, one) for one in payloads] if own is None else own(payloads)
+    found: list[AddBand] = [added_whole(compressor, one) for one in payloads] if own is None else own(payloads)
     return found
 
 
-def _whole(compressor: Compressor, payload: Payload) -> AddBand:
+def added_whole(compressor: Compressor, payload: Payload) -> AddBand:
+    """What adds all of it, and reads it when it does."""
     return lambda start, total_n, weight: accumulate(compressor, total_n.view(payload.shape), payload, weight)

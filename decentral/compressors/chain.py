@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.at_once import compress_all, decompress_all
-from decentral.compressors.bands import AddBand
+from decentral.compressors.bands import AddBand, added_whole
 from decentral.compressors.base import (
     About,
     Compressor,
@@ -113,6 +113,8 @@ class Chain(Method):
 
     def opened(self, payloads: Sequence[Payload]) -> list[AddBand]:
         """See `decentral.compressors.bands`."""
+        if len(payloads) == 1 and self.band(payloads[0].shape) == math.prod(payloads[0].shape):
+            return [added_whole(self, payloads[0])]  # not read before: it may be large, and many peers have sent one
         read = zip(payloads, self._read(payloads), strict=True)
         return [self._adder(payload.shape, index, values) for payload, (index, values) in read]
 

@@ -6,7 +6,7 @@ For whoever compares what many peers sent: 64 of 4096 values take a sixtieth of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from decentral.compressors.base import Compressor, Payload
 __all__ = ["Supported", "joined", "support", "supports"]
 
 
-@runtime_checkable
 class Supported(Protocol):
     """A compressor whose parts may say which places they are about."""
 
@@ -24,6 +23,9 @@ class Supported(Protocol):
         """Distinct places int64 (S,) in the flattened tensor, in any order, and values float32 (S,) there: all that
         ``decompress`` would not leave at zero. None where the parts do not say it. Raises PayloadError.
         """
+
+    def support_many(self, payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]] | None:
+        """The same of each; None where one does not say it."""
 
 
 def support(compressor: Compressor, payload: Payload) -> tuple[Tensor, Tensor] | None:
@@ -40,13 +42,8 @@ def support(compressor: Compressor, payload: Payload) -> tuple[Tensor, Tensor] |
 def supports(compressor: Compressor, payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]] | None:
     """See `Supported`, of each payload; None where one does not say it."""
     own = getattr(compressor, "support_many", None)
-    if own is not None:
-        many: list[tuple[Tensor, Tensor]] | None = own(payloads)
-        return many
-    if not isinstance(compressor, Supported):
-        return None
-    found = [compressor.support(payload) for payload in payloads]
-    return None if None in found else [one for one in found if one is not None]
+    found: list[tuple[Tensor, Tensor]] | None = None if own is None else own(payloads)
+    return found
 
 
 def joined(pieces: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ after the other over the whole fragment, each goes through all of it. A band is 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,6 +27,7 @@ Open = Callable[[slice], Sequence[AddBand]]  # of some neighbouring tensors, wha
 Seen = Callable[[int, Tensor], None]  # seen(start, total_n): of one band, before it is divided
 Adders = Sequence[tuple[bytes, Open, float]]  # peer id, what adds, weight >= 0
 _LUMP = 1 << 21  # elements of tensors that are opened together
+Opened = list[tuple[Sequence[AddBand], float]]  # by peer
 Sizes = Sequence[tuple[int, int]]  # of each tensor its elements, and those of a band, but for the last
 
 
@@ -35,6 +37,7 @@ class _Band:
     first: int  # where the tensor begins in the fragment
     start: int  # and the band
     stop: int
+    is_large: bool  # whether the tensor is opened by itself
 
 
 def minus_mean(anchor_N: Tensor, sizes: Sizes, adders: Adders, rate: float, seen: Seen) -> Tensor | None:
@@ -44,13 +47,19 @@ def minus_mean(anchor_N: Tensor, sizes: Sizes, adders: Adders, rate: float, seen
     """
     ordered, divisor = in_order(adders)
     made_N = fresh(anchor_N.numel())
+    large = {number: _Once(_opening(ordered, number)) for number, (numel, _) in enumerate(sizes) if numel >= _LUMP}
+
+    def opened(these: slice) -> Opened:
+        if these.start in large:
+            return large[these.start].get()  # other threads have bands of it, too
+        return [(open_(these), weight) for _, open_, weight in ordered]
 
     def move(bands: Sequence[_Band]) -> bool:
         spare_n, is_finite = fresh_zeros(max(band.stop - band.start for band in bands)), True
         for these, of_these in _lumps(bands):
-            opened = [(open_(these), weight) for _, open_, weight in ordered]
+            found = opened(these)
             for band in of_these:
-                adding = [(adds[band.number - these.start], weight) for adds, weight in opened]
+                adding = [(adds[band.number - these.start], weight) for adds, weight in found]
                 is_finite &= moved(band, adding, spare_n[: band.stop - band.start])
         return is_finite
 
@@ -66,11 +75,27 @@ def minus_mean(anchor_N: Tensor, sizes: Sizes, adders: Adders, rate: float, seen
     return made_N if is_finite else None
 
 
+def _opening(ordered: Adders, number: int) -> Callable[[], Opened]:
+    return lambda: [(open_(slice(number, number + 1)), weight) for _, open_, weight in ordered]
+
+
+class _Once:
+    """What is made when a thread first asks for it, and others wait for."""
+
+    def __init__(self, make: Callable[[], Opened]) -> None:
+        self._make, self._made, self._lock = make, list[tuple[Sequence[AddBand], float]](), threading.Lock()
+
+    def get(self) -> Opened:
+        with self._lock:
+            self._made = self._made or self._make()
+        return self._made
+
+
 def _bands(sizes: Sizes) -> Iterator[_Band]:
     first = 0
     for number, (numel, each) in enumerate(sizes):
         for start in range(first, first + numel, max(1, each)):
-            yield _Band(number, first, start, min(first + numel, start + each))
+            yield _Band(number, first, start, min(first + numel, start + each), numel >= _LUMP)
         first += numel
 
 
@@ -79,7 +104,9 @@ def _lumps(bands: Sequence[_Band]) -> Iterator[tuple[slice, Sequence[_Band]]]:
     little longer than to open one.
     """
     tensors = [list(of_one) for _, of_one in groupby(bands, lambda band: band.number)]
-    for lump in lumps([of_one[-1].stop - of_one[0].start for of_one in tensors], _LUMP):
+    for lump in lumps(
+        [_LUMP if of_one[0].is_large else of_one[-1].stop - of_one[0].start for of_one in tensors], _LUMP
+    ):
         some = [band for of_one in tensors[lump] for band in of_one]
         yield slice(some[0].number, some[-1].number + 1), some
 

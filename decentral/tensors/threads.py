@@ -39,9 +39,12 @@ def spread(work: Callable[[T], R], jobs: Sequence[T], numel: int) -> list[R]:
 
 
 def lumps(sizes: Sequence[int], least: int) -> Iterator[slice]:
-    """All places, in runs of at least so many elements together, but for the last."""
+    """All places, in runs of at least so many elements, but for the last; one that is as large is a run by itself."""
     start = held = 0
     for i, size in enumerate(sizes):
+        if size >= least and i > start:
+            yield slice(start, i)
+            start, held = i, 0
         held += size
         if held >= least:
             yield slice(start, i + 1)

@@ -14,7 +14,7 @@ from decentral.optimizers.aggregation.mean import mean_of
 from decentral.optimizers.piecewise import minus_mean
 from decentral.tensors.threads import on_threads
 
-SHAPES = [(7,), (1100, 1024), (64, 64), (2000, 600), (3, 5)]
+SHAPES = [(7,), (1100, 1024), (64, 64), (2100, 1024), (2000, 600), (3, 5)]
 SIZES = [math.prod(shape) for shape in SHAPES]
 TOPK = parse_compressor("topk >> signmag2")
 WEIGHTS = (1.0, 0.25, 3.0)

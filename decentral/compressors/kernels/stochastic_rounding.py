@@ -56,8 +56,8 @@ def draws(flat_N: Tensor, seed: int) -> Draws:
 
 
 def uniform(drawn: Tensor, like_N: Tensor) -> Tensor:
-    """Numbers float32 (N,) in [0, 1): what was drawn, or int64 (2,), of what begins them and what leads on."""
-    if drawn.dtype == torch.float32:
+    """Numbers (N,) in [0, 1): what was drawn, or int64 (2,), of what begins them and what leads on."""
+    if drawn.dtype != torch.int64:
         return drawn
     mixed_N = _mixed(drawn[0] + _places(like_N, drawn[1]))
     return (mixed_N >> (64 - _RESOLUTION) & (1 << _RESOLUTION) - 1).float() * 2.0**-_RESOLUTION

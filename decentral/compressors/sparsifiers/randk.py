@@ -30,6 +30,7 @@ from decentral.compressors.base import About, PartSpec, Shape, check_input
 from decentral.compressors.chain import SparsifierBase
 from decentral.compressors.kernels.blocks import check_block
 from decentral.compressors.kernels.counter_rng import below, hash32, nonce_of
+from decentral.compressors.support import joined
 from decentral.errors import ConfigError
 
 __all__ = ["RandK"]
@@ -87,7 +88,7 @@ class RandK(SparsifierBase):
     def places(self, shape: Shape, index: tuple[Tensor, ...]) -> Tensor:
         """The places (S,) of the nonce in the flattened tensor."""
         found = [place_Ck.flatten() for nonce in index for place_Ck in self._places(nonce, shape)]
-        return torch.cat([torch.zeros(0, dtype=torch.int64), *found])
+        return joined(found, torch.int64)
 
     def _kept(self, length: int) -> int:
         return max(1, round(length * self.k / self.chunk))

@@ -30,6 +30,7 @@ from torch import Tensor
 from decentral.coding import Rising
 from decentral.compressors.base import About, PartSpec, Shape, check_input, require_rising
 from decentral.compressors.chain import SparsifierBase
+from decentral.compressors.support import joined
 from decentral.errors import ConfigError
 from decentral.tensors.compiled import compiled
 
@@ -98,7 +99,7 @@ class Threshold(SparsifierBase):
         """The kept places (S,) in the flattened tensor; PayloadError on a bad index."""
         for index_1K in index:
             require_rising(index_1K, math.prod(shape), self)
-        return torch.cat([torch.zeros(0, dtype=torch.int64), *(index_1K[0].long() for index_1K in index)])
+        return joined([index_1K[0].long() for index_1K in index], torch.int64)
 
     def _kept(self, numel: int) -> int:
         return max(1, round(numel * self.k / _OF)) if numel else 0

@@ -31,7 +31,7 @@ def fuses(device: torch.device) -> bool:
 
 
 def one_kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """A function of tensors, the first of which decides where it runs, and whole numbers; compiled when first asked."""
+    """A function of tensors, the first of which decides where it runs, and of numbers; compiled when first asked."""
 
     @functools.wraps(function)
     def called(*given: P.args, **named: P.kwargs) -> R:
@@ -65,7 +65,7 @@ def tried(function: Callable[..., R], compiler: Compiler, given: tuple[Any, ...]
 
 
 def _compile(function: Callable[..., R]) -> Callable[..., R]:
-    """For each set of whole numbers anew: a kernel that knows the length of a block reads it once."""
+    """For each set of numbers anew, and of lengths but the first: a kernel that knows that of a block reads it once."""
     return torch.compile(function, dynamic=False)  # but for lengths of tensors, which are marked
 
 

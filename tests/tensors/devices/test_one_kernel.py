@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -77,6 +78,11 @@ def test_each_kernel_is_one_graph_for_tensors_of_any_length(spelling: str, monke
     assert not one_kernel._failed
     assert graphs
     assert len(graphs) == len(set(graphs))
+    if spelling != "signmag2":  # whose rows are whole
+        for numel in ((1 << 14) + 7, (1 << 15) + 1, (3 << 14) + 63):
+            elsewhere(spelling, torch.randn(numel))
+        assert not one_kernel._failed
+        assert max(Counter(graphs).values()) <= 2  # with a block that is filled up, and without
 
 
 @pytest.mark.parametrize("device", DEVICES)
