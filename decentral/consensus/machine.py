@@ -116,9 +116,12 @@ class RoundMachine:
     def tick(self, now: float) -> list[Effect]:
         """Time has passed."""
         state = self.state
-        ahead = (peer for peer, message in state.early if _round_of(message) > state.head.round + 1)
-        if now - state.round.opened > FETCH_AFTER and (peer := next(ahead, None)) is not None:
-            state.effects.append(CatchUpWith(peer))
+        if now - state.round.opened > FETCH_AFTER:
+            ahead = [peer for peer, message in state.early if _round_of(message) > state.head.round + 1]
+            latest_first = reversed(
+                dict.fromkeys(ahead)
+            )  # who is named last is asked: the first member, if there is one
+            state.effects += map(CatchUpWith, sorted(latest_first, key=state.head.members.__contains__))
         self._offers.repeat(now)
         return self._progress(now)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from decentral.consensus import chain
+from decentral.consensus.effects import CatchUpWith
+from decentral.consensus.round_state import FETCH_AFTER
 from decentral.wire import messages as m
 from tests.lab.machines import finish_round, signer_of
 
@@ -161,6 +163,19 @@ def test_strangers_can_make_a_peer_keep_only_so_much_of_rounds_to_come(make_swar
     kept = {peer for peer, _ in machine.state.early}
     assert member in kept
     assert len(kept) <= 33
+
+
+def test_a_member_that_is_ahead_is_caught_up_with_whatever_strangers_said_before_it(make_swarm):
+    """Whom the last effect names is asked: a stranger's word is not acted upon, and must not hide a member's."""
+    swarm = make_swarm(3)
+    machine, member = swarm.hosts[swarm.members[0]].machine, swarm.members[1]
+    for number in range(3):
+        machine.receive(signer_of(1000 + number).peer, m.Prepare(0, 5, 1), 0.0)
+    machine.receive(member, m.Prepare(0, 5, 1), 0.0)
+    machine.receive(signer_of(2000).peer, m.Prepare(0, 5, 1), 0.0)
+    asked = [effect.peer for effect in machine.tick(FETCH_AFTER + 0.1) if isinstance(effect, CatchUpWith)]
+    assert asked[-1] == member
+    assert len(asked) == len(set(asked)) == 5, "one of the strangers may have been let in by those who are ahead"
 
 
 def test_a_record_of_few_that_cannot_be_voted_on_any_more_stalls_nobody_whom_it_dropped_and_who_is_back(make_swarm):

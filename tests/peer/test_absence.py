@@ -170,9 +170,9 @@ def poison(problem: Problem) -> None:
         problem.model.head.weight[0, 0] = float("nan")
 
 
-def until(holds: Any, problem: Problem, dtype: torch.dtype = torch.float32) -> None:
+def until(holds: Any, problem: Problem, dtype: torch.dtype = torch.float32, seconds: float = LONG) -> None:
     """Train until it holds."""
-    end = time.monotonic() + LONG
+    end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came"
         inputs = torch.randn(32, 64, generator=problem.data).to(dtype)

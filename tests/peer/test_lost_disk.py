@@ -21,6 +21,7 @@ from tests.peer.test_absence import contributed, told, until
 from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
 
 LONG = 60.0  # s
+pytestmark = pytest.mark.timeout(5 * LONG)  # gossip of four peers takes 27 s on an idle machine
 KEPT_BY_OTHERS = {"keepers": 3, "needed": 2, "seconds": 0.2, "megabytes": 10}
 HOW: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False, "quiet": True, "checkpoint_every": 1}
 
@@ -44,7 +45,7 @@ class Swarm:
             if number == 0:
                 self.invite = peer.invite
                 self.invited.set()
-            until(self.over.is_set, problem)
+            until(self.over.is_set, problem, seconds=4 * LONG)  # all that the loser does, each within LONG
 
     def observe(self, event: dict[str, Any]) -> None:
         if event["event"] == "checkpoint":  # told on the thread that wrote it, so it is the newest
@@ -81,7 +82,7 @@ class Swarm:
             finally:
                 self.over.set()
 
-        run_together(*(lambda n=n: self.stays(n) for n in range(3)), ends)
+        run_together(*(lambda n=n: self.stays(n) for n in range(3)), ends, timeout=4 * LONG)
 
 
 def adam(seed: int) -> Problem:
