@@ -20,10 +20,10 @@ from torch import Tensor
 from decentral.compressors.base import Compressor, Payload, Shape, accumulate
 from decentral.tensors.threads import lumps, spread
 
-__all__ = ["LUMP", "AtOnce", "accumulate_all", "compress_all", "compress_each", "decompress_all"]
+__all__ = ["AtOnce", "accumulate_all", "compress_all", "compress_each", "decompress_all"]
 
 _LEAST = 1 << 17  # values that are a job for a thread
-LUMP = 1 << 21  # values of tensors that are handled together: a few dozen calls to torch are little beside that
+_LUMP = 1 << 21  # values of tensors that are handled together: a few dozen calls to torch are little beside that
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ def compress_each(compressor: Compressor, tensors: Sequence[Tensor], numel: int)
     if own is None:
         return tuple(spread(compressor.compress, tensors, numel))
     sizes = [one.numel() for one in tensors]
-    least = min(LUMP, max(_LEAST, sum(sizes) // (4 * torch.get_num_threads())))  # for each thread several jobs
+    least = min(_LUMP, max(_LEAST, sum(sizes) // (4 * torch.get_num_threads())))  # for each thread several jobs
     jobs = [tensors[lump] for lump in lumps(sizes, least)]
     return tuple(chain.from_iterable(spread(own, jobs, numel)))
 
@@ -57,7 +57,7 @@ def accumulate_all(
         for total, payload in zip(totals, payloads, strict=True):
             accumulate(compressor, total, payload, weight)
         return
-    for lump in lumps([math.prod(payload.shape) for payload in payloads], LUMP):
+    for lump in lumps([math.prod(payload.shape) for payload in payloads], _LUMP):
         own(totals[lump], payloads[lump], weight)
 
 
