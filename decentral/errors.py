@@ -25,6 +25,10 @@ DecentralError                          exit code
 Messages are one line: the call with its values; the rule; the way out.
 """
 
+from __future__ import annotations
+
+import errno
+
 __all__ = [
     "BaseMismatch",
     "ConfigError",
@@ -47,6 +51,7 @@ __all__ = [
     "TransportError",
     "UsageError",
     "VersionError",
+    "is_out_of_memory",
 ]
 
 
@@ -160,3 +165,25 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first plain error of a task group: what a person should read. An exit goes before what it broke."""
     inner = next((one for one in group.exceptions if not isinstance(one, Exception)), group.exceptions[0])
     return first_of(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+# ---- memory ----
+#
+# Whether an error says that memory ran out, of the device or of the machine. Torch is not imported for it.
+
+_NO_MEMORY = (  # on Windows the allocator says "not enough memory" behind its name
+    "DefaultCPUAllocator: ",
+    "out of memory",
+    "bad_alloc",
+    "Cannot allocate memory",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of one machine alone. Torch has a class for CUDA's, known by its name so that it need not be imported; its
+    allocator on the processor raises a plain RuntimeError, and so do other devices'.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM  # a process that cannot be forked, a file that cannot be mapped
+    by_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return by_class or (isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY))

@@ -30,7 +30,7 @@ from decentral.replica.contribution import Contribution
 from decentral.rounds.pairs.gossip import Gossip
 from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
-from decentral.tensors.elementwise import difference
+from decentral.tensors.ops import difference
 from decentral.training.live_model import LiveModel
 from decentral.training.schedule.sync_schedule import make_schedule
 from decentral.transport.choice import make_transport

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import click
 
-from decentral.errors import DecentralError, DiskError
-from decentral.tensors.memory import is_out_of_memory
+from decentral.errors import DecentralError, DiskError, is_out_of_memory
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 TERMINATED = 143  # 128 + SIGTERM

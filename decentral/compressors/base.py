@@ -15,8 +15,7 @@ from torch import Tensor
 
 from decentral.coding import ElementKind, Symbols
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
-from decentral.tensors.finite import is_finite
-from decentral.tensors.rising import is_rising
+from decentral.tensors.ops import is_finite, is_rising
 
 __all__ = [
     "About",

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from decentral.coding import Floats
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.tensors.alloc import fresh_like
-from decentral.tensors.finite import is_finite
+from decentral.tensors.memory import fresh_like
+from decentral.tensors.ops import is_finite
 
 __all__ = ["Uncompressed"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts
-from decentral.tensors.alloc import fresh_zeros
+from decentral.tensors.memory import fresh_zeros
 
 __all__ = ["Nothing"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.tensors.elementwise import carried
+from decentral.tensors.ops import carried
 
 __all__ = ["blend", "carry"]
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers.aggregation.mean import in_order
-from decentral.tensors.alloc import fresh, fresh_zeros
-from decentral.tensors.elementwise import minus_quotient
+from decentral.tensors.memory import fresh, fresh_zeros
+from decentral.tensors.ops import minus_quotient
 from decentral.tensors.threads import lumps, spread
 
 __all__ = ["AddBand", "Open", "Seen", "minus_mean"]

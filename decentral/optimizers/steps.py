@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.tensors.elementwise import with_momentum
+from decentral.tensors.ops import with_momentum
 
 __all__ = ["check_momentum", "check_rate", "check_waiting", "heavy_ball", "nesterov", "root"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from decentral.errors import ConfigError, ManifestMismatch
 from decentral.parameters.schema import BufferSpec, Fragment, ParameterSpec
-from decentral.tensors.alloc import fresh
-from decentral.tensors.devices.transfer import PROCESSOR, moved
-from decentral.tensors.finite import is_finite
+from decentral.tensors.device import PROCESSOR, moved
+from decentral.tensors.memory import fresh
+from decentral.tensors.ops import is_finite
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU unless it is said.
 

@@ -10,13 +10,7 @@ from tempfile import TemporaryDirectory
 
 import anyio
 
-from decentral.errors import (
-    ConfigError,
-    InviteError,
-    NoPeersError,
-    PayloadError,
-    TransportError,
-)
+from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadError, TransportError
 from decentral.manifest import Manifest, check_methods, load_manifest
 from decentral.node.folder import kept_terms
 from decentral.node.node import RETRY

@@ -31,7 +31,7 @@ from decentral.quantities import rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.swarm.patience import moment_in
-from decentral.tensors.alloc import offload_to
+from decentral.tensors.memory import offload_to
 from decentral.training.inner.spsa import SPSA
 from decentral.training.inner.together import Together, check_covers
 from decentral.training.live_model import LiveModel

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.parameters import BufferSpec, Schema, first_non_finite, split
-from decentral.tensors.finite import is_finite
+from decentral.tensors.ops import is_finite
 from decentral.wire.frames import Frame, Header
 from decentral.wire.keys import Digest
 from decentral.wire.messages import Record

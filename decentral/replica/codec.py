@@ -23,10 +23,9 @@ from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, 
 from decentral.compressors.support import supports
 from decentral.errors import PayloadError
 from decentral.parameters import split
-from decentral.tensors.alloc import fresh_zeros
-from decentral.tensors.devices.streams import aside
-from decentral.tensors.devices.transfer import PROCESSOR, moved_together
-from decentral.tensors.finite import is_finite
+from decentral.tensors.device import PROCESSOR, aside, moved_together
+from decentral.tensors.memory import fresh_zeros
+from decentral.tensors.ops import is_finite
 from decentral.wire import body
 
 # Shape suffixes: N = elements of the fragment or range, flat float32; V = those that are not zero.

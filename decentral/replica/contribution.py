@@ -14,8 +14,8 @@ from decentral.replica.codec import Encoded, FixedShapes, range_shapes
 from decentral.replica.owing import in_own_units
 from decentral.replica.received.sample import Sample
 from decentral.replica.replica import Replica
-from decentral.tensors.devices.transfer import PROCESSOR, moved
-from decentral.tensors.elementwise import difference
+from decentral.tensors.device import PROCESSOR, moved
+from decentral.tensors.ops import difference
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
 from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import Offer, Record, ReducePlan

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decentral.replica.replica import Replica
-from decentral.tensors.devices.transfer import beside
+from decentral.tensors.device import beside
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record

@@ -14,10 +14,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from decentral.errors import is_out_of_memory
 from decentral.optimizers.base import MAX_SUMMARY_NBYTES
-from decentral.tensors.finite import is_finite
-from decentral.tensors.memory import is_out_of_memory
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32, is_finite
 
 # Shape suffix: N = elements of one fragment, flat float32.
 

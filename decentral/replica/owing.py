@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from decentral.tensors.alloc import fresh_zeros
+from decentral.tensors.memory import fresh_zeros
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
 

@@ -13,7 +13,7 @@ from decentral.optimizers.owners import numel_of
 from decentral.replica.method_output import called
 from decentral.replica.received.combining import combined
 from decentral.replica.rule_output import Unusable
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32
 
 # Shape suffix: N = elements of one fragment, flat float32.
 

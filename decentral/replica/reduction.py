@@ -18,8 +18,8 @@ from decentral.optimizers.aggregation.mean import Adder, masked, mean_of
 from decentral.optimizers.owners import Part
 from decentral.replica.codec import Codec, Encoded, range_shapes
 from decentral.replica.method_output import OVERFLOW
-from decentral.tensors.alloc import fresh_zeros
-from decentral.tensors.rounding import float32
+from decentral.tensors.memory import fresh_zeros
+from decentral.tensors.ops import float32
 from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record, ReducePlan

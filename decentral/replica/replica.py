@@ -34,9 +34,9 @@ from decentral.replica.rule_output import Unusable
 from decentral.replica.tensor_names import Loaded, found, found_feedback, found_states, own_names, shared_names
 from decentral.replica.weighing import outside_of, state_weights_of, told_of, weights_of
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
-from decentral.tensors.alloc import fresh_zeros
-from decentral.tensors.devices.transfer import all_beside, beside
-from decentral.tensors.finite import is_finite
+from decentral.tensors.device import all_beside, beside
+from decentral.tensors.memory import fresh_zeros
+from decentral.tensors.ops import is_finite
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record

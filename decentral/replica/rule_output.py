@@ -14,8 +14,7 @@ from torch import Tensor
 from decentral.optimizers import Aggregation
 from decentral.optimizers.aggregation.sent import Sent
 from decentral.replica.method_output import attempted, called
-from decentral.tensors.finite import is_finite
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32, is_finite
 
 # Shape suffixes: N = elements of one fragment, K = contributors; flat float32.
 

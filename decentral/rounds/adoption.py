@@ -26,7 +26,7 @@ from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import LocalState
 from decentral.rounds.steps import Steps
 from decentral.rounds.updates import CommittedUpdate
-from decentral.tensors.devices.transfer import beside
+from decentral.tensors.device import beside
 
 # Shape suffix: N = elements of one fragment, flat float32.
 

@@ -28,9 +28,8 @@ from decentral.parameters import (
 )
 from decentral.parameters.sharding import boxes_of, is_sharded, local_part
 from decentral.state.snapshot import live_buffer_name
-from decentral.tensors.devices.place import place_of
-from decentral.tensors.devices.transfer import PROCESSOR, moved
-from decentral.tensors.live_rows import as_rows
+from decentral.tensors.device import PROCESSOR, moved, place_of
+from decentral.tensors.ops import as_rows
 from decentral.training.describing import description_of
 from decentral.training.inner.averages import Averages
 from decentral.training.processes.group import Processes

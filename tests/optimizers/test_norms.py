@@ -13,7 +13,7 @@ from decentral.errors import PayloadError
 from decentral.optimizers import mean_pseudo_gradient
 from decentral.optimizers.aggregation.norm_clip import clip_scales, norm, typical_norm
 from decentral.replica.received.measures import Measure
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32
 
 
 def randn(numel: int, seed: int = 0) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from decentral.peer import Peer, join
 from decentral.peer.settings import JoinOptions
 from decentral.rounds.updates import CommittedUpdate
-from decentral.tensors import alloc
+from decentral.tensors import memory
 from decentral.training.live_model import LiveModel
 from decentral.training.swarm.thread import SwarmThread
 from tests.peer.test_absence import alone
@@ -130,9 +130,9 @@ def test_a_peer_whose_vectors_lie_in_files_makes_the_same_anchors(tmp_path: Path
             return peer.anchor()
 
     wanted = trained(tmp_path / "a")
-    monkeypatch.setattr(alloc, "_WORTH_IT", 1)
-    monkeypatch.setattr(alloc, "_folder", None)
+    monkeypatch.setattr(memory, "_WORTH_IT", 1)
+    monkeypatch.setattr(memory, "_folder", None)
     (tmp_path / "files").mkdir()
     made = trained(tmp_path / "b", offload=tmp_path / "files")
-    assert alloc._folder == tmp_path / "files"
+    assert memory._folder == tmp_path / "files"
     assert all(torch.equal(one, other) for one, other in zip(made, wanted, strict=True))

@@ -17,7 +17,7 @@ from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.replica import Replica
 from decentral.rounds.inbox import Inbox
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32
 from decentral.wire.frames import Frame, FrameKind, Header, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError, DiskError
-from decentral.tensors.alloc import fresh, fresh_like, fresh_zeros, offload_to
-from decentral.tensors.devices.transfer import less
+from decentral.tensors.device import less
+from decentral.tensors.memory import fresh, fresh_like, fresh_zeros, offload_to
 
 LONG = (1 << 20) + 7  # values: long enough to be given out again, and a length that no other test asks for
 

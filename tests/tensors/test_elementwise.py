@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decentral.tensors.elementwise import (
+from decentral.tensors.ops import (
     carried,
     difference,
     difference_and_norm,

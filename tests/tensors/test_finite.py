@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decentral.tensors.finite import is_finite
+from decentral.tensors.ops import is_finite
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers import carry
-from decentral.tensors.live_rows import as_rows, carry_and_copy, carry_rows, copy_and_difference, copy_and_norm
+from decentral.tensors.ops import as_rows, carry_and_copy, carry_rows, copy_and_difference, copy_and_norm
 
 SIZES = (7, 64, 1000, 1)  # shorter and longer than what goes side by side, with a rest and without
 LONG = (700_000, 130, 500_000)  # enough for threads

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decentral.tensors.philox import philox_4x32
+from decentral.tensors.ops import philox_4x32
 
 FULL = 0xFFFFFFFF
 KNOWN = {

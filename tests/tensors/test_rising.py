@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from decentral.tensors.rising import is_rising
+from decentral.tensors.ops import is_rising
 
 LIMIT = 10
 

@@ -3,7 +3,7 @@ import torch
 
 from decentral.benchmarks.memory import peak_extra_bytes
 from decentral.compressors import parse_compressor
-from decentral.tensors.slabs import slabs
+from decentral.tensors.device import slabs
 
 BY_SLABS = ["codebook8", "dct", "e3m0", "fp8", "natural", "nf4", "qsgd", "sign", "sparseloco2", "bf16", "fp16"]
 

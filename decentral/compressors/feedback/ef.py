@@ -18,7 +18,7 @@ from decentral.compressors.base import About, Compressor, Method, Payload, accum
 from decentral.compressors.feedback.base import Receiving, Sending, Shapes, State, add_sent, compress_flat, slot
 from decentral.errors import ConfigError
 from decentral.parameters import split
-from decentral.tensors.alloc import fresh_like
+from decentral.tensors.memory import fresh_like
 from decentral.tensors.threads import elements_here, spread
 
 __all__ = ["ErrorFeedback", "compress_with_debt"]

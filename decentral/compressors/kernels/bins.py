@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decentral.tensors.slabs import slabs
+from decentral.tensors.device import slabs
 
 __all__ = ["Binned", "binned"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.tensors.alloc import fresh_like
 from decentral.tensors.compiled import compiled
+from decentral.tensors.memory import fresh_like
 
 __all__ = ["add_looked_up", "all_used", "look_up", "quantise"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.tensors.compiled import compiled
-from decentral.tensors.devices.one_kernel import one_kernel
+from decentral.tensors.device import one_kernel
 
 __all__ = ["Draws", "check_seed", "draws", "key", "uniform"]
 

@@ -17,7 +17,7 @@ from decentral.coding import Floats, Symbols
 from decentral.compressors.base import Method, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.kernels import fused
 from decentral.compressors.kernels.blocks import num_blocks, spread
-from decentral.tensors.slabs import slabs
+from decentral.tensors.device import slabs
 
 __all__ = ["UNUSED", "Code", "Tabled", "table"]
 

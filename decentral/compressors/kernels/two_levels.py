@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.tensors.compiled import compiled
-from decentral.tensors.devices.one_kernel import one_kernel
+from decentral.tensors.device import one_kernel
 
 __all__ = ["best_means", "code_rows", "decode_rows"]
 

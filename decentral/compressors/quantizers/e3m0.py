@@ -19,7 +19,7 @@ from torch import Tensor
 from decentral.compressors.base import About
 from decentral.compressors.kernels import tables
 from decentral.compressors.kernels.blocks import check_block, peaks, positive, short_scale, to_blocks
-from decentral.tensors.devices.one_kernel import one_kernel
+from decentral.tensors.device import one_kernel
 
 __all__ = ["E3M0"]
 

@@ -30,7 +30,7 @@ from decentral.compressors.kernels.blocks import (
     short_scale,
     to_blocks,
 )
-from decentral.tensors.devices.one_kernel import one_kernel
+from decentral.tensors.device import one_kernel
 
 __all__ = ["FP8"]
 

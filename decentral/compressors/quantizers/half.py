@@ -17,9 +17,8 @@ from torch import Tensor
 
 from decentral.coding import Floats
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.tensors.devices.one_kernel import one_kernel
-from decentral.tensors.finite import is_finite
-from decentral.tensors.slabs import in_slabs
+from decentral.tensors.device import in_slabs, one_kernel
+from decentral.tensors.ops import is_finite
 
 __all__ = ["BFloat16", "Float16"]
 

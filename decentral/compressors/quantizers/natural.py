@@ -36,8 +36,7 @@ from decentral.compressors.base import (
     require,
 )
 from decentral.compressors.kernels.stochastic_rounding import Draws, check_seed, draws, uniform
-from decentral.tensors.devices.one_kernel import one_kernel
-from decentral.tensors.slabs import in_slabs
+from decentral.tensors.device import in_slabs, one_kernel
 
 __all__ = ["Natural"]
 

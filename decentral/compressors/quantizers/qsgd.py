@@ -41,7 +41,7 @@ from decentral.compressors.kernels.blocks import (
 )
 from decentral.compressors.kernels.stochastic_rounding import Draws, check_seed, draws, uniform
 from decentral.errors import ConfigError
-from decentral.tensors.devices.one_kernel import one_kernel
+from decentral.tensors.device import one_kernel
 
 __all__ = ["QSGD"]
 

@@ -34,7 +34,7 @@ from decentral.coding import Floats, Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.compressors.kernels.counter_rng import hash32
 from decentral.errors import ConfigError
-from decentral.tensors.finite import is_finite
+from decentral.tensors.ops import is_finite
 
 __all__ = ["LowRank"]
 

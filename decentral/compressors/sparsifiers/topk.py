@@ -29,7 +29,7 @@ from decentral.compressors.kernels.selection import add_at, largest
 from decentral.compressors.kernels.tiles import Region, as_matrix, cut, paste, places_of, regions, within
 from decentral.compressors.support import joined
 from decentral.errors import ConfigError
-from decentral.tensors.finite import is_finite
+from decentral.tensors.ops import is_finite
 
 __all__ = ["TopK", "largest_of_rows"]
 

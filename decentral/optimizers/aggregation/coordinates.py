@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from decentral.tensors.alloc import fresh_zeros
+from decentral.tensors.memory import fresh_zeros
 
 __all__ = ["by_slabs", "mean_in_order", "middle"]
 

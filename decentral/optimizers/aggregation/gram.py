@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from decentral.optimizers.aggregation.sent import Floats
 from decentral.tensors.compiled import compiled
-from decentral.tensors.rows import WIDTH, sum_of_lanes
+from decentral.tensors.ops import WIDTH, sum_of_lanes
 
 __all__ = ["Dense", "Sparse", "Values", "gram", "inner"]
 

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
 from decentral.optimizers.owners import Part, within
-from decentral.tensors.elementwise import divide
-from decentral.tensors.finite import is_finite
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import divide, float32, is_finite
 
 __all__ = ["OUTLIER", "contribution_weights", "in_order", "masked", "mean_of", "mean_pseudo_gradient", "scaled"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers.aggregation.norm_clip import norm
-from decentral.tensors.rows import WIDTH, rows_of
+from decentral.tensors.ops import WIDTH, rows_of
 
 __all__ = ["mean_and_variance"]
 

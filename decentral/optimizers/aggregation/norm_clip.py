@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decentral.tensors.compiled import compiled
-from decentral.tensors.rounding import float32
-from decentral.tensors.rows import WIDTH, rows_of, sum_of_lanes
+from decentral.tensors.ops import WIDTH, float32, rows_of, sum_of_lanes
 
 __all__ = ["ENOUGH", "SquareSum", "clip_scales", "norm", "typical_norm"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from decentral.optimizers.aggregation.gram import Dense, inner
 from decentral.optimizers.aggregation.norm_clip import norm
 from decentral.optimizers.round_info import RoundInfo
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32
 
 __all__ = ["cosine", "direction", "factor", "ranges", "weighted_sum"]
 

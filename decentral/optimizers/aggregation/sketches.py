@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decentral.tensors.compiled import compiled
-from decentral.tensors.rows import WIDTH, rows_of
+from decentral.tensors.ops import WIDTH, rows_of
 
 __all__ = ["WIDTH", "Sketching", "cosines", "sketch"]  # WIDTH numbers: 4 KiB for each contributor of a round
 

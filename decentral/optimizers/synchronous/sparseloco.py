@@ -25,7 +25,7 @@ from torch import Tensor
 from decentral.optimizers.base import OuterMethod, Preset, State
 from decentral.optimizers.round_info import RoundInfo
 from decentral.optimizers.steps import check_rate
-from decentral.tensors.elementwise import minus_times
+from decentral.tensors.ops import minus_times
 
 __all__ = ["SparseLoCo"]
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decentral.optimizers.live import Layout
-from decentral.tensors.philox import philox_4x32
+from decentral.tensors.ops import philox_4x32
 
 __all__ = ["MOST_NUMBER", "Direction"]
 

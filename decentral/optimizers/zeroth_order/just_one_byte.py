@@ -38,7 +38,7 @@ from decentral.optimizers.zeroth_order.directions import Direction
 from decentral.optimizers.zeroth_order.levels import byte_of, level_of
 from decentral.optimizers.zeroth_order.noted import keep_newer, next_direction, note, noted
 from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32
 
 __all__ = ["JustOneByte"]
 

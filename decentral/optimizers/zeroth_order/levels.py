@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32
 
 __all__ = ["LARGEST", "byte_of", "level_of"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from decentral.optimizers import Aggregation, Channel
 from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.replica.rule_output import row_of
-from decentral.tensors.alloc import fresh_zeros
+from decentral.tensors.memory import fresh_zeros
 
 # Shape suffixes: N = elements of one fragment, K = contributors; flat float32.
 

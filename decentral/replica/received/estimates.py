@@ -22,8 +22,7 @@ from decentral.compressors.feedback import Receiving, State
 from decentral.replica.received.frame_contents import FrameContents
 from decentral.replica.received.measures import Measure
 from decentral.replica.received.senders import Senders
-from decentral.tensors.finite import is_finite
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32, is_finite
 from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
 

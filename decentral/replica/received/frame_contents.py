@@ -18,7 +18,7 @@ from decentral.replica.buffers import Tail
 from decentral.replica.codec import Codec, FixedShapes
 from decentral.replica.received.measures import Measure
 from decentral.replica.received.unpacked import Payloads, Unpacked
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32
 from decentral.wire.frames import Frame, FrameKind
 
 # Shape suffix: N = elements of one fragment, flat float32.

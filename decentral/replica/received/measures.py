@@ -21,7 +21,7 @@ from decentral.errors import PayloadError
 from decentral.optimizers.aggregation.norm_clip import SquareSum
 from decentral.optimizers.aggregation.sketches import Sketching
 from decentral.replica.codec import Codec, numel
-from decentral.tensors.rows import rows_of
+from decentral.tensors.ops import rows_of
 
 # Shape suffixes: S = numbers of a sketch, V = values that are not zero.
 

@@ -22,7 +22,7 @@ from decentral.replica.received.gathering import GatherReader
 from decentral.replica.received.sample import Sample
 from decentral.replica.reduction import results_of
 from decentral.replica.weighing import outside_of
-from decentral.tensors.rounding import float32
+from decentral.tensors.ops import float32
 from decentral.wire.frames import Frame
 from decentral.wire.messages import Record
 

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from decentral.tensors.devices.transfer import beside
+from decentral.tensors.device import beside
 
 __all__ = ["MOST", "Sample", "ratio"]
 

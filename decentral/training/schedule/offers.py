@@ -20,7 +20,7 @@ from torch import Tensor
 from decentral.optimizers import OuterMethod
 from decentral.optimizers.base import Live
 from decentral.optimizers.draws import only_drawn
-from decentral.tensors.elementwise import difference, difference_and_norm
+from decentral.tensors.ops import difference, difference_and_norm
 from decentral.training.schedule.absence import Away, Progress, share_of
 
 __all__ = ["Counted", "Spoken", "counted", "sent_of", "spoken_of", "states_due"]

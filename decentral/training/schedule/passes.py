@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decentral.optimizers import OuterMethod, carry
-from decentral.tensors.devices.transfer import beside
-from decentral.tensors.live_rows import carry_and_copy, carry_rows, copy_and_difference, copy_and_norm
+from decentral.tensors.device import beside
+from decentral.tensors.ops import carry_and_copy, carry_rows, copy_and_difference, copy_and_norm
 from decentral.training.live_side import Parameters
 from decentral.training.schedule.detours import Detours
 from decentral.training.schedule.offers import Spoken, spoken_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from decentral.optimizers import carry
 from decentral.optimizers.base import State
 from decentral.state.snapshot import anchor_name
-from decentral.tensors.devices.transfer import beside, less
+from decentral.tensors.device import beside, less
 from decentral.training.live_side import Parameters
 from decentral.training.schedule.absence import Progress
 from decentral.training.schedule.passes import as_written

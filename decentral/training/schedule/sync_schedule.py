@@ -22,7 +22,7 @@ from decentral.optimizers import OuterMethod, carry, make_outer
 from decentral.replica.contribution import Contribution
 from decentral.replica.method_output import said
 from decentral.rounds.updates import CommittedUpdate
-from decentral.tensors.devices.transfer import beside, less
+from decentral.tensors.device import beside, less
 from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.schedule.absence import Away, Progress
 from decentral.training.schedule.detours import Detours

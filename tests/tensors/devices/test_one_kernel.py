@@ -12,20 +12,20 @@ from torch import Tensor
 from decentral.compressors import parse_compressor
 from decentral.compressors.kernels import stochastic_rounding, tables, two_levels
 from decentral.compressors.quantizers.linear import Linear
-from decentral.tensors.devices import one_kernel
+from decentral.tensors import device
 from tests.devices import DEVICES
 
 BLOCKWISE = ["int8", "int4", "fp8", "e3m0", "nf4", "sign", "natural", "qsgd"]
 
 
-@one_kernel.one_kernel
+@device.one_kernel
 def doubled(value_N: Tensor, times: int) -> Tensor:
     return value_N * times
 
 
 def test_on_the_processor_the_function_itself_runs():
     assert torch.equal(doubled(torch.ones(1 << 20), 2), torch.full((1 << 20,), 2.0))
-    assert not one_kernel.fuses(torch.device("cpu"))
+    assert not device.fuses(torch.device("cpu"))
 
 
 def test_what_the_compiler_cannot_take_runs_as_it_is_and_is_told_once(caplog: pytest.LogCaptureFixture):
@@ -35,10 +35,10 @@ def test_what_the_compiler_cannot_take_runs_as_it_is_and_is_told_once(caplog: py
     def fails(function: object) -> Callable[..., Tensor]:
         raise ValueError("too hard\nfor me")
 
-    with caplog.at_level(logging.WARNING, logger=one_kernel.__name__):
+    with caplog.at_level(logging.WARNING, logger=device.__name__):
         for _ in range(2):
-            assert torch.equal(one_kernel.tried(more, fails, (torch.ones(3),), {}), torch.full((3,), 2.0))
-    told = [record.getMessage() for record in caplog.records if record.name == one_kernel.__name__]
+            assert torch.equal(device.tried(more, fails, (torch.ones(3),), {}), torch.full((3,), 2.0))
+    told = [record.getMessage() for record in caplog.records if record.name == device.__name__]
     assert len(told) == 1
     assert told[0].endswith("more goes uncompiled on this device: too hard")
 
@@ -67,21 +67,21 @@ def test_each_kernel_is_one_graph_for_tensors_of_any_length(spelling: str, monke
 
         return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
 
-    monkeypatch.setattr(one_kernel, "fuses", lambda device: True)
-    monkeypatch.setattr(one_kernel, "_compile", compiler)
-    monkeypatch.setattr(one_kernel, "_WORTH_IT", 1 << 10)
-    monkeypatch.setattr(one_kernel, "_failed", set())
+    monkeypatch.setattr(device, "fuses", lambda device: True)
+    monkeypatch.setattr(device, "_compile", compiler)
+    monkeypatch.setattr(device, "_WORTH_IT", 1 << 10)
+    monkeypatch.setattr(device, "_failed", set())
     monkeypatch.setattr(stochastic_rounding, "_on_processor", lambda tensor: False)
     torch._dynamo.reset()
     for numel in (1 << 14, 1 << 15, 3 << 15):
         elsewhere(spelling, torch.randn(numel))
-    assert not one_kernel._failed
+    assert not device._failed
     assert graphs
     assert len(graphs) == len(set(graphs))
     if spelling != "signmag2":  # whose rows are whole
         for numel in ((1 << 14) + 7, (1 << 15) + 1, (3 << 14) + 63):
             elsewhere(spelling, torch.randn(numel))
-        assert not one_kernel._failed
+        assert not device._failed
         assert max(Counter(graphs).values()) <= 2  # with a block that is filled up, and without
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from decentral.tensors.devices.place import BYTES_A_PARAMETER, place_of
-from decentral.tensors.devices.transfer import PROCESSOR
+from decentral.tensors.device import BYTES_A_PARAMETER, PROCESSOR, place_of
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 GIB = 1 << 30

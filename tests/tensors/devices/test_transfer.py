@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from decentral.tensors.devices.streams import aside
-from decentral.tensors.devices.transfer import PROCESSOR, beside, moved, moved_together
+from decentral.tensors.device import PROCESSOR, aside, beside, moved, moved_together
 from tests.devices import DEVICES
 
 SIZES = [0, 1, 1000, 1 << 18, (1 << 22) + 3, 5 * (1 << 22) + 1]  # of no slab, of a part of one, of several

@@ -1,1 +1,0 @@
-"""What is done on a device other than the processor, and the way there and back."""
