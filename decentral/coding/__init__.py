@@ -1,7 +1,17 @@
 """Arrays to the fewest bytes, and back: what a part's elements are decides how they are packed or entropy coded."""
 
-from decentral.coding.kinds import ElementKind, Floats, Rising, Symbols
-from decentral.coding.streams import PREFIX_NBYTES, Form, Made, decode, encode, raw_nbytes
+from decentral.coding.streams import (
+    PREFIX_NBYTES,
+    ElementKind,
+    Floats,
+    Form,
+    Made,
+    Rising,
+    Symbols,
+    decode,
+    encode,
+    raw_nbytes,
+)
 
 __all__ = [
     "PREFIX_NBYTES",

@@ -4,7 +4,7 @@ Crosses the wire: the form, one byte, then the chunk in it. A chunk's name stays
 these are follows from the local layout, so nothing is expanded beyond it.
 """
 
-from decentral.coding import planes
+from decentral.coding import zstd
 from decentral.errors import PayloadError
 
 PLAIN, PLANES = 0, 1
@@ -15,7 +15,7 @@ HEAD_NBYTES = 1
 def to_form(chunk: bytes, forms: int) -> bytes:
     """The chunk in the shortest form that the asker takes."""
     if forms & BY_PLANES:
-        packed = planes.pack(chunk)
+        packed = zstd.pack(chunk)
         if len(packed) < len(chunk):
             return bytes([PLANES]) + packed
     return bytes([PLAIN]) + chunk
@@ -31,4 +31,4 @@ def from_form(answer: bytes, nbytes: int) -> bytes:
         raise PayloadError(f"a chunk of {nbytes} bytes by planes of four; drop the donor")
     if len(body) >= nbytes if packed else len(body) != nbytes:
         raise PayloadError(f"a chunk of {nbytes} bytes came as {len(body)}; drop the donor")
-    return planes.unpack(body, nbytes) if packed else body
+    return zstd.unpack(body, nbytes) if packed else body

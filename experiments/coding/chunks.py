@@ -14,7 +14,7 @@ import zstandard
 from safetensors.torch import load_file
 
 from decentral import coding
-from decentral.coding import Floats, Form, planes
+from decentral.coding import Floats, Form, zstd
 from decentral.coding.zstd import read_frame
 from decentral.state.snapshot import CHUNK_NBYTES
 from experiments.coding.measure import quickest
@@ -54,7 +54,7 @@ def from_rans(data: bytes, size: int) -> object:
 WAYS: dict[str, Way] = {
     **{f"zstd {level}": by_zstd(level) for level in (1, 3, 9)},
     **{f"planes in one piece, zstd {level}": by_shuffled_zstd(level) for level in (1, 3, 9)},
-    "planes.pack": (planes.pack, planes.unpack),
+    "planes.pack": (zstd.pack, zstd.unpack),
     "our rANS of exponents": (by_rans, from_rans),
 }
 

@@ -22,7 +22,7 @@ import zstandard
 from safetensors.torch import load_file
 
 from decentral import coding
-from decentral.coding import frequencies, rans
+from decentral.coding import rans
 from decentral.coding.zstd import read_frame, write_frame
 from decentral.compressors import describe_compressors, parse_compressor
 from decentral.compressors.feedback import compress_flat
@@ -42,14 +42,14 @@ class Coder:
 
 
 def rans_encode(symbols: np.ndarray) -> bytes:
-    shares = frequencies.shares_of(frequencies.counts(symbols))
-    return b"".join(piece.tobytes() for piece in (frequencies.write_shares(shares), *rans.encode(symbols, shares)))
+    shares = rans.shares_of(rans.counts(symbols))
+    return b"".join(piece.tobytes() for piece in (rans.write_shares(shares), *rans.encode(symbols, shares)))
 
 
 def rans_decode(data: bytes, size: int) -> np.ndarray:
     found = np.empty(size, dtype=np.uint8)
     array = np.frombuffer(data, dtype=np.uint8)
-    shares, start = frequencies.read_shares(array)
+    shares, start = rans.read_shares(array)
     assert rans.decode(array[start:], shares, found)
     return found
 
@@ -85,8 +85,8 @@ def constriction_coder() -> list[Coder]:
         return constriction.stream.model.Categorical((shares / shares.sum()).astype(np.float32), perfect=False)
 
     def encode(symbols: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        shares = frequencies.shares_of(frequencies.counts(symbols))
-        table = frequencies.write_shares(shares).size
+        shares = rans.shares_of(rans.counts(symbols))
+        table = rans.write_shares(shares).size
         coder = ans()
         coder.encode_reverse(symbols.astype(np.int32), model(shares))
         return coder.get_compressed(), shares, table

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decentral.coding import bits, frequencies
+from decentral.coding import bits, rans
 
 
 @pytest.mark.parametrize("width", range(1, 33))
@@ -44,11 +44,11 @@ def test_left_over_bits_that_are_set_are_told() -> None:
 )
 def test_shares_add_up_and_leave_out_no_symbol_that_occurs(count: list[int]) -> None:
     counted = np.array([*count, *[0] * (256 - len(count))], dtype=np.int64)
-    shares = frequencies.shares_of(counted)
+    shares = rans.shares_of(counted)
     assert int(shares.sum()) == 2**14
     assert np.array_equal(shares > 0, counted > 0)
-    table = frequencies.write_shares(shares)
-    found, taken = frequencies.read_shares(np.concatenate([table, np.full(9, 0xFF, dtype=np.uint8)]))
+    table = rans.write_shares(shares)
+    found, taken = rans.read_shares(np.concatenate([table, np.full(9, 0xFF, dtype=np.uint8)]))
     assert taken == table.size
     assert np.array_equal(found, shares)
 
@@ -57,14 +57,14 @@ def test_no_table_of_any_bytes_is_read_beyond_its_end_or_adds_up_to_anything_els
     for seed in range(3000):
         rng = np.random.default_rng(seed)
         data = rng.integers(0, 256, rng.integers(0, 60), dtype=np.uint8)
-        shares, taken = frequencies.read_shares(data)
+        shares, taken = rans.read_shares(data)
         assert taken <= data.size
         if taken:
             assert int(shares.sum()) == 2**14
-            assert frequencies.write_shares(shares).tobytes() == data[:taken].tobytes()
+            assert rans.write_shares(shares).tobytes() == data[:taken].tobytes()
 
 
 def test_counts_are_those_of_numpy() -> None:
     for size in (0, 1, 2, 3, 4, 5, 1001):
         symbols = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
-        assert np.array_equal(frequencies.counts(symbols), np.bincount(symbols, minlength=256))
+        assert np.array_equal(rans.counts(symbols), np.bincount(symbols, minlength=256))

@@ -155,13 +155,13 @@ def test_a_stream_that_would_grow_is_sent_raw() -> None:
 
 def test_a_table_that_the_symbols_do_not_give_is_refused() -> None:
     """Else one array would have many spellings."""
-    from decentral.coding import frequencies, rans
+    from decentral.coding import rans
 
     codes = np.array([0] * 900 + [1] * 100, dtype=np.uint8)
-    shares = frequencies.shares_of(frequencies.counts(codes))
+    shares = rans.shares_of(rans.counts(codes))
     shares[0] -= 100
     shares[1] += 100
-    body = np.concatenate([frequencies.write_shares(shares), *rans.encode(codes, shares)])
+    body = np.concatenate([rans.write_shares(shares), *rans.encode(codes, shares)])
     data = np.concatenate([np.array([body.size], dtype="<u4").view(np.uint8), body])
     with pytest.raises(PayloadError, match="not the one of its symbols"):
         decode([Form(Symbols(8), (1000,), np.dtype(np.uint8))], data)

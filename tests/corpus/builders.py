@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from decentral.coding import bits, frequencies, rans
+from decentral.coding import bits, rans
 from decentral.compressors import parse_compressor
 from decentral.replica.codec import Codec
 from decentral.wire.frames import FrameKind, Header, seal
@@ -94,9 +94,9 @@ def shares_table(*rows: tuple[int, int], present: int | None = None) -> bytes:
 def coded(symbols: bytes, side: bytes = b"", shares: object = None) -> bytes:
     """An entropy coded stream of any symbols, with any side bytes."""
     array = np.frombuffer(symbols, dtype=np.uint8)
-    shares = frequencies.shares_of(frequencies.counts(array)) if shares is None else shares
+    shares = rans.shares_of(rans.counts(array)) if shares is None else shares
     words = b"".join(piece.tobytes() for piece in rans.encode(array, shares))  # type: ignore[arg-type]
-    return sized(frequencies.write_shares(shares).tobytes() + words + side)  # type: ignore[arg-type]
+    return sized(rans.write_shares(shares).tobytes() + words + side)  # type: ignore[arg-type]
 
 
 def states(*values: int) -> bytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decentral.coding import PREFIX_NBYTES, Floats, Rising, frequencies
+from decentral.coding import PREFIX_NBYTES, Floats, Rising, rans
 from decentral.compressors import PartSpec, Payload
 from decentral.errors import PayloadError
 from decentral.replica.codec import Codec, Shapes, numel
@@ -140,7 +140,7 @@ def _cuts(codec: Codec, shapes: Shapes, content: bytes) -> tuple[int, ...]:
         size = int.from_bytes(content[at : at + PREFIX_NBYTES], "little")
         at += PREFIX_NBYTES
         if size:
-            _, table = frequencies.read_shares(np.frombuffer(content, dtype=np.uint8)[at:])
+            _, table = rans.read_shares(np.frombuffer(content, dtype=np.uint8)[at:])
             cuts += [at + table, at + table + STATES_NBYTES]
         at += size or sum(spec.nbytes for spec in layout if spec.name == name)
     assert at == len(content)
