@@ -7,14 +7,16 @@ the coded part may take. Compressors are pure values (frozen dataclasses): equal
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from decentral.coding import ElementKind, Symbols
+from decentral.coding import ElementKind, Floats, Symbols
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
+from decentral.tensors.memory import fresh_like, fresh_zeros
 from decentral.tensors.ops import is_finite, is_rising
 
 __all__ = [
@@ -22,16 +24,22 @@ __all__ = [
     "Accumulator",
     "Compressor",
     "Method",
+    "Nothing",
     "PartSpec",
     "Payload",
     "Sparsifier",
+    "Uncompressed",
     "accumulate",
+    "bits_per_value",
     "check_dtype",
     "check_input",
     "check_parts",
     "check_shapes",
+    "is_sparse",
+    "needs_matrices",
     "no_sparsifier",
     "non_finite",
+    "relative_error",
     "require",
     "require_rising",
 ]
@@ -209,3 +217,112 @@ def require(rule_holds: Tensor | bool, method: object, rule: str) -> None:
     """PayloadError naming the rule, unless it holds. At most one device sync."""
     if not bool(rule_holds):
         raise PayloadError(f"{method}: {rule}; drop the message and its sender")
+
+
+# ---- traits ----
+#
+# What a compressor is fit for, measured on the compressor itself, so that it holds for those of other packages too.
+
+_SHAPE = (1024, 1024)  # as bits per value are told of
+
+
+def bits_per_value(compressor: Compressor) -> float:
+    """Bits that it takes of a matrix of a million values, each of them, before entropy coding: at most."""
+    return 8 * sum(spec.nbytes for spec in compressor.layout(_SHAPE)) / math.prod(_SHAPE)
+
+
+def needs_matrices(compressor: Compressor) -> bool:
+    """Whether the same values take twice the bytes or more once they are a flat vector: low rank does, 256 times."""
+    matrix, flat = (sum(spec.nbytes for spec in compressor.layout(shape)) for shape in (_SHAPE, (math.prod(_SHAPE),)))
+    return flat >= 2 * matrix
+
+
+def is_sparse(compressor: Compressor) -> bool:
+    """Whether most values arrive as zeros, so that the middle of what several peers sent is zero nearly everywhere."""
+    matrix = torch.randn(_SHAPE, generator=torch.Generator().manual_seed(0))
+    return int((compressor.decompress(compressor.compress(matrix)) == 0).sum()) > matrix.numel() // 2
+
+
+def relative_error(compressor: Compressor) -> float:
+    """The norm of what is lost of a Gaussian matrix over the norm of the matrix: 0 is lossless, 1 sends nothing."""
+    matrix = torch.randn(_SHAPE, generator=torch.Generator().manual_seed(0))
+    lost = matrix - compressor.decompress(compressor.compress(matrix))
+    return float(lost.norm() / matrix.norm())
+
+
+# ---- none ----
+#
+# Send everything as it is.
+#
+# Parts: the values, float32 (N,). 32 bits per value, exact.
+
+
+@dataclass(frozen=True, slots=True)
+class Uncompressed(Method):
+    """The identity: what DiLoCo's paper sends (Douillard et al., 2023, arXiv:2311.08105)."""
+
+    name: ClassVar[str] = "none"
+    about: ClassVar[About] = About(
+        layout="values float32 (N)",
+        biased=False,
+        source='Douillard et al., "DiLoCo", 2023, arXiv:2311.08105',
+        bound="error = 0",
+    )
+
+    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """One float32 part of N values."""
+        return (PartSpec("values", torch.float32, (math.prod(shape),), Floats()),)
+
+    def compress(self, tensor: Tensor) -> Payload:
+        """A copy, so that a payload never changes under its reader."""
+        values_N = check_input(tensor).flatten()
+        return Payload(tuple(tensor.shape), (fresh_like(values_N).copy_(values_N),))
+
+    def decompress(self, payload: Payload) -> Tensor:
+        """The same bits in the same shape."""
+        values = self._values(payload)
+        return fresh_like(values).copy_(values)
+
+    def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
+        """Straight from the payload."""
+        values = self._values(payload)
+        total += values if weight == 1 else values * weight
+
+    def _values(self, payload: Payload) -> Tensor:
+        check_parts(self, payload, self.layout(payload.shape))
+        require(is_finite(payload.parts[0]), self, "every value must be finite")
+        return payload.parts[0].reshape(payload.shape)
+
+
+# ---- nothing ----
+#
+# Send nothing: for methods whose contributions are made of what peers say of them, see `OuterMethod.rebuilt`.
+#
+# Parts: none. 0 bits per value. No spelling names it, as a run of any other method would stand still with it.
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing(Method):
+    """Everything arrives as zero."""
+
+    name: ClassVar[str] = "nothing"
+    about: ClassVar[About] = About(layout="nothing", biased=True, source="none")
+
+    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """No part."""
+        return ()
+
+    def compress(self, tensor: Tensor) -> Payload:
+        """What is not finite is refused, as by every compressor."""
+        check_input(tensor)
+        return Payload(tuple(tensor.shape), (), tensor.device)
+
+    def decompress(self, payload: Payload) -> Tensor:
+        """Zeros."""
+        check_parts(self, payload, ())
+        found = fresh_zeros(torch.Size(payload.shape).numel()).reshape(payload.shape)
+        return found.to(payload.device)
+
+    def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
+        """The total stays as it is."""
+        check_parts(self, payload, ())

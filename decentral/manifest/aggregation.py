@@ -40,7 +40,7 @@ def rule_of(manifest: Manifest) -> Aggregation:
 
 def check_rule(manifest: Manifest, method: OuterMethod, compressor: Compressor, feedback: Feedback) -> None:
     """ConfigError for a rule that would not see what it needs, or would lose what nobody owes again."""
-    from decentral.compressors.traits import is_sparse
+    from decentral.compressors.base import is_sparse
 
     rule, kind, named = rule_of(manifest), manifest.exchange.kind, _named(manifest)
     if rule.needs == "nothing":

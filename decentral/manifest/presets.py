@@ -58,7 +58,7 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
 def check_methods(manifest: Manifest) -> None:
     """Raise ConfigError unless outer optimizer, compressor and exchange exist and fit one another."""
     from decentral.compressors import parse_compressor, parse_feedback  # torch
-    from decentral.compressors.traits import needs_matrices
+    from decentral.compressors.base import needs_matrices
     from decentral.optimizers import make_outer
 
     _check_keys(manifest.outer)
@@ -214,7 +214,7 @@ def _check_states(manifest: Manifest, channels: Sequence[Channel]) -> None:
 
 
 def _check_keeps_states(told: str, compressor: Compressor, manifest: Manifest) -> None:
-    from decentral.compressors.traits import relative_error  # torch
+    from decentral.compressors.base import relative_error  # torch
 
     lost = relative_error(compressor)
     if lost > MOST_LOST_OF_A_STATE:

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from decentral.compressors.kernels.counter_rng import below, hash32
+from decentral.compressors.random import below, hash32
 
 __all__ = ["MOST_PARTS", "one_of_each", "only_drawn"]
 

@@ -17,7 +17,7 @@ import torch
 
 import decentral.optimizers
 from decentral.compressors import parse_compressor
-from decentral.compressors.traits import bits_per_value
+from decentral.compressors.base import bits_per_value
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, keys_of
 from decentral.plugins import Plugins

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, Payload, Uncompressed
-from decentral.compressors.at_once import accumulate_all
-from decentral.compressors.bands import AddBand, band_of, opened
+from decentral.compressors.chain import AddBand, accumulate_all, band_of, opened, supports
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
-from decentral.compressors.support import supports
 from decentral.errors import PayloadError
 from decentral.parameters import split
 from decentral.tensors.device import PROCESSOR, aside, moved_together

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decentral.compressors import Payload, accumulate, parse_compressor
-from decentral.compressors.bands import band_of, opened
+from decentral.compressors.chain import band_of, opened
 from decentral.errors import PayloadError
 
 SHAPES = [(64, 64), (700, 4096), (600, 1365), (64 * 9 + 5, 2048), (3, 5), (1 << 21,), (20, 3, 40_000), (0, 7), (130, 1)]

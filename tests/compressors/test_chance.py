@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from decentral.compressors.kernels import stochastic_rounding
+from decentral.compressors import random
 
 
 def gaussian(numel: int, seed: int = 0) -> torch.Tensor:
@@ -9,14 +9,14 @@ def gaussian(numel: int, seed: int = 0) -> torch.Tensor:
 
 
 def uniform(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    return stochastic_rounding.uniform(stochastic_rounding.draws(tensor, seed)(0, tensor.numel()), tensor)
+    return random.uniform(random.draws(tensor, seed)(0, tensor.numel()), tensor)
 
 
 @pytest.mark.parametrize("numel", [0, 1, 2, 1000])
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
 def test_both_ways_of_drawing_give_the_same_numbers(numel: int, seed: int, monkeypatch: pytest.MonkeyPatch):
     fast = uniform(gaussian(numel), seed)
-    monkeypatch.setattr(stochastic_rounding, "_on_processor", lambda tensor: False)
+    monkeypatch.setattr(random, "_on_processor", lambda tensor: False)
     assert torch.equal(uniform(gaussian(numel), seed), fast)
 
 
@@ -32,11 +32,11 @@ def test_numbers_are_uniform_and_neighbours_are_independent():
 
 @pytest.mark.parametrize("processor", [True, False])
 def test_numbers_drawn_piece_by_piece_are_those_drawn_at_once(processor: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stochastic_rounding, "_on_processor", lambda tensor: processor)
+    monkeypatch.setattr(random, "_on_processor", lambda tensor: processor)
     tensor = gaussian(1000)
-    drawn = stochastic_rounding.draws(tensor, 3)
-    pieces = [stochastic_rounding.uniform(drawn(a, b), tensor[a:b]) for a, b in ((0, 1), (1, 700), (700, 1000))]
-    assert torch.equal(torch.cat(pieces), stochastic_rounding.uniform(drawn(0, 1000), tensor))
+    drawn = random.draws(tensor, 3)
+    pieces = [random.uniform(drawn(a, b), tensor[a:b]) for a, b in ((0, 1), (1, 700), (700, 1000))]
+    assert torch.equal(torch.cat(pieces), random.uniform(drawn(0, 1000), tensor))
 
 
 def test_one_bit_or_the_order_or_the_seed_changes_every_number():

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from decentral.compressors.kernels.cosine import basis, from_spectrum, halvings, to_spectrum
+from decentral.compressors.dct import basis, from_spectrum, halvings, to_spectrum
 
 CPU = torch.device("cpu")
 ALL = range(1, 65)

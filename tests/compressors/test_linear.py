@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from decentral.compressors import E3M0, Int4, Int8, Payload
-from decentral.compressors.kernels import tables
+from decentral.compressors import E3M0, Int4, Int8, Payload, blocks
 from decentral.errors import NonFiniteError, PayloadError
 
 
@@ -29,7 +28,7 @@ TENSORS = {
 @pytest.mark.parametrize("top", [7, 127])
 def test_both_ways_of_quantising_give_the_same_bits(name: str, block: int, top: int):
     method = Int4(block) if top == 7 else Int8(block)
-    slow, fast = tables.Tabled.compress(method, TENSORS[name]), method.compress(TENSORS[name])
+    slow, fast = blocks.Tabled.compress(method, TENSORS[name]), method.compress(TENSORS[name])
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(slow.parts, fast.parts, strict=True))
 
 
@@ -38,17 +37,17 @@ def test_both_ways_of_quantising_give_the_same_bits(name: str, block: int, top: 
 def test_both_ways_of_decoding_give_the_same_bits(name: str, method, monkeypatch: pytest.MonkeyPatch):
     payload = method.compress(TENSORS[name])
     fast = method.decompress(payload)
-    monkeypatch.setattr(tables, "_on_processor", lambda tensor: False)
+    monkeypatch.setattr(blocks, "_on_processor", lambda tensor: False)
     slow = method.decompress(payload)
     assert torch.equal(slow.view(torch.int32), fast.view(torch.int32))
 
 
-class Two(tables.Tabled):
+class Two(blocks.Tabled):
     """Code 1 is a zero, no other code is used."""
 
     name = "it"
     block = 8
-    code = tables.Code(8, tables.table([tables.UNUSED, 1.0]), 1, "no such code")
+    code = blocks.Code(8, blocks.table([blocks.UNUSED, 1.0]), 1, "no such code")
     scales = torch.zeros(13, dtype=torch.bfloat16)
 
     def __str__(self) -> str:
@@ -57,7 +56,7 @@ class Two(tables.Tabled):
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_an_unused_code_is_refused_wherever_it_stands_and_nothing_is_added(fast: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tables, "_on_processor", lambda tensor: fast)
+    monkeypatch.setattr(blocks, "_on_processor", lambda tensor: fast)
     codes, total = torch.ones(100, dtype=torch.uint8), torch.ones(100)
     assert Two().decompress(Payload((100,), (codes, Two.scales))).tolist() == [0.0] * 100
     for place in (0, 50, 99):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from decentral.compressors import Int8, Payload, RandK, accumulate
-from decentral.compressors.kernels.counter_rng import hash32
+from decentral.compressors.random import hash32
 from decentral.errors import ConfigError
 
 

@@ -79,13 +79,13 @@ def test_a_manifest_may_name_low_rank_as_it_did_before():
 
 
 def test_another_package_adds_a_method(installed):
-    installed(mine="decentral.compressors.quantizers.int8:Int8")
+    installed(mine="decentral.compressors.blockwise:Int8")
     assert parse_compressor("mine(block=3)") == Int8(block=3)
     assert "mine" in {row["name"] for row in describe_compressors()}
 
 
 def test_another_package_cannot_replace_ours(installed):
-    installed(none="decentral.compressors.quantizers.int8:Int8")
+    installed(none="decentral.compressors.blockwise:Int8")
     assert str(parse_compressor("none")) == "none"
 
 

@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from decentral.compressors import Payload, SignMag2, TopK
-from decentral.compressors.kernels import two_levels
+from decentral.compressors import Payload, SignMag2, TopK, two_bits
 from decentral.errors import PayloadError
 
 
@@ -114,10 +113,10 @@ def test_the_outermost_levels_are_finite_and_normal(peak):
 @pytest.mark.parametrize("steps", [1e6, 2], ids=["distinct", "many-equal-and-zero"])
 def test_the_processors_way_is_that_of_any_device(shape, steps):
     value = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * steps).round() / steps
-    means = two_levels.best_means_anywhere(value)
-    assert torch.allclose(two_levels.best_means(value), means, rtol=1e-12)
+    means = two_bits.best_means_anywhere(value)
+    assert torch.allclose(two_bits.best_means(value), means, rtol=1e-12)
     halfway, sizes = means.float().mean(1), means.float()
-    codes = two_levels.code_rows(value, halfway)
+    codes = two_bits.code_rows(value, halfway)
     assert torch.equal(codes, (value.abs() > halfway[:, None]).to(torch.uint8) + 2 * (value < 0))
     small_or_large = sizes.gather(1, (codes & 1).long())
-    assert torch.equal(two_levels.decode_rows(codes, sizes), torch.where(value < 0, -small_or_large, small_or_large))
+    assert torch.equal(two_bits.decode_rows(codes, sizes), torch.where(value < 0, -small_or_large, small_or_large))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from decentral.compressors import Payload, SignMag2, Threshold, TopK, accumulate
-from decentral.compressors.sparsifiers import threshold as module
+from decentral.compressors import threshold as module
 from decentral.errors import ConfigError, PayloadError
 from decentral.wire import body
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from decentral.compressors.kernels.tiles import as_matrix, cut, paste, regions
+from decentral.compressors.topk import as_matrix, cut, paste, regions
 
 SHAPES = [(), (1,), (5,), (16,), (17,), (4, 4), (5, 7), (8, 9), (1, 33), (33, 1), (2, 3, 5), (0,), (4, 0)]
 

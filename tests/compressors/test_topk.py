@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from decentral.compressors import Payload, TopK, accumulate
-from decentral.compressors.kernels.selection import add_at, largest
-from decentral.compressors.kernels.tiles import as_matrix, cut, paste, regions
-from decentral.compressors.sparsifiers.topk import _add_at, _largest
+from decentral.compressors.topk import _add_at_by_torch as _add_at
+from decentral.compressors.topk import _largest_by_torch as _largest
+from decentral.compressors.topk import add_at, as_matrix, cut, largest, paste, regions
 from decentral.errors import ConfigError, PayloadError
 
 TILE = TopK(k=64, chunk=4096)

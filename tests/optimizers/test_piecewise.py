@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Payload, accumulate, parse_compressor
-from decentral.compressors.bands import AddBand, band_of, opened
+from decentral.compressors.chain import AddBand, band_of, opened
 from decentral.optimizers.aggregation.mean import mean_of
 from decentral.optimizers.piecewise import minus_mean
 from decentral.tensors.threads import on_threads

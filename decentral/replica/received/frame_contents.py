@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Payload
-from decentral.compressors.bands import AddBand
+from decentral.compressors.chain import AddBand
 from decentral.parameters import Schema
 from decentral.replica.buffers import Tail
 from decentral.replica.codec import Codec, FixedShapes

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.compressors import parse_compressor
-from decentral.compressors.kernels import stochastic_rounding, tables, two_levels
-from decentral.compressors.quantizers.linear import Linear
+from decentral.compressors import blocks, parse_compressor, random, two_bits
+from decentral.compressors.blockwise import Linear
 from decentral.tensors import device
 from tests.devices import DEVICES
 
@@ -47,10 +46,10 @@ def elsewhere(spelling: str, value_N: Tensor) -> None:
     """Compress as on a device other than the processor."""
     quantiser = parse_compressor(spelling)
     if isinstance(quantiser, Linear):
-        tables.Tabled.compress(quantiser, value_N)
+        blocks.Tabled.compress(quantiser, value_N)
     elif spelling == "signmag2":
-        mean_R2 = two_levels.best_means_anywhere(value_N.view(-1, 64))
-        two_levels.code_rows_anywhere(value_N.view(-1, 64), mean_R2.mean(dim=1).float())
+        mean_R2 = two_bits.best_means_anywhere(value_N.view(-1, 64))
+        two_bits.code_rows_anywhere(value_N.view(-1, 64), mean_R2.mean(dim=1).float())
     else:
         quantiser.compress(value_N)
 
@@ -71,7 +70,7 @@ def test_each_kernel_is_one_graph_for_tensors_of_any_length(spelling: str, monke
     monkeypatch.setattr(device, "_compile", compiler)
     monkeypatch.setattr(device, "_WORTH_IT", 1 << 10)
     monkeypatch.setattr(device, "_failed", set())
-    monkeypatch.setattr(stochastic_rounding, "_on_processor", lambda tensor: False)
+    monkeypatch.setattr(random, "_on_processor", lambda tensor: False)
     torch._dynamo.reset()
     for numel in (1 << 14, 1 << 15, 3 << 15):
         elsewhere(spelling, torch.randn(numel))
@@ -115,10 +114,10 @@ def test_codes_of_a_long_tensor_are_those_of_the_processor_but_for_the_last_bit_
     quantiser, chance = parse_compressor(spelling), torch.Generator().manual_seed(0)
     value_N = torch.randn((1 << 20) + 4096, generator=chance)
     here = quantiser.compress(value_N)
-    monkeypatch.setattr(stochastic_rounding, "_on_processor", lambda tensor: False)
+    monkeypatch.setattr(random, "_on_processor", lambda tensor: False)
     is_linear = isinstance(quantiser, Linear)
     there = (
-        tables.Tabled.compress(quantiser, value_N.to(device)) if is_linear else quantiser.compress(value_N.to(device))
+        blocks.Tabled.compress(quantiser, value_N.to(device)) if is_linear else quantiser.compress(value_N.to(device))
     )
     for one, other in zip(here.parts[1:], there.parts[1:], strict=True):  # scales
         assert torch.equal(one, other.cpu())
@@ -128,8 +127,8 @@ def test_codes_of_a_long_tensor_are_those_of_the_processor_but_for_the_last_bit_
 @pytest.mark.parametrize("device", DEVICES)
 def test_two_levels_of_many_rows_are_those_of_the_processor(device: str):
     value_RC = torch.randn(1 << 15, 64, generator=torch.Generator().manual_seed(0))
-    here_R2, there_R2 = two_levels.best_means(value_RC), two_levels.best_means_anywhere(value_RC.to(device)).cpu()
+    here_R2, there_R2 = two_bits.best_means(value_RC), two_bits.best_means_anywhere(value_RC.to(device)).cpu()
     assert (~torch.isclose(here_R2, there_R2, rtol=1e-12)).float().mean() < 1e-3  # sums of other orders split elsewhere
     half_R = here_R2.mean(dim=1).float()
-    there_RC = two_levels.code_rows_anywhere(value_RC.to(device), half_R.to(device)).cpu()
-    assert torch.equal(two_levels.code_rows(value_RC, half_R), there_RC)
+    there_RC = two_bits.code_rows_anywhere(value_RC.to(device), half_R.to(device)).cpu()
+    assert torch.equal(two_bits.code_rows(value_RC, half_R), there_RC)

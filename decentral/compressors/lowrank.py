@@ -21,7 +21,6 @@ Source: Halko, Martinsson, Tropp, "Finding structure with randomness", 2009, arX
 Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", 2019,
 arXiv:1905.13727.
 """
-# Shape suffixes: n, m = rows and columns of the matrix, r = rank, N = values.
 
 import math
 from dataclasses import dataclass
@@ -32,11 +31,14 @@ from torch import Tensor
 
 from decentral.coding import Floats, Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.kernels.counter_rng import hash32
+from decentral.compressors.random import hash32
 from decentral.errors import ConfigError
 from decentral.tensors.ops import is_finite
 
 __all__ = ["LowRank"]
+
+# Shape suffixes: n, m = rows and columns of the matrix, r = rank, N = values.
+
 
 _LARGEST_RANK = 256
 _OFFSET = 120  # of the scale's exponent, -119 to 135: a matrix of 2**14 rows at the end of float32's range fits

@@ -16,7 +16,6 @@ aborted round repeats: equal tensors keep the same entries, and only a debt that
 Source: Stich et al., "Sparsified SGD with Memory", 2018, arXiv:1809.07599 (rand-k); the stretches are Madow's ("On the
 Theory of Systematic Sampling", 1944) with a draw in each.
 """
-# Shape suffixes: N = values, C = chunks, L = values per chunk, k = entries kept per chunk.
 
 import math
 from dataclasses import dataclass
@@ -27,13 +26,15 @@ from torch import Tensor
 
 from decentral.coding import Symbols
 from decentral.compressors.base import About, PartSpec, Shape, check_input
-from decentral.compressors.chain import SparsifierBase
-from decentral.compressors.kernels.blocks import check_block
-from decentral.compressors.kernels.counter_rng import below, hash32, nonce_of
-from decentral.compressors.support import joined
+from decentral.compressors.blocks import check_block
+from decentral.compressors.chain import SparsifierBase, joined
+from decentral.compressors.random import below, hash32, nonce_of
 from decentral.errors import ConfigError
 
 __all__ = ["RandK"]
+
+# Shape suffixes: N = values, C = chunks, L = values per chunk, k = entries kept per chunk.
+
 
 _NONCE_NBYTES = 8
 _MASK = (1 << 32) - 1

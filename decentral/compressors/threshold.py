@@ -16,7 +16,6 @@ The paper keeps 0.1 % (k = 4); the default is topk's 1.6 %. Its momentum is ``dg
 Source: Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887 (a threshold from 0.1 to 1 % of the entries,
 then an exact selection among what reached it).
 """
-# Shape suffixes: N = values, K = entries kept.
 
 import math
 from dataclasses import dataclass
@@ -29,12 +28,14 @@ from torch import Tensor
 
 from decentral.coding import Rising
 from decentral.compressors.base import About, PartSpec, Shape, check_input, require_rising
-from decentral.compressors.chain import SparsifierBase
-from decentral.compressors.support import joined
+from decentral.compressors.chain import SparsifierBase, joined
 from decentral.errors import ConfigError
 from decentral.tensors.compiled import compiled
 
 __all__ = ["Threshold"]
+
+# Shape suffixes: N = values, K = entries kept.
+
 
 _OF = 4096  # k is counted among so many entries, as in topk
 _ROW = 64  # kept values in a row

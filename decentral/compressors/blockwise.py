@@ -1,0 +1,567 @@
+"""Quantisers that scale each block: a table of codes each."""
+
+import functools
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.coding import Floats, Symbols
+from decentral.compressors import blocks
+from decentral.compressors.base import (
+    About,
+    Method,
+    PartSpec,
+    Payload,
+    Shape,
+    check_dtype,
+    check_input,
+    check_parts,
+    non_finite,
+    require,
+)
+from decentral.compressors.blocks import (
+    binned,
+    check_block,
+    largest_scale,
+    over,
+    peaks,
+    positive,
+    short_scale,
+    to_blocks,
+)
+from decentral.tensors.device import in_slabs, one_kernel
+from decentral.tensors.ops import is_finite
+
+__all__ = ["E3M0", "FP8", "NF4", "BFloat16", "Codebook8", "Float16", "Int4", "Int8", "Linear", "Sign"]
+
+# ---- linear ----
+#
+# What int8 and int4 share: evenly spaced codes, and one scale per block of values.
+#
+# scale = largest magnitude of the block / top, rounded up to 8 significant bits; code = round(value / scale), ties to
+# even, plus top + 1. Code 0 is not used. The error is at most scale / 2 per value, where the largest magnitude is at
+# least top * 2**-126; below that a scale is off by up to 2**-133.
+
+# Shape suffixes: N = values, B = blocks, L = values in a block.
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(blocks.Tabled):
+    """Blockwise absmax with codes for ``-top`` to ``top``."""
+
+    bits: ClassVar[int]
+    block: int
+
+    def __post_init__(self) -> None:
+        check_block(self, self.block)
+
+    @property
+    def top(self) -> int:
+        """The largest whole number a code stands for."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def code(self) -> blocks.Code:
+        """Whole numbers."""
+        return _code(self.bits, self.top)
+
+    def compress(self, tensor: Tensor) -> Payload:
+        """Every value to the nearest of 2 * top + 1 levels of its block."""
+        if tensor.device.type != "cpu":
+            return blocks.Tabled.compress(self, tensor)  # not super(): slots=True makes another class of this one
+        found = blocks.quantise(check_dtype(tensor).flatten(), self.block, self.top, largest_scale(self.top))
+        if found is None:
+            raise non_finite(tensor)
+        code_N, scale_B = found
+        return Payload(tuple(tensor.shape), (code_N, scale_B.to(self.scale_dtype)))
+
+    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+        """What `fused.quantise` does in one pass, which finds NaN and Inf too, on any device."""
+        return _nearest_linear(value_N, self.block, self.top)
+
+
+@one_kernel
+def _nearest_linear(value_N: Tensor, block: int, top: int) -> tuple[Tensor, Tensor]:
+    scale_B = short_scale(over(peaks(value_N, block), top), largest_scale(top))
+    size_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
+    code_BL = size_BL.round().clamp(-top, top).add(top + 1).to(torch.uint8)
+    return code_BL.flatten()[: value_N.numel()], scale_B
+
+
+@functools.cache
+def _code(bits: int, top: int) -> blocks.Code:
+    levels = blocks.table([blocks.UNUSED, *(float(whole) for whole in range(-top, top + 1))])
+    return blocks.Code(bits, levels, top, "code 0 is not used")
+
+
+# ---- int8 ----
+#
+# 8-bit codes with one scale per block of values.
+#
+# Parts: codes uint8 (N,), 1..255 for -127..127; scales float32 (B,). At most 8 + 32/block bits per value, entropy
+# coded about 7.1 on Gaussian data in blocks of 4096. scale = largest magnitude of the block / 127, rounded up to 8
+# significant bits; code = round(value / scale). The error is at most scale / 2 per value (2**-134 more where scales
+# are denormals). A block is a run of the flattened tensor; the last one may be short.
+#
+# Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022, arXiv:2110.02861 (blockwise absmax);
+# the linear code is the usual one of int8 all-reduces (INTELLECT-1, Jaghouar et al., 2024, arXiv:2412.01152).
+
+
+@dataclass(frozen=True, slots=True)
+class Int8(Linear):
+    """Blockwise 8-bit absmax; ``block`` values share a scale."""
+
+    name: ClassVar[str] = "int8"
+    bits: ClassVar[int] = 8
+    scale_dtype: ClassVar[torch.dtype] = torch.float32
+    about: ClassVar[About] = About(
+        layout="codes 8 bits (N), scales float32 (N/block)",
+        biased=False,
+        source='Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022, arXiv:2110.02861',
+        bound="|error| <= min(|value|, largest of the block / 252 + 2**-134) per value",
+    )
+    block: int = 4096
+
+
+# ---- int4 ----
+#
+# 4-bit codes, evenly spaced, with one scale per block of values.
+#
+# Parts: codes uint8 below 16 (N,), 1..15 for -7..7; scales bfloat16 (B,). At most 4 + 16/block bits per value, entropy
+# coded 3.3 on Gaussian data, at an error of 0.127 of the norm (block=64: 3.6 and 0.108; block=4096: 3.0 and 0.158).
+# scale = largest magnitude of the block / 7, rounded up to 8 significant bits; code = round(value / scale). The error
+# is at most scale / 2 per value (2**-134 more where scales are denormals), and at most the value itself.
+#
+# Source: the linear code of MuLoCo's compression study (Therien et al., "MuLoCo", 2025, arXiv:2505.23725), there per
+# tensor or row and without a coder; blockwise absmax from Dettmers et al., 2022, arXiv:2110.02861.
+
+
+@dataclass(frozen=True, slots=True)
+class Int4(Linear):
+    """Blockwise linear 4-bit absmax; ``block`` values share a scale."""
+
+    name: ClassVar[str] = "int4"
+    bits: ClassVar[int] = 4
+    scale_dtype: ClassVar[torch.dtype] = torch.bfloat16
+    about: ClassVar[About] = About(
+        layout="codes 4 bits (N), scales bfloat16 (N/block)",
+        biased=True,
+        source='Therien et al., "MuLoCo", 2025, arXiv:2505.23725; Dettmers et al., 2022, arXiv:2110.02861',
+        bound="|error| <= min(|value|, largest of the block / 13.8 + 2**-134) per value",
+    )
+    block: int = 256
+
+
+# ---- fp8 ----
+#
+# 8-bit floats, float8 e4m3 (the "fn" kind, without infinities), with one scale per block of values.
+#
+# Parts: codes uint8 (N,), the bits of the float: sign, 4 exponent bits with bias 7, 3 mantissa bits; scales bfloat16
+# (B,). At most 8 + 16/block bits per value, entropy coded 6.5 on Gaussian data. scale = largest magnitude of the block
+# / 448, rounded up to 8 significant bits; 448 is the largest e4m3. "Minus zero" (0x80) and NaN (0x7F, 0xFF) are not
+# used. Rounding is to nearest, so a value is off by at most 1/16 of itself, or by scale / 1024 if that is more, which
+# is the largest magnitude / 455000; a block below 448 * 2**-150 arrives as zeros. e4m3 and not e5m2, whose range
+# nobody needs once there is a scale per block, and whose error is twice as large. On Gaussian data the error is 0.026
+# of the norm, where int8 has 0.009 at 7.1 bits: fp8 is for blocks of very unequal values. Decoded by table, because
+# devices without float8 have no conversion, and because it is the same bits everywhere.
+#
+# Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv:2209.05433; the scale per block is ours.
+
+# Shape suffixes: N = values, B = blocks, L = values in a block.
+
+
+_TOP = 448
+_MINUS_ZERO = 0x80
+
+
+def _level(code: int) -> float:
+    """The float that these 8 bits are, by the standard's formula."""
+    sign, exponent, mantissa = code >> 7, code >> 3 & 15, code & 7
+    if code == _MINUS_ZERO or code & 0x7F == 0x7F:
+        return blocks.UNUSED
+    size = (8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9
+    return -size if sign else size
+
+
+_RULE = "codes 0x7F, 0x80 and 0xFF, NaN and minus zero, are not used"
+_FP8_CODE = blocks.Code(8, blocks.table([_level(code) for code in range(256)]), _TOP, _RULE)
+
+
+@dataclass(frozen=True, slots=True)
+class FP8(blocks.Tabled):
+    """Blockwise float8 e4m3; ``block`` values share a scale."""
+
+    name: ClassVar[str] = "fp8"
+    about: ClassVar[About] = About(
+        layout="codes 8 bits (N), scales bfloat16 (N/block)",
+        biased=False,
+        source='Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv:2209.05433',
+        bound="|error| <= max(|value| / 16, largest of the block / 455000 + 2**-141) per value",
+    )
+    block: int = 256
+
+    def __post_init__(self) -> None:
+        check_block(self, self.block)
+
+    @property
+    def code(self) -> blocks.Code:
+        """Every float8 but NaN and minus zero."""
+        return _FP8_CODE
+
+    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest float8 of the block."""
+        return _nearest_fp8(value_N, self.block)
+
+
+@one_kernel
+def _nearest_fp8(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    scale_B = short_scale(over(peaks(value_N, block), _TOP), largest_scale(_TOP))
+    scaled_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
+    scaled_BL = scaled_BL.clamp(-_TOP, _TOP)  # beyond it the conversion gives NaN
+    code_N = scaled_BL.to(torch.float8_e4m3fn).view(torch.uint8).flatten()[: value_N.numel()]
+    return code_N.masked_fill(code_N == _MINUS_ZERO, 0), scale_B
+
+
+# ---- e3m0 ----
+#
+# 4-bit codes: a sign, 3 exponent bits, no mantissa, and one scale per block of values.
+#
+# Parts: codes uint8 below 16 (N,); scales bfloat16 (B,). At most 4 + 16/block bits per value. Code 0 is zero, code c
+# in 1..7 is scale * 2**(c-7), bit 3 is the sign; "minus zero" (code 8) is not used. scale = largest magnitude of the
+# block, rounded up to 8 significant bits. Rounding is to the nearest level (linearly: 0.75 * 2**e goes up), so a value
+# is off by at most a third of itself, or by scale / 128 if that is more (where scales are denormals, 2**-140 more).
+#
+# Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512, which leaves
+# scale, block and rounding open; those three are ours.
+
+# Shape suffixes: N = values, B = blocks, L = values in a block.
+
+
+_E3M0_LEVELS = [0.0, *(2.0**-place for place in range(6, -1, -1))]
+_E3M0_SIGNED = blocks.table(
+    [*_E3M0_LEVELS, blocks.UNUSED, *(-level for level in _E3M0_LEVELS[1:])]
+)  # bit 3 is the sign
+_E3M0_CODE = blocks.Code(4, _E3M0_SIGNED, 1, "code 8, minus zero, is not used")
+
+
+@dataclass(frozen=True, slots=True)
+class E3M0(blocks.Tabled):
+    """Blockwise 4-bit powers of two; ``block`` values share a scale."""
+
+    name: ClassVar[str] = "e3m0"
+    about: ClassVar[About] = About(
+        layout="codes 4 bits (N), scales bfloat16 (N/block)",
+        biased=True,
+        source='Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512',
+        bound="|error| <= max(|value| / 3, largest of the block / 127 + 2**-140) per value",
+    )
+    block: int = 256
+
+    def __post_init__(self) -> None:
+        check_block(self, self.block)
+
+    @property
+    def code(self) -> blocks.Code:
+        """Seven powers of two, their negatives, and zero."""
+        return _E3M0_CODE
+
+    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest of 15 levels of the block."""
+        return _nearest_e3m0(value_N, self.block)
+
+
+@one_kernel
+def _nearest_e3m0(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Codes of sizes in [0, 1]: float32's own exponent field does the logarithm."""
+    scale_B = short_scale(peaks(value_N, block))
+    value_BL = to_blocks(value_N, block)
+    size_BL = value_BL.abs() / positive(scale_B)[:, None]
+    exponent_BL = (size_BL * (4 / 3)).view(torch.int32) >> 23  # 127 for [0.75, 1.5), one less per halving
+    code_BL = (exponent_BL - 120).clamp_(1, 7).to(torch.uint8)
+    code_BL = code_BL | (value_BL < 0).to(torch.uint8) << 3
+    code_BL = torch.where(size_BL >= 2.0**-7, code_BL, torch.zeros_like(code_BL))  # halfway between 0 and 2**-6
+    return code_BL.flatten()[: value_N.numel()], scale_B
+
+
+# ---- nf4 ----
+#
+# 4-bit codes for levels that a Gaussian fills equally often, with one scale per block of values.
+#
+# Parts: codes uint8 below 16 (N,), rising with the level; code 7 is zero; scales bfloat16 (B,), the largest magnitude
+# of the block, rounded up to 8 significant bits (by up to 1/128, below 2**-126 by up to 2**-133). At most 4 + 16/block
+# bits per value; entropy coded 4.0 on Gaussian data, at an error of 0.092 of the norm. Equally full levels are the
+# best use of 4 bits that are sent as they are; an entropy coder takes less for unequal ones, so here int4(block=16),
+# 4.3 bits and 0.085, does as well. The levels are NF4's, rounded to 16 significant bits (off by 2**-17 at most) so
+# that level * scale is exact. Rounding is to the nearest level: a value is off by at most 0.152 * scale, half the
+# widest gap, and by at most itself. There is one positive level more than negative ones, so the tensor -x does not
+# decode to minus what x decodes to.
+#
+# QLoRA quantises the scales once more ("double quantisation"); here they are sent as they are.
+#
+# Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023, arXiv:2305.14314, appendix E.
+
+# Shape suffixes: N = values, B = blocks, L = values in a block.
+
+
+_PUBLISHED = [
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+]
+_NF4_LEVELS = [round(level * 2**16) / 2**16 for level in _PUBLISHED]
+_HALFWAY = [(low + high) / 2 for low, high in pairwise(_NF4_LEVELS)]  # 17 bits: exact in float32
+_NF4_CODE = blocks.Code(4, blocks.table(_NF4_LEVELS), 1, "codes must be below 16")
+
+
+@dataclass(frozen=True, slots=True)
+class NF4(blocks.Tabled):
+    """Blockwise 4-bit NormalFloat; ``block`` values share a scale."""
+
+    name: ClassVar[str] = "nf4"
+    about: ClassVar[About] = About(
+        layout="codes 4 bits (N), scales bfloat16 (N/block)",
+        biased=True,
+        source='Dettmers et al., "QLoRA", 2023, arXiv:2305.14314',
+        bound="|error| <= min(|value|, 0.154 * largest of the block + 2**-135) per value",
+    )
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        check_block(self, self.block)
+
+    @property
+    def code(self) -> blocks.Code:
+        """16 levels."""
+        return _NF4_CODE
+
+    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest of 16 levels of the block."""
+        return _nearest_nf4(value_N, self.block)
+
+
+@one_kernel
+def _nearest_nf4(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    scale_B = short_scale(peaks(value_N, block))
+    size_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
+    if torch.compiler.is_compiling():  # comparisons in registers; bucketize would be a kernel of its own
+        code_BL = torch.zeros_like(size_BL, dtype=torch.uint8)
+        for halfway in _HALFWAY:
+            code_BL = code_BL + (size_BL > halfway)
+    else:
+        halfway_15 = torch.tensor(_HALFWAY, dtype=torch.float32, device=value_N.device)
+        code_BL = torch.bucketize(size_BL, halfway_15, out_int32=True)
+    return code_BL.flatten()[: value_N.numel()], scale_B
+
+
+# ---- sign ----
+#
+# 1 bit per value, its sign, and one magnitude per block of values: their mean.
+#
+# Parts: codes uint8 below 2 (N,), 1 for negative (-0.0 too, so that -x always decodes to minus what x does); scales
+# bfloat16 (B,), the mean magnitude of the block, cut to 8 significant bits. 1 + 16/block bits per value: signs have no
+# pattern, so entropy coding gains nothing. Of all magnitudes the mean loses least: |error|**2 = |x|**2 - (sum of
+# |x|)**2 / block, which for Gaussian data is 0.363 |x|**2, an error of 0.603 of the norm. The cut costs up to 2**-14
+# of what the mean saves, and a mean below 2**-133 is cut to zero. A zero decodes to +-scale unless its whole block is
+# zero. Use error feedback: the largest values always arrive too small.
+#
+# Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", 2019,
+# arXiv:1901.09847 (one scale per tensor; a block is ours).
+
+# Shape suffixes: N = values, B = blocks, L = values in a block.
+
+
+_SIGN_CODE = blocks.Code(1, blocks.table([1.0, -1.0]), 1, "codes must be below 2")
+_SHORT_BITS = ~0xFFFF  # the bits that a bfloat16 keeps of a float32
+
+
+@dataclass(frozen=True, slots=True)
+class Sign(blocks.Tabled):
+    """Scaled sign; ``block`` values share a magnitude."""
+
+    name: ClassVar[str] = "sign"
+    about: ClassVar[About] = About(
+        layout="codes 1 bit (N), scales bfloat16 (N/block)",
+        biased=True,
+        source='Karimireddy et al., "Error Feedback Fixes SignSGD", 2019, arXiv:1901.09847',
+        bound="|error|**2 <= |x|**2 - (1 - 2**-14) * sum(|x|)**2 / block + block * 2**-266, per block",
+    )
+    block: int = 1024
+
+    def __post_init__(self) -> None:
+        check_block(self, self.block)
+
+    @property
+    def code(self) -> blocks.Code:
+        """Plus and minus."""
+        return _SIGN_CODE
+
+    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Signs, and mean magnitudes."""
+        return _signs_and_means(value_N, self.block)
+
+
+@one_kernel
+def _signs_and_means(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    return torch.signbit(value_N).to(torch.uint8), _cut(_means(value_N, block))
+
+
+def _means(value_N: Tensor, block: int) -> Tensor:
+    """Mean magnitude of each block, float32; what fills up the last one does not count."""
+    size_BL = to_blocks(value_N.abs(), block)
+    start_B = block * torch.arange(len(size_BL), device=value_N.device)
+    sum_B = size_BL.sum(dim=1, dtype=torch.float64)  # float64: 4096 times 1e38 has to fit
+    return (sum_B / (value_N.numel() - start_B).clamp(max=block)).float()
+
+
+def _cut(size_B: Tensor) -> Tensor:
+    """The next smaller float32 of 8 significant bits: too small a scale loses as much as one as much too large, and
+    never more than sending nothing.
+    """
+    return (size_B.view(torch.int32) & _SHORT_BITS).view(torch.float32)
+
+
+# ---- codebook8 ----
+#
+# 8-bit codes into a codebook of the tensor's own: 256 bins over six sigmas, each decoded to the mean of its members.
+#
+# Parts: codes uint8 (N,), rising with the value; codebook float32 (K,), 0 for a bin without members. K = 256 from 8192
+# values on; below, the power of two that costs at most one bit per value (K <= N / 32), yet at least 16. So a bias of
+# 768 pays 64 bytes and not 1 KiB, and has 16 bins in place of 256: wider ones, as the bounds say. At most log2 K + 32
+# K / N bits per value; entropy coded 7.5 on Gaussian data, at an error of 0.016 of the norm. Bin b holds mean + sigma
+# * 6 / K * [b - K/2, b - K/2 + 1): the bins lie evenly on both sides of the mean, and what is more than three sigmas
+# away goes to the end bins. Between these a value is off by less than a bin, 6 sigma / K; in an end bin by as much as
+# outliers differ. What is lost is at most the variance: |error|**2 <= N sigma**2. Means are rounded once, so that a
+# level lies between its members, and both hold for neighbouring floats.
+#
+# INTELLECT-1's paper centres by the mean and speaks of six sigmas on both sides; its code has three, as here, and does
+# not centre, so all values of a tensor whose mean is ten sigmas fall into the last bin, and it rounds, which puts the
+# first bin half a bin further out than the last. Its ring quantises anew at every hop; here a contribution is
+# quantised once, and in a reduce its result once.
+#
+# Source: Jaghouar et al., "INTELLECT-1 Technical Report", 2024, arXiv:2412.01152; bin means as in hivemind's
+# Uniform8BitQuantization.
+
+# Shape suffixes: N = values, K = bins.
+
+
+_FEWEST_BITS, _MOST_BITS = 4, 8
+_VALUES_PER_BIN = 32  # a bin's mean has 32 bits: at most one bit per value
+_WINDOW = 6.0  # sigmas
+
+
+@dataclass(frozen=True, slots=True)
+class Codebook8(Method):
+    """Uniform bins, decoded to the means of their members."""
+
+    name: ClassVar[str] = "codebook8"
+    about: ClassVar[About] = About(
+        layout="codes 8 bits (N), codebook float32 (256); fewer bins below 8192 values",
+        biased=False,
+        source='Jaghouar et al., "INTELLECT-1 Technical Report", 2024, arXiv:2412.01152',
+        bound=(
+            "|error|**2 <= N * variance; |error| <= 6 * sigma / K per value, but in the two end bins, "
+            "K = 256 from 8192 values on, 16 to 128 below"
+        ),
+    )
+
+    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Codes, then the codebook."""
+        numel = math.prod(shape)
+        bits = _bits(numel)
+        return (
+            PartSpec(f"codes{bits}", torch.uint8, (numel,), Symbols(bits)),  # codes of other widths are other numbers
+            PartSpec("codebook", torch.float32, (1 << bits,), Floats()),
+        )
+
+    def compress(self, tensor: Tensor) -> Payload:
+        """Sort the values into bins, then take the bins' means."""
+        value_N = check_input(tensor).flatten()
+        bins = 1 << _bits(value_N.numel())
+        found = binned(value_N, bins, _WINDOW, lambda place_n: place_n.floor().add_(bins // 2))
+        level_K = (found.mean + found.place_K * found.width).where(found.count_K > 0, 0.0)
+        return Payload(tuple(tensor.shape), (found.code_N, level_K.float()))
+
+    def decompress(self, payload: Payload) -> Tensor:
+        """codebook[code]."""
+        check_parts(self, payload, self.layout(payload.shape))
+        code_N, level_K = payload.parts
+        require(torch.isfinite(level_K).all(), self, "every level must be finite")
+        return level_K.index_select(0, code_N.int()).reshape(payload.shape)
+
+
+def _bits(numel: int) -> int:
+    """Bits of a code of a tensor of so many values."""
+    return min(_MOST_BITS, max(_FEWEST_BITS, (numel // _VALUES_PER_BIN).bit_length() - 1))
+
+
+# ---- half ----
+#
+# Round every value to 16 bits.
+#
+# Parts: the values, float16 or bfloat16 (N,). 16 bits per value.
+# float16 has 11 significant bits in +-65504; bfloat16 has 8 in float32's whole range. Values beyond the range are
+# sent as its end, never as Inf. Rounding is to nearest, so the error is at most half a unit in the last place: of a
+# denormal that is 2**-25 for float16, 2**-134 for bfloat16, and may be the value itself.
+#
+# Source: OpenDiLoCo found no loss from an fp16 all-reduce (Jaghouar et al., "OpenDiLoCo", 2024, arXiv:2407.07852).
+
+_SOURCE = 'Jaghouar et al., "OpenDiLoCo", 2024, arXiv:2407.07852'
+
+
+@dataclass(frozen=True, slots=True)
+class _Half(Method):
+    dtype: ClassVar[torch.dtype]
+
+    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """One 16-bit part of N values."""
+        return (PartSpec("values", self.dtype, (math.prod(shape),), Floats()),)
+
+    def compress(self, tensor: Tensor) -> Payload:
+        """Round to nearest, within the range."""
+        end, value_N = torch.finfo(self.dtype).max, check_input(tensor).flatten()
+        half_N = in_slabs(value_N, self.dtype, lambda start, stop: _rounded(value_N[start:stop], end, self.dtype))
+        return Payload(tuple(tensor.shape), (half_N,))
+
+    def decompress(self, payload: Payload) -> Tensor:
+        """Widen to float32, exactly."""
+        check_parts(self, payload, self.layout(payload.shape))
+        require(is_finite(payload.parts[0]), self, "every value must be finite")
+        return payload.parts[0].float().reshape(payload.shape)
+
+
+@one_kernel
+def _rounded(value_N: Tensor, end: float, dtype: torch.dtype) -> Tensor:
+    return value_N.clamp(-end, end).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Float16(_Half):
+    """IEEE half precision; values beyond +-65504 are sent as +-65504."""
+
+    name: ClassVar[str] = "fp16"
+    dtype: ClassVar[torch.dtype] = torch.float16
+    about: ClassVar[About] = About(
+        layout="values float16 (N)",
+        biased=False,
+        source=_SOURCE,
+        bound="|error| <= |value| / 2048 + 2**-25 per value up to 65504",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BFloat16(_Half):
+    """float32 with 8 significant bits: the whole range, three decimal digits fewer."""
+
+    name: ClassVar[str] = "bf16"
+    dtype: ClassVar[torch.dtype] = torch.bfloat16
+    about: ClassVar[About] = About(
+        layout="values bfloat16 (N)",
+        biased=False,
+        source=_SOURCE,
+        bound="|error| <= |value| / 256 + 2**-134 per value",
+    )

@@ -1,0 +1,422 @@
+"""How what a compressor loses is sent later. Pure, one mechanism per file; the caller books state on commit only.
+
+One seam: `Feedback`. `parse_feedback` reads a spelling from a manifest, ``str()`` writes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from decentral.compressors.base import About, Compressor, Method, Payload, accumulate, check_dtype
+from decentral.compressors.chain import AtOnce, accumulate_all, compress_each
+from decentral.errors import ConfigError
+from decentral.parameters import split
+from decentral.plugins import Plugins
+from decentral.spelling import make
+from decentral.tensors.memory import fresh_like
+from decentral.tensors.threads import elements_here, spread
+
+__all__ = [
+    "DGC",
+    "EF21",
+    "EControl",
+    "ErrorFeedback",
+    "Feedback",
+    "NoFeedback",
+    "Receiving",
+    "Sending",
+    "Shapes",
+    "State",
+    "add_sent",
+    "add_up",
+    "compress_flat",
+    "compress_with_debt",
+    "describe_feedback",
+    "parse_feedback",
+    "slot",
+]
+
+# ---- base ----
+#
+# What feedback is: how what a compressor loses is sent later, as pure functions of explicit state.
+#
+# A sender turns its gradient and its state into payloads and the next state. A receiver turns what it decoded of one
+# sender's payloads, and what it keeps of that sender, into its estimate of that sender's gradient and what to keep
+# next; the mean of the estimates is the mean gradient. Both return new state and change nothing: the caller books it
+# once a commit names the frame. Booked earlier, a lost round would be counted twice or not at all; so an aborted round
+# forgets what these returned, and nothing is lost.
+#
+# State is a dict of flat float32 tensors as long as the fragment; {} is the start, and stands for zeros. What
+# receivers keep of a sender has the same bits everywhere, the sender's own ``sent`` among them: both add the same
+# decoded values in the same order. So it belongs to the anchor, in snapshots, once per sender, who reads it there. It
+# is the sum of what arrived, under the name ``sent``, and the estimate. A round without a sender changes nothing of
+# its state on either side; when it is no member any more, both start anew with {}.
+
+# Shape suffixes: N = values of the fragment.
+
+
+State = Mapping[str, Tensor]
+Shapes = Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """One payload per shape, and the sender's state to book if, and only if, a commit names them."""
+
+    payloads: tuple[Payload, ...]
+    state: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """The estimate of one sender's gradient, and what to keep of it if, and only if, a commit names its frame."""
+
+    estimate_N: Tensor
+    state: dict[str, Tensor]
+
+
+@runtime_checkable
+class Feedback(Protocol):
+    """A mechanism; ``str()`` is its canonical spelling."""
+
+    sender: ClassVar[tuple[str, ...]]  # names of what a sender keeps
+    receiver: ClassVar[tuple[str, ...]]  # names of what every receiver keeps of each sender, alike
+
+    def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
+        """Compress a finite gradient of these shapes together with what the state remembers."""
+
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """What one sender's gradient is taken for, from what was decoded of it and the state kept of that sender."""
+
+
+def slot(state: State, name: str, like_N: Tensor) -> Tensor:
+    """What the state holds under a name: zeros at the start. ConfigError when it was made for another fragment."""
+    if name not in state:
+        return torch.zeros_like(like_N)
+    if state[name].shape != like_N.shape:
+        raise ConfigError(
+            f"feedback: {name} {tuple(state[name].shape)} and gradient {tuple(like_N.shape)} differ in shape; "
+            "start from the state of this fragment, or from {}"
+        )
+    return state[name]
+
+
+def compress_flat(compressor: Compressor, flat_N: Tensor, shapes: Shapes) -> tuple[Payload, ...]:
+    """One payload per shape: on the processor on as many threads as torch may use, on a device at once if it can."""
+    if not elements_here(flat_N) and isinstance(compressor, AtOnce):
+        found = compressor.compress_flat(flat_N, shapes)
+        if found is not None:
+            return found
+    return compress_each(compressor, split(flat_N, shapes), elements_here(flat_N))
+
+
+def add_sent(compressor: Compressor, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0) -> None:
+    """``total += weight * what a receiver decodes``, in place, of payloads that this process made."""
+    if not elements_here(total_N) and isinstance(compressor, AtOnce) and compressor.add_flat(total_N, payloads, weight):
+        return
+    accumulate_all(compressor, split(total_N, [payload.shape for payload in payloads]), payloads, weight)
+
+
+# ---- none ----
+#
+# No feedback: what a compressor drops is gone for good.
+
+
+@dataclass(frozen=True, slots=True)
+class NoFeedback(Method):
+    """``send C(g)``; for compressors without bias, or with so little that it does not matter."""
+
+    name: ClassVar[str] = "none"
+    about: ClassVar[About] = About(layout="no state", biased=True, source="-")
+    sender: ClassVar[tuple[str, ...]] = ()
+    receiver: ClassVar[tuple[str, ...]] = ()
+
+    def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
+        """The gradient, compressed."""
+        return Sending(compress_flat(compressor, gradient_N.detach(), shapes), {})
+
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """What arrived."""
+        return Receiving(arrived_N, {})
+
+
+# ---- ef ----
+#
+# Error feedback: what a compressor drops is owed, and is sent later.
+#
+# m = beta * debt + g ; send C(m) ; debt = m - C(m).
+#
+# Source: Seide et al., "1-bit stochastic gradient descent", 2014; Stich et al., "Sparsified SGD with Memory", 2018,
+# arXiv:1809.07599; the decay beta as in Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706.
+
+# Shape suffixes: N = values of the fragment.
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFeedback(Method):
+    """``beta`` of what is owed is kept from round to round: 1 forgets nothing."""
+
+    name: ClassVar[str] = "ef"
+    about: ClassVar[About] = About(
+        layout="sender: debt",
+        biased=False,
+        source='Stich et al., "Sparsified SGD with Memory", 2018, arXiv:1809.07599',
+    )
+    sender: ClassVar[tuple[str, ...]] = ("debt",)
+    receiver: ClassVar[tuple[str, ...]] = ()
+    beta: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta <= 1:
+            raise ConfigError(f"{self}: the debt's decay must be in [0, 1]; 0.95 is usual")
+
+    def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
+        """The gradient and what is owed, compressed; the new debt is what that lost."""
+        if not elements_here(gradient_N):
+            return self._send_from_device(compressor, gradient_N, state, shapes)
+        owed_N = fresh_like(gradient_N)
+        owed, gradients = split(owed_N, shapes), split(gradient_N.detach(), shapes)
+        debts: Sequence[Tensor | None] = [None] * len(shapes)
+        if "debt" in state:
+            debts = split(slot(state, "debt", gradient_N), shapes)
+
+        def one(job: tuple[Tensor, Tensor, Tensor | None]) -> Payload:
+            return _send(compressor, *job, self.beta)
+
+        payloads = spread(one, list(zip(gradients, owed, debts, strict=True)), elements_here(gradient_N))
+        return Sending(tuple(payloads), {"debt": owed_N})
+
+    def _send_from_device(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
+        """The same, all tensors at once: a device has no cache in which one of them would wait."""
+        owed_N = gradient_N.detach().clone()
+        if "debt" in state:
+            owed_N.add_(slot(state, "debt", gradient_N), alpha=self.beta)
+        payloads = compress_flat(compressor, owed_N, shapes)
+        add_sent(compressor, owed_N, payloads, -1.0)
+        return Sending(payloads, {"debt": owed_N})
+
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """What arrived."""
+        return Receiving(arrived_N, {})
+
+
+def _send(compressor: Compressor, gradient: Tensor, owed: Tensor, debt: Tensor | None, beta: float) -> Payload:
+    """A tensor from beginning to end while it is in the cache; ``owed`` becomes what is still owed after it.
+    Rounded once where the machine can, which the sender alone sees.
+    """
+    if debt is None:
+        owed.copy_(gradient)
+    else:
+        torch.add(gradient, debt, alpha=beta, out=owed)
+    payload = compressor.compress(owed)
+    accumulate(compressor, owed, payload, -1.0)
+    return payload
+
+
+def compress_with_debt(
+    compressor: Compressor, tensor: Tensor, debt: Tensor | None, beta: float
+) -> tuple[Payload, Tensor]:
+    """`ErrorFeedback` for one tensor of any shape; ``None`` is a debt of zero.
+
+    Returns the payload and the debt after sending it in float32, both new; ``tensor`` and ``debt`` are untouched.
+    """
+    if not 0 <= beta <= 1:
+        raise ConfigError(f"compress_with_debt(beta={beta}): the debt's decay must be in [0, 1]; 0.95 is usual")
+    if debt is not None and debt.shape != tensor.shape:
+        raise ConfigError(
+            f"compress_with_debt: debt {tuple(debt.shape)} and tensor {tuple(tensor.shape)} differ in shape"
+        )
+    owed = fresh_like(check_dtype(tensor))
+    return _send(compressor, tensor.detach(), owed, debt, beta), owed
+
+
+# ---- ef21 ----
+#
+# EF21: send the compressed change of the gradient, and let both sides add the changes up.
+#
+# c = C(g - sent) ; sent = sent + c ; receiver, of each sender: sent = sent + c ; estimate = sent.
+#
+# ``sent`` is what receivers hold of this peer's gradient, the same bits on both sides. What is compressed shrinks as
+# the gradient settles, so a biased compressor converges to the optimum with a constant step, where C(g) alone stalls
+# or diverges, however far the peers' gradients lie apart. There is no decay and no constant to choose. The state
+# begins at zero on both sides.
+#
+# Source: Richtarik, Sokolov, Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
+# Feedback", 2021, arXiv:2106.05203.
+
+# Shape suffixes: N = values of the fragment.
+
+
+@dataclass(frozen=True, slots=True)
+class EF21(Method):
+    """Both sides remember what was sent so far."""
+
+    name: ClassVar[str] = "ef21"
+    about: ClassVar[About] = About(
+        layout="sender: sent; receivers: sent",
+        biased=False,
+        source='Richtarik et al., "EF21", 2021, arXiv:2106.05203',
+    )
+    sender: ClassVar[tuple[str, ...]] = ("sent",)
+    receiver: ClassVar[tuple[str, ...]] = ("sent",)
+
+    def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
+        """The change since what was sent, compressed."""
+        sent_N = slot(state, "sent", gradient_N)
+        payloads = compress_flat(compressor, gradient_N.detach() - sent_N, shapes)
+        sent_N = sent_N.clone()
+        add_sent(compressor, sent_N, payloads)
+        return Sending(payloads, {"sent": sent_N})
+
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """The sum of all that this sender sent so far."""
+        return add_up(arrived_N, state)
+
+
+def add_up(arrived_N: Tensor, state: State) -> Receiving:
+    """The receiver's side of mechanisms that send changes; estimate and state do not share memory."""
+    sent_N = slot(state, "sent", arrived_N) + arrived_N
+    return Receiving(sent_N, {"sent": sent_N.clone()})
+
+
+# ---- econtrol ----
+#
+# EControl: EF21 that also repays its error, a little each round.
+#
+# d = C(eta * debt + (g - sent)) ; sent = sent + d ; debt = debt + (g - sent) ; receiver, of each sender: sent = sent +
+# d.
+#
+# EF21 follows the gradient but never sends what it missed on the way; EF sends all of it at once, which amplifies
+# noise. ``eta`` sets how much of the debt is asked for; 0 is EF21. It must stay below the compressor's contraction:
+# behind topk of 64 in 4096, on a constant with half as much noise, the estimate's error is 0.65 of the constant at
+# 0.001, 0.95 at 0.01, 1.4 at 0.03, and at 0.1 it diverges; with 256 in 4096 it is 0.50, 0.56, 0.63 and 0.80. No bound
+# on how the peers' gradients differ is needed.
+#
+# Source: Gao, Islamov, Stich, "EControl: Fast Distributed Optimization with Compression and Error Control", 2023,
+# arXiv:2311.05645.
+
+# Shape suffixes: N = values of the fragment.
+
+
+@dataclass(frozen=True, slots=True)
+class EControl(Method):
+    """``eta`` of the debt is asked for in every round."""
+
+    name: ClassVar[str] = "econtrol"
+    about: ClassVar[About] = About(
+        layout="sender: debt, sent; receivers: sent",
+        biased=False,
+        source='Gao et al., "EControl", 2023, arXiv:2311.05645',
+    )
+    sender: ClassVar[tuple[str, ...]] = ("debt", "sent")
+    receiver: ClassVar[tuple[str, ...]] = ("sent",)
+    eta: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eta <= 1:
+            raise ConfigError(f"{self}: the share of the debt must be in [0, 1]; 0.001 is usual")
+
+    def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
+        """The change since what was sent and a share of the debt, compressed."""
+        debt_N, sent_N = slot(state, "debt", gradient_N), slot(state, "sent", gradient_N)
+        change_N = gradient_N.detach() - sent_N
+        payloads = compress_flat(compressor, change_N + debt_N * self.eta, shapes)
+        sent_N = sent_N.clone()
+        add_sent(compressor, sent_N, payloads)
+        return Sending(payloads, {"debt": debt_N + (gradient_N.detach() - sent_N), "sent": sent_N})
+
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """The sum of all that this sender sent so far."""
+        return add_up(arrived_N, state)
+
+
+# ---- dgc ----
+#
+# Deep gradient compression: momentum before sparsification, forgotten where something was sent.
+#
+# u = momentum * u + g ; v = v + u ; send C(v) ; v = v - C(v), and u = 0 where C(v) is not 0.
+#
+# An entry that waits for its turn gathers velocity, not only gradients: with plain error feedback under a momentum
+# optimizer it would arrive without the momentum it had earned. Where it was sent, the old velocity is masked, or stale
+# directions would be applied again (momentum factor masking). The momentum is here, so the outer optimizer wants none.
+# The paper zeroes v where something was sent; subtracting is the same for exact values, and keeps a quantiser's error.
+# For compressors that send every entry all velocity is masked, and what is left is error feedback with beta = 1.
+#
+# The paper's clipping by N**-0.5 and its warm-up of the sparsity, 75 to 99.9 % over four epochs, are not done here.
+#
+# Source: Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887.
+
+# Shape suffixes: N = values of the fragment.
+
+
+@dataclass(frozen=True, slots=True)
+class DGC(Method):
+    """Momentum correction with factor masking."""
+
+    name: ClassVar[str] = "dgc"
+    about: ClassVar[About] = About(
+        layout="sender: velocity, debt",
+        biased=False,
+        source='Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887',
+    )
+    sender: ClassVar[tuple[str, ...]] = ("velocity", "debt")
+    receiver: ClassVar[tuple[str, ...]] = ()
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"{self}: momentum must be in [0, 1); 0.9 is usual, 0 is error feedback with beta=1")
+
+    def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
+        """All velocity that was not sent yet, compressed."""
+        velocity_N = slot(state, "velocity", gradient_N) * self.momentum + gradient_N.detach()
+        owed_N = slot(state, "debt", gradient_N) + velocity_N
+        payloads = compress_flat(compressor, owed_N, shapes)
+        sent_N = torch.zeros_like(owed_N)
+        add_sent(compressor, sent_N, payloads)
+        return Sending(payloads, {"velocity": velocity_N.masked_fill_(sent_N != 0, 0.0), "debt": owed_N - sent_N})
+
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """What arrived."""
+        return Receiving(arrived_N, {})
+
+
+# ---- registry ----
+#
+# Feedback mechanisms by their spelling: ``ef(beta=0.95)`` and back. ``str(feedback)`` is canonical.
+#
+# Other packages add mechanisms through the entry point group "decentral.feedback".
+
+_OURS = (NoFeedback, ErrorFeedback, EF21, EControl, DGC)
+_METHODS = Plugins("feedback", "decentral.feedback", MappingProxyType({m.name: m for m in _OURS}))
+_LONGEST_SPELLING = 256
+
+
+def parse_feedback(spelling: str) -> Feedback:
+    """The mechanism of a spelling; ConfigError, with the nearest name, when there is none."""
+    if len(spelling) > _LONGEST_SPELLING:
+        raise ConfigError(f"feedback of {len(spelling)} characters: at most {_LONGEST_SPELLING} are read")
+    made: Feedback = make(spelling, _METHODS, "ef(beta=0.95)")
+    return made
+
+
+def describe_feedback() -> list[dict[str, object]]:
+    """One row per mechanism: name, spelling with defaults, what is kept on each side (layout), source."""
+    rows: list[dict[str, object]] = []
+    for name in _METHODS.names():
+        made: Feedback = _METHODS.make(name, {})
+        source = getattr(getattr(made, "about", None), "source", "not described")
+        rows.append(
+            {
+                "name": name,
+                "spelling": str(made),
+                "sender keeps": ", ".join(made.sender) or "nothing",
+                "receivers keep": ", ".join(f"{name} of each sender" for name in made.receiver) or "nothing",
+                "source": source,
+            }
+        )
+    return rows

@@ -1,1 +1,0 @@
-"""The loops and tables that compressors share."""

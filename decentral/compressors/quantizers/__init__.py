@@ -1,1 +1,0 @@
-"""With how many bits a value is sent: one quantiser per file."""

@@ -1,1 +1,0 @@
-"""Which entries are sent: one sparsifier per file."""
