@@ -11,12 +11,22 @@ from decentral.optimizers.aggregation.registry import (
     make_aggregation,
 )
 from decentral.optimizers.aggregation.rule import Aggregation
-from decentral.optimizers.base import OuterMethod, Preset, Quorum, key
-from decentral.optimizers.channels import CHANGE, Channel, compressor_beside
-from decentral.optimizers.live import NO_MOMENTS, InnerOptimizer, Live
-from decentral.optimizers.merge import blend, carry
+from decentral.optimizers.base import (
+    CHANGE,
+    NO_MOMENTS,
+    Channel,
+    Contributor,
+    InnerOptimizer,
+    Live,
+    OuterMethod,
+    Preset,
+    Quorum,
+    RoundInfo,
+    compressor_beside,
+    key,
+)
 from decentral.optimizers.registry import describe_keys, describe_optimizers, make_outer, methods_with, presets
-from decentral.optimizers.round_info import Contributor, RoundInfo
+from decentral.optimizers.steps import blend, carry
 
 __all__ = [
     "CHANGE",

@@ -10,30 +10,322 @@ equations have the other sign turns it over in ``contribute``. Nothing is mutate
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
+import torch
 from torch import Tensor
 
-from decentral.optimizers.channels import CHANGE, Channel
-from decentral.optimizers.live import Layout, Live
-from decentral.optimizers.merge import carry
-from decentral.optimizers.owners import Span
-from decentral.optimizers.round_info import Contributor, RoundInfo
+from decentral.errors import ConfigError
+from decentral.optimizers.steps import carry
 
 __all__ = [
     "ALONE",
+    "CHANGE",
     "MAX_SUMMARY_NBYTES",
+    "NO_MOMENTS",
+    "PROPOSED",
+    "Channel",
+    "Contributor",
+    "Derivative",
+    "InnerOptimizer",
+    "Layout",
     "Live",
+    "NoMoments",
     "OuterMethod",
+    "Own",
+    "Part",
     "Preset",
     "Quorum",
+    "RoundInfo",
+    "Span",
     "State",
+    "compressor_beside",
+    "hold",
+    "is_still",
     "key",
     "keys_of",
+    "numel_of",
+    "put_back",
+    "scaled_to_owners",
+    "within",
 ]
+
+# ---- channels ----
+#
+# What a contribution carries: named vectors, each as long as the fragment.
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One vector of a contribution. The first channel of a method is a flow unless it is a replica; others are states.
+
+    Of a flow, what compression loses is owed and sent later (error feedback), and a norm clip shortens it. A state is
+    sent whole again next time, so that nothing of it is owed. A replica is a state of a pair: parameters, which both
+    tell each other, and on which their disagreement is measured.
+    """
+
+    name: str
+    every: int = 1  # outer steps of a fragment from one time that it is sent to the next; the first channel: 1
+    combine: Literal["mean", "each"] = "mean"  # each: the outer step sees all that came, see OuterMethod.outer_step
+    is_replica: bool = False
+    compressor: str | None = None  # a spelling; None: the run's, as always of the first channel
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"channel {self.name}: every = {self.every}; want 1 or more outer steps")
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is sent in outer step ``step`` of a fragment, counted from 0."""
+        return (step + 1) % self.every == 0
+
+
+def compressor_beside(channels: Sequence[Channel]) -> str | None:
+    """What compresses the channels beside the first; None: the run's compressor.
+
+    ConfigError unless it is the same for all of them: a frame says how many channels it has, and not which.
+    """
+    first, *others = channels
+    if first.compressor is not None:
+        raise ConfigError(f"channel {first.name}: compressor = {first.compressor!r}; the first channel has the run's")
+    if len({one.compressor for one in others}) > 1:
+        told = ", ".join(f"{one.name}: {one.compressor or 'as the run'}" for one in others)
+        raise ConfigError(f"compressors of channels differ ({told}); give all channels beside the first the same one")
+    return others[0].compressor if others else None
+
+
+CHANGE = Channel("change")
+"""What inner steps did to the parameters: anchor - local, a descent direction, unless the method says otherwise."""
+
+PROPOSED = Channel("proposed", combine="each", is_replica=True)
+"""The one vector of a gossip method that keeps its change to itself: where it would go alone (OuterMethod.proposal)."""
+
+# ---- round info ----
+#
+# What an outer step may know of its round: the same on every peer, for it comes from the record.
+
+
+@dataclass(frozen=True, slots=True)
+class Contributor:
+    """One peer whose contribution a record names."""
+
+    peer: bytes
+    tokens: int = 0  # behind it, as the peer says
+    steps: int = 0  # inner steps behind it, as the peer says
+    age: int = 0  # outer steps of the fragment that passed since its progress began
+    summary: bytes = b""  # what the method's ``summary`` made of it at its sender
+    norm: float | None = None  # of its change as every peer decoded it: in a gather, where the method ``measures``
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInfo:
+    """One outer step of one fragment."""
+
+    step: int = 0  # of this fragment, counted from 0
+    contributors: tuple[Contributor, ...] = ()  # by peer id; none where a peer of a pair steps alone
+    weights: tuple[float, ...] = ()  # what each counted
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the fragment's tensors, in order: together they are the flat vector
+    names: tuple[str, ...] = ()  # of those tensors in the model
+    members: int = 0  # peers of the swarm in the record's epoch, whether they contributed or not; 0 without a record
+
+
+# ---- live ----
+#
+# What a method may see and change of a peer that trains: its parameters, its inner optimizer, and notes of its own.
+#
+# All of it is this peer's alone. What all peers hold alike is the shared state of `OuterMethod.init`.
+
+# Shape suffix: N = elements of one fragment, flat float32, on the processor.
+
+Layout = dict[str, tuple[int, ...]]
+Own = dict[str, Tensor]  # tensors are replaced, never written to: a contribution in flight remembers the ones it had
+
+
+@dataclass(frozen=True, slots=True)
+class Derivative:
+    """Of the loss along one random direction, over all fragments: see `decentral.optimizers.zeroth_order`."""
+
+    seed: int
+    number: int
+    byte: int  # which says how large it is
+
+
+class InnerOptimizer(Protocol):
+    """Moments and gradients, fragment by fragment."""
+
+    def read_moment(self, name: str, fragment: int) -> Tensor | None:
+        """``optimizer.state[...][name]`` over one fragment (N,), a copy: zeros where a parameter has none; None while
+        none has, or the first step is still to make it.
+        """
+        ...
+
+    def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
+        """Overwrite it where it is; False when there is none to overwrite yet."""
+        ...
+
+    def read_gradient(self, fragment: int) -> Tensor | None:
+        """What the next inner step goes by (N,), a copy, zero where there is none; None where no gradient is shown."""
+        ...
+
+    def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
+        """Let the next inner step go by so much more; for ``before_inner_step``, as there the gradients are made."""
+        ...
+
+    @property
+    def derivatives(self) -> Sequence[Derivative] | None:
+        """Those that the last inner step went by; None where inner steps go by gradients."""
+        ...
+
+
+class Live(InnerOptimizer, Protocol):
+    """One peer that trains."""
+
+    @property
+    def peer(self) -> bytes:
+        """Its id, as records name it."""
+        ...
+
+    @property
+    def loss(self) -> float | None:
+        """The newest training loss that the loop logged; None: it logged none."""
+        ...
+
+    def layout(self, fragment: int) -> Layout:
+        """The tensors of a fragment, in order: by name in the model their shapes. Empty where no model is known."""
+        ...
+
+    def read(self, fragment: int) -> Tensor:
+        """The live parameters of a fragment (N,), a copy."""
+        ...
+
+    def write(self, fragment: int, live_N: Tensor) -> None:
+        """Overwrite them."""
+        ...
+
+    def steps(self, fragment: int) -> int:
+        """Inner steps behind the next contribution of a fragment."""
+        ...
+
+    def counted(self, fragment: int) -> int:
+        """How many of them the one that is being taken stands for: fewer after an absence, all of them else."""
+        ...
+
+    def own(self, fragment: int) -> Own:
+        """Tensors of the method's, by names of its choice: in this peer's checkpoints, never in a snapshot."""
+        ...
+
+
+class NoMoments:
+    """An inner optimizer that has none, or shows none."""
+
+    derivatives = None
+
+    def read_moment(self, name: str, fragment: int) -> Tensor | None:
+        """None."""
+        return None
+
+    def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
+        """Nothing to write."""
+        return False
+
+    def read_gradient(self, fragment: int) -> Tensor | None:
+        """None."""
+        return None
+
+    def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
+        """Nothing to add to."""
+
+
+NO_MOMENTS = NoMoments()
+
+# ---- owners ----
+#
+# Parts of the parameters that only some peers train: freezing the rest, and a mean that counts owners alone.
+#
+# mean over the owners of a part = mean over all who came * (sum of all weights) / (sum of the owners' weights)
+#
+# for whoever does not train a part sends zeros there, and anything else that it sends is taken for zeros. So no row of
+# each peer is needed: a reduce will do, and a swarm of any size costs one fragment of memory.
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+_HELD = "held"
+_AHEAD = "z_minus_x"  # of an inner optimizer that trains at other parameters than it learns (training/inner/averages)
+Span = tuple[int, int]  # start and stop in the flat fragment
+Part = Sequence[Span]
+
+
+def numel_of(layout: Layout) -> int:
+    """Elements of a fragment."""
+    return sum(math.prod(shape) for shape in layout.values())
+
+
+def hold(live: Live, fragment: int, others: Part) -> None:
+    """Before an inner step: remember what is trained by others."""
+    if others:
+        live_N = live.read(fragment)
+        live.own(fragment)[_HELD] = torch.cat([live_N[start:stop] for start, stop in others])
+
+
+def put_back(live: Live, fragment: int, others: Part) -> None:
+    """After it: that becomes what it was, whatever the inner optimizer did, decay for one."""
+    if others:
+        live_N, held = live.read(fragment), live.own(fragment).pop(_HELD)
+        pieces = torch.split_with_sizes(held, [stop - start for start, stop in others])
+        for (start, stop), piece in zip(others, pieces, strict=True):
+            live_N[start:stop] = piece
+        live.write(fragment, live_N)
+        _hold_back(live, fragment, others)
+
+
+def _hold_back(live: Live, fragment: int, others: Part) -> None:
+    """What is not trained does not go ahead of what is learnt either, or its owner's gradients would see it move."""
+    ahead_N = live.read_moment(_AHEAD, fragment)
+    if ahead_N is not None:
+        for start, stop in others:
+            ahead_N[start:stop] = 0.0
+        live.write_moment(_AHEAD, fragment, ahead_N)
+
+
+def is_still(sent_N: Tensor, part: Part) -> bool:
+    """Whether nothing moves in a part."""
+    return not any(bool(sent_N[start:stop].any()) for start, stop in part)
+
+
+def within(add: Callable[..., None], outside: Part, total_N: Tensor, weight: float) -> None:
+    """``add(total_N, weight=weight)`` that changes nothing ``outside``: who does not own a part has no say in it."""
+    before = [total_N[start:stop].clone() for start, stop in outside]
+    add(total_N, weight=weight)
+    for (start, stop), part in zip(outside, before, strict=True):
+        total_N[start:stop] = part
+
+
+def scaled_to_owners(
+    mean_N: Tensor, parts: Sequence[Part], owned: Sequence[Collection[int]], weights: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """The mean over the owners of each part, and where there is an owner (bool); zero where there is none.
+
+    Args:
+        mean_N: over all contributors.
+        parts: where each part is; together they need not be everything, and what is in none belongs to all.
+        owned: the parts of each contributor, by their numbers.
+        weights: what each contributor counted.
+
+    """
+    scaled_N, has_owner_N = mean_N.clone(), torch.ones_like(mean_N, dtype=torch.bool)
+    whole = math.fsum(weights)
+    for number, part in enumerate(parts):
+        of_owners = math.fsum(weight for own, weight in zip(owned, weights, strict=True) if number in own)
+        for start, stop in part:
+            has_owner_N[start:stop] = of_owners > 0
+            scaled_N[start:stop] *= whole / of_owners if of_owners > 0 else 0.0
+    return scaled_N, has_owner_N
+
+
+# ---- base ----
 
 # Shape suffixes: N = elements of one fragment, flat float32; K = contributors, or the peers of a pair that came.
 

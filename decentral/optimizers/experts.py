@@ -1,22 +1,38 @@
-"""The experts of a mixture-of-experts model, found by the names of its tensors, and their warm-up by merging.
-
-``layers.0.mlp.experts.3.w1`` is of expert 3 of the layer ``layers.0.mlp``; of ``layers.0.mlp.experts.gate_up_proj``,
-whose first dimension counts experts, each has an equal part.
-"""
+"""Which parameters are experts, and whose they are."""
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from decentral.optimizers.aggregation.norm_clip import norm
-from decentral.optimizers.live import Layout
-from decentral.optimizers.owners import Span
+from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Contributor, Layout, Part, Span
 
-__all__ = ["Layers", "experts_of", "merged"]
+__all__ = [
+    "ALL",
+    "Layers",
+    "Place",
+    "by_expert",
+    "experts_of",
+    "merged",
+    "named_by",
+    "owns",
+    "span_of",
+    "trained_by",
+    "written_places",
+    "written_slices",
+]
+
+# ---- experts ----
+#
+# The experts of a mixture-of-experts model, found by the names of its tensors, and their warm-up by merging.
+#
+# ``layers.0.mlp.experts.3.w1`` is of expert 3 of the layer ``layers.0.mlp``; of ``layers.0.mlp.experts.gate_up_proj``,
+# whose first dimension counts experts, each has an equal part.
 
 # Shape suffixes: N = elements of one fragment, E = elements of one expert in one layer; flat float32.
 
@@ -86,3 +102,72 @@ def _move(after_N: Tensor, spans: Sequence[Span], own_E: Tensor, donors: Sequenc
     for start, stop in spans:
         after_N[start:stop] = moved_E[at : at + stop - start]
         at += stop - start
+
+
+# ---- places ----
+#
+# Which experts a peer says are its own: those whose number, modulo so many peers, is its place among them.
+#
+# In a summary: places one after the other, each two uint16, little-endian: the place, and of how many. Of more peers
+# than there are experts, a place names one expert.
+
+Place = tuple[int, int]
+ALL: Place = (0, 1)
+_PLACE = struct.Struct("<HH")
+_NAMED_PLACES = MAX_SUMMARY_NBYTES // _PLACE.size
+
+
+def by_expert(layers: Layers) -> dict[int, Part]:
+    """By number where an expert is, in all layers: who owns it owns it in each."""
+    numbers = sorted({expert for experts in layers.values() for expert in experts})
+    return {e: [span for experts in layers.values() for span in experts.get(e, [])] for e in numbers}
+
+
+def owns(named: Sequence[Place], expert: int) -> bool:
+    """Whether one of these places has the expert."""
+    return any(expert % count == place for place, count in named)
+
+
+def written_places(now: Place, before: Place, moved: Sequence[int], num_experts: int) -> bytes:
+    """The place, and the others that ``moved``: one by one, or where they are too many the place before with what it
+    does not have, or else all. What is named without having moved counts as zero in the mean of its owners.
+    """
+    for named in ([now], [now, before]):
+        named += [(e, num_experts) for e in moved if not owns(named, e)]
+        if len(named) <= _NAMED_PLACES:
+            return b"".join(_PLACE.pack(*place) for place in named)
+    return _PLACE.pack(*ALL)
+
+
+def named_by(contributor: Contributor) -> list[Place]:
+    """Its places; none where there is one that cannot be, or too many."""
+    if len(contributor.summary) % _PLACE.size or len(contributor.summary) > _NAMED_PLACES * _PLACE.size:
+        return []
+    named = [(int(place), int(count)) for place, count in _PLACE.iter_unpack(contributor.summary)]
+    return named if all(place < count for place, count in named) else []
+
+
+# ---- slices ----
+#
+# A fragment in equal slices, and which of them a peer says it trained: in a summary, uint16 each, little-endian.
+
+_SLICE = struct.Struct("<H")
+_NAMED_SLICES = MAX_SUMMARY_NBYTES // _SLICE.size
+
+
+def span_of(number: int, slices: int, numel: int) -> Span:
+    """Where slice ``number`` of so many begins and stops."""
+    return numel * number // slices, numel * (number + 1) // slices
+
+
+def written_slices(named: Sequence[int]) -> bytes:
+    """The first 32; what moves in a slice that is not named counts nothing."""
+    return b"".join(map(_SLICE.pack, named[:_NAMED_SLICES]))
+
+
+def trained_by(contributor: Contributor, slices: int) -> tuple[int, ...]:
+    """The slices that it names; none where it names one that there is not, or one twice."""
+    if len(contributor.summary) % _SLICE.size:
+        return ()
+    named = tuple(int(number) for (number,) in _SLICE.iter_unpack(contributor.summary))
+    return named if len(set(named)) == len(named) and all(number < slices for number in named) else ()

@@ -1,4 +1,4 @@
-"""Outer methods by name: every module of this folder and its folders that holds one, and those of other packages.
+"""Outer methods by name: every module of this folder that holds one, and those of other packages.
 
 Other packages add methods through the entry point group "decentral.optimizers".
 """
@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from pkgutil import walk_packages
+from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any
 
@@ -31,7 +31,7 @@ _MANY = 1024  # parameters, of a fragment whose state is counted
 @cache
 def _methods() -> Plugins:
     package = decentral.optimizers
-    modules = [import_module(found.name) for found in walk_packages(package.__path__, f"{package.__name__}.")]
+    modules = [import_module(f"{package.__name__}.{found.name}") for found in iter_modules(package.__path__)]
     ours = [
         value
         for module in modules

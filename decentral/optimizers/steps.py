@@ -4,13 +4,28 @@ Every operation is elementwise IEEE arithmetic without fused multiply-add: ``a +
 sum, because ``add(alpha=...)`` may or may not fuse, and then peers would differ in the last bit.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
+from decentral.compressors.random import below, hash32
 from decentral.errors import ConfigError
-from decentral.tensors.ops import with_momentum
+from decentral.tensors.ops import carried, with_momentum
 
-__all__ = ["check_momentum", "check_rate", "check_waiting", "heavy_ball", "nesterov", "root"]
+__all__ = [
+    "MOST_PARTS",
+    "blend",
+    "carry",
+    "check_momentum",
+    "check_rate",
+    "check_waiting",
+    "heavy_ball",
+    "nesterov",
+    "one_of_each",
+    "only_drawn",
+    "root",
+]
 
 
 def nesterov(
@@ -54,3 +69,67 @@ def check_waiting(method: object, wait_for: int, grace: float, staleness: int) -
         raise ConfigError(f"{method}: wait_for must be at least 1 contribution, staleness at least 0 outer steps")
     if not 0 <= grace <= 3600:
         raise ConfigError(f"{method}: grace must be in [0, 3600] s; 1 is usual")
+
+
+# ---- merge ----
+#
+# How a new anchor reaches parameters that trained on while the round was in flight.
+#
+# carry:  live <- anchor + (live - contributed)          keeps the inner steps made since the contribution blend:  live
+# <- alpha*live + (1-alpha)*anchor          Streaming DiLoCo; alpha weighs the live copy
+#
+# Carry is what LOSCAR-SGD does to live parameters with its mask full (2026, arXiv:2605.20866: x <- mean + (z - y), z
+# live and y as sent), which has a proof of convergence.
+#
+# Source: blend, Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512 (algorithm 2, line 9). Carry is the
+# delayed update without its staleness: what was learnt since the contribution is the next round's pseudo-gradient.
+
+
+def carry(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
+    """The merged live parameters, a new tensor; all of one shape.
+
+    With no inner step since (live equal to contributed) that is the anchor bit for bit.
+    """
+    with torch.no_grad():
+        return carried(live, contributed, anchor)
+
+
+def blend(live: Tensor, anchor: Tensor, alpha: float) -> Tensor:
+    """The merged live parameters, a new tensor; ``alpha`` 0 gives the anchor, 1 the live copy, bit for bit."""
+    if not 0 <= alpha <= 1:
+        raise ConfigError(f"blend(alpha={alpha}): the live copy's weight must be in [0, 1]")
+    with torch.no_grad():
+        if alpha in (0, 1):
+            return (live if alpha else anchor).clone()
+        return live * alpha + anchor * (1 - alpha)
+
+
+# ---- draws ----
+#
+# Parameters that are drawn by a round's number, the same on every peer without a word or a generator.
+#
+# Of each run of ``parts`` consecutive parameters one, and in ``parts`` rounds each of them once: from a place on that
+# is another one, by a hash of counters, in each run and for each pass through it.
+
+# Shape suffixes: N = elements of one fragment; R = runs.
+
+MOST_PARTS = 1 << 20
+_MASK = (1 << 32) - 1
+
+
+def one_of_each(parts: int, step: int, numel: int) -> Tensor:
+    """What is drawn in outer step ``step``, bool (N,); a last run that is shorter may have none."""
+    turn, place = divmod(step, parts)
+    run_R = torch.arange(-(-numel // parts))
+    at_R = below(hash32(hash32(run_R & _MASK) ^ (turn & _MASK)), parts)
+    one_R = run_R * parts + (at_R + place) % parts
+    drawn_N = torch.zeros(numel, dtype=torch.bool)
+    drawn_N[one_R[one_R < numel]] = True
+    return drawn_N
+
+
+def only_drawn(drawn_N: Tensor, base_N: Tensor, local_N: Tensor) -> tuple[Tensor, float]:
+    """The parameters as a contribution speaks of them: what is not drawn is as it was written, so that what it learnt
+    stays progress; and how much longer a change of all would be.
+    """
+    return torch.where(drawn_N, local_N, base_N), math.sqrt(len(local_N) / max(1, int(drawn_N.sum())))

@@ -8,8 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from decentral.optimizers import Channel, Contributor, OuterMethod
-from decentral.optimizers.live import Layout
-from decentral.optimizers.owners import numel_of
+from decentral.optimizers.base import Layout, numel_of
 from decentral.replica.method_output import called
 from decentral.replica.received.combining import combined
 from decentral.replica.rule_output import Unusable

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.optimizers.aggregation.mean import Adder, masked, mean_of
-from decentral.optimizers.owners import Part
+from decentral.optimizers.base import Part
 from decentral.replica.codec import Codec, Encoded, range_shapes
 from decentral.replica.method_output import OVERFLOW
 from decentral.tensors.memory import fresh_zeros

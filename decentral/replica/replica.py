@@ -17,7 +17,7 @@ from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError, NonFiniteError
 from decentral.optimizers import CHANGE, Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
 from decentral.optimizers.aggregation.mean import Adder, mean_of
-from decentral.optimizers.owners import Part
+from decentral.optimizers.base import Part
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
 from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes

@@ -7,9 +7,7 @@ from functools import partial
 
 from decentral.optimizers import Contributor, OuterMethod
 from decentral.optimizers.aggregation.mean import contribution_weights
-from decentral.optimizers.base import State
-from decentral.optimizers.live import Layout
-from decentral.optimizers.owners import Part, numel_of
+from decentral.optimizers.base import Layout, Part, State, numel_of
 from decentral.replica.method_output import Weighed, called, weighed
 from decentral.replica.rule_output import Unusable
 from decentral.wire.messages import FrameRef

@@ -13,7 +13,7 @@ from decentral.consensus.chain import Head
 from decentral.dissemination.arrivals import PAUSE
 from decentral.dissemination.reduce import in_order, owned_parts
 from decentral.optimizers.aggregation.sent import Sent
-from decentral.optimizers.owners import Part
+from decentral.optimizers.base import Part
 from decentral.replica.contribution import Contribution, header_after, range_of
 from decentral.replica.received.measures import Measure
 from decentral.replica.reduction import Reduction

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import contributions
 from decentral.optimizers import NO_MOMENTS, InnerOptimizer, OuterMethod
-from decentral.optimizers.base import State
-from decentral.optimizers.live import Derivative, Layout, Own
+from decentral.optimizers.base import Derivative, Layout, Own, State
 from decentral.parameters import Schema
 from decentral.rounds.updates import CommittedUpdate
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.live import Derivative
+from decentral.optimizers.base import Derivative
 from decentral.parameters import split
 from decentral.training.live_model import LiveModel
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from decentral.optimizers.synchronous.masha import Masha
+from decentral.optimizers.masha import Masha
 from tests.laws.quadratic import Descent, Lossy
 from tests.laws.test_stiff_quadratic import course
 

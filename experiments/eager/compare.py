@@ -16,8 +16,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from decentral.optimizers import OuterMethod
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.eager import Eager
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.eager import Eager
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 

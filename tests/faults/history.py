@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decentral.compressors import parse_compressor
 from decentral.consensus.chain import Head
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import header_after

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from decentral.manifest import preset_manifest
-from decentral.optimizers.gossip.noloco import NoLoCo
-from decentral.optimizers.synchronous.co2 import CO2
-from decentral.optimizers.synchronous.delayed import Delayed
-from decentral.optimizers.synchronous.masha import Masha
+from decentral.optimizers.masha import Masha
+from decentral.optimizers.noloco import NoLoCo
+from decentral.optimizers.slowmo import CO2, Delayed
 from tests.laws.quadratic import Descent, Lossy, with_defaults
 from tests.laws.tables import GOSSIPS, PRESETS
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.optimizers.synchronous.local_sgd import LocalSGD
-from decentral.optimizers.synchronous.sparta import Sparta
+from decentral.optimizers.local_sgd import LocalSGD
+from decentral.optimizers.sparta import Sparta
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.schedule.absence import Progress
 from tests.laws.learners import Learners

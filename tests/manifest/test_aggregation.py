@@ -178,7 +178,7 @@ def test_a_method_that_takes_each_contribution_has_a_rule_of_its_own(monkeypatch
     from decentral.optimizers import CHANGE
 
     each = (dataclasses.replace(CHANGE, combine="each"),)
-    monkeypatch.setattr("decentral.optimizers.synchronous.sparseloco.SparseLoCo.channels", lambda self: each)
+    monkeypatch.setattr("decentral.optimizers.sparseloco.SparseLoCo.channels", lambda self: each)
     with pytest.raises(ConfigError, match=r"outer\.method sparseloco, which takes every contribution as it is"):
         check_methods(krum())
     check_methods(preset_manifest("sparseloco"))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from decentral.observe.notices import Notices
-from decentral.optimizers.gossip.ad_psgd import ADPSGD
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.pair_averaging import ADPSGD
 from decentral.rounds.pairs.gossip import Swapped
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule.sync_schedule import SyncSchedule

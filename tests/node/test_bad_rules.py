@@ -12,7 +12,7 @@ import torch
 from decentral.optimizers import Aggregation
 from decentral.optimizers.aggregation.rule import Needs
 from decentral.optimizers.aggregation.sent import Sent
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.received.gathering import GatherReader
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model

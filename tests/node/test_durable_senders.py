@@ -10,7 +10,7 @@ import torch
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.chain import Head
 from decentral.node.durable_store import DurableStore
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import header_after

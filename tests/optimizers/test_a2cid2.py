@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.gossip.a2cid2 import A2CiD2, most_twin_pull
-from decentral.optimizers.gossip.ad_psgd import ADPSGD
+from decentral.optimizers.pair_averaging import ADPSGD, A2CiD2, most_twin_pull
 from tests.optimizers.gossiping import Replicas, gaussian, growth, matching, unchecked
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.synchronous.a_edit import AEDiT
-from decentral.optimizers.synchronous.edit import EDiT
+from decentral.optimizers.edit import AEDiT, EDiT
 from tests.optimizers.stepping import step_of
 
 

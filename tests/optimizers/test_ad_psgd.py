@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.gossip.ad_psgd import ADPSGD
+from decentral.optimizers.pair_averaging import ADPSGD
 from tests.optimizers.gossiping import Replicas, gaussian, growth, matching
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decentral.optimizers.coupled.des_loc import DESLoc
+from decentral.optimizers.shared_moments import DESLoc
 from decentral.training.live_model import LiveModel
 from decentral.training.moments import Moments
 

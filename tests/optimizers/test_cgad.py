@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.exponential import cos, power
-from decentral.optimizers.asynchronous.cgad import CGAD
+from decentral.optimizers.cgad import CGAD
+from decentral.optimizers.edit import cos, power
 from tests.optimizers.stepping import step, step_of
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.aggregation.per_tensor import ranges
-from decentral.optimizers.asynchronous.decoupled import DecoupledDiLoCo, radial_directional
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.decoupled import DecoupledDiLoCo, radial_directional
+from decentral.optimizers.diloco import DiLoCo
 from tests.optimizers.stepping import step_of
 
 NUMEL = 300

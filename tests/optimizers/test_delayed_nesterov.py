@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.asynchronous.delayed_nesterov import DelayedNesterov
+from decentral.optimizers.delayed_nesterov import DelayedNesterov
+from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.steps import nesterov
-from decentral.optimizers.synchronous.diloco import DiLoCo
 from tests.optimizers.stepping import step
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}

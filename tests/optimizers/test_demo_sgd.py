@@ -6,8 +6,8 @@ import torch
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.compressors.feedback import add_sent
 from decentral.errors import ConfigError
-from decentral.optimizers.synchronous.demo_sgd import DeMoSGD
-from decentral.optimizers.synchronous.local_sgd import LocalSGD
+from decentral.optimizers.demo_sgd import DeMoSGD
+from decentral.optimizers.local_sgd import LocalSGD
 from tests.optimizers.stepping import step
 
 SHAPES = ((64, 64),)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.optimizers import NO_MOMENTS, Contributor, RoundInfo
-from decentral.optimizers.coupled.des_loc import DESLoc
+from decentral.optimizers.shared_moments import DESLoc
 from decentral.parameters import schema_of
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import Replica

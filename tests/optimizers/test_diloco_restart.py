@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from tests.optimizers.stepping import step
 
 

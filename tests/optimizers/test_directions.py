@@ -7,9 +7,7 @@ import hashlib
 import pytest
 import torch
 
-from decentral.optimizers.zeroth_order.directions import Direction
-from decentral.optimizers.zeroth_order.levels import LARGEST, byte_of, level_of
-from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
+from decentral.optimizers.just_one_byte import LARGEST, MOST, Direction, ToldDerivatives, byte_of, level_of
 
 LAYOUT = {"a": (3, 5), "b": (200,)}
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from decentral.manifest import preset_manifest
 from decentral.optimizers import OuterMethod, carry
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.eager import Eager
-from decentral.optimizers.synchronous.streaming import StreamingDiLoCo
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.eager import Eager
+from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.simulate.forecast import forecast
 from decentral.state.snapshot import anchor_name
 from decentral.training.live_model import LiveModel

@@ -13,8 +13,8 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.aggregation.norm_clip import norm
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.edit import EDiT
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.edit import EDiT
 from tests.laws.learners import Learners, replica_of
 from tests.laws.swarm import NUMEL
 from tests.optimizers.stepping import step, step_of

@@ -7,7 +7,7 @@ import struct
 import torch
 
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.synchronous.edit import EDiT
+from decentral.optimizers.edit import EDiT
 
 
 def told(*norms: float) -> list[Contributor]:

@@ -4,9 +4,9 @@ import torch
 
 from decentral.compressors import TopK, Uncompressed, compress_with_debt
 from decentral.optimizers import mean_pseudo_gradient
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.sparseloco import SparseLoCo
-from decentral.optimizers.synchronous.streaming import StreamingDiLoCo
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.sparseloco import SparseLoCo
+from decentral.optimizers.streaming import StreamingDiLoCo
 from tests.optimizers.stepping import step
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from decentral.optimizers.aggregation.exponential import exp
+from decentral.optimizers.edit import exp
 
 GOLDEN = {
     -1e-09: "0x1.fffffff769000p-1",

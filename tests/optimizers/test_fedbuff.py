@@ -7,7 +7,7 @@ import torch
 
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.staleness import aged, kept
-from decentral.optimizers.asynchronous.fedbuff import FedBuff
+from decentral.optimizers.fedbuff import FedBuff
 from tests.optimizers.stepping import step, step_of
 
 TIGHT = {"rtol": 1e-6, "atol": 1e-7}

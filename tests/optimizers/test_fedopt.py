@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
+from decentral.optimizers.fedopt import FedOpt
 from decentral.optimizers.steps import root
-from decentral.optimizers.synchronous.fedopt import FedOpt
 from tests.optimizers.stepping import step
 
 VARIANTS = ["adam", "yogi", "adagrad"]

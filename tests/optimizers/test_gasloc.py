@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.gossip.gasloc import GASLoC
+from decentral.optimizers.gasloc import GASLoC
 from decentral.optimizers.steps import nesterov
 from tests.optimizers.gossiping import Replicas, gaussian, growth, matching, unchecked
 

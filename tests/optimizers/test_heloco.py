@@ -7,7 +7,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.aggregation.per_tensor import cosine, direction
-from decentral.optimizers.asynchronous.heloco import HeLoCo
+from decentral.optimizers.heloco import HeLoCo
 from tests.optimizers.stepping import step_of
 
 NEAR = {"rtol": 1e-4, "atol": 1e-5}

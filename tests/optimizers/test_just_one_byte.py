@@ -11,12 +11,18 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.live import Derivative
-from decentral.optimizers.zeroth_order.directions import Direction
-from decentral.optimizers.zeroth_order.just_one_byte import JustOneByte
-from decentral.optimizers.zeroth_order.levels import byte_of, level_of
-from decentral.optimizers.zeroth_order.noted import keep_newer, note, noted
-from decentral.optimizers.zeroth_order.told import MOST, ToldDerivatives
+from decentral.optimizers.base import Derivative
+from decentral.optimizers.just_one_byte import (
+    MOST,
+    Direction,
+    JustOneByte,
+    ToldDerivatives,
+    byte_of,
+    keep_newer,
+    level_of,
+    note,
+    noted,
+)
 from decentral.replica.forgetting import forgotten
 from decentral.replica.run_codec import codec_of
 from decentral.rounds.updates import CommittedUpdate

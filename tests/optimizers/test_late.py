@@ -10,10 +10,8 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import OuterMethod, make_outer
-from decentral.optimizers.synchronous.co2 import CO2
-from decentral.optimizers.synchronous.delayed import Delayed
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.slowmo import SlowMo
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.slowmo import CO2, Delayed, SlowMo
 from tests.optimizers.stepping import step
 
 PROMPT = [  # a method that is late, the one that is not

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.gossip.ad_psgd import ADPSGD
-from decentral.optimizers.gossip.late_merge import LateMerge
+from decentral.optimizers.late_merge import LateMerge
+from decentral.optimizers.pair_averaging import ADPSGD
 from tests.optimizers.gossiping import Replicas, gaussian
 
 

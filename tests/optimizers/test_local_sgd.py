@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.local_sgd import LocalSGD
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.local_sgd import LocalSGD
 from tests.optimizers.stepping import step, step_of
 
 

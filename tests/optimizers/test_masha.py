@@ -9,9 +9,9 @@ from torch import Tensor
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
-from decentral.optimizers.draws import one_of_each
-from decentral.optimizers.synchronous.local_sgd import LocalSGD
-from decentral.optimizers.synchronous.masha import Masha
+from decentral.optimizers.local_sgd import LocalSGD
+from decentral.optimizers.masha import Masha
+from decentral.optimizers.steps import one_of_each
 from decentral.replica.codec import Codec
 from decentral.simulate.forecast import forecast
 from tests.laws.learners import Learners

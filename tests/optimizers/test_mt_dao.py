@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import RoundInfo
-from decentral.optimizers.coupled.mt_dao import MTDAO
+from decentral.optimizers.shared_moments import MTDAO
 from decentral.training.inner.qh_adopt import QHADOPT
 from decentral.training.live_model import LiveModel
 from decentral.training.moments import Moments

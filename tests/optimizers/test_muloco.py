@@ -7,8 +7,8 @@ import torch
 
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
-from decentral.optimizers.coupled.muloco import MuLoCo, outer_settings
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.muloco import MuLoCo, outer_settings
 from tests.optimizers.stepping import step
 
 

@@ -5,9 +5,9 @@ import torch
 
 from decentral.errors import ConfigError
 from decentral.optimizers import OuterMethod
-from decentral.optimizers.synchronous.diloco import DiLoCo, outer_learning_rate
-from decentral.optimizers.synchronous.sparseloco import SparseLoCo
-from decentral.optimizers.synchronous.streaming import StreamingDiLoCo
+from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
+from decentral.optimizers.sparseloco import SparseLoCo
+from decentral.optimizers.streaming import StreamingDiLoCo
 from tests.optimizers.stepping import step
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.gossip.noloco import NoLoCo
+from decentral.optimizers.noloco import NoLoCo
 from tests.optimizers.stepping import pair_step
 
 Swarm = tuple[torch.Tensor, torch.Tensor]  # slow weights and momenta, (peers, N)

@@ -13,11 +13,10 @@ from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor
-from decentral.optimizers.base import OuterMethod
-from decentral.optimizers.coupled.partial_updates import PartialUpdates
-from decentral.optimizers.coupled.spes import SPES
+from decentral.optimizers.base import OuterMethod, numel_of
 from decentral.optimizers.experts import experts_of
-from decentral.optimizers.owners import numel_of
+from decentral.optimizers.partial_updates import PartialUpdates
+from decentral.optimizers.spes import SPES
 from decentral.replica.contribution import Contribution
 from decentral.replica.reduction import Reduction
 from decentral.wire.messages import FrameRef, ReducePlan

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.coupled.partial_updates import PartialUpdates
-from decentral.optimizers.owners import scaled_to_owners
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.base import scaled_to_owners
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.partial_updates import PartialUpdates
 from decentral.simulate.forecast import forecast
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide

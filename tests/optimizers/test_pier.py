@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.pier import Pier
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.pier import Pier
 from tests.optimizers.stepping import step
 
 

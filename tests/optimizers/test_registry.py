@@ -11,8 +11,8 @@ from decentral.manifest import Manifest
 from decentral.manifest.presets import check_methods, preset_manifest
 from decentral.manifest.table import canonical
 from decentral.optimizers import OuterMethod, describe_optimizers, make_outer, presets
-from decentral.optimizers.gossip.noloco import NoLoCo
-from decentral.optimizers.synchronous.diloco import DiLoCo, outer_learning_rate
+from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
+from decentral.optimizers.noloco import NoLoCo
 from tests.laws.tables import PRESETS
 
 
@@ -65,7 +65,7 @@ def test_errors_speak_of_a_method_as_its_manifest_does():
 
 
 def test_another_package_adds_a_method(monkeypatch: pytest.MonkeyPatch):
-    points = EntryPoints([EntryPoint("mine", "decentral.optimizers.synchronous.diloco:DiLoCo", "decentral.optimizers")])
+    points = EntryPoints([EntryPoint("mine", "decentral.optimizers.diloco:DiLoCo", "decentral.optimizers")])
     monkeypatch.setattr(plugins, "entry_points", lambda **wanted: points.select(**wanted))
     assert make_outer("mine", {"lr": 0.3}) == DiLoCo(lr=0.3)
     assert "mine" in {row["name"] for row in describe_optimizers()}

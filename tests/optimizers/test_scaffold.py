@@ -9,7 +9,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.coupled.scaffold import Scaffold
+from decentral.optimizers.scaffold import Scaffold
 from decentral.simulate.forecast import forecast
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL

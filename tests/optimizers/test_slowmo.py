@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.synchronous.local_sgd import LocalSGD
-from decentral.optimizers.synchronous.slowmo import SlowMo
+from decentral.optimizers.local_sgd import LocalSGD
+from decentral.optimizers.slowmo import SlowMo
 from tests.optimizers.stepping import step
 
 

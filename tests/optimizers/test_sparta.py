@@ -12,9 +12,9 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import OuterMethod
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.local_sgd import LocalSGD
-from decentral.optimizers.synchronous.sparta import Sparta
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.local_sgd import LocalSGD
+from decentral.optimizers.sparta import Sparta
 from decentral.replica.codec import Codec
 from decentral.simulate.forecast import forecast
 from tests.laws.learners import Learners

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.coupled.places import named_by, owns, written
-from decentral.optimizers.coupled.spes import SPES
-from decentral.optimizers.experts import experts_of, merged
+from decentral.optimizers.experts import experts_of, merged, named_by, owns
+from decentral.optimizers.experts import written_places as written
+from decentral.optimizers.spes import SPES
 from tests.lab.nodes import Lab
 from tests.node.test_every_method import InTurns, check_alike
 

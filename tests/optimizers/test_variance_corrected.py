@@ -12,7 +12,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers import RoundInfo, make_outer
 from decentral.optimizers.aggregation.moments import mean_and_variance
-from decentral.optimizers.gossip.variance_corrected import VarianceCorrected
+from decentral.optimizers.variance_corrected import VarianceCorrected
 
 MATRIX, VECTOR = (40, 24), (37,)
 INFO = RoundInfo(shapes=(MATRIX, VECTOR, (4, 3, 2, 2)))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
 from decentral.manifest import Manifest
-from decentral.optimizers.zeroth_order.told import ToldDerivatives
+from decentral.optimizers.just_one_byte import ToldDerivatives
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.training.inner.spsa import SPSA

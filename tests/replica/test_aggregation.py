@@ -11,8 +11,8 @@ from torch import Tensor
 from decentral.compressors import parse_compressor
 from decentral.consensus.chain import Head
 from decentral.optimizers import Aggregation, aggregation_names, make_aggregation
-from decentral.optimizers.coupled.des_loc import DESLoc
-from decentral.optimizers.synchronous.sparseloco import SparseLoCo
+from decentral.optimizers.shared_moments import DESLoc
+from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.replica import Replica

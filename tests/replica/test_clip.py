@@ -9,7 +9,7 @@ from decentral.compressors import parse_compressor
 from decentral.consensus.chain import Head
 from decentral.optimizers import make_aggregation
 from decentral.optimizers.aggregation.norm_clip import clip_scales, norm
-from decentral.optimizers.synchronous.sparseloco import SparseLoCo
+from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.reduction import Reduction

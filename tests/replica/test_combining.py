@@ -56,7 +56,7 @@ def test_rows_are_what_each_sent_by_peer_and_means_stay_means():
 
 
 def test_a_reduce_has_no_rows_and_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("decentral.optimizers.synchronous.diloco.DiLoCo.channels", lambda self: (ROWS,))
+    monkeypatch.setattr("decentral.optimizers.diloco.DiLoCo.channels", lambda self: (ROWS,))
     with pytest.raises(ConfigError, match=r'use exchange\.kind = "gather"'):
         check_methods(preset_manifest("diloco"))
     check_methods(preset_manifest("diloco", exchange={"kind": "gather"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decentral.optimizers.synchronous.sparseloco import SparseLoCo
+from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.replica.contribution import Contribution
 from decentral.replica.received.sample import Sample
 from tests.laws.learners import Learners

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers import CHANGE, Channel, Contributor
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.diagnosing.between import between, dispersion, mean_cosine
 from decentral.replica.diagnosing.coverage import Coverage
 from decentral.replica.diagnosing.losses import between_losses

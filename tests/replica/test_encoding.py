@@ -6,7 +6,7 @@ import torch
 from decentral.compressors import parse_compressor
 from decentral.compressors.feedback import ErrorFeedback
 from decentral.errors import NonFiniteError
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.replica import Replica

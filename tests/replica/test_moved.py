@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from decentral.optimizers import RoundInfo, make_aggregation
-from decentral.optimizers.asynchronous.fedbuff import FedBuff
 from decentral.optimizers.base import State
-from decentral.optimizers.coupled.des_loc import DESLoc
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.local_sgd import LocalSGD
-from decentral.optimizers.synchronous.sparseloco import SparseLoCo
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.fedbuff import FedBuff
+from decentral.optimizers.local_sgd import LocalSGD
+from decentral.optimizers.shared_moments import DESLoc
+from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.replica.received.sample import Sample
 from decentral.replica.replica import Replica
 from tests.laws.tables import AGGREGATIONS, rule_of

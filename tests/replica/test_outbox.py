@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from decentral.compressors import Nothing, parse_compressor
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec, Encoded
 from decentral.replica.contribution import Contribution

@@ -11,7 +11,7 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.chain import Head
 from decentral.manifest import preset_manifest
 from decentral.node.terms import make_replica
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import Contribution

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from decentral.optimizers import Contributor
-from decentral.optimizers.channels import CHANGE
-from decentral.optimizers.zeroth_order.just_one_byte import JustOneByte
+from decentral.optimizers.base import CHANGE
+from decentral.optimizers.just_one_byte import JustOneByte
 from decentral.replica.rebuilt import rebuilt
 from decentral.replica.rule_output import Unusable
 

@@ -13,7 +13,7 @@ import torch
 from decentral.optimizers import Aggregation, make_aggregation
 from decentral.optimizers.aggregation.rule import Needs
 from decentral.optimizers.aggregation.sent import Sent
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.replica import Replica
 from decentral.replica.rule_output import Unusable, row_of, scales_of
 from tests.laws.learners import EXACT, Learners

@@ -7,7 +7,7 @@ import torch
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import PayloadError
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.received.senders import Senders, is_of_sender, sender_name

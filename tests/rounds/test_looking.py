@@ -16,7 +16,7 @@ import torch
 from decentral.manifest import Manifest
 from decentral.observe.diagnostics.watch import ROUNDS
 from decentral.observe.notices import Notices
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.diagnosing.names import (
     DEBT_RATIO,
     LOSS_DISPERSION,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import OuterMethod
-from decentral.optimizers.coupled.scaffold import Scaffold
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.scaffold import Scaffold
 from decentral.peer import Peer, join
 from decentral.peer.joining import check_processes
 from decentral.rounds.updates import CommittedUpdate

@@ -11,7 +11,7 @@ import anyio
 import pytest
 import torch
 
-from decentral.optimizers.synchronous.a_edit import AEDiT
+from decentral.optimizers.edit import AEDiT
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.loop_parts import LoopParts

@@ -15,7 +15,7 @@ from decentral.consensus.chain import Head
 from decentral.dissemination.partition import partition
 from decentral.lab.swarm.lab_peer import LabPeer
 from decentral.optimizers.aggregation.sent import Sent
-from decentral.optimizers.owners import Part
+from decentral.optimizers.base import Part
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after
 from decentral.replica.received.measures import Measure

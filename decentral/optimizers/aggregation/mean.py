@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
-from decentral.optimizers.owners import Part, within
+from decentral.optimizers.base import Part, within
 from decentral.tensors.ops import divide, float32, is_finite
 
 __all__ = ["OUTLIER", "contribution_weights", "in_order", "masked", "mean_of", "mean_pseudo_gradient", "scaled"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decentral.optimizers.aggregation.gram import Dense, inner
 from decentral.optimizers.aggregation.norm_clip import norm
-from decentral.optimizers.round_info import RoundInfo
+from decentral.optimizers.base import RoundInfo
 from decentral.tensors.ops import float32
 
 __all__ = ["cosine", "direction", "factor", "ranges", "weighted_sum"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from decentral.optimizers import Aggregation, Channel
 from decentral.optimizers.aggregation.mean import Adder, masked
 from decentral.optimizers.aggregation.sent import Sent
-from decentral.optimizers.owners import Part
+from decentral.optimizers.base import Part
 from decentral.optimizers.piecewise import minus_mean
 from decentral.replica.received.combining import combined
 from decentral.replica.received.estimates import NOTHING_KEPT, Estimates, KeptOfSenders

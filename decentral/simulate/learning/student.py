@@ -17,7 +17,7 @@ from torch import Tensor
 from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
 from decentral.manifest.training_terms import Inner
 from decentral.optimizers import InnerOptimizer
-from decentral.optimizers.live import Derivative
+from decentral.optimizers.base import Derivative
 from decentral.training.inner import Averages, built, forward_only, inner_step
 
 __all__ = ["USUAL", "WIDTH", "Student", "alone", "beginning", "weight_name"]

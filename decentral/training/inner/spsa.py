@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.live import Derivative
-from decentral.optimizers.zeroth_order.directions import MOST_NUMBER, Direction
-from decentral.optimizers.zeroth_order.levels import byte_of, level_of
+from decentral.optimizers.base import Derivative
+from decentral.optimizers.just_one_byte import MOST_NUMBER, Direction, byte_of, level_of
 from decentral.training.inner.per_parameter import Group
 
 __all__ = ["SPSA", "step_forward"]

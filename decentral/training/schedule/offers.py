@@ -19,7 +19,7 @@ from torch import Tensor
 
 from decentral.optimizers import OuterMethod
 from decentral.optimizers.base import Live
-from decentral.optimizers.draws import only_drawn
+from decentral.optimizers.steps import only_drawn
 from decentral.tensors.ops import difference, difference_and_norm
 from decentral.training.schedule.absence import Away, Progress, share_of
 

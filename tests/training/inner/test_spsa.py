@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.manifest.training_terms import Inner
-from decentral.optimizers.live import Derivative
-from decentral.optimizers.zeroth_order.directions import Direction
-from decentral.optimizers.zeroth_order.levels import byte_of, level_of
+from decentral.optimizers.base import Derivative
+from decentral.optimizers.just_one_byte import Direction, byte_of, level_of
 from decentral.training.inner import build_inner
 from decentral.training.inner.spsa import SPSA, step_forward
 from decentral.training.inner.together import InnerSteps

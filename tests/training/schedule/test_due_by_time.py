@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from decentral.optimizers.synchronous.a_edit import AEDiT
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.edit import AEDiT
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.live_model import LiveModel

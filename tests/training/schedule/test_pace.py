@@ -8,7 +8,7 @@ import torch
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.manifest.training_terms import Inner
-from decentral.optimizers.synchronous.diloco import DiLoCo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.training.live_model import LiveModel
 from decentral.training.schedule.pace import SLOWEST, Pace
 from decentral.training.schedule.sync_schedule import SyncSchedule, make_schedule

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from decentral.errors import NonFiniteError
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.streaming import StreamingDiLoCo
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.live_model import LiveModel
 from decentral.training.schedule.sync_schedule import SyncSchedule

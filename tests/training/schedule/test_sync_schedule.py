@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from decentral.optimizers.coupled.des_loc import DESLoc
-from decentral.optimizers.synchronous.diloco import DiLoCo
-from decentral.optimizers.synchronous.streaming import StreamingDiLoCo
+from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.shared_moments import DESLoc
+from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.replica.contribution import Contribution
 from decentral.rounds.updates import CommittedUpdate
 from decentral.training.live_model import LiveModel

@@ -1,0 +1,101 @@
+"""CGAD: a contribution shrinks with its age before Adam's two moments see it.
+
+s_i = gate(age_i) e^(-decay age_i) ;  gate(age) = (1 + cos(pi min(age/cutoff, 1))) / 2
+h = sum(s_i g_i) / K ;  m <- b1 m + (1-b1) h ;  v <- b2 v + (1-b2) h^2
+x <- x - lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
+
+With all ages 0 it is Adam. t counts the steps of the fragment in which somebody counted. Weights that were only
+relative would not do: divided by their own sum, one old contribution alone would enter the moments in full.
+
+What differs from the paper. It scales each arrival and makes a step with it; here a step takes all that a round names,
+K of them, whose mean has K, and not the sum of s_i, as its divisor. One at or beyond ``cutoff`` is in neither, and when
+all are, nothing moves. The paper's gate, its constants and its rate were not to be had: the gate above is the cosine
+that is 1 at age 0 and 0 at the cutoff. Averages of Adam's update are about ``lr`` in size, whatever H is: set it to
+what a parameter may move in a round. A large eps makes it SGD with momentum, at the rate lr/eps.
+
+Source: "Cosine-Gated Adam-Decay: Drop-In Staleness-Aware Outer Optimization for Decoupled DiLoCo", 2026,
+arXiv:2605.09126; Adam, Kingma and Ba, 2014, arXiv:1412.6980.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.optimizers.aggregation.staleness import kept
+from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
+from decentral.optimizers.edit import cos, exp, power
+from decentral.optimizers.steps import check_rate, check_waiting, root
+
+__all__ = ["CGAD"]
+
+_MOST = 1e38  # of a square: one beyond float32 would stay in v for ever
+
+
+@dataclass(frozen=True, slots=True)
+class CGAD(OuterMethod):
+    """Adam on aged changes; state {"exp_avg": (N,), "exp_avg_sq": (N,), "steps": (1,)}."""
+
+    name: ClassVar[str] = "cgad"
+    equation: ClassVar[str] = "h = mean(gate(age_i)*exp(-decay*age_i)*g_i) ; x <- Adam(x, h)"
+    source: ClassVar[str] = '"Cosine-Gated Adam-Decay", 2026, arXiv:2605.09126'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 0.003}, compressor="int8(block=4096)", exchange="gather", norm_clip="median"
+    )
+    lr: float = 0.003
+    beta1: float = key(0.9, "of the first moment, in outer steps")
+    beta2: float = key(0.99, "of the second moment, in outer steps")
+    eps: float = key(1e-8, "added to the root of the second moment")
+    decay: float = key(0.1, "alpha: a contribution counts e^-alpha less for each outer step of its age")
+    cutoff: int = key(8, "age in outer steps from which a contribution counts nothing")
+    wait_for: int = key(2, "contributions that a round waits for")
+    grace: float = key(1.0, "seconds after those in which further ones are still taken")
+
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ConfigError(f"{self}: beta1 and beta2 must be in [0, 1); 0.9 and 0.99 are usual")
+        check_waiting(self, self.wait_for, self.grace, 0)
+        if not 0 < self.eps < math.inf or not 0 <= self.decay < math.inf or self.cutoff < 1:
+            raise ConfigError(f"{self}: eps must be above 0, decay at least 0, cutoff must be at least 1 outer step")
+
+    @property
+    def quorum(self) -> Quorum:
+        """Some contributions, and a little more time for others."""
+        return Quorum(self.wait_for, self.grace)
+
+    @property
+    def max_staleness(self) -> int:
+        """Below the age at which nothing counts."""
+        return self.cutoff - 1
+
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """No moments, no steps."""
+        return {"exp_avg": torch.zeros_like(anchor), "exp_avg_sq": torch.zeros_like(anchor), "steps": torch.zeros(1)}
+
+    def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
+        """What is given, scaled by age."""
+        return [weight * self._share(one.age) for one, weight in zip(contributors, given, strict=True)]
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step of Adam."""
+        steps = int(state["steps"].item()) + 1
+        first, second = 1.0 - power(self.beta1, steps), 1.0 - power(self.beta2, steps)
+        with torch.no_grad():
+            change = received["change"] * kept(info.weights, [self._share(one.age) for one in info.contributors])
+            mean = state["exp_avg"] * self.beta1 + change * (1 - self.beta1)
+            square = state["exp_avg_sq"] * self.beta2 + (change * change).clamp(max=_MOST) * (1 - self.beta2)
+            move = mean / first / (root(square / second) + self.eps)
+            return anchor - move * self.lr, {"exp_avg": mean, "exp_avg_sq": square, "steps": state["steps"] + 1}
+
+    def _share(self, age: int) -> float:
+        if age >= self.cutoff:
+            return 0.0
+        root = cos(math.pi / 2 * age / self.cutoff)  # (1 + cos 2a) / 2 is the square of cos a
+        return root * root * exp(-self.decay * age)

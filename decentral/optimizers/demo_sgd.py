@@ -1,0 +1,61 @@
+"""DeMo: peers keep momenta of their own, send the few cosine coefficients that are large, and step by the mean's sign.
+
+a_i = beta*a_i + change_i ;  q_i = the k largest cosine coefficients of each tile of a_i ;  a_i <- a_i - q_i
+x <- x - lr*sign(mean(q_i))        step = "sign", or "mean":  x <- x - lr*mean(q_i)
+
+The first line is the sender's error feedback and compressor: "ef(beta=0.999)" keeps in a_i what "dct(k=32,
+chunk=4096)" does not send, so the momentum is decoupled, and only the second line is the outer step. Steps have one
+size in every coordinate, so near an optimum x goes on to and fro by lr; lower it as the run ends, or take step =
+"mean".
+
+What differs from the paper. It sends after every inner step, of the gradient; here after ``inner.steps`` of them, of
+what they changed, by whatever optimizer is inside: DeMo itself is inner.steps = 1 on SGD. Coefficients are averaged
+over all contributors; the code averages each over those who sent it: the sign is the same, but for ties. Inverse
+transforms are linear, so the mean is taken after them. A coordinate whose mean is exactly zero stays. Decoupled weight
+decay is the inner optimizer's, and tiles are `dct`'s, without a divisor of the dimensions.
+
+Source: Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870: beta 0.999, k 32 of
+64x64.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
+from decentral.optimizers.steps import check_rate
+
+__all__ = ["DeMoSGD"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeMoSGD(OuterMethod):
+    """A step by the sign of the mean; no state: the momenta are the senders' feedback."""
+
+    name: ClassVar[str] = "demo_sgd"
+    equation: ClassVar[str] = "a <- beta*a + change ; send q = largest DCT of a ; a <- a - q ; x <- x - lr*sign(mean q)"
+    source: ClassVar[str] = 'Peng, Quesnelle, Kingma, "DeMo", 2024, arXiv:2411.19870'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 1e-3, "step": "sign"},
+        compressor="dct(k=32, chunk=4096)",
+        feedback="ef(beta=0.999)",
+        exchange="gather",
+    )
+    lr: float = 1e-3
+    step: str = key("sign", "what a coordinate moves by, times the rate: sign, or the mean itself")
+
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+        if self.step not in ("sign", "mean"):
+            raise ConfigError(f"{self}: step must be sign or mean; sign is the paper's")
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Move every coordinate by lr, or by lr times the mean."""
+        with torch.no_grad():
+            change = received["change"]
+            return anchor - (torch.sign(change) if self.step == "sign" else change) * self.lr, {}

@@ -1,0 +1,286 @@
+"""EDiT and A-EDiT."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.optimizers.aggregation.norm_clip import norm
+from decentral.optimizers.aggregation.usual_norm import LARGEST, UNKNOWN, is_outlier, learnt
+from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, key
+from decentral.optimizers.steps import check_momentum, check_rate, nesterov
+
+__all__ = [
+    "AEDiT",
+    "EDiT",
+    "check_guard",
+    "clipped_step",
+    "cos",
+    "exp",
+    "nothing_usual",
+    "own_norm",
+    "power",
+    "relearnt",
+    "softmax_of_norms",
+]
+
+# ---- exponential ----
+#
+# Exponential, cosine and powers with the same bits on every machine: those of C's library differ in their last digits.
+#
+# Products and sums of float64, in one order.
+
+_HALVINGS = 10
+_TERMS = 16  # |x| / 1024 is below 0.7: the seventeenth is below 1e-16 of the sum
+
+
+def exp(power: float) -> float:
+    """e to a ``power`` up to 0, to about 12 digits; 0 below -700."""
+    if power < -700.0:
+        return 0.0
+    small, term, total = power / (1 << _HALVINGS), 1.0, 1.0
+    for n in range(1, _TERMS + 1):
+        term = term * small / n
+        total += term
+    for _ in range(_HALVINGS):
+        total *= total
+    return total
+
+
+def cos(angle: float) -> float:
+    """The cosine of an angle between 0 and half a turn, to about 12 digits: its series, whose tail is below 1e-16."""
+    square, term, total = angle * angle, 1.0, 1.0
+    for n in range(1, _TERMS + 1):
+        term = -term * square / ((2 * n - 1) * (2 * n))
+        total += term
+    return total
+
+
+def power(base: float, times: int) -> float:
+    """``base ** times`` for a whole number from 0, by squaring."""
+    result, square = 1.0, base
+    while times:
+        result = result * square if times & 1 else result
+        square, times = square * square, times >> 1
+    return result
+
+
+# ---- guarded mean ----
+#
+# EDiT's step around a mean that outliers have no part in: the hooks of methods that differ in when they are due.
+#
+# G_i = ||g_i|| ;  w = softmax(-G / T) over those that are no outliers ;  g <- min(1, clip / (||g|| + 1e-6)) g ;
+# Nesterov
+#
+# A method puts them into its class: ``weights = softmax_of_norms``. State {"momentum": (N,), "usual": (4,), "frozen":
+# (1,)}: what norms are usual, and rounds in a row in which all were outliers.
+#
+# Source: Cheng et al., "EDiT", 2024, arXiv:2412.07210; what differs from it stands in `edit`.
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+_NORM = struct.Struct("<d")
+
+
+class Guarded(Protocol):
+    """The keys that such a method has."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def clip(self) -> float: ...
+    @property
+    def warmup(self) -> int: ...
+    @property
+    def relearn_after(self) -> int: ...
+
+
+def check_guard(method: Guarded) -> None:
+    """Raise ConfigError where a key is out of bounds."""
+    check_rate(method, method.lr)
+    check_momentum(method, method.momentum)
+    if not (method.temperature > 0 and method.clip > 0 and method.warmup >= 2):
+        raise ConfigError(f"{method}: temperature and clip must be above 0, warmup at least 2")
+    if method.relearn_after < 1:
+        raise ConfigError(f"{method}: relearn_after is a number of rounds, 1 or more; 5 is usual")
+
+
+def nothing_usual(method: Guarded, anchor: Tensor) -> dict[str, Tensor]:
+    """No momentum, and no norm seen."""
+    return {"momentum": torch.zeros_like(anchor), "usual": torch.tensor(UNKNOWN), "frozen": torch.zeros(1)}
+
+
+def own_norm(method: Guarded, sent: Sequence[Tensor]) -> bytes:
+    """The change's norm."""
+    return _NORM.pack(norm(sent[0]))
+
+
+def softmax_of_norms(
+    method: Guarded, contributors: Sequence[Contributor], given: Sequence[float], state: State
+) -> Sequence[float]:
+    """A softmax over the norms of those that are no outliers, times what is given."""
+    norms = [_norm_of(one) for one in contributors]
+    fit = [value for value in norms if not is_outlier(value, state["usual"], method.warmup)]
+    if not fit:
+        return [0.0] * len(norms)
+    least = min(fit)
+    return [
+        0.0 if is_outlier(value, state["usual"], method.warmup) else weight * exp((least - value) / method.temperature)
+        for value, weight in zip(norms, given, strict=True)
+    ]
+
+
+def clipped_step(
+    method: Guarded, anchor: Tensor, received: State, state: State, info: RoundInfo
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """One Nesterov step along the clipped mean."""
+    change = received["change"]
+    shrunk = min(1.0, method.clip / (norm(change) + 1e-6))
+    after, momentum = nesterov(anchor, change * shrunk, state["momentum"], method.lr, method.momentum)
+    usual = state["usual"]
+    for one, weight in zip(info.contributors, info.weights, strict=True):
+        usual = learnt(usual, _norm_of(one), method.warmup) if weight > 0 else usual
+    return after, {"momentum": momentum, "usual": usual.clone(), "frozen": torch.zeros(1)}
+
+
+def relearnt(method: Guarded, state: State, info: RoundInfo) -> State:
+    """One more round of outliers alone; after some of them what was usual is forgotten."""
+    frozen = state["frozen"] + 1
+    if float(frozen) < method.relearn_after:
+        return {**state, "frozen": frozen}
+    return {**state, "usual": torch.tensor(UNKNOWN), "frozen": torch.zeros(1)}
+
+
+def _norm_of(contributor: Contributor) -> float:
+    """As measured, or as it said; one that said nothing, or what cannot be, is taken for infinitely large."""
+    if contributor.norm is not None:
+        return contributor.norm if contributor.norm <= LARGEST else math.inf
+    if len(contributor.summary) != _NORM.size:
+        return math.inf
+    (value,) = _NORM.unpack(contributor.summary)
+    return float(value) if 0 <= value <= LARGEST else math.inf
+
+
+# ---- edit ----
+#
+# EDiT: contributions count by a softmax over their norms, and one that is far off what was usual counts nothing.
+#
+# G_i = ||g_i|| ;  w = softmax(-G / T) over those that are no outliers (aggregation/usual_norm.py) g = sum w_i g_i ;  g
+# <- min(1, clip / (||g|| + 1e-6)) g ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)
+#
+# When all contributions are outliers nothing moves, every live copy goes back to the anchor, and all peers are told;
+# after ``relearn_after`` such rounds in a row the detector begins anew, so that a run whose norms have grown goes on.
+#
+# What differs from the paper. It works layer by layer; here by fragment, and [outer] fragments cuts them. Its detector
+# is one for each worker; here one over all, in the shared state, so that it survives a worker's leaving and is in
+# every snapshot. Outliers never enter it, where the authors' FSDP code lets one poison it. In a gather every peer
+# measures the norms of what came, to the same bits. In a reduce nobody has a whole change: norms are those that
+# senders state, signed, and the record names them; who states a small one counts more than it should. Equal norms give
+# the plain mean.
+#
+# Source: Cheng et al., "EDiT: A Local-SGD-Based Efficient Distributed Training Method for Large Language Models",
+# 2024, arXiv:2412.07210; constants as in intelligent-machine-learning/atorch (outer mu 0.8, a 0.02, threshold 3, clip
+# 10).
+
+
+@dataclass(frozen=True, slots=True)
+class EDiT(OuterMethod):
+    """Nesterov on a guarded mean; state {"momentum": (N,), "usual": (4,), "frozen": (1,)}: what norms are usual, and
+    rounds in a row in which all were outliers.
+    """
+
+    name: ClassVar[str] = "edit"
+    equation: ClassVar[str] = "w = softmax(-||g_i||/T) without outliers ; m <- mu*m + g ; x <- x - lr*(g + mu*m)"
+    source: ClassVar[str] = 'Cheng et al., "EDiT", 2024, arXiv:2412.07210'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 0.7, "momentum": 0.8}, compressor="int8(block=4096)", exchange="reduce"
+    )
+    measures: ClassVar[bool] = True
+    lr: float = 0.7
+    momentum: float = key(0.8, "of the outer step; 0 is none")
+    temperature: float = key(1.0, "T of the softmax over norms: large counts all alike")
+    clip: float = key(10.0, "largest norm of the mean of a fragment's changes")
+    warmup: int = key(100, "norms that are learnt from before any is called an outlier")
+    relearn_after: int = key(5, "rounds in a row of outliers alone, after which norms are learnt anew")
+
+    def __post_init__(self) -> None:
+        check_guard(self)
+
+    init = nothing_usual
+    summary = own_norm
+    weights = softmax_of_norms
+    outer_step = clipped_step
+    nobody_counts = relearnt
+
+
+# ---- a edit ----
+#
+# A-EDiT: EDiT whose peers train for a time and not for a number of steps, so that no fast one waits for a slow one.
+#
+# A contribution is due after ``seconds`` of training, or after ``inner.steps`` steps if those are made sooner, and
+# never before ``least`` steps. All else is `edit`: softmax weights over norms, outliers left out, a clipped mean,
+# Nesterov.
+#
+# Peers of different speed then come to a round at one time with different numbers of steps behind their changes. A
+# fast peer's change is longer for it, and the softmax over norms counts it less; ``[outer] weighting = "tokens"``
+# counts it by the tokens behind it. ``seconds`` is the time of inner steps: waiting for a round is not counted.
+#
+# What differs from the paper. There time alone decides; here inner.steps bounds it, so that the bounds on what a peer
+# brings back from an absence, which count in steps, hold: choose it for the fastest peer. Time is each peer's own,
+# where the authors' code looks at the clock of one rank. Its option to mix step counts into the weights is the run's
+# weighting. What else differs stands in `edit`.
+#
+# Source: Cheng et al., "EDiT: A Local-SGD-Based Efficient Distributed Training Method for Large Language Models",
+# 2024, arXiv:2412.07210 (A-EDiT); 600 s and at least 100 steps as in intelligent-machine-learning/atorch.
+
+
+@dataclass(frozen=True, slots=True)
+class AEDiT(OuterMethod):
+    """EDiT's step and state, due by time."""
+
+    name: ClassVar[str] = "a_edit"
+    equation: ClassVar[str] = "edit, due after so many seconds of training, or inner.steps if those are sooner"
+    source: ClassVar[str] = 'Cheng et al., "EDiT", 2024, arXiv:2412.07210'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 0.7, "momentum": 0.8, "seconds": 600.0},
+        compressor="int8(block=4096)",
+        exchange="reduce",
+        demo={"outer": {"seconds": 5.0}},
+    )
+    measures: ClassVar[bool] = True
+    lr: float = 0.7
+    momentum: float = key(0.8, "of the outer step; 0 is none")
+    temperature: float = key(1.0, "T of the softmax over norms: large counts all alike")
+    clip: float = key(10.0, "largest norm of the mean of a fragment's changes")
+    warmup: int = key(100, "norms that are learnt from before any is called an outlier")
+    relearn_after: int = key(5, "rounds in a row of outliers alone, after which norms are learnt anew")
+    seconds: float = key(600.0, "of training after which a contribution is due; inner.steps at the latest")
+    least: int = key(1, "inner steps that a contribution has at least, whatever the time; 100 is the authors'")
+
+    def __post_init__(self) -> None:
+        check_guard(self)
+        if not 0 < self.seconds <= 86400:
+            raise ConfigError(f"{self}: seconds of training must be above 0, and a day at most; 600 is usual")
+        if self.least < 1:
+            raise ConfigError(f"{self}: least, of the inner steps of a contribution, must be at least 1")
+
+    init = nothing_usual
+    summary = own_norm
+    weights = softmax_of_norms
+    outer_step = clipped_step
+    nobody_counts = relearnt
+
+    def is_due(self, steps: int, seconds: float, most: int) -> bool:
+        """After the time, or the steps; never with fewer than ``least``."""
+        return steps >= most or (seconds >= self.seconds and steps >= self.least)

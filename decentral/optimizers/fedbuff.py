@@ -1,0 +1,78 @@
+"""FedBuff: a round goes on with the first K contributions, and one that is late counts less.
+
+s_i = (1 + age_i)^(-discount/2) ;  x <- x - lr * sum(s_i g_i) / K
+
+The divisor is K, the number of contributions in the buffer, as in the paper, and not the sum of s_i, as in FLSim: three
+contributions that are all old make a short step. With a weighting it is the sum of weights without their shares s_i.
+``lr=1, discount=0`` is plain averaging.
+
+What differs from the paper. Its buffer fills up over any time; here it is a round, which begins with ``wait_for``
+contributions, takes those of the grace period, too (none in the paper), and at the deadline goes on with fewer: K is
+then how many came. Its clients send a change of the anchor that they began with; here a late peer's progress is carried
+to the present anchor, and ``age`` is the outer steps since it began. Its K is 10, of thousands of clients. Its secure
+aggregation is no part of this.
+
+Source: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", 2021, arXiv:2106.06639.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.optimizers.aggregation.staleness import aged, kept
+from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
+from decentral.optimizers.steps import check_rate, check_waiting
+
+__all__ = ["FedBuff"]
+
+
+@dataclass(frozen=True, slots=True)
+class FedBuff(OuterMethod):
+    """A step along the mean of a buffer; no state."""
+
+    name: ClassVar[str] = "fedbuff"
+    equation: ClassVar[str] = "x <- x - lr*sum(s_i*g_i)/K ; s = (1 + age)^(-discount/2)"
+    source: ClassVar[str] = 'Nguyen et al., "FedBuff", 2021, arXiv:2106.06639'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 1.0}, compressor="int8(block=4096)", exchange="gather", norm_clip="median"
+    )
+    lr: float = 1.0
+    discount: int = key(1, "power of 1/sqrt(1 + age) that a contribution counts; 0: late ones count in full")
+    wait_for: int = key(2, "K: contributions that a round waits for")
+    grace: float = key(1.0, "seconds after those in which further ones are still taken")
+    staleness: int = key(8, "outer steps by which a contribution may be late")
+
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+        check_waiting(self, self.wait_for, self.grace, self.staleness)
+        if not 0 <= self.discount <= 8:
+            raise ConfigError(f"{self}: discount must be in [0, 8]; 1 is the paper's, 0 counts late ones in full")
+
+    @property
+    def quorum(self) -> Quorum:
+        """The buffer, and a little more time for others."""
+        return Quorum(self.wait_for, self.grace)
+
+    @property
+    def max_staleness(self) -> int:
+        """As the manifest says."""
+        return self.staleness
+
+    def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
+        """What is given, and less for who is late."""
+        return [weight * aged(one.age, self.discount) for one, weight in zip(contributors, given, strict=True)]
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean, divided by how many there are instead of by their shares."""
+        with torch.no_grad():
+            return anchor - received["change"] * self.rate(info), {}
+
+    def rate(self, info: RoundInfo) -> float:
+        """The divisor is in it."""
+        return self.lr * kept(info.weights, [aged(one.age, self.discount) for one in info.contributors])

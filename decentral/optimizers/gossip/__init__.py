@@ -1,1 +1,0 @@
-"""Outer methods of pairs: each peer has a replica of its own."""

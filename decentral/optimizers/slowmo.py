@@ -1,0 +1,196 @@
+"""SlowMo, CO2 and delayed steps."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
+from decentral.optimizers.steps import check_momentum, check_rate, heavy_ball, nesterov
+
+__all__ = ["CO2", "Delayed", "SlowMo"]
+
+# ---- slowmo ----
+#
+# SlowMo: slow heavy-ball momentum on top of local SGD, in units of the inner steps' gradients.
+#
+# u <- beta*u + (x - mean(local)) / rate ;  x <- x - lr*rate*u        rate: the inner learning rate of the round
+#
+# With a constant inner rate both rates cancel, and what is left is outer SGD with heavy-ball momentum, without
+# Nesterov's look-ahead: m <- beta*m + g ; x <- x - lr*m. The first step moves lr*g, a constant g ends at lr/(1-beta)*g
+# per step. On a quadratic, where a round leaves 1-h of the distance to the optimum, it converges for lr*h <
+# 2*(1+beta).
+#
+# What differs from the paper. The rate is a constant, for an outer step is told no inner rate: while the inner rate
+# decays the paper's u is in units that do not, and its old momentum counts for less than here by the ratio of the two
+# rates. The paper also lets the base optimizer gossip within a round, and may reset inner moments after it; here they
+# are kept.
+#
+# Source: Wang, Tantia, Ballas, Rabbat, "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum",
+# 2019, arXiv:1910.00643: lr 1, and beta between 0.4 and 0.8.
+
+
+@dataclass(frozen=True, slots=True)
+class SlowMo(OuterMethod):
+    """Heavy-ball momentum; state {"momentum": (N,)}."""
+
+    name: ClassVar[str] = "slowmo"
+    equation: ClassVar[str] = "m <- beta*m + g ; x <- x - lr*m"
+    source: ClassVar[str] = 'Wang et al., "SlowMo", 2019, arXiv:1910.00643'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 1.0, "momentum": 0.6},
+        compressor="int8(block=4096)",
+        exchange="reduce",
+        norm_clip="median",
+    )
+    lr: float = 1.0
+    momentum: float = key(0.6, "beta, of the slow momentum; 0.4 to 0.8 is the paper's")
+
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+        check_momentum(self, self.momentum)
+
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """No momentum yet."""
+        return {"momentum": torch.zeros_like(anchor)}
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One heavy-ball step."""
+        after, buffer = heavy_ball(anchor, received["change"], state["momentum"], self.lr, self.momentum)
+        return after, {"momentum": buffer}
+
+
+# ---- co2 ----
+#
+# CO2: SlowMo one round late, with a penalty for the staleness and a bound on the momentum.
+#
+# m <- clip(mu*m + g' / penalty, bound) ;  x <- x - lr*m ;  g' <- g        g' = 0 in round 0, which moves nothing
+#
+# g' is the mean that the round before made: its transfer has the whole of this round's inner steps to arrive in. clip
+# cuts each coordinate of the momentum to [-bound, bound].
+#
+# On a quadratic where a round leaves 1-h of the distance to the optimum it converges if, and only if, lr*h/penalty < 1
+# - mu: half of what one round less would bear, and less by far than SlowMo's 2*(1+mu). SlowMo's lr 1 with its usual
+# momentum is outside for h = 1; the preset (0.5, 0.4) is inside for every h.
+#
+# What differs from the paper. The penalty there is a gap between rounds that follows the inner rate; its formula could
+# not be confirmed, and in the authors' code it is a constant and the clip has no effect. So penalty is a constant of
+# at least 1 here, and the clip is the plain one, coordinate by coordinate; with ``penalty = 1``, ``late = 0`` and a
+# bound that nothing reaches this is `slowmo`. As there, the inner rate is taken for constant. The paper averages
+# parameters: the mean of changes is the same, for all begin a round at one anchor.
+#
+# Source: Sun et al., "CO2: Efficient Distributed Training with Full Communication-Computation Overlap", 2024,
+# arXiv:2401.16265.
+
+
+@dataclass(frozen=True, slots=True)
+class CO2(OuterMethod):
+    """Clipped heavy-ball momentum on the last round's mean; state {"momentum": (N,), "pending": (N,)}."""
+
+    name: ClassVar[str] = "co2"
+    equation: ClassVar[str] = "m <- clip(mu*m + g'/penalty, bound) ; x <- x - lr*m ; g' <- g: of the round before"
+    source: ClassVar[str] = 'Sun et al., "CO2", 2024, arXiv:2401.16265'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 0.5, "momentum": 0.4},
+        compressor="int8(block=4096)",
+        exchange="reduce",
+        norm_clip="median",
+    )
+    lr: float = 0.5
+    momentum: float = key(0.4, "of the outer step; converges for lr/penalty below 1 - momentum")
+    penalty: float = key(1.0, "what a change is divided by for its staleness, 1 or more")
+    bound: float = key(1.0, "largest value of a coordinate of the momentum")
+    late: int = key(1, "rounds after which a change is applied: 1, or 0")
+
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+        check_momentum(self, self.momentum)
+        if not 1 <= self.penalty < float("inf"):
+            raise ConfigError(f"{self}: penalty divides what is stale, want 1 or more and finite; 1 is none")
+        if not self.bound > 0:
+            raise ConfigError(f"{self}: bound, of a coordinate of the momentum, must be above 0; 1 is usual")
+        if self.late not in (0, 1):
+            raise ConfigError(f"{self}: late must be 0 or 1; what is older than a round is not kept")
+
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """No momentum, and nothing that waits."""
+        return {"momentum": torch.zeros_like(anchor), "pending": torch.zeros_like(anchor)}
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step along what waited; what was received waits."""
+        with torch.no_grad():
+            fresh = received["change"].clone()
+            change, pending = (state["pending"], fresh) if self.late else (fresh, state["pending"].clone())
+            momentum = state["momentum"] * self.momentum + change / self.penalty
+            momentum = momentum.clamp(-self.bound, self.bound)
+            return anchor - momentum * self.lr, {"momentum": momentum, "pending": pending}
+
+
+# ---- delayed ----
+#
+# DiLoCo one round late: the outer step of a round applies what the round before it averaged.
+#
+# m <- mu*m + g' ;  x <- x - lr*(g' + mu*m) ;  g' <- g        g' = 0 in round 0, which moves nothing
+#
+# DiLoCoX sends a round's changes while the next one trains; so at its outer step it has those of the round before. The
+# mathematics of that delay is here, for comparison with what hides a round without it: with ``[outer] overlap``
+# training goes on while a round is in flight, and what was learnt meanwhile is carried on to an anchor that is not
+# late.
+#
+# Delay costs stability. On a quadratic where a round leaves 1-h of the distance to the optimum, without momentum it
+# converges for lr*h < 1 where DiLoCo does for lr*h < 2; with Nesterov's momentum at h = 1 it diverges for DiLoCo's
+# (0.7, 0.9), from lr 0.3 on at mu 0.9, from 0.4 on at 0.8, from 0.5 on at 0.6 (roots of the recursion's polynomial, in
+# the test). The preset's (0.4, 0.6) converges for every h in (0, 1].
+#
+# What differs from the paper. Low-rank compression with a rank that adapts is the run's compressor here:
+# "lowrank(...)" with error feedback is near to it, the preset has int8. A peer's live copy does not wait with its own
+# progress: after a commit it is the late anchor, so what it learnt in the round comes back with the others' a round
+# later.
+#
+# Source: Qi et al., "DiLoCoX: A Low-Communication Large-Scale Training Framework for Decentralized Cluster", 2025,
+# arXiv:2506.21263; "delayed outer" in Kale, Douillard, Donchev, "Eager Updates for Overlapped Communication and
+# Computation in DiLoCo", 2025, arXiv:2502.12996.
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed(OuterMethod):
+    """Nesterov on the last round's mean; state {"momentum": (N,), "pending": (N,)}."""
+
+    name: ClassVar[str] = "delayed"
+    equation: ClassVar[str] = "m <- mu*m + g' ; x <- x - lr*(g' + mu*m) ; g' <- g: the mean of the round before"
+    source: ClassVar[str] = 'Qi et al., "DiLoCoX", 2025, arXiv:2506.21263'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 0.4, "momentum": 0.6},
+        compressor="int8(block=4096)",
+        exchange="reduce",
+        norm_clip="median",
+    )
+    lr: float = 0.4
+    momentum: float = key(0.6, "of the outer step; 0.9 diverges at DiLoCo's rates")
+    late: int = key(1, "rounds after which a change is applied: 1, or 0, which is DiLoCo")
+
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+        check_momentum(self, self.momentum)
+        if self.late not in (0, 1):
+            raise ConfigError(f"{self}: late must be 0 or 1; what is older than a round is not kept")
+
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """No momentum, and nothing that waits."""
+        return {"momentum": torch.zeros_like(anchor), "pending": torch.zeros_like(anchor)}
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One Nesterov step along what waited; what was received waits."""
+        with torch.no_grad():
+            fresh = received["change"].clone()
+            change, pending = (state["pending"], fresh) if self.late else (fresh, state["pending"].clone())
+            after, momentum = nesterov(anchor, change, state["momentum"], self.lr, self.momentum)
+            return after, {"momentum": momentum, "pending": pending}

@@ -1,1 +1,0 @@
-"""Outer methods whose rounds average what all present peers bring."""
