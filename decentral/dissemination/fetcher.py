@@ -18,7 +18,7 @@ from decentral.flow.offload import Offload
 from decentral.transport import Transport
 from decentral.transport.requests import serve_requests
 from decentral.wire.keys import PeerId
-from decentral.wire.wants import WANT_NBYTES, Want, read_want
+from decentral.wire.pieces import WANT_NBYTES, Want, read_want
 
 
 class FrameFetcher:

@@ -15,7 +15,7 @@ from decentral.flow.send_queue import SendQueue
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request
 from decentral.wire.keys import PeerId
-from decentral.wire.wants import AT_ONCE, Want
+from decentral.wire.pieces import AT_ONCE, Want
 
 PUSH = "/decentral/frame/1"
 FETCH = "/decentral/fetch/1"

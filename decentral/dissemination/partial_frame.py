@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decentral.wire.frames import frame_hash
-from decentral.wire.wants import Range
+from decentral.wire.pieces import Range
 
 
 @dataclass(frozen=True, slots=True)

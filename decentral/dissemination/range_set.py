@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from decentral.wire.wants import Range
+from decentral.wire.pieces import Range
 
 
 class RangeSet:

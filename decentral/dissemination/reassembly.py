@@ -21,8 +21,7 @@ from decentral.dissemination.range_set import RangeSet
 from decentral.errors import PayloadError
 from decentral.wire.frames import HEADER_NBYTES, Header, signed_header
 from decentral.wire.keys import PeerId
-from decentral.wire.pieces import Piece
-from decentral.wire.wants import joined
+from decentral.wire.pieces import Piece, joined
 
 SMALLEST = 1 << 12  # bytes of a piece, but for the last of each range
 SCATTERED = 2048  # ranges that a frame may be in, beside one for each of its smallest pieces: more is malice

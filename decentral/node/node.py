@@ -56,7 +56,7 @@ from decentral.transport.dialback import serve_dialback
 from decentral.transport.requests import serve_requests
 from decentral.transport.speed import serve_speed
 from decentral.wire.keys import PeerId, Signer, peer_name
-from decentral.wire.lease import PRIVATE
+from decentral.wire.messages import PRIVATE
 
 END_TIMEOUT = 15.0  # s for the others to get the last commit: a frame of 10 MB and 10 Mbit/s take 8
 RETRY = 0.5  # s between looks for a peer that answers

@@ -13,7 +13,7 @@ from decentral.dissemination.partition import alike
 from decentral.dissemination.spread import UNKNOWN, Line, Lines
 from decentral.swarm.directory import Directory
 from decentral.wire.keys import PeerId
-from decentral.wire.lease import PRIVATE
+from decentral.wire.messages import PRIVATE
 
 FRESH = (
     1.0  # s for which lines are remembered: leases change less often; looked up with every tick they took a tenth of it

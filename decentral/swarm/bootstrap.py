@@ -13,7 +13,7 @@ import anyio
 from decentral.errors import PayloadError
 from decentral.swarm.contacts import Contacts
 from decentral.wire.keys import PeerId, peer_from_name
-from decentral.wire.lease import MAX_ADDRESS
+from decentral.wire.messages import MAX_ADDRESS
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # s between attempts to reach one
 _BOOTSTRAPS = 64

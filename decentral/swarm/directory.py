@@ -26,8 +26,7 @@ from decentral.swarm.leases import LeaseTable
 from decentral.swarm.own_lease import OwnLease
 from decentral.transport import Transport
 from decentral.wire.keys import Digest, PeerId, Signer
-from decentral.wire.lease import PRIVATE, Lease
-from decentral.wire.messages import MAX_PEERS
+from decentral.wire.messages import MAX_PEERS, PRIVATE, Lease
 
 _RECALLED = 4  # silent peers tried again per renewal
 _OTHER_WAYS = 3  # peers beside this one that an invite leads to

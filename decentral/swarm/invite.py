@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from decentral.errors import InviteError, PayloadError
-from decentral.wire.codecs import Hash, Many, Maybe, Text
-from decentral.wire.layout import from_bytes, to_bytes
-from decentral.wire.lease import ADDRESS
+from decentral.wire.codecs import Hash, Many, Maybe, Text, from_bytes, to_bytes
+from decentral.wire.messages import ADDRESS
 
 PREFIX = "decentral1:"
 MAX_ADDRESSES = 8

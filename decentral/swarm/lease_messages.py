@@ -28,8 +28,7 @@ from decentral.swarm.own_lease import OwnLease
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import PeerId, peer_name
-from decentral.wire.lease import Lease
-from decentral.wire.messages import Goodbye, decode, encode
+from decentral.wire.messages import Goodbye, Lease, decode, encode
 
 LEASE = "/decentral/lease/1"
 LEASES = "/decentral/leases/1"  # a lease, for all that the other knows

@@ -12,7 +12,7 @@ import anyio
 
 from decentral.errors import ConfigError
 from decentral.wire.keys import Digest, Signer, peer_name
-from decentral.wire.lease import MAX_ADDRESS, MAX_ADDRESSES, Lease, seal_lease
+from decentral.wire.messages import MAX_ADDRESS, MAX_ADDRESSES, Lease, seal_lease
 
 _LOOKED_AT, _TWIN = 12, 5  # our last renewals; those in which what we never said came back: a restart explains few
 

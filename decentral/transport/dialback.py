@@ -20,9 +20,8 @@ from decentral.transport.base import Transport
 from decentral.transport.native.secured import close_now, secure_outbound
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.requests import request, serve_requests
-from decentral.wire.codecs import U8, U16, U64, Text
+from decentral.wire.codecs import U8, U16, U64, Text, from_bytes, to_bytes
 from decentral.wire.keys import PeerId, Signer
-from decentral.wire.layout import from_bytes, to_bytes
 
 DIALBACK = "/decentral/dialback/1"
 ANSWERED, SILENT, NOT_TRIED = 1, 0, 2

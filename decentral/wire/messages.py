@@ -1,37 +1,38 @@
-"""Every control message, and its bytes: a type byte, a version byte, then the fields that its class
-declares.
-
-Bounded by ``MAX_MESSAGE_NBYTES`` before anything is read. One encoding per value: decoding and encoding
-again gives the same bytes. Raises PayloadError and nothing else.
-"""
+"""All messages of the protocol; the annotations are the layout."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import hashlib
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Annotated
 
 from decentral.errors import PayloadError
-from decentral.wire.control import (
-    Behind,
-    Goodbye,
-    JoinRequest,
-    Missing,
-    Offer,
-    ReducePlan,
+from decentral.wire.codecs import (
+    I32,
+    PEER_CODEC,
+    SIGNATURE_CODEC,
+    U8,
+    U32,
+    U64,
+    U64_CODEC,
+    Bounded,
+    Flag,
+    Hash,
+    Many,
+    Maybe,
+    Peer,
+    Row,
+    Signature,
+    Struct,
+    Text,
+    from_bytes,
+    layout_of,
+    to_bytes,
 )
-from decentral.wire.layout import from_bytes, to_bytes
-from decentral.wire.lease import Lease, seal_lease
-from decentral.wire.records import MAX_PEERS, FrameRef, Record, decode_record, encode_record
-from decentral.wire.votes import (
-    Certificate,
-    Commit,
-    Farewell,
-    Prepare,
-    Promise,
-    Proposal,
-    Vote,
-    verify_certificate,
-    vote_text,
-)
+from decentral.wire.keys import DIGEST_NBYTES, SIGNATURE_NBYTES, Digest, PeerId, Signer, peer_name, verify
 
 __all__ = [
     "MAX_MESSAGE_NBYTES",
@@ -61,6 +62,366 @@ __all__ = [
     "verify_certificate",
     "vote_text",
 ]
+
+# ---- records ----
+#
+# The record of a round: what a commit makes true. Chained by hash, so equal heads mean equal histories.
+#
+# Crosses the wire: 149 bytes, then 32 per member (twice: this epoch and the next), 89 per frame or
+# contributor and its summary, and 48 per range of a reduce.
+
+MAX_PEERS = 1024  # of one epoch: beyond it, groups; bounds every list below
+MAX_SUMMARY_NBYTES = 64  # a few norms or a scalar; with every list full, a commit still fits one message
+
+Summary = Annotated[bytes, Bounded(MAX_SUMMARY_NBYTES)]
+Range = tuple[PeerId, int, int]  # owner, start, stop: elements [start, stop) of the fragment
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRef:
+    """One frame as a record names it."""
+
+    peer: Peer
+    frame: Hash
+    part: U32
+    steps: U32  # inner steps behind the frame
+    tokens: U64  # training tokens behind the frame
+    based: U64 = 0  # outer step of the anchor that the progress was begun from; the record's own if it is in time
+    summary: Summary = b""  # what the method says of it besides; a result has none
+
+
+def _place(ref: FrameRef) -> tuple[PeerId, int]:
+    return ref.peer, ref.part
+
+
+def _begin(range_: Range) -> tuple[PeerId, int]:
+    return range_[0], range_[1]
+
+
+def _itself(peer: PeerId) -> PeerId:
+    return peer
+
+
+PEERS = Many(PEER_CODEC, MAX_PEERS, _itself)
+REFS = Many(Struct(FrameRef), MAX_PEERS, _place)
+RANGES = Many(Row((PEER_CODEC, U64_CODEC, U64_CODEC)), MAX_PEERS, _begin)
+
+Peers = Annotated[tuple[PeerId, ...], PEERS]
+FrameRefs = Annotated[tuple[FrameRef, ...], REFS]
+Partition = Annotated[tuple[Range, ...], RANGES]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a round decided. Lists are sorted, by peer and then by part, and name nobody twice."""
+
+    run: Hash
+    epoch: U64
+    round: U64
+    outer_step: U64
+    fragment: U32
+    plan: U32  # number of the reduce plan that made the frames, 0 when there is none
+    previous: Hash  # hash of the record before
+    base: Hash  # digest of the anchor that the frames start from
+    members: Peers
+    frames: FrameRefs  # to apply: the contributions, or the owners' results of a reduce
+    contributors: FrameRefs  # reduce only: whose contributions the results average
+    partition: Partition  # reduce only
+    next_members: Peers
+    final: Flag  # the run is done after this record
+
+    @cached_property
+    def hash(self) -> Digest:
+        """blake2b-256 of the record's bytes: what votes sign and the next record names."""
+        return hashlib.blake2b(encode_record(self), digest_size=DIGEST_NBYTES).digest()
+
+    def check(self) -> str | None:
+        """The rule across fields that this record breaks."""
+        if bool(self.partition) != bool(self.contributors):
+            return "a reduce names both its contributors and its partition"
+        owners = [(owner, part) for part, (owner, _, _) in enumerate(self.partition)]
+        if self.partition and [_place(ref) for ref in self.frames] != owners:
+            return "the frames of a reduce are its owners' results, one for each range"
+        if self.partition and any(ref.summary for ref in self.frames):
+            return "a summary is of a contribution, and an owner's result has one"
+        return broken_ranges(self.partition)
+
+
+def broken_ranges(partition: tuple[Range, ...]) -> str | None:
+    """What keeps the ranges from covering the fragment from 0 on, each element once."""
+    upto = 0
+    for _, start, stop in partition:
+        if start != upto or stop <= start:
+            return f"range [{start}, {stop}) does not begin where the one before ends, at {upto}, or is empty"
+        upto = stop
+    return None
+
+
+def encode_record(record: Record) -> bytes:
+    """The record's one encoding. Raises PayloadError for a record that breaks a rule."""
+    return to_bytes(record)
+
+
+def decode_record(data: bytes) -> Record:
+    """The record encoded by exactly ``data``. Raises PayloadError."""
+    return from_bytes(Record, data)
+
+
+# ---- control ----
+#
+# Small messages around a round: offers, plans, which peers are missing, joining and leaving.
+#
+# Crosses the wire: 0 to 180 bytes each, a plan 89 per contributor and its summary, and 48 per range.
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Its sender has a contribution to the round, and this is its frame."""
+
+    epoch: U64
+    round: U64
+    fragment: U32
+    base: Hash  # digest of the anchor it starts from
+    frame: Hash
+    nbytes: U64  # of the frame
+    steps: U32
+    tokens: U64
+    based: U64 = 0  # outer step of the anchor that the progress was begun from; the round's own if it is in time
+    summary: Summary = b""  # what the method says of it besides, for the record to tell everybody alike
+
+
+@dataclass(frozen=True, slots=True)
+class ReducePlan:
+    """Who reduces what in this round: every owner averages exactly these contributors."""
+
+    epoch: U64
+    round: U64
+    ballot: U32
+    number: U32
+    contributors: FrameRefs
+    partition: Partition
+
+    def check(self) -> str | None:
+        """The rule across fields that this plan breaks."""
+        if not self.partition or not self.contributors:
+            return "a plan without contributors or without a partition"
+        return broken_ranges(self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An owner tells the leader whose slices of the plan never came."""
+
+    epoch: U64
+    round: U64
+    plan: U32
+    peers: Peers
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """Its sender stands at this round with this anchor and asks to be a member."""
+
+    round: U64
+    digest: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """Its sender leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The receiver is behind: the sender stands at ``round`` and can give the commits up to it."""
+
+    round: U64
+
+
+# ---- votes ----
+#
+# Messages of a round's ballots: proposals, votes, promises, and the commit that a majority signed.
+#
+# Crosses the wire: 118 bytes a vote; a proposal or a promise is its record and a few bytes; a commit is its record and
+# 96 bytes per vote; a farewell its record and 79. Only votes are signed one by one: they are what others must believe
+# without having heard them.
+#
+# Source: Lamport, "Paxos Made Simple", 2001.
+
+_VOTE = struct.Struct("<17s32sQQI32s")
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The leader of ``ballot`` asks for votes on ``record``."""
+
+    ballot: U32
+    record: Annotated[Record, Struct(Record)]
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """Its sender holds every frame of the record with that hash and has accepted it, durably."""
+
+    epoch: U64
+    round: U64
+    ballot: U32
+    record: Hash
+    signature: Signature  # over ``vote_text``
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """The leader of ``ballot`` asks who has accepted what."""
+
+    epoch: U64
+    round: U64
+    ballot: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Its sender answers no smaller ballot any more, and has accepted this so far."""
+
+    epoch: U64
+    round: U64
+    ballot: U32
+    accepted_ballot: I32  # -1: nothing accepted
+    accepted: Annotated[Record | None, Maybe(Struct(Record))]
+
+    def check(self) -> str | None:
+        """The rule across fields that this promise breaks."""
+        return _accepted(self.accepted_ballot, self.accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """Its sender leaves and votes no more: in ``round`` it has accepted this, in later ones nothing."""
+
+    round: U64
+    accepted_ballot: I32  # -1: nothing accepted
+    accepted: Annotated[Record | None, Maybe(Struct(Record))]
+    signature: Signature  # over ``vote_text``; zeros where nothing was accepted
+
+    def check(self) -> str | None:
+        """The rule across fields that this farewell breaks."""
+        if self.accepted is None and any(self.signature):
+            return "a signature without a record"
+        if self.accepted is not None and self.accepted.round != self.round:
+            return f"a record of round {self.accepted.round} in a farewell in round {self.round}"
+        return _accepted(self.accepted_ballot, self.accepted)
+
+
+def _accepted(ballot: int, record: Record | None) -> str | None:
+    if ballot < -1 or (ballot == -1) != (record is None):
+        return f"accepted ballot {ballot} {'without' if record is None else 'with'} a record"
+    return None
+
+
+def _voter(vote: tuple[PeerId, bytes]) -> PeerId:
+    return vote[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The votes of one ballot, sorted by voter: proof of a majority to those who were not there."""
+
+    ballot: U32
+    votes: Annotated[tuple[tuple[PeerId, bytes], ...], Many(Row((PEER_CODEC, SIGNATURE_CODEC)), MAX_PEERS, _voter)]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A record and the proof that it is decided."""
+
+    record: Annotated[Record, Struct(Record)]
+    certificate: Annotated[Certificate, Struct(Certificate)]
+
+
+def vote_text(run: Digest, epoch: int, round: int, ballot: int, record_hash: Digest) -> bytes:
+    """The bytes that a vote signs: no other message of any run, round or ballot has the same."""
+    return _VOTE.pack(b"decentral vote 1\0", run, epoch, round, ballot, record_hash)
+
+
+def verify_certificate(commit: Commit, voters: Collection[PeerId], quorum: int) -> None:
+    """Raise PayloadError unless at least ``quorum`` of ``voters`` signed the commit's record.
+
+    A vote by a stranger, a second vote by one peer or a false signature refuses the whole commit.
+    """
+    record, certificate = commit.record, commit.certificate
+    signed = [voter for voter, _ in certificate.votes]
+    if len(set(signed)) != len(signed) or not set(signed) <= set(voters):
+        raise _bad(record, "a vote is not by one of its voters, or is there twice")
+    if len(signed) < quorum:
+        raise _bad(record, f"{len(signed)} votes, a majority is {quorum} of {len(voters)}")
+    text = vote_text(record.run, record.epoch, record.round, certificate.ballot, record.hash)
+    for voter, signature in certificate.votes:
+        if not verify(voter, signature, text):
+            raise _bad(record, f"the vote of {peer_name(voter)} is not signed by it")
+
+
+def _bad(record: Record, what: str) -> PayloadError:
+    return PayloadError(f"commit of round {record.round}: {what}; drop it and its sender")
+
+
+# ---- lease ----
+#
+# A lease: one peer's signed word that it is here, where to find it and how far it is.
+#
+# Crosses the wire, mostly as a value in the DHT: about 200 bytes plus the addresses. It expires unless
+# renewed. Anybody may carry it, nobody can alter it. The sequence number rises with every renewal, so an
+# old lease never replaces a new one.
+
+MAX_ADDRESSES = 16
+MAX_ADDRESS = 256  # characters
+
+ADDRESS = Text(MAX_ADDRESS)
+
+
+PRIVATE = 1  # flag of ``state``: others reach this peer through relays only
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Made by ``seal_lease``; one that was read is signed by ``peer``."""
+
+    run: Hash
+    peer: Peer
+    sequence: U64
+    ttl: U32  # seconds from when it was made
+    addresses: Annotated[tuple[str, ...], Many(ADDRESS, MAX_ADDRESSES)]  # multiaddrs, best first
+    epoch: U64
+    round: U64
+    digest: Hash  # of the anchor
+    state: U8  # flags, PRIVATE the only one so far; others are passed on and mean nothing
+    uplink: U64  # bit/s, measured; 0: not yet
+    version: Annotated[str, Text(32)]  # of the library
+    signature: Signature = bytes(SIGNATURE_NBYTES)
+
+    def check(self) -> str | None:
+        """The rule across fields that this lease breaks."""
+        return None if verify(self.peer, self.signature, _text(self)) else "not signed by the peer it names"
+
+
+def seal_lease(lease: Lease, signer: Signer) -> Lease:
+    """The same lease, signed. Raises PayloadError when it is another peer's, or a field breaks its rule."""
+    if lease.peer != signer.peer:
+        raise PayloadError("seal_lease: lease.peer is not the signer's peer; a peer signs its own lease only")
+    return replace(lease, signature=signer.sign(_text(lease)))
+
+
+def _text(lease: Lease) -> bytes:
+    """What the signature covers: every field before it, named so that no other signed text begins alike."""
+    return b"decentral lease 1\0" + layout_of(Lease).fields_to_bytes(lease)[:-SIGNATURE_NBYTES]
+
+
+# ---- messages ----
+#
+# Every control message, and its bytes: a type byte, a version byte, then the fields that its class
+# declares.
+#
+# Bounded by ``MAX_MESSAGE_NBYTES`` before anything is read. One encoding per value: decoding and encoding
+# again gives the same bytes. Raises PayloadError and nothing else.
 
 VERSION = 2  # 1 had no age and no summary of contributions and was never released
 _SMALL = 1 << 10  # bytes of a message of which many are remembered: leases, offers, votes

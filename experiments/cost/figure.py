@@ -24,8 +24,7 @@ from decentral.replica.codec import Codec
 from decentral.simulate.cost import of_directory, of_rounds
 from decentral.simulate.cost.sizes import Cost
 from decentral.wire.keys import Signer
-from decentral.wire.lease import Lease, seal_lease
-from decentral.wire.messages import MAX_PEERS, encode
+from decentral.wire.messages import MAX_PEERS, Lease, encode, seal_lease
 
 NUMEL = 25_000_000
 MEASURED = 1 << 20  # values encoded; larger bodies are multiples

@@ -27,7 +27,7 @@ ALSO = (
     "decentral.dissemination.gather",
     "decentral.dissemination.passing",
     "decentral.dissemination.store",
-    "decentral.wire.wants",
+    "decentral.wire.pieces",
     "decentral.redundancy.labels",
     "decentral.redundancy.keeper",
     "decentral.redundancy.giver",

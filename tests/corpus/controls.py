@@ -11,7 +11,7 @@ from decentral.swarm.invite import Invite
 from decentral.swarm.leases import write_leases
 from decentral.transport.dialback import ANSWERED, NOT_TRIED, DialbackAnswer, Question
 from decentral.wire import messages
-from decentral.wire.layout import to_bytes
+from decentral.wire.codecs import to_bytes
 from tests.corpus.builders import ACCEPTED, STRANGE, Entry, counted, put, sized, sized_text
 from tests.fuzz.targets import ANCHOR, HASH, PARTITION, PEERS, PLAN, REFS, ROUND, RUN, SIGNERS, THE_PLAN
 

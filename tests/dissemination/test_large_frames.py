@@ -18,8 +18,7 @@ from decentral.transport.native.transport import NativeTransport
 from decentral.transport.requests import serve_requests
 from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, seal
 from decentral.wire.keys import Signer
-from decentral.wire.pieces import Piece, read_piece
-from decentral.wire.wants import WANT_NBYTES, Want, joined, read_want
+from decentral.wire.pieces import WANT_NBYTES, Piece, Want, joined, read_piece, read_want
 
 ONE, OTHER = Signer(bytes([1]) * 32), Signer(bytes([2]) * 32)
 FRAME = bytes(32)

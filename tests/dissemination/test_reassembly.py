@@ -16,8 +16,7 @@ from decentral.dissemination.reassembly import SCATTERED, SMALLEST, Reassembly
 from decentral.errors import PayloadError
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header, seal
 from decentral.wire.keys import Signer
-from decentral.wire.pieces import PIECE_HEAD_NBYTES, Piece, read_piece
-from decentral.wire.wants import MOST, Want, joined, read_want
+from decentral.wire.pieces import MOST, PIECE_HEAD_NBYTES, Piece, Want, joined, read_piece, read_want
 
 SIGNER, OTHER = Signer(bytes(32)), Signer(bytes([1] * 32))
 BODY = random.Random(1).randbytes(1000)

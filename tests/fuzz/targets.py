@@ -58,11 +58,10 @@ from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.varint import read_varint, varint
 from decentral.transport.relay.hop import Refused, read_question
 from decentral.wire import messages
+from decentral.wire.codecs import from_bytes, to_bytes
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import SIGNATURE_NBYTES, Signer, is_sound
-from decentral.wire.layout import from_bytes, to_bytes
-from decentral.wire.pieces import read_piece
-from decentral.wire.wants import read_want
+from decentral.wire.pieces import read_piece, read_want
 
 # ---- a small run: three peers, two fragments, one plan ----
 

@@ -11,11 +11,10 @@ import pytest
 from decentral.swarm.invite import Invite
 from decentral.transport.dialback import ANSWERED, NOT_TRIED, DialbackAnswer, Question
 from decentral.wire import messages as m
+from decentral.wire.codecs import from_bytes, to_bytes
 from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, claims_of, parse, seal
 from decentral.wire.keys import Signer
-from decentral.wire.layout import from_bytes, to_bytes
-from decentral.wire.pieces import Piece, read_piece
-from decentral.wire.wants import Want, read_want
+from decentral.wire.pieces import Piece, Want, read_piece, read_want
 
 FOLDER = Path(__file__).parent
 SIGNERS = sorted((Signer(bytes([i] * 32)) for i in range(1, 4)), key=lambda signer: signer.peer)

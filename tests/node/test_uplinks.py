@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from decentral.node.uplinks import Uplinks
-from decentral.wire.lease import PRIVATE
+from decentral.wire.messages import PRIVATE
 
 PEERS = [bytes([number]) * 32 for number in range(4)]
 NBYTES = 1_000_000

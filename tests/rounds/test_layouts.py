@@ -14,7 +14,7 @@ from decentral.errors import PayloadError
 from decentral.parameters.schema import MAX_FRAGMENTS
 from decentral.rounds.catchup.layouts import Layouts
 from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex
-from decentral.wire.records import MAX_PEERS
+from decentral.wire.messages import MAX_PEERS
 from tests.consensus.test_history import START
 from tests.replica.test_senders import replica_of
 

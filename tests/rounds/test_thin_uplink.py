@@ -16,7 +16,7 @@ from decentral.flow.window import SECONDS
 from decentral.manifest import preset_manifest
 from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution
-from decentral.wire.wants import Want
+from decentral.wire.pieces import Want
 
 FAST = 625_000.0  # bytes/s
 NUMEL = 1 << 16

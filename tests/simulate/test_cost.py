@@ -12,17 +12,18 @@ from decentral.swarm.circles import circles
 from decentral.swarm.dht.hivemind import looks_in
 from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.keys import Signer
-from decentral.wire.lease import Lease, seal_lease
 from decentral.wire.messages import (
     MAX_PEERS,
     Certificate,
     Commit,
     FrameRef,
+    Lease,
     Offer,
     Proposal,
     Record,
     ReducePlan,
     encode,
+    seal_lease,
 )
 from tests.lab.machines import Swarm, finish_round
 

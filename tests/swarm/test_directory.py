@@ -14,8 +14,7 @@ from decentral.swarm.leases import write_leases
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.requests import request
 from decentral.wire.keys import Signer
-from decentral.wire.lease import PRIVATE
-from decentral.wire.messages import encode
+from decentral.wire.messages import PRIVATE, encode
 
 RUN = b"r" * 32
 TTL = 12.0

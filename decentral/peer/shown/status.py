@@ -15,7 +15,7 @@ from decentral.peer.shown.stall import stall_of
 from decentral.training.told.reporting import Reporter
 from decentral.transport import Transport
 from decentral.wire.keys import peer_name
-from decentral.wire.lease import PRIVATE, Lease
+from decentral.wire.messages import PRIVATE, Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from decentral.compressors.feedback import State
 from decentral.errors import PayloadError
 from decentral.wire.keys import PeerId
-from decentral.wire.records import MAX_PEERS
+from decentral.wire.messages import MAX_PEERS
 
 _PREFIX = "senders/"
 _PEER_NBYTES = 32

@@ -10,7 +10,7 @@ from decentral.simulate.by_rounds.told import StepTimes
 from decentral.simulate.cost import of_directory, of_rounds
 from decentral.simulate.scenario import Scenario
 from decentral.wire.keys import Signer
-from decentral.wire.lease import Lease, seal_lease
+from decentral.wire.messages import Lease, seal_lease
 
 _SIGNER = Signer(bytes(32))
 LEASE = seal_lease(

@@ -10,7 +10,7 @@ from decentral.simulate.cost.sizes import Cost, message, size
 from decentral.swarm.circles import DIRECT
 from decentral.swarm.leases import write_leases
 from decentral.transport.requests import PREFIX_NBYTES
-from decentral.wire.lease import Lease
+from decentral.wire.messages import Lease
 
 ANSWER_NBYTES = PREFIX_NBYTES  # an answer without a body
 
