@@ -1,23 +1,30 @@
-"""The chain of commits: who leads, how many votes decide, what the next record must look like.
-
-Every record names its predecessor's hash, so two peers with the same head hash have applied the same frames in
-the same order. Nothing here costs a byte on the wire.
-
-When a majority was given up and lives on elsewhere, two chains of one run meet again: the heavier one wins. Weight is
-what the chain's records say of the training behind it, so everybody computes the same.
-"""
+"""Records, heads and branches; whose votes count; who is a member."""
 
 from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, reduce
+from itertools import islice
 from typing import Any
 
 from decentral.errors import PayloadError
+from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId, peer_name
-from decentral.wire.messages import MAX_PEERS, FrameRef, Offer, Record
+from decentral.wire.messages import MAX_PEERS, Commit, FrameRef, Offer, Record, verify_certificate
+
+# ---- chain ----
+#
+# The chain of commits: who leads, how many votes decide, what the next record must look like.
+#
+# Every record names its predecessor's hash, so two peers with the same head hash have applied the same frames in the
+# same order. Nothing here costs a byte on the wire.
+#
+# When a majority was given up and lives on elsewhere, two chains of one run meet again: the heavier one wins. Weight
+# is what the chain's records say of the training behind it, so everybody computes the same.
 
 Digest = bytes
 
@@ -205,3 +212,277 @@ def leaders(head: Head) -> list[PeerId]:
 def majority(voters: Sequence[PeerId]) -> int:
     """The number of votes that any two quorums of ``voters`` cannot both have without sharing a peer."""
     return len(voters) // 2 + 1
+
+
+# ---- voting ----
+#
+# Whose votes count: all members of a small epoch, and of a large one a committee that is drawn anew for each epoch.
+#
+# Were all to vote, each commit would carry more than ``N / 2`` votes to N peers. A committee has 21 seats however many
+# members there are. The draw puts the members in the order of a keyed hash, whose key is made of the run, the epoch
+# and all its members; the first 21 vote. So everybody makes it from a record alone, whoever has joined or lagged
+# behind, and nobody can choose an identity that is drawn without drawing all the others anew.
+#
+# When those who are given up leave no majority of the committee, the first 21 of the members that are left vote
+# instead: in an epoch of 21 or fewer those are simply all that are left. docs/protocol.md, section 10, has the proof.
+#
+# Source: rendezvous hashing as in ``chain.leaders``; sortition by hash after Gilad et al., "Algorand: Scaling
+# Byzantine Agreements for Cryptocurrencies", 2017, without its secrecy, as members are trusted here.
+
+SEATS = 21  # of peers that are away a tenth of the time, a majority of them is missing once in 700,000 draws
+
+
+@dataclass(frozen=True, slots=True)
+class Voting:
+    """The rules by which votes count. All peers of a run have the same."""
+
+    seats: int = SEATS  # fewer in tests, where large swarms take long
+
+    def committee(self, of: Head | Record) -> tuple[PeerId, ...]:
+        """Who votes on the record after a head, or on a record, while enough of them are there; sorted."""
+        return _first(self.seats, of.run, of.epoch, of.members)
+
+    def voters(self, of: Head | Record, gone: Collection[PeerId]) -> tuple[PeerId, ...]:
+        """The committee; or those who vote in its place, once those gone for good leave no majority of it."""
+        committee = self.committee(of)
+        if keeps_majority(committee, gone):
+            return committee
+        return _first(self.seats, of.run, of.epoch, of.members, frozenset(gone))
+
+    def voters_on(self, record: Record) -> tuple[PeerId, ...]:
+        """Whose votes count for ``record``, which says itself whom it gives up."""
+        return self.voters(record, dropped_by(record))
+
+    def drops_majority(self, record: Record) -> bool:
+        """Whether ``record`` is made by the few who are left."""
+        return not keeps_majority(self.committee(record), dropped_by(record))
+
+    def leaders(self, head: Head) -> list[PeerId]:
+        """The members in the order in which they lead the next round's ballots: the committee before the others."""
+        committee = frozenset(self.committee(head))
+        return sorted(leaders(head), key=lambda peer: peer not in committee)
+
+    def check_certified(self, commit: Commit) -> None:
+        """Raise PayloadError unless a majority of those whose votes count signed the record."""
+        voters = self.voters_on(commit.record)
+        verify_certificate(commit, voters, majority(voters))
+
+
+VOTING = Voting()
+
+
+@lru_cache(maxsize=64)
+def _first(
+    seats: int, run: bytes, epoch: int, members: tuple[PeerId, ...], gone: frozenset[PeerId] = frozenset()
+) -> tuple[PeerId, ...]:
+    """As many of ``members`` without ``gone`` as there are seats, first in the draw of the epoch; sorted."""
+    left = members if len(members) <= seats else draw(run, epoch, members)
+    return tuple(sorted(islice((peer for peer in left if peer not in gone), seats)))
+
+
+def draw(run: bytes, epoch: int, members: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    """The members of an epoch in the order in which they take the seats."""
+    text = b"committee" + run + epoch.to_bytes(8, "little") + b"".join(members)
+    key = hashlib.blake2b(text, digest_size=32).digest()
+    return tuple(sorted(members, key=lambda peer: hashlib.blake2b(peer, key=key, digest_size=16).digest()))
+
+
+def keeps_majority(voters: Sequence[PeerId], gone: Iterable[PeerId]) -> bool:
+    """Whether more than half of ``voters`` are left without those gone."""
+    return 2 * len(set(voters).difference(gone)) > len(voters)
+
+
+def dropped_by(record: Record) -> frozenset[PeerId]:
+    """The members that the next epoch does without."""
+    return frozenset(record.members).difference(record.next_members)
+
+
+# ---- history ----
+#
+# The heads this peer's chain went through: where it and another branch were last the same.
+#
+# A fork is found as Bitcoin's nodes find one: name a few of our records, dense near the head and ever sparser behind
+# it; the other side answers with the newest of them it knows and what it committed after it. Nothing that it claims is
+# believed: every record must follow the one before and carry a majority's votes.
+#
+# Source: the block locator of Nakamoto, "Bitcoin: A Peer-to-Peer Electronic Cash System", 2008, as its reference
+# client has it; the certificates are this project's.
+
+LENGTH = 1024  # heads remembered, about 0.5 MB: a branch that ran longer alone still heals, its own progress aside
+DENSE = 8  # newest records that a locator names one by one
+LOCATOR = 32  # records a locator names at most: 8 dense ones and gaps that double reach back 2**24 rounds
+
+Place = tuple[int, Digest]  # round, hash of its record
+
+
+class History:
+    """The newest heads of one chain, oldest first; only ever of one branch."""
+
+    def __init__(self, head: Head) -> None:
+        self._heads: OrderedDict[int, Head] = OrderedDict({head.round: head})
+
+    def add(self, head: Head) -> None:
+        """The chain grew, or turns out to have come this way."""
+        self._heads[head.round] = head
+        self._heads.move_to_end(head.round)
+        while len(self._heads) > LENGTH:
+            self._heads.popitem(last=False)
+
+    def switch(self, shared: Head | None, heads: Iterable[Head]) -> None:
+        """Another branch from ``shared`` on; None: nothing is known to be shared."""
+        known = [] if shared is None else [head for head in self._heads.values() if head.round <= shared.round]
+        self._heads = OrderedDict((head.round, head) for head in (*known, *heads))
+
+    def at(self, place: Place) -> Head | None:
+        """The head at ``place`` if the chain went through it."""
+        head = self._heads.get(place[0])
+        return head if head is not None and head.hash == place[1] else None
+
+    def outer_steps_at(self, round_: int) -> int:
+        """Outer steps that the chain has made at a height; where that is not remembered, as if each record made one."""
+        known = self._heads.get(round_)
+        newest = next(reversed(self._heads.values()))
+        return known.outer_step if known is not None else max(0, newest.outer_step + round_ - newest.round)
+
+    def locator(self) -> list[Place]:
+        """Places on the chain, newest first: each of the last few, then with doubling gaps, then the oldest."""
+        heads = list(reversed(self._heads.values()))
+        chosen, at, gap = list[Head](), 0, 1
+        while at < len(heads) and len(chosen) < LOCATOR - 1:
+            chosen.append(heads[at])
+            gap *= 2 if len(chosen) >= DENSE else 1
+            at += gap
+        if chosen[-1] is not heads[-1]:
+            chosen.append(heads[-1])
+        return [(head.round, head.hash) for head in chosen]
+
+    def newest_of(self, places: Iterable[Place]) -> Head | None:
+        """The first of ``places`` that the chain went through."""
+        return next((head for place in places if (head := self.at(place)) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a peer's disk has of the way to its head: with it a restarted peer helps those behind as it did before."""
+
+    heads: tuple[Head, ...] = ()  # oldest first, up to the head itself; empty: only the head is known
+    commits: tuple[Commit, ...] = ()  # oldest first, up to the head's
+    frames: tuple[Frame, ...] = ()  # of the newest commits, and of the record voted for
+
+
+def retraced(starts: Mapping[Digest, Head], commits: Iterable[Commit], head: Head) -> Past:
+    """The way to ``head`` through ``commits``, among which are those of branches given up; heads from a known start."""
+    by_hash = {commit.record.hash: commit for commit in commits}
+    way, at = list[Commit](), head.hash
+    while at in by_hash:
+        way.append(by_hash[at])
+        at = way[-1].record.previous
+    way.reverse()
+    for number, commit in enumerate(way):
+        if commit.record.previous in starts:
+            return Past(_heads_along(starts[commit.record.previous], way[number:], head), tuple(way))
+    return Past((), tuple(way))
+
+
+def _heads_along(start: Head, commits: Sequence[Commit], head: Head) -> tuple[Head, ...]:
+    heads = [start]
+    for commit in commits:
+        heads.append(heads[-1].extended(commit.record))
+    return (*heads[:-1], head)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Another chain of this run, checked record by record."""
+
+    shared: Head | None  # the newest head both chains went through; None: not known
+    heads: tuple[Head, ...] = ()  # after it, up to the one that is adopted
+    records: tuple[Record, ...] = ()  # that made them
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """By which a commit is known that somebody made up."""
+
+    voting: Voting
+    num_fragments: int
+
+    def next(self, head: Head, commit: Commit) -> Head:
+        """The head that ``commit`` leads to. Raises PayloadError unless it follows ``head`` and was voted for."""
+        check_turn(commit.record, self.num_fragments)
+        following = head.extended(commit.record)
+        self.voting.check_certified(commit)
+        return following
+
+    def last(self, start: Head, commits: Iterable[Commit]) -> Head:
+        """The head that they lead to, each from the one before. Raises as ``next`` does."""
+        return reduce(self.next, commits, start)
+
+
+def checked_branch(history: History, start: Head, commits: Sequence[Commit], claimed: Head, rules: Rules) -> Branch:
+    """The branch that ``commits`` make from ``start``, a head of ours, up to ``claimed``.
+
+    Raises PayloadError when a record does not follow, lacks a majority's votes, or does not lead to the claimed head.
+    """
+    shared, heads, records, head = start, list[Head](), list[Record](), start
+    for commit in commits:
+        head = rules.next(head, commit)
+        if (ours := history.at((head.round, head.hash))) is not None:
+            shared, heads, records = ours, [], []
+            continue
+        heads.append(head)
+        records.append(commit.record)
+        if head.hash == claimed.hash:
+            break
+    if replace(head, anchor=claimed.anchor) != claimed:
+        raise PayloadError(
+            f"its chain does not lead to the head of round {claimed.round} that it claims; drop it and ask another"
+        )
+    return Branch(shared, tuple(heads), tuple(records))
+
+
+# ---- membership ----
+#
+# The members of the next epoch: without peers that left or whose lease ran out, with peers that asked to come in.
+
+
+@dataclass(slots=True)
+class Presence:
+    """Which peers can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
+
+    me: PeerId
+    voting: Voting
+    expired: frozenset[PeerId] = frozenset()  # lease ran out
+    gone: frozenset[PeerId] = frozenset()  # lease ran out long enough ago to give the peer up
+    leaving: set[PeerId] = field(default_factory=set)  # said goodbye
+    unreachable: set[PeerId] = field(default_factory=set)  # the last send failed
+
+    def present(self, peer: PeerId) -> bool:
+        """Whether a message to ``peer`` may be expected to arrive and be answered."""
+        away = peer in self.expired or peer in self.leaving or peer in self.unreachable
+        return peer == self.me or not away
+
+    def heard(self, peer: PeerId) -> None:
+        """``peer`` just spoke, so the last failed send says nothing any more."""
+        self.unreachable.discard(peer)
+
+    def given_up(self) -> frozenset[PeerId]:
+        """Those whose votes are not waited for when too few others are left."""
+        return self.gone | frozenset(self.leaving)
+
+    def next_members(self, head: Head, joiners: Iterable[PeerId]) -> tuple[PeerId, ...]:
+        """The membership that a record made now would set, sorted."""
+        away = {peer for peer in head.members if peer in self.leaving or peer in self.expired} - {self.me}
+        if not keeps_majority(self.voting.committee(head), away):
+            away &= self.given_up()  # no majority would be left: drop only those who left or are gone for good
+        kept = set(head.members) - away
+        joined = sorted(peer for peer in {*joiners} - kept if self.present(peer))
+        return tuple(sorted({*kept, *joined[: MAX_PEERS - len(kept)]}))  # a record names no more
+
+    def may_drop(self, record: Record) -> bool:
+        """Whether to vote for whom ``record`` drops: if no majority stays to vote, only when we gave them up, too."""
+        return not self.voting.drops_majority(record) or dropped_by(record) <= self.given_up()
+
+    def is_majority_here(self, voters: tuple[PeerId, ...]) -> bool:
+        """Whether those vote, rather than the few who are left."""
+        return keeps_majority(voters, self.given_up())

@@ -17,18 +17,12 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from decentral.consensus.acceptor import Acceptor
-from decentral.consensus.chain import Digest, Head
-from decentral.consensus.effects import CatchUpWith, Effect
-from decentral.consensus.history import Past
-from decentral.consensus.roles.attendance import Attendance
-from decentral.consensus.roles.leader import Leader
-from decentral.consensus.roles.learner import RECENT, Learner
-from decentral.consensus.roles.offers import Offers
-from decentral.consensus.roles.retrieval import Retrieval
-from decentral.consensus.roles.succession import Succession
-from decentral.consensus.roles.voter import Voter
-from decentral.consensus.round_state import FETCH_AFTER, RoundState, RoundTerms
+from decentral.consensus.chain import Digest, Head, Past
+from decentral.consensus.leader import Leader
+from decentral.consensus.learner import RECENT, Attendance, Learner, Offers
+from decentral.consensus.paxos import Acceptor
+from decentral.consensus.round_state import FETCH_AFTER, CatchUpWith, Effect, RoundState, RoundTerms
+from decentral.consensus.voter import Retrieval, Succession, Voter
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import Header

@@ -1,34 +1,244 @@
-"""What every role of a round stands on: the chain's head, what was seen of the round, what is to be done.
-
-Plain data and small queries. The roles are objects that are given it: offers, voter, leader, learner, attendance.
-"""
+"""What a peer knows of the round it is in, and what it asks its shell to do."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from decentral.consensus import chain
-from decentral.consensus.acceptor import Acceptor
-from decentral.consensus.allowance import Takes, Unsent, allowance, unknown
-from decentral.consensus.ballot import PLANS_PER_BALLOT, Ballot, Partition
-from decentral.consensus.chain import Digest, Head
-from decentral.consensus.collection import Collection, claims_match
-from decentral.consensus.deadline import Deadline
-from decentral.consensus.early import EarlyMessages
-from decentral.consensus.effects import CatchUpWith, Effect, Persist, Send
-from decentral.consensus.farewells import Farewells
-from decentral.consensus.history import Branch, History
-from decentral.consensus.membership import Presence
-from decentral.consensus.paces import Paces
-from decentral.consensus.run_clock import RunClock
-from decentral.consensus.voting import VOTING, Voting
+from decentral.consensus.chain import VOTING, Branch, Digest, Head, History, Presence, Voting
+from decentral.consensus.paxos import PLANS_PER_BALLOT, Acceptor, Ballot, Farewells, Partition
+from decentral.consensus.timing import Deadline, Paces, Takes, Unsent, allowance, unknown
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from decentral.wire.frames import FrameKind, Header
+from decentral.wire.frames import FrameKind, Header, claims_of
 from decentral.wire.keys import PeerId, Signer, peer_name
+from decentral.wire.messages import Commit, FrameRef, Message, Offer, Record, ReducePlan
+
+# ---- collection ----
+#
+# What one peer has seen of the round in progress: offers, frames held, who is there, whether to go on.
+
+
+class Collection:
+    """Offers and frames of one round."""
+
+    def __init__(self, opened: float) -> None:
+        self.opened = opened
+        self.offers: dict[PeerId, Offer] = {}
+        self.offered_at: dict[PeerId, float] = {}
+        self.first_offer: float | None = None
+        self.arrived: set[PeerId] = set()
+        self._described: dict[PeerId, Header] = {}  # held, of whom the offer says what the frame does
+        self.quorum_since: float | None = None  # since when as many were usable as a quorum is
+        self.ask_at: dict[Digest, float] = {}  # when a frame that is missing will be asked for
+
+    def add(self, peer: PeerId, offer: Offer, now: float) -> bool:
+        """Take the first offer of a peer; an equivocating second one is ignored."""
+        if peer in self.offers:
+            return False
+        self.offers[peer] = offer
+        self.offered_at[peer] = now
+        self.first_offer = now if self.first_offer is None else self.first_offer
+        return True
+
+    def usable(self, head: Head, held: Mapping[Digest, Header], kind: FrameKind, states: int = 0) -> list[PeerId]:
+        """The members whose offers start from our anchor and whose frames are here, in peer order.
+
+        ``kind``: of the frames that a record names; results are not there before a plan. ``states``: channels beside
+        the change that a contribution has in this round.
+        """
+        if not self.offers:
+            return []  # as with most ticks: peers train
+        return [
+            peer
+            for peer in head.members
+            if (offer := self.offers.get(peer)) is not None
+            and offer.base == head.anchor
+            and (kind == FrameKind.RESULT or self._is_held(offer, peer, held, kind, states))
+        ]
+
+    def _is_held(self, offer: Offer, peer: PeerId, held: Mapping[Digest, Header], kind: FrameKind, states: int) -> bool:
+        """Whether what a peer offered is here; asked with every event, so each frame is compared once."""
+        header = held.get(offer.frame)
+        if header is None:
+            return False
+        if self._described.get(peer) is header:
+            return True
+        if not _describes(offer, peer, header, kind, states):
+            return False
+        self._described[peer] = header
+        return True
+
+    def newly(self, usable: Iterable[PeerId]) -> list[Offer]:
+        """The offers among ``usable`` that were not before."""
+        new = [peer for peer in usable if peer not in self.arrived]
+        self.arrived.update(new)
+        return [self.offers[peer] for peer in new]
+
+    def ready(self, usable: Sequence[PeerId], head: Head, presence: Presence, deadline: Deadline, now: float) -> bool:
+        """All who are there have offered, or the deadline is over and waiting longer helps nobody."""
+        if not usable or self.first_offer is None:
+            return False
+        if now >= self.first_offer + deadline.ceiling:
+            return True
+        here = set(usable)
+        missing = (peer for peer in head.members if peer not in here and peer not in head.newcomers)
+        if not any(presence.present(peer) for peer in missing):
+            return True
+        if now < deadline.at(self.opened, self.first_offer):
+            return False
+        return 2 * len(usable) >= sum(map(presence.present, head.members))
+
+
+def _describes(offer: Offer, peer: PeerId, header: Header, kind: FrameKind, states: int) -> bool:
+    """Whether an offer says of a frame what the frame says of itself: else nobody could vote for it."""
+    found = (header.sender, header.epoch, header.round, header.fragment, header.base)
+    said = (peer, offer.epoch, offer.round, offer.fragment, offer.base)
+    return found == said and (header.kind, header.states) == (kind, states) and claims_match(header, offer)
+
+
+def claims_match(header: Header, said: Offer | FrameRef) -> bool:
+    """Whether what is said of a frame, which its weight may follow from, is what its sender signed with it."""
+    signed = (header.steps, header.tokens, header.claims)
+    return signed == (said.steps, said.tokens, claims_of(said.based, said.summary))
+
+
+def references(peers: Iterable[PeerId], offers: Mapping[PeerId, Offer]) -> tuple[FrameRef, ...]:
+    """The offers of ``peers`` as a record names them, in peer order."""
+    said = ((peer, offers[peer]) for peer in sorted(peers))
+    return tuple(
+        FrameRef(peer, offer.frame, 0, offer.steps, offer.tokens, offer.based, offer.summary) for peer, offer in said
+    )
+
+
+def fits(header: Header, ref: FrameRef, record: Record, kind: FrameKind, states: int = 0) -> bool:
+    """Whether a held frame is the one the record means: every field that changes its meaning is compared.
+
+    ``kind``: of what records of this run name; of another, it could not be decoded once it is committed. ``states``:
+    channels beside the change that what the record names has in its outer step.
+    """
+    return (
+        (header.kind, header.sender, header.round, header.epoch) == (kind, ref.peer, record.round, record.epoch)
+        and (header.fragment, header.base, header.part) == (record.fragment, record.base, ref.part)
+        and (kind == FrameKind.RESULT) == bool(record.contributors)
+        and (kind != FrameKind.RESULT or header.plan == record.plan)
+        and header.states == states
+        and claims_match(header, ref)
+    )
+
+
+# ---- early ----
+#
+# Messages of rounds that are yet to come here, kept until their round is open.
+
+MOST_OF_STRANGERS = 32  # messages kept of peers that are no members yet: 32 MiB, were all the largest
+
+
+class EarlyMessages:
+    """The newest message of each kind by each peer."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[PeerId, str], Message] = {}
+
+    def keep(self, sender: PeerId, message: Message, members: Container[PeerId]) -> None:
+        """Strangers may be members of the round it belongs to, but cost nothing to make: few of theirs fit."""
+        kept = (sender, type(message).__name__)
+        strangers = sum(peer not in members for peer, _ in self._kept)
+        if sender in members or kept in self._kept or strangers < MOST_OF_STRANGERS:
+            self._kept[kept] = message
+
+    def take_all(self) -> list[tuple[PeerId, Message]]:
+        """All of them, oldest first; none is left."""
+        taken = list(self)
+        self.clear()
+        return taken
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._kept.clear()
+
+    def __iter__(self) -> Iterator[tuple[PeerId, Message]]:
+        return ((peer, message) for (peer, _), message in self._kept.items())
+
+
+# ---- effects ----
+#
+# What the round machine asks its shell to do. Data only; the shell carries it out in order.
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` to one peer; a failure comes back as ``unreachable``."""
+
+    to: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Make the acceptor durable before any later effect is carried out."""
+
+    acceptor: Acceptor
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Get a frame from any of these holders, likeliest first; it comes back as ``hold``."""
+
+    frame: Digest
+    owner: PeerId  # the peer that made it and may be sending it now
+    holders: tuple[PeerId, ...]
+    record: Record | None = None  # that names it; of a reduce it says how large a result is, if the plan never came
+
+
+@dataclass(frozen=True, slots=True)
+class SendSlices:
+    """Send each owner of ``plan`` its slice of this peer's contribution, and reduce the partition owned here."""
+
+    plan: ReducePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Log the commit durably, then apply it, then call ``applied``. Every named frame is held."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpWith:
+    """This peer missed commits: fetch them from ``peer``, which is ahead, or is on another branch."""
+
+    peer: PeerId
+
+
+Effect = Send | Persist | Fetch | SendSlices | Decide | CatchUpWith
+
+# ---- run clock ----
+#
+# Whether the time of a run that ends by time is up, as one part of a peer tells all the others.
+
+
+@dataclass(slots=True)
+class RunClock:
+    """Read by the round machine and by the training thread; told the run's age on the swarm's."""
+
+    minutes: float | None = None  # None: the run ends by its rounds
+    is_up: bool = False
+
+    def tell(self, age: float) -> None:
+        """The run has lasted ``age`` seconds."""
+        self.is_up = self.minutes is not None and age >= 60 * self.minutes
+
+
+# ---- round state ----
+#
+# What every role of a round stands on: the chain's head, what was seen of the round, what is to be done.
+#
+# Plain data and small queries. The roles are objects that are given it: offers, voter, leader, learner, attendance.
 
 FETCH_AFTER = 1.0  # s a pushed frame may take before it is asked for: a fetch at once would send most frames twice
 RESEND_AFTER = 3.0  # s before a message without an answer is sent again

@@ -7,7 +7,7 @@ four who each lacked some of a thin peer's frame had all of it once more, one of
 
 from __future__ import annotations
 
-from decentral.consensus.effects import Fetch
+from decentral.consensus.round_state import Fetch
 from decentral.dissemination import gather
 from decentral.dissemination.arrivals import Arrivals
 from decentral.dissemination.broadcast import ChunkedBroadcast, Receiver

@@ -18,9 +18,8 @@ from typing import Any
 
 from torch import Tensor
 
-from decentral.consensus.acceptor import Acceptor
-from decentral.consensus.chain import Head, check_succession, contributions, moves_anchor
-from decentral.consensus.history import Past, retraced
+from decentral.consensus.chain import Head, Past, check_succession, contributions, moves_anchor, retraced
+from decentral.consensus.paxos import Acceptor
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
 from decentral.replica.forgetting import forgotten

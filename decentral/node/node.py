@@ -13,10 +13,9 @@ import anyio
 import anyio.abc
 from torch import Tensor
 
-from decentral.consensus.acceptor import Acceptor
-from decentral.consensus.chain import Head
-from decentral.consensus.run_clock import RunClock
-from decentral.consensus.voting import VOTING, Voting
+from decentral.consensus.chain import VOTING, Head, Voting
+from decentral.consensus.paxos import Acceptor
+from decentral.consensus.round_state import RunClock
 from decentral.dissemination.partition import USUAL, Grain
 from decentral.errors import (
     ConfigError,

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from decentral.compressors import parse_compressor
-from decentral.consensus.round_state import RoundTerms
-from decentral.consensus.run_clock import RunClock
-from decentral.consensus.voting import Voting
+from decentral.consensus.chain import Voting
+from decentral.consensus.round_state import RoundTerms, RunClock
 from decentral.dissemination.partition import Grain, partition, shares
 from decentral.manifest import Manifest, rule_of
 from decentral.node.uplinks import Uplinks

@@ -14,8 +14,7 @@ import anyio
 import torch
 from torch import Tensor
 
-from decentral.consensus.chain import Head, contributions
-from decentral.consensus.history import Branch
+from decentral.consensus.chain import Branch, Head, contributions
 from decentral.replica.contribution import Contribution
 from decentral.replica.outbox import Owed
 from decentral.replica.owing import OWED, owed_after

@@ -15,11 +15,10 @@ import anyio
 import anyio.abc
 from torch import Tensor
 
-from decentral.consensus.acceptor import Acceptor
-from decentral.consensus.chain import Digest, Head, moves_anchor
-from decentral.consensus.effects import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
-from decentral.consensus.history import Past
+from decentral.consensus.chain import Digest, Head, Past, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
+from decentral.consensus.paxos import Acceptor
+from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
 from decentral.flow.repeats import Repeats
 from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from decentral.consensus.acceptor import Acceptor
-from decentral.consensus.chain import Digest, Head
-from decentral.consensus.history import Past
+from decentral.consensus.chain import Digest, Head, Past
 from decentral.consensus.machine import RoundMachine
+from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms
 from decentral.dissemination.broadcast import LinesOf, all_equal
 from decentral.dissemination.store import FrameStore

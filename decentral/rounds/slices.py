@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 from torch import Tensor
 
-from decentral.consensus.collection import claims_match
+from decentral.consensus.round_state import claims_match
 from decentral.replica.buffers import Tail
 from decentral.wire.frames import Frame, Header
 from decentral.wire.keys import PeerId

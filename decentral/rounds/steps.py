@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.abc
 
-from decentral.consensus.effects import Effect
+from decentral.consensus.round_state import Effect
 from decentral.errors import DecentralError
 
 CarryOut = Callable[[list[Effect]], Awaitable[None]]

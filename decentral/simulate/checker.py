@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.consensus.voting import SEATS
+from decentral.consensus.chain import SEATS
 from decentral.manifest import Manifest
 from decentral.replica.codec import Codec
 from decentral.simulate.anchors import chain_at_rest, check_anchors, parsed

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from decentral.consensus.voting import SEATS
+from decentral.consensus.chain import SEATS
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import make_outer, presets
 from decentral.simulate.learning.lessons import LessonName

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
-from decentral.consensus.voting import Voting
+from decentral.consensus.chain import Voting
 from decentral.dissemination import gather
 from decentral.rounds.catchup.donor import CHAIN, INDEX, PACKED, STATE
 from decentral.rounds.driver import Driver

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from decentral.consensus.chain import Head, majority
-from decentral.consensus.roles.herald import shares
-from decentral.consensus.voting import SEATS, VOTING, Voting
+from decentral.consensus.chain import SEATS, VOTING, Head, Voting, majority
+from decentral.consensus.voter import shares
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from tests.lab.machines import RUN, digest_of, finish_round, signer_of

@@ -6,10 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from decentral.consensus.acceptor import Acceptor
-from decentral.consensus.chain import Head, counted_tokens
-from decentral.consensus.history import LENGTH, LOCATOR, History, Rules, checked_branch, retraced
-from decentral.consensus.voting import Voting
+from decentral.consensus.chain import (
+    LENGTH,
+    LOCATOR,
+    Head,
+    History,
+    Rules,
+    Voting,
+    checked_branch,
+    counted_tokens,
+    retraced,
+)
+from decentral.consensus.paxos import Acceptor
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from tests.lab.machines import RUN, digest_of, ref, signer_of

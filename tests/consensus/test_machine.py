@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from decentral.consensus import chain
-from decentral.consensus.allowance import FIRST_REST, LONGEST_REST, SLACK, Unsent
-from decentral.consensus.effects import Decide
+from decentral.consensus.round_state import Decide
+from decentral.consensus.timing import FIRST_REST, LONGEST_REST, SLACK, Unsent
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decentral.consensus import chain
-from decentral.consensus.effects import CatchUpWith
-from decentral.consensus.round_state import FETCH_AFTER
+from decentral.consensus.round_state import FETCH_AFTER, CatchUpWith
 from decentral.wire import messages as m
 from tests.lab.machines import finish_round, signer_of
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from decentral.consensus.deadline import Deadline
 from decentral.consensus.machine import TICK
-from decentral.consensus.paces import USUAL, Paces
+from decentral.consensus.timing import USUAL, Deadline, Paces
 from tests.lab.machines import finish_round
 
 A, B, C = (bytes([n]) * 32 for n in range(3))

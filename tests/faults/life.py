@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head
+from decentral.consensus.paxos import Acceptor
 from decentral.node.durable_store import DurableStore
 from decentral.replica.replica import Replica
 from decentral.state.durable import DISK, Disk

@@ -26,8 +26,8 @@ import torch
 from decentral import coding
 from decentral.coding import Floats, Form, Rising, Symbols
 from decentral.compressors import describe_compressors, parse_compressor
-from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head
+from decentral.consensus.paxos import Acceptor
 from decentral.dissemination.reassembly import Reassembly
 from decentral.errors import ConfigError, DiskError, InviteError, PayloadError, VersionError
 from decentral.manifest import parse_manifest

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from decentral.consensus.acceptor import Acceptor
-from decentral.consensus.chain import Head, moves_anchor
-from decentral.consensus.effects import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
+from decentral.consensus.chain import SEATS, Head, Voting, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
-from decentral.consensus.round_state import RoundTerms
-from decentral.consensus.voting import SEATS, Voting
+from decentral.consensus.paxos import Acceptor
+from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Persist, RoundTerms, Send, SendSlices
 from decentral.dissemination.partition import partition
 from decentral.errors import PayloadError
 from decentral.wire.frames import FrameKind, Header, claims_of

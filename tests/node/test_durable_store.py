@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decentral.consensus.acceptor import Acceptor
+from decentral.consensus.paxos import Acceptor
 from decentral.errors import PayloadError
 from decentral.node.durable_store import DurableStore
 from decentral.replica.contribution import header_after

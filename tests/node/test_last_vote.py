@@ -7,8 +7,8 @@ import hashlib
 import pytest
 import torch
 
-from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head
+from decentral.consensus.paxos import Acceptor
 from decentral.node.durable_store import DurableStore
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Record

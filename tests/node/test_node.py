@@ -9,8 +9,8 @@ import anyio
 import pytest
 import torch
 
-from decentral.consensus.acceptor import Acceptor
 from decentral.consensus.chain import Head
+from decentral.consensus.paxos import Acceptor
 from decentral.errors import DiskError, VersionError
 from decentral.swarm.hello import HELLO, WIRE_VERSION
 from decentral.transport.requests import serve_requests

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from decentral.consensus.history import Branch
+from decentral.consensus.chain import Branch
 from decentral.replica.pair_step import GossipStep
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule.sync_schedule import SyncSchedule

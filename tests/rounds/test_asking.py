@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from decentral.consensus.roles.attendance import Attendance
+from decentral.consensus.learner import Attendance
 from decentral.rounds.driver import JOIN_LONGEST
 
 SECONDS = 60

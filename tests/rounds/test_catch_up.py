@@ -9,7 +9,7 @@ import anyio
 import pytest
 import torch
 
-from decentral.consensus.history import LOCATOR
+from decentral.consensus.chain import LOCATOR
 from decentral.errors import PayloadError
 from decentral.parameters import schema_of
 from decentral.rounds.catchup.donor import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decentral.consensus.collection import references
-from decentral.consensus.history import Branch
+from decentral.consensus.chain import Branch
+from decentral.consensus.round_state import references
 from decentral.wire.keys import peer_name
 from tests.lab.learners import Learner, accounted_for, given_by
 from tests.lab.nodes import tiny_model

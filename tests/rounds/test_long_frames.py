@@ -6,7 +6,7 @@ import anyio
 import pytest
 import torch
 
-from decentral.consensus.allowance import SLACK
+from decentral.consensus.timing import SLACK
 from decentral.dissemination.arrivals import PAUSE
 from decentral.manifest import preset_manifest
 from decentral.parameters import schema_of

@@ -10,7 +10,7 @@ from dataclasses import replace
 import anyio.lowlevel
 import pytest
 
-from decentral.consensus.history import Branch
+from decentral.consensus.chain import Branch
 from decentral.replica import pair_step, replica
 from decentral.replica.outbox import Outbox
 from decentral.replica.received.frame_contents import FrameContents

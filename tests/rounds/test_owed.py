@@ -8,7 +8,7 @@ import anyio
 import pytest
 import torch
 
-from decentral.consensus.history import Branch
+from decentral.consensus.chain import Branch
 from decentral.replica.owing import OWED
 from decentral.rounds.pairs.gossip import Gossip
 from decentral.wire.messages import FrameRef

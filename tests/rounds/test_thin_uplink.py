@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decentral.benchmarks.bounds import gather_bound
-from decentral.consensus.effects import Fetch
+from decentral.consensus.round_state import Fetch
 from decentral.dissemination import gather
 from decentral.dissemination.arrivals import PAUSE
 from decentral.flow.window import SECONDS

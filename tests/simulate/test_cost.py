@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from decentral.consensus.voting import VOTING
+from decentral.consensus.chain import VOTING
 from decentral.simulate.cost import bounds, of_directory, of_rounds, sizes
 from decentral.swarm.circles import circles
 from decentral.swarm.dht.hivemind import looks_in

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import anyio
 
-from decentral.consensus.chain import Head
-from decentral.consensus.history import LENGTH as LONGEST
-from decentral.consensus.history import Branch, Place, Rules, checked_branch
+from decentral.consensus.chain import LENGTH as LONGEST
+from decentral.consensus.chain import Branch, Head, Place, Rules, checked_branch
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.rounds.catchup.donor import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, WHERE, Donor
 from decentral.rounds.catchup.fetching import TIMEOUT, SnapshotFetch

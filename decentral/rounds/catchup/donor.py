@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from decentral.consensus.history import LOCATOR
+from decentral.consensus.chain import LOCATOR
 from decentral.errors import PayloadError, TransportError
 from decentral.rounds.catchup.layouts import Layouts
 from decentral.rounds.local_state import LocalState

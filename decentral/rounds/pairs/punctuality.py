@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from decentral.consensus.deadline import ENOUGH, SPREAD, WINDOW
+from decentral.consensus.timing import ENOUGH, SPREAD, WINDOW
 from decentral.wire.keys import PeerId
 
 __all__ = ["HELD_UP", "Punctuality"]

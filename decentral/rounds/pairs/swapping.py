@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import anyio
 from torch import Tensor
 
-from decentral.consensus.allowance import allowance
 from decentral.consensus.chain import NOTHING
+from decentral.consensus.timing import allowance
 from decentral.dissemination import gather
 from decentral.errors import PayloadError, TransportError
 from decentral.rounds.driver import Driver

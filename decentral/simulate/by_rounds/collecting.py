@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decentral.consensus.deadline import Deadline
 from decentral.consensus.machine import TICK
+from decentral.consensus.timing import Deadline
 from decentral.simulate.by_rounds.air import Seconds
 
 

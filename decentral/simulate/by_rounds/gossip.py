@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from decentral.consensus.allowance import allowance
+from decentral.consensus.timing import allowance
 from decentral.rounds.pairs.punctuality import Punctuality
 from decentral.rounds.pairs.swapping import LOOK_EVERY
 from decentral.simulate.by_rounds.absences import absences

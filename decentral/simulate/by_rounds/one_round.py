@@ -1,6 +1,6 @@
 """One round of a gather or a reduce: what the leader has when it waits no longer, and when everybody goes on.
 
-The rules are those of `decentral/consensus/roles/readiness.py` and its neighbours, told of times, not of messages.
+The rules are those of `decentral/consensus/leader.py` and its neighbours, told of times, not of messages.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from decentral.consensus.allowance import Unsent, allowance
-from decentral.consensus.voting import SEATS
+from decentral.consensus.chain import SEATS
+from decentral.consensus.timing import Unsent, allowance
 from decentral.dissemination.partition import USUAL
 from decentral.dissemination.spread import Line, Lines
 from decentral.manifest import Manifest

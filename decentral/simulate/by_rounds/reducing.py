@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from decentral.consensus.allowance import SLACK
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER
+from decentral.consensus.timing import SLACK
 from decentral.dissemination.partition import shares
 from decentral.simulate.by_rounds.air import Air, Seconds
 from decentral.simulate.by_rounds.frames import MemberLines

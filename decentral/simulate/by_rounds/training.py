@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from decentral.consensus.deadline import Deadline
 from decentral.consensus.machine import TICK
+from decentral.consensus.timing import Deadline
 from decentral.simulate.by_rounds.machine import Boundary, MachineModel
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decentral.consensus.voting import SEATS
+from decentral.consensus.chain import SEATS
 from decentral.dissemination.partition import partition
 from decentral.rounds.pairs.swapping import COMMIT_NBYTES
 from decentral.simulate.cost.sizes import (

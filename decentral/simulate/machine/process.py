@@ -15,8 +15,7 @@ import anyio
 import anyio.lowlevel
 from torch import Tensor
 
-from decentral.consensus.chain import Head
-from decentral.consensus.voting import VOTING, Voting
+from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.dissemination.partition import Grain
 from decentral.errors import DiskError
 from decentral.manifest import Manifest

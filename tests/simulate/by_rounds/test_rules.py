@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from decentral.consensus.deadline import Deadline
+from decentral.consensus.timing import Deadline
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.simulate.by_rounds.absences import NEVER, absences
