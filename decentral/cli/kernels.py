@@ -15,7 +15,7 @@ DENSE, SPARSE = 25, 95  # functions that int8 needs, and topk >> signmag2; what 
 def compile_for(manifest: Manifest, stream: IO[str]) -> None:
     """What was compiled before is loaded in half a second, and nothing is said."""
     from decentral.cli.shown.countdown import Countdown
-    from decentral.replica.run_codec import codec_of
+    from decentral.replica.codec import codec_of
 
     codec = codec_of(manifest)
     expected = SPARSE if ">>" in manifest.compressor.chain else DENSE

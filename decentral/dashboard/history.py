@@ -12,7 +12,7 @@ from typing import Any
 
 from decentral.dashboard.series import Series
 from decentral.dashboard.words import members_sentence, sentence_of
-from decentral.replica.diagnosing.names import NAMES
+from decentral.replica.figures import NAMES
 
 ROUNDS = 300  # on the strip
 SENTENCES = 60

@@ -22,10 +22,9 @@ from decentral.consensus.chain import Head, Past, check_succession, contribution
 from decentral.consensus.paxos import Acceptor
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
-from decentral.replica.forgetting import forgotten
-from decentral.replica.received.senders import is_of_sender
-from decentral.replica.replica import Replica
-from decentral.replica.tensor_names import is_feedback
+from decentral.replica.contents import is_of_sender
+from decentral.replica.contribution import forgotten
+from decentral.replica.replica import Replica, is_feedback
 from decentral.rounds.updates import Ledger
 from decentral.state.checkpoint import load_metas, load_newest, save
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors

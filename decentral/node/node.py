@@ -36,8 +36,8 @@ from decentral.node.suspension import Suspension
 from decentral.node.terms import make_replica, make_terms
 from decentral.node.uplinks import Uplinks
 from decentral.parameters import Schema
-from decentral.replica.diagnosing.names import Figures
-from decentral.replica.received.readings import Readings
+from decentral.replica.contents import Readings
+from decentral.replica.figures import Figures
 from decentral.rounds.catchup.catch_up import CatchUp
 from decentral.rounds.driver import Driver
 from decentral.rounds.inbox import Inbox

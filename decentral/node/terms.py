@@ -14,10 +14,9 @@ from decentral.manifest import Manifest, rule_of
 from decentral.node.uplinks import Uplinks
 from decentral.optimizers import make_outer
 from decentral.parameters import Schema
-from decentral.replica.buffers import Tail
-from decentral.replica.codec import Codec
+from decentral.replica.codec import Codec, codec_of
+from decentral.replica.contents import Tail
 from decentral.replica.replica import Replica
-from decentral.replica.run_codec import codec_of
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import PeerId
 

@@ -16,10 +16,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, Payload, Uncompressed
+from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback
 from decentral.compressors.chain import AddBand, accumulate_all, band_of, opened, supports
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
 from decentral.errors import PayloadError
+from decentral.manifest import Manifest
+from decentral.optimizers import compressor_beside, make_outer
 from decentral.parameters import split
 from decentral.tensors.device import PROCESSOR, aside, moved_together
 from decentral.tensors.memory import fresh_zeros
@@ -208,3 +210,20 @@ def range_shapes(start: int, stop: int) -> FixedShapes:
 def numel(shapes: Shapes) -> int:
     """Elements over all shapes."""
     return sum(math.prod(shape) for shape in shapes)
+
+
+# ---- run codec ----
+#
+# The codec of a run's contributions, as its manifest says: the chain, its feedback, and what compresses the states.
+
+
+def codec_of(manifest: Manifest) -> Codec:
+    """Channels whose own compressor is the run's are in one section with the change, as those that have none."""
+    method = make_outer(manifest.outer.method, manifest.outer.hyper)
+    if method.rebuilds:
+        return Codec(Nothing())
+    chain = parse_compressor(manifest.compressor.chain)
+    own = compressor_beside(method.channels())
+    beside = chain if own is None else parse_compressor(own)
+    feedback = parse_feedback(manifest.compressor.feedback)
+    return Codec(chain, feedback, None if str(beside) == str(chain) else beside)

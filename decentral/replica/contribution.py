@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from decentral.compressors import Nothing
 from decentral.consensus.chain import Head
-from decentral.replica.codec import Encoded, FixedShapes, range_shapes
-from decentral.replica.owing import in_own_units
-from decentral.replica.received.sample import Sample
-from decentral.replica.replica import Replica
-from decentral.tensors.device import PROCESSOR, moved
+from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
+from decentral.replica.measures import Sample
+from decentral.replica.replica import Replica, in_own_units
+from decentral.tensors.device import PROCESSOR, beside, moved
 from decentral.tensors.ops import difference
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
 from decentral.wire.keys import PeerId, Signer
@@ -193,3 +195,138 @@ def range_of(record_or_plan: Record | ReducePlan, part: int) -> FixedShapes:
     """The shapes of one partition."""
     _, start, stop = record_or_plan.partition[part]
     return range_shapes(start, stop)
+
+
+# ---- forgetting ----
+#
+# What a peer gives up of its own when a commit names a frame that it sent in a previous life.
+#
+# The feedback to book with a contribution dies with the process that made it. Going on with the older one would send
+# again what was sent: where our frame has a value it becomes zero, and stays elsewhere, as sparse methods owe it.
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What is left of what this peer owed, not yet booked."""
+
+    feedback: dict[str, Tensor]
+    sent_N: Tensor  # bool: where something may have been sent
+
+
+def forgotten(replica: Replica, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Forgotten:
+    """What ``me`` owes of the record's fragment once a commit of a lost process is applied. Pure: the caller books.
+
+    All of it goes of a reduce, whose frames are the owners', where receivers remember, and of summaries.
+    """
+    f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
+    unseen = bool(record.contributors) or bool(replica.senders.names) or replica.method.rebuilds
+    if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
+        return Forgotten({}, torch.ones(replica.numel(f), dtype=torch.bool))
+    sent_N = replica.contents.moved(mine, replica.numel(f))
+    kept = {name: one_N.masked_fill(beside(sent_N, one_N), 0.0) for name, one_N in replica.feedback[f].items()}
+    return Forgotten(kept, sent_N)
+
+
+# ---- outbox ----
+#
+# What this peer gave to the last rounds, as the others applied it: should those rounds be given up, it is owed again.
+#
+# Kept compressed, as it was sent: a gather's body is the very bytes the frame store holds, so it costs nothing there.
+# Bounded by rounds and by bytes, the oldest dropped first. Not kept over a restart.
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+ROUNDS = 64  # as many as their frames are kept for others
+
+Piece = tuple[int, int, bytes | memoryview]  # elements [start, stop) of the fragment, and what was sent of them
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One contribution of this peer that a commit names."""
+
+    fragment: int
+    steps: int
+    sliced: bool  # for a reduce, which compresses flat ranges; a gather compresses parameter by parameter
+    pieces: tuple[Piece, ...]
+    channels: int = 1  # in each of them, the change first
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds in memory."""
+        return sum(len(body) for _, _, body in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What this peer gave to rounds that were given up, over one fragment."""
+
+    gradient_N: Tensor
+    steps: int
+    rounds: int
+
+
+class Outbox:
+    """This peer's named contributions by round."""
+
+    def __init__(self, codec: Codec, capacity: int) -> None:
+        self.codec = codec
+        self.capacity = capacity  # bytes
+        self.nbytes = 0
+        self._given: OrderedDict[int, Given] = OrderedDict()
+
+    def add(self, record: Record, contribution: Contribution) -> None:
+        """Remember what ``record`` took from this peer. What only a summary told is in no frame, and is lost."""
+        if contribution.kind != FrameKind.CONTRIBUTION or isinstance(self.codec.compressor, Nothing):
+            return
+        sliced = contribution.encoded is None
+        given = Given(
+            contribution.fragment,
+            contribution.trained,
+            sliced,
+            _pieces(record, contribution),
+            1 + len(contribution.states),
+        )
+        self._given[record.round] = given
+        self.nbytes += given.nbytes
+        while len(self._given) > ROUNDS or (self.nbytes > self.capacity and len(self._given) > 1):
+            self.nbytes -= self._given.popitem(last=False)[1].nbytes
+
+    def owed(self, after: int, fragment: int, shapes: FixedShapes, sent_N: Tensor | None = None) -> Owed | None:
+        """What was given to ``fragment`` in rounds after ``after``; None when that is nothing.
+
+        ``sent_N``: where receivers add up what comes, what they hold of this peer now. Each round applied what they
+        held then, so it is the sum of these.
+        """
+        given = [g for round_, g in self._given.items() if round_ > after and g.fragment == fragment]
+        if not given:
+            return None
+        total_N = torch.zeros(numel(shapes))
+        for one in reversed(given) if sent_N is not None else given:
+            came_N = self._came(one, shapes)
+            total_N += came_N if sent_N is None else sent_N
+            sent_N = None if sent_N is None else sent_N - came_N
+        return Owed(total_N, sum(one.steps for one in given), len(given))
+
+    def _came(self, one: Given, shapes: FixedShapes) -> Tensor:
+        """The change that the others decoded."""
+        came_N = torch.zeros(numel(shapes))
+        for start, stop, body in one.pieces:
+            cut = range_shapes(start, stop) if one.sliced else shapes
+            came_N[start:stop] = self.codec.decode(body, cut * one.channels, one.channels)[: stop - start]
+        return came_N
+
+    def forget_after(self, round_: int) -> None:
+        """Those rounds are given up: what was given to them is owed, or is not known to be."""
+        self._given = OrderedDict((r, given) for r, given in self._given.items() if r <= round_)
+        self.nbytes = sum(given.nbytes for given in self._given.values())
+
+
+def _pieces(record: Record, contribution: Contribution) -> tuple[Piece, ...]:
+    if contribution.encoded is not None:
+        return ((0, contribution.local_N.numel(), contribution.encoded.body),)
+    made = contribution.slices.get(record.plan, {})
+    ranges = enumerate(record.partition)
+    return tuple((start, stop, made[part].body) for part, (_, start, stop) in ranges if part in made)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from decentral.optimizers import Channel, RoundInfo
 from decentral.parameters import digest
-from decentral.replica.method_output import stepped
 from decentral.replica.replica import Replica
+from decentral.replica.weights import stepped
 
 # Shape suffixes: N = elements of one fragment, C = channels, K = peers of the pair that came; flat float32.
 

@@ -1,7 +1,7 @@
 """The owner's half of a reduce: the sum of exactly the contributors' slices, compressed once.
 
 Compressing a result loses something as compressing a slice does. Under feedback the owner owes it, in units of the
-mean: it adds it to the next result that it makes of these elements (`decentral.replica.owing`).
+mean: it adds it to the next result that it makes of these elements (`decentral.replica.replica`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from decentral.errors import NonFiniteError, PayloadError
 from decentral.optimizers.aggregation.mean import Adder, masked, mean_of
 from decentral.optimizers.base import Part
 from decentral.replica.codec import Codec, Encoded, range_shapes
-from decentral.replica.method_output import OVERFLOW
+from decentral.replica.weights import OVERFLOW
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import float32
 from decentral.wire.frames import Frame

@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Branch, Head, contributions
-from decentral.replica.contribution import Contribution
-from decentral.replica.outbox import Owed
-from decentral.replica.owing import OWED, owed_after
-from decentral.replica.replica import Replica
-from decentral.replica.tensor_names import Loaded
+from decentral.replica.contribution import Contribution, Owed
+from decentral.replica.replica import OWED, Loaded, Replica, owed_after
 from decentral.rounds.bookkeeping import Bookkeeping
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import LocalState

@@ -15,7 +15,7 @@ import anyio
 from torch import Tensor
 
 from decentral.consensus.chain import Digest
-from decentral.replica.outer_step import OuterStep
+from decentral.replica.replica import OuterStep
 from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame
 from decentral.wire.messages import Record

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decentral.consensus.chain import contributions, moves_anchor
-from decentral.replica.contribution import Contribution
-from decentral.replica.forgetting import forgotten
-from decentral.replica.owing import owed_after
+from decentral.replica.contribution import Contribution, forgotten
+from decentral.replica.replica import owed_after
 from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame
 from decentral.wire.messages import Record

@@ -16,11 +16,9 @@ from decentral.errors import PayloadError
 from decentral.flow.changes import Changes
 from decentral.flow.offload import Offload, in_thread
 from decentral.parameters import Schema
-from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, FixedShapes, Shapes, range_shapes
-from decentral.replica.received.measures import Measure
-from decentral.replica.received.readings import Readings
-from decentral.replica.received.unpacked import GATHERED, Payloads, Unpacked
+from decentral.replica.contents import GATHERED, NO_TAIL, Payloads, Readings, Tail, Unpacked
+from decentral.replica.measures import Measure
 from decentral.wire.frames import Frame, FrameKind, Header, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record, ReducePlan

@@ -14,10 +14,9 @@ from decentral.consensus.round_state import RoundTerms
 from decentral.dissemination.broadcast import LinesOf, all_equal
 from decentral.dissemination.store import FrameStore
 from decentral.flow.offload import Offload, in_thread
-from decentral.replica.contribution import Contribution
-from decentral.replica.diagnosing.names import Figures
-from decentral.replica.outbox import Outbox
-from decentral.replica.received.measures import Measure
+from decentral.replica.contribution import Contribution, Outbox
+from decentral.replica.figures import Figures
+from decentral.replica.measures import Measure
 from decentral.replica.reduction import Results
 from decentral.replica.replica import Replica
 from decentral.rounds.catchup.requests import CatchUpRequests

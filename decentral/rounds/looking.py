@@ -14,17 +14,20 @@ from torch import Tensor
 
 from decentral.consensus.chain import contributions
 from decentral.replica.contribution import Contribution
-from decentral.replica.diagnosing.between import between
-from decentral.replica.diagnosing.coverage import Coverage
-from decentral.replica.diagnosing.losses import between_losses
-from decentral.replica.diagnosing.names import DEBT_RATIO, NEVER_SENT, Figures
-from decentral.replica.diagnosing.pairs import Distances, between_two
-from decentral.replica.outer_step import OuterStep
+from decentral.replica.figures import DEBT_RATIO, NEVER_SENT, Figures
+from decentral.replica.measures import (
+    Coverage,
+    Distances,
+    Measure,
+    Scrutiny,
+    between,
+    between_losses,
+    between_two,
+    ratio,
+)
 from decentral.replica.pair_step import GossipStep, Half
-from decentral.replica.received.measures import Measure
-from decentral.replica.received.sample import ratio
-from decentral.replica.received.scrutiny import Scrutiny
-from decentral.replica.weighing import told_of
+from decentral.replica.replica import OuterStep
+from decentral.replica.weights import told_of
 from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId

@@ -15,9 +15,9 @@ from decentral.dissemination.reduce import in_order, owned_parts
 from decentral.optimizers.aggregation.sent import Sent
 from decentral.optimizers.base import Part
 from decentral.replica.contribution import Contribution, header_after, range_of
-from decentral.replica.received.measures import Measure
+from decentral.replica.measures import Measure
 from decentral.replica.reduction import Reduction
-from decentral.replica.rule_output import Unusable, scales_of
+from decentral.replica.weights import Unusable, scales_of
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame, FrameKind, seal

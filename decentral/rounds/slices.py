@@ -6,7 +6,7 @@ import anyio
 from torch import Tensor
 
 from decentral.consensus.round_state import claims_match
-from decentral.replica.buffers import Tail
+from decentral.replica.contents import Tail
 from decentral.wire.frames import Frame, Header
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import ReducePlan

@@ -13,8 +13,7 @@ from decentral.consensus.chain import contributions
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 from decentral.parameters import Fragment
-from decentral.replica.codec import FixedShapes, range_shapes
-from decentral.replica.run_codec import codec_of
+from decentral.replica.codec import FixedShapes, codec_of, range_shapes
 from decentral.simulate.equations.averaged import Averaged
 from decentral.simulate.equations.of_methods import EQUATIONS, SHARE, WEIGH
 from decentral.simulate.learning.lessons import LessonName, first_anchors, toy_schema

@@ -11,7 +11,7 @@ from torch import Tensor
 from decentral.consensus.chain import Digest
 from decentral.node.node import Node
 from decentral.parameters.sharding import local_part
-from decentral.replica.owing import OWED
+from decentral.replica.replica import OWED
 from decentral.tensors.ops import is_finite
 
 RESTARTS = 3  # after NaN, without a commit that names this peer in between: then the settings are wrong, not a batch

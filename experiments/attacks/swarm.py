@@ -22,8 +22,7 @@ from decentral.optimizers.aggregation.sent import Sent
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec, Encoded
 from decentral.replica.contribution import Contribution
-from decentral.replica.outer_step import OuterStep
-from decentral.replica.replica import Replica
+from decentral.replica.replica import OuterStep, Replica
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record

@@ -33,12 +33,8 @@ from decentral.lab.work.language import Language
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.diagnostics.watch import Watch
 from decentral.replica.contribution import Contribution
-from decentral.replica.diagnosing.between import between
-from decentral.replica.diagnosing.coverage import Coverage
-from decentral.replica.diagnosing.names import DEBT_RATIO, NEVER_SENT, Figures
-from decentral.replica.diagnosing.pairs import Distances, between_two
-from decentral.replica.received.measures import Measure
-from decentral.replica.received.sample import ratio
+from decentral.replica.figures import DEBT_RATIO, NEVER_SENT, Figures
+from decentral.replica.measures import Coverage, Distances, Measure, between, between_two, ratio
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.presets import demo_tables
 

@@ -17,7 +17,7 @@ from decentral.cli.relay.numbers import numbers as relay_numbers
 from decentral.cli.shown.status_numbers import numbers as peer_numbers
 from decentral.observe.prometheus import exposition
 from decentral.observe.status import Status
-from decentral.replica.diagnosing.names import NAMES
+from decentral.replica.figures import NAMES
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.relay.limits import RelayLimits
 from decentral.wire.keys import Signer

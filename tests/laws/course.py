@@ -10,9 +10,9 @@ from torch import Tensor
 
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod
+from decentral.replica.codec import codec_of
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import Replica
-from decentral.replica.run_codec import codec_of
 from decentral.rounds.updates import CommittedUpdate
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.live_side import LiveSide

@@ -18,9 +18,8 @@ from decentral.optimizers import RoundInfo
 from decentral.parameters import schema_of
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after
-from decentral.replica.outer_step import OuterStep
 from decentral.replica.reduction import Reduction
-from decentral.replica.replica import Replica
+from decentral.replica.replica import OuterStep, Replica
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan

@@ -11,8 +11,8 @@ import torch
 from decentral.compressors import Compressor, parse_compressor
 from decentral.optimizers import Aggregation
 from decentral.optimizers.aggregation.sent import Sent
+from decentral.replica.apply import gram_of
 from decentral.replica.codec import Codec
-from decentral.replica.received.inner_products import gram_of
 from tests.laws.tables import BY_LENGTH, BY_PLACE, TRUSTS
 from tests.optimizers.aggregating import aggregated, gaussian
 

@@ -13,7 +13,7 @@ from decentral.optimizers import Aggregation
 from decentral.optimizers.aggregation.rule import Needs
 from decentral.optimizers.aggregation.sent import Sent
 from decentral.optimizers.diloco import DiLoCo
-from decentral.replica.received.gathering import GatherReader
+from decentral.replica.apply import GatherReader
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model
 from tests.rounds.test_healing import settle

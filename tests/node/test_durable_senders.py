@@ -13,8 +13,8 @@ from decentral.node.durable_store import DurableStore
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
+from decentral.replica.contents import sender_name
 from decentral.replica.contribution import header_after
-from decentral.replica.received.senders import sender_name
 from decentral.replica.replica import Replica
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Certificate, Commit, FrameRef

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from decentral.observe.notices import Notices
-from decentral.replica.method_output import NOBODY
-from decentral.replica.owing import OWED
+from decentral.replica.replica import OWED
+from decentral.replica.weights import NOBODY
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model
 from tests.rounds.test_healing import exact_terms, settle

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decentral.manifest import Manifest
-from decentral.replica.received.senders import sender_name
+from decentral.replica.contents import sender_name
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member, tiny_model
 from tests.node.test_every_method import two_blocks

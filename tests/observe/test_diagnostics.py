@@ -17,7 +17,7 @@ from decentral.observe.diagnostics.words import in_words
 from decentral.observe.health import health_sentence
 from decentral.observe.notices import LASTS, Notices
 from decentral.observe.status import Status
-from decentral.replica.diagnosing.names import (
+from decentral.replica.figures import (
     DEBT_RATIO,
     LOSS_DISPERSION,
     MEAN_COSINE,

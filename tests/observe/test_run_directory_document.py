@@ -19,7 +19,7 @@ from decentral.observe.packed_lines import SUFFIX
 from decentral.observe.report import SUMMARY_FILE
 from decentral.observe.rotation import KEPT
 from decentral.observe.status import STATUS_FILE
-from decentral.replica.diagnosing.names import NAMES
+from decentral.replica.figures import NAMES
 from decentral.state.frozen import FROZEN
 from decentral.training.schedule.absence import Away
 

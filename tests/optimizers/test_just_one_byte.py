@@ -23,8 +23,8 @@ from decentral.optimizers.just_one_byte import (
     note,
     noted,
 )
-from decentral.replica.forgetting import forgotten
-from decentral.replica.run_codec import codec_of
+from decentral.replica.codec import codec_of
+from decentral.replica.contribution import forgotten
 from decentral.rounds.updates import CommittedUpdate
 from tests.laws.learners import SCHEMA, Learners
 from tests.laws.swarm import NUMEL, SIGNERS

@@ -16,14 +16,10 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.node.terms import largest_offer, make_replica
 from decentral.optimizers import CHANGE, Channel, compressor_beside, make_outer
 from decentral.parameters import Schema, schema_of
-from decentral.replica.buffers import NO_TAIL
-from decentral.replica.codec import Codec, Shapes
-from decentral.replica.contribution import Contribution
-from decentral.replica.outbox import Outbox
-from decentral.replica.received.frame_contents import FrameContents
-from decentral.replica.received.unpacked import Unpacked
+from decentral.replica.codec import Codec, Shapes, codec_of
+from decentral.replica.contents import NO_TAIL, FrameContents, Unpacked
+from decentral.replica.contribution import Contribution, Outbox
 from decentral.replica.replica import Replica
-from decentral.replica.run_codec import codec_of
 from decentral.rounds.inbox import Inbox
 from decentral.wire import body
 from decentral.wire.frames import Frame, FrameKind, seal

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.replica.contribution import Contribution
-from decentral.replica.received.sample import Sample
+from decentral.replica.measures import Sample
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 

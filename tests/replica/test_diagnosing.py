@@ -15,19 +15,21 @@ from torch import Tensor
 
 from decentral.optimizers import CHANGE, Channel, Contributor
 from decentral.optimizers.diloco import DiLoCo
-from decentral.replica.diagnosing.between import between, dispersion, mean_cosine
-from decentral.replica.diagnosing.coverage import Coverage
-from decentral.replica.diagnosing.losses import between_losses
-from decentral.replica.diagnosing.names import (
-    LOSS_DISPERSION,
-    MEAN_COSINE,
-    NORM_DISPERSION,
-    REPLICA_DISTANCE,
-    REPLICA_VARIANCE,
+from decentral.replica.figures import LOSS_DISPERSION, MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
+from decentral.replica.measures import (
+    LAST,
+    MOST,
+    Coverage,
+    Distances,
+    Measure,
+    Sample,
+    between,
+    between_losses,
+    between_two,
+    dispersion,
+    mean_cosine,
+    ratio,
 )
-from decentral.replica.diagnosing.pairs import LAST, Distances, between_two
-from decentral.replica.received.measures import Measure
-from decentral.replica.received.sample import MOST, Sample, ratio
 
 LONG = 4 * MOST + 5
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from decentral.replica.method_output import NOBODY, said, stepped, weighed
+from decentral.replica.weights import NOBODY, said, stepped, weighed
 
 ANCHOR, STATE = torch.ones(3), {"momentum": torch.zeros(3)}
 

@@ -15,7 +15,7 @@ from decentral.optimizers.fedbuff import FedBuff
 from decentral.optimizers.local_sgd import LocalSGD
 from decentral.optimizers.shared_moments import DESLoc
 from decentral.optimizers.sparseloco import SparseLoCo
-from decentral.replica.received.sample import Sample
+from decentral.replica.measures import Sample
 from decentral.replica.replica import Replica
 from tests.laws.tables import AGGREGATIONS, rule_of
 from tests.replica.test_aggregation import NUMEL, SCHEMA, SPARSE, randn, replica, round_of
@@ -36,7 +36,7 @@ class Asked:
             self.asked, self.made = self.asked + 1, self.made + (found is not None)
             return found
 
-        monkeypatch.setattr("decentral.replica.received.gathering.GatherReader.moved", looked)
+        monkeypatch.setattr("decentral.replica.apply.GatherReader.moved", looked)
 
 
 @pytest.fixture

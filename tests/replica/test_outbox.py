@@ -10,8 +10,7 @@ from decentral.compressors import Nothing, parse_compressor
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec, Encoded
-from decentral.replica.contribution import Contribution
-from decentral.replica.outbox import ROUNDS, Outbox
+from decentral.replica.contribution import ROUNDS, Contribution, Outbox
 from decentral.replica.replica import Replica
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Signer

@@ -15,9 +15,8 @@ from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import Contribution
-from decentral.replica.owing import OWED, in_own_units, owed_after
 from decentral.replica.reduction import Reduction
-from decentral.replica.replica import Replica
+from decentral.replica.replica import OWED, Replica, in_own_units, owed_after
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 

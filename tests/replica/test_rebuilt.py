@@ -10,8 +10,8 @@ import torch
 from decentral.optimizers import Contributor
 from decentral.optimizers.base import CHANGE
 from decentral.optimizers.just_one_byte import JustOneByte
-from decentral.replica.rebuilt import rebuilt
-from decentral.replica.rule_output import Unusable
+from decentral.replica.apply import rebuilt
+from decentral.replica.weights import Unusable
 
 LAYOUT = {"a": (2, 3), "b": (4,)}
 TOLD = [Contributor(bytes([n]) * 32, summary=bytes([n]) * 13) for n in range(2)]

@@ -15,7 +15,7 @@ from decentral.optimizers.aggregation.rule import Needs
 from decentral.optimizers.aggregation.sent import Sent
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.replica import Replica
-from decentral.replica.rule_output import Unusable, row_of, scales_of
+from decentral.replica.weights import Unusable, row_of, scales_of
 from tests.laws.learners import EXACT, Learners
 from tests.laws.swarm import NUMEL
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from decentral.replica.received.measures import Measure
-from decentral.replica.received.scrutiny import TOLD_AGAIN, TWIN_ROUNDS, Scrutiny
+from decentral.replica.measures import TOLD_AGAIN, TWIN_ROUNDS, Measure, Scrutiny
 from decentral.wire.keys import peer_name
 from decentral.wire.messages import FrameRef, Record
 

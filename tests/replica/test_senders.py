@@ -10,7 +10,7 @@ from decentral.errors import PayloadError
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
-from decentral.replica.received.senders import Senders, is_of_sender, sender_name
+from decentral.replica.contents import Senders, is_of_sender, sender_name
 from decentral.replica.replica import Replica
 
 A, B = bytes([1] * 32), bytes([2] * 32)

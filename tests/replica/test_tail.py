@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from decentral.compressors import parse_compressor
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.parameters import BufferSpec
-from decentral.replica.buffers import NO_TAIL, Tail
 from decentral.replica.codec import Codec, range_shapes
+from decentral.replica.contents import NO_TAIL, Tail
 from decentral.rounds.inbox import Inbox
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, parse, seal
 from tests.corpus.builders import header

@@ -14,8 +14,7 @@ import trio.testing
 
 from decentral.errors import DiskError
 from decentral.flow.offload import in_thread, inline
-from decentral.replica.outer_step import OuterStep
-from decentral.replica.replica import Replica
+from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.ahead import StepAhead
 from decentral.rounds.driver import Driver
 from decentral.rounds.steps import Tasks

@@ -17,7 +17,8 @@ from decentral.manifest import Manifest
 from decentral.observe.diagnostics.watch import ROUNDS
 from decentral.observe.notices import Notices
 from decentral.optimizers.diloco import DiLoCo
-from decentral.replica.diagnosing.names import (
+from decentral.replica.contents import FrameContents
+from decentral.replica.figures import (
     DEBT_RATIO,
     LOSS_DISPERSION,
     MEAN_COSINE,
@@ -28,7 +29,6 @@ from decentral.replica.diagnosing.names import (
     REPLICA_VARIANCE,
     Figures,
 )
-from decentral.replica.received.frame_contents import FrameContents
 from decentral.rounds import looking
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule.sync_schedule import SyncSchedule

@@ -12,8 +12,8 @@ import pytest
 
 from decentral.consensus.chain import Branch
 from decentral.replica import pair_step, replica
-from decentral.replica.outbox import Outbox
-from decentral.replica.received.frame_contents import FrameContents
+from decentral.replica.contents import FrameContents
+from decentral.replica.contribution import Outbox
 from decentral.rounds import adoption, bookkeeping
 from decentral.rounds.pairs import gossip
 from tests.lab import nodes

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decentral.consensus.chain import Branch
-from decentral.replica.owing import OWED
+from decentral.replica.replica import OWED
 from decentral.rounds.pairs.gossip import Gossip
 from decentral.wire.messages import FrameRef
 from tests.lab.learners import Learner

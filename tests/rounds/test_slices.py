@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decentral.replica.buffers import NO_TAIL
+from decentral.replica.contents import NO_TAIL
 from decentral.replica.contribution import Contribution
 from decentral.rounds.slices import Slices
 from decentral.wire.messages import ReducePlan

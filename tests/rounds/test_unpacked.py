@@ -10,7 +10,7 @@ import torch
 from decentral.compressors import parse_compressor
 from decentral.errors import PayloadError
 from decentral.replica.codec import Codec
-from decentral.replica.received.unpacked import Unpacked
+from decentral.replica.contents import Unpacked
 from decentral.rounds.inbox import Inbox
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer

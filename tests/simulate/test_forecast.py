@@ -10,7 +10,7 @@ import torch
 
 from decentral.manifest import preset_manifest
 from decentral.quantities import parse_rate
-from decentral.replica.run_codec import codec_of
+from decentral.replica.codec import codec_of
 from decentral.simulate.forecast import forecast
 from decentral.simulate.learning.stand_in import body_nbytes, stand_in_for
 from decentral.simulate.profiles import PROFILES

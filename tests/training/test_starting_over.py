@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from decentral.replica.owing import OWED
+from decentral.replica.replica import OWED
 from decentral.training.starting_over import anchors_without_debt, forget_non_finite
 
 

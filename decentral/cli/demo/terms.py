@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decentral.cli.job.measuring import WINDOWS
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
-from decentral.replica.run_codec import codec_of
+from decentral.replica.codec import codec_of
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte

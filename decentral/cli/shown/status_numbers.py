@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from decentral.observe.diagnostics.bands import BANDS
 from decentral.observe.prometheus import exposition
 from decentral.observe.status import STATES, Status
-from decentral.replica.diagnosing.names import NAMES
+from decentral.replica.figures import NAMES
 
 _OURS = "decentral_peer"
 _MEANING = {

@@ -15,7 +15,7 @@ from decentral.consensus.chain import Head
 from decentral.lab.swarm.lab_peer import LabPeer
 from decentral.lab.swarm.reducing import plan_of, results, slices_of
 from decentral.replica.contribution import Contribution
-from decentral.replica.outer_step import OuterStep
+from decentral.replica.replica import OuterStep
 from decentral.rounds.updates import CommittedUpdate
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 

@@ -18,9 +18,9 @@ from decentral.optimizers.aggregation.sent import Sent
 from decentral.optimizers.base import Part
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after
-from decentral.replica.received.measures import Measure
+from decentral.replica.measures import Measure
 from decentral.replica.reduction import Reduction
-from decentral.replica.rule_output import Unusable, scales_of
+from decentral.replica.weights import Unusable, scales_of
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.messages import FrameRef, ReducePlan
 

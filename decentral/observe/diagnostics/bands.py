@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from decentral.replica.diagnosing.names import (
+from decentral.replica.figures import (
     DEBT_RATIO,
     LOSS_DISPERSION,
     MEAN_COSINE,

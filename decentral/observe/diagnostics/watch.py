@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from decentral.observe.diagnostics.bands import BANDS, Band
-from decentral.replica.diagnosing.names import Figures
+from decentral.replica.figures import Figures
 
 __all__ = ["ROUNDS", "Crossing", "Watch"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from decentral.observe.diagnostics.bands import BANDS
-from decentral.replica.diagnosing.names import (
+from decentral.replica.figures import (
     DEBT_RATIO,
     LOSS_DISPERSION,
     MEAN_COSINE,

@@ -15,7 +15,7 @@ import psutil
 
 from decentral.consensus.chain import Head
 from decentral.errors import PayloadError
-from decentral.replica.received.senders import sender_name
+from decentral.replica.contents import sender_name
 from decentral.replica.replica import Replica
 from decentral.state.snapshot import CHUNK_NBYTES, HASH_NBYTES, Layout, SnapshotIndex
 from decentral.wire.keys import PeerId

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from decentral.flow.send_queue import FEW
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
-from decentral.replica.codec import Codec
-from decentral.replica.run_codec import codec_of
+from decentral.replica.codec import Codec, codec_of
 from decentral.simulate.cost import of_rounds
 from decentral.simulate.cost.sizes import Cost
 from decentral.simulate.learning.stand_in import body_nbytes

@@ -19,8 +19,7 @@ from decentral.dissemination.partition import Grain, partition
 from decentral.dissemination.passing import PIECE
 from decentral.manifest import Manifest
 from decentral.parameters import Fragment
-from decentral.replica.codec import Codec
-from decentral.replica.run_codec import codec_of
+from decentral.replica.codec import Codec, codec_of
 from decentral.rounds.catchup.donor import ANY_FORM, PACKED
 from decentral.simulate.learning.lessons import LessonName, toy_schema
 from decentral.transport.memory.pipe import Weight

@@ -22,7 +22,7 @@ from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node, Start
 from decentral.optimizers import make_outer
-from decentral.replica.received.readings import Readings
+from decentral.replica.contents import Readings
 from decentral.rounds.updates import CommittedUpdate, Ledger
 from decentral.simulate.learning.lessons import LessonName, first_anchors, lesson_named, toy_schema
 from decentral.simulate.learning.training import FlatModel, Note, StepPace, Trainer

@@ -20,7 +20,7 @@ from decentral.consensus.chain import Digest
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, carry, make_outer
 from decentral.replica.contribution import Contribution
-from decentral.replica.method_output import said
+from decentral.replica.weights import said
 from decentral.rounds.updates import CommittedUpdate
 from decentral.tensors.device import beside, less
 from decentral.training.live_side import LiveSide, Parameters

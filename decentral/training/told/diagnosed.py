@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from decentral.observe.diagnostics.watch import Watch
-from decentral.replica.diagnosing.names import Figures
+from decentral.replica.figures import Figures
 
 __all__ = ["Diagnosed"]
 

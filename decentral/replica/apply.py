@@ -1,0 +1,362 @@
+"""What a commit makes of the tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from decentral.compressors import Payload, support
+from decentral.compressors.feedback import Receiving, State
+from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod, RoundInfo
+from decentral.optimizers.aggregation.gram import Dense, Sparse, Values, gram
+from decentral.optimizers.aggregation.mean import Adder, masked, mean_of
+from decentral.optimizers.aggregation.sent import Floats, Sent
+from decentral.optimizers.base import Layout, Part, numel_of
+from decentral.optimizers.piecewise import minus_mean
+from decentral.parameters import Schema
+from decentral.replica.codec import Codec
+from decentral.replica.contents import FrameContents, Senders
+from decentral.replica.measures import Measure, Sample
+from decentral.replica.reduction import results_of
+from decentral.replica.weights import Unusable, attempted, called, outside_of, row_of, scales_of
+from decentral.tensors.memory import fresh_zeros
+from decentral.tensors.ops import float32, is_finite
+from decentral.wire.frames import Frame
+from decentral.wire.keys import PeerId
+from decentral.wire.messages import Record
+
+__all__ = ["rebuilt"]
+
+# ---- combining ----
+#
+# What came of each channel, as the outer step takes it: one mean over all who contributed, or a row of each.
+
+# Shape suffixes: N = elements of one fragment, K = contributors; flat float32.
+
+OfChannel = tuple[
+    Channel, Sequence[Adder]
+]  # an adder adds one contributor's vector, and has its weight in this channel
+
+
+def combined(channels: Sequence[OfChannel], numel: int, by_rows: Aggregation | None = None) -> dict[str, Tensor]:
+    """By channel its weighted mean (N,), or the rows of all (K, N) in the order of their peers' ids; nothing of a mean
+    in which nobody counts.
+
+    Rows of all need K times a fragment's memory, so methods that can do with the mean ask for that. ``by_rows``: a rule
+    that makes the first channel of rows, instead of a mean. Raises NonFiniteError when a contribution is not finite,
+    Unusable when what the rule gave is none of its kind.
+    """
+    first, adders = channels[0]
+    counted = [adder for adder in adders if adder[2] > 0]
+    if by_rows is not None and len(counted) >= by_rows.least:
+        made = {first.name: row_of(by_rows, _rows(counted, numel))}
+        return made | combined(channels[1:], numel) if channels[1:] else made
+    return {
+        channel.name: mean_of(fresh_zeros(numel), adders) if channel.combine == "mean" else _rows(adders, numel)
+        for channel, adders in channels
+        if channel.combine == "each" or any(weight for _, _, weight in adders)
+    }
+
+
+def _rows(adders: Sequence[Adder], numel: int) -> Tensor:
+    return torch.stack([_row(add, numel) for _, add, _ in sorted(adders, key=lambda adder: adder[0])])
+
+
+def _row(add: Callable[..., None], numel: int) -> Tensor:
+    row_N = fresh_zeros(numel)
+    add(row_N, weight=1.0)
+    return row_N
+
+
+# ---- inner products ----
+#
+# The inner products of what frames hold: sparse where the codec says places, dense where it does not.
+#
+# Of one tensor all contributions are looked at together: what is not sparse needs the memory of that tensor, times the
+# contributors, and no copy of the whole.
+
+# Shape suffixes: K = contributors, S = values of a tensor that are not zero.
+
+
+def gram_of(codec: Codec, changes: Sequence[Sequence[Payload]]) -> Floats:
+    """The inner products (K, K) of contributions, by their payloads, one for each tensor. Raises PayloadError."""
+    return gram(_tensors(codec, changes), len(changes))
+
+
+def _tensors(codec: Codec, changes: Sequence[Sequence[Payload]]) -> Iterator[list[Values]]:
+    for payloads in zip(*changes, strict=True):
+        yield [_values(codec, payload) for payload in payloads]
+
+
+def _values(codec: Codec, payload: Payload) -> Values:
+    found = support(codec.compressor, payload)
+    if found is not None:
+        place_S, value_S = found
+        return Sparse(place_S.contiguous().numpy(), value_S.float().contiguous().numpy())
+    (piece,) = codec.pieces([payload])
+    return Dense(piece.contiguous().reshape(-1).numpy())
+
+
+# ---- rebuilt ----
+#
+# Changes of a method that sends none: each peer makes them of what contributors said. See `OuterMethod.rebuilt`.
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+def rebuilt(
+    method: OuterMethod, told: Sequence[Contributor], layout: Layout, weights: Sequence[float], channel: Channel
+) -> dict[str, Tensor]:
+    """What came, by the name of the channel: a mean by ``weights``. Raises Unusable where the method gave no change."""
+    pairs = zip(told, weights, strict=True)
+    adders = [(one.peer, partial(_add, method, one, layout), weight) for one, weight in pairs]
+    return combined([(channel, adders)], numel_of(layout))
+
+
+def _add(method: OuterMethod, told: Contributor, layout: Layout, total_N: Tensor, weight: float) -> None:
+    made_N, why = called("rebuilt", lambda: method.rebuilt(told, layout))
+    if made_N is None or why:
+        raise Unusable(f"{method.name}: {why or 'rebuilt gave nothing'}")
+    if (made_N.shape, made_N.dtype) != (total_N.shape, total_N.dtype):
+        raise Unusable(f"{method.name}: rebuilt gave {made_N.dtype} {tuple(made_N.shape)}, want {tuple(total_N.shape)}")
+    total_N += made_N * float32(weight)
+
+
+# ---- estimates ----
+#
+# What each contributor's change is taken for, where receivers remember: what came, with what is kept of its sender.
+#
+# Under ef21 a frame holds how the sender's gradient differs from what it sent before, so a mean of frames would say
+# nothing. The mean is that of the estimates of those whom the record names; who is absent is not in it, as ever. Norms
+# that clip and warn are those of the estimates, too: a difference is long when its sender is new, and that is no
+# fault.
+#
+# One member could end every round otherwise: the sum of two frames of values near 2e38 is beyond float32. Its sender
+# is taken for new then, and starts anew as all hold it; a rule that clips sees one long estimate.
+#
+# One estimate is in memory at a time, beside what is kept. It is made twice: to measure and keep, then to add.
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOfSenders:
+    """What a record's contributions leave with every receiver."""
+
+    states: dict[PeerId, State] = field(default_factory=dict)  # to keep of each sender
+    measures: dict[PeerId, Measure] = field(default_factory=dict)  # of the estimates
+
+
+NOTHING_KEPT = KeptOfSenders()
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Of contributions. Pure: what is kept of senders is not changed."""
+
+    contents: FrameContents
+    senders: Senders
+
+    def told(self, frames: Iterable[Frame]) -> KeptOfSenders:
+        """What there is to keep of their senders."""
+        states: dict[PeerId, State] = {}
+        measures: dict[PeerId, Measure] = {}
+        for frame in frames:
+            peer, receiving = frame.header.sender, self._receiving(frame)
+            states[peer] = receiving.state
+            measures[peer] = Measure.of([receiving.estimate_N], receiving.estimate_N.numel())
+        return KeptOfSenders(states, measures)
+
+    def add(self, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
+        """``total += weight * scale * change``."""
+        total_N += self._receiving(frame).estimate_N * (weight if scale == 1.0 else float32(weight * scale))
+
+    def _receiving(self, frame: Frame) -> Receiving:
+        """A sender that has sent beyond float32 in all is taken for new: what came is finite, and the round goes on."""
+        kept, feedback = self.senders.of(frame.header.fragment, frame.header.sender), self.contents.codec.feedback
+        arrived_N = self.contents.change(frame)
+        receiving = feedback.receive(arrived_N, kept)
+        return receiving if is_finite(receiving.estimate_N) else feedback.receive(arrived_N, {})
+
+
+# ---- gathering ----
+#
+# How the frames of a gather become what the outer step receives: one vector of each channel, or a row of each peer.
+
+
+@dataclass(frozen=True, slots=True)
+class GatherReader:
+    """Of one run. Pure: what is kept of senders is not changed."""
+
+    contents: FrameContents
+    senders: Senders
+    rule: Aggregation
+
+    def told(self, frames: Sequence[Frame]) -> KeptOfSenders:
+        """What every receiver keeps of these frames' senders, in their order."""
+        return self._estimates.told(frames) if self.senders.names else NOTHING_KEPT
+
+    def received(
+        self,
+        frames: Sequence[Frame],
+        due: Sequence[Channel],
+        weights: Sequence[Sequence[float]],
+        numel: int,
+        seed: bytes,
+        told: KeptOfSenders,
+        outside: Sequence[Part] = (),
+    ) -> dict[str, Tensor]:
+        """By channel what came of it. ``weights``: what each frame counts in each channel; ``seed``: of the round;
+        ``outside``: where the change of each frame counts nothing.
+        """
+        whole = [1.0] * len(frames)
+        scales = [self.scales(frames, weights[0], seed, told), *[whole] * (len(due) - 1)]  # only of the change
+        channels = [
+            (channel, self._adders(frames, place, scales[place], weights[place])) for place, channel in enumerate(due)
+        ]
+        channels[0] = (due[0], masked(channels[0][1], outside))
+        return combined(channels, numel, self.rule if self.rule.needs == "rows" else None)
+
+    def moved(
+        self,
+        frames: Sequence[Frame],
+        weights: Sequence[float],
+        seed: bytes,
+        step: tuple[Tensor, float],
+        sample: Sample,
+    ) -> tuple[Tensor, Tensor] | None:
+        """``anchor - mean * rate``, of the two in ``step``, and where in the sample something came, bool (S,).
+
+        None where receivers remember, a rule wants rows, the contents of some frame are not at hand, or what comes of
+        it is beyond float32. Raises Unusable.
+        """
+        held = [self.contents.unpacked.get(frame) for frame in frames]
+        by_rows = self.rule.needs == "rows" and sum(weight > 0 for weight in weights) >= self.rule.least
+        anchor_N, rate = step
+        if self.senders.names or by_rows or not len(anchor_N) or not all(held):
+            return None
+        pairs = zip(frames, held, self.scales(frames, weights, seed), weights, strict=True)
+        adders = [
+            (frame.header.sender, partial(self.contents.opened, payloads or (), scale), weight)
+            for frame, payloads, scale, weight in pairs
+        ]
+        sizes = [(math.prod(one.shape), self.contents.codec.band(one.shape)) for one in held[0] or ()]
+        came = dict[int, Tensor]()
+        made_N = minus_mean(
+            anchor_N, sizes, adders, rate, lambda at, total: came.update({at: sample.of_part(total, at) != 0})
+        )
+        return None if made_N is None else (made_N, torch.cat([came[at] for at in sorted(came)]))
+
+    def scales(
+        self, frames: Sequence[Frame], weights: Sequence[float], seed: bytes, told: KeptOfSenders = NOTHING_KEPT
+    ) -> list[float]:
+        """What changes are multiplied by; ``seed``: of the round. Unusable when the rule gives nothing that fits."""
+        needs, counted = self.rule.needs, sum(weight > 0 for weight in weights)
+        if needs == "nothing" or (needs == "rows" and counted >= self.rule.least):
+            return [1.0] * len(frames)
+        if needs == "products" and counted >= self.rule.least:
+            gram_KK = gram_of(self.contents.codec, [self.contents.channel(frame, 0) for frame in frames])
+            return scales_of(self.rule, Sent.of_gram(gram_KK, weights, seed))
+        norms = [measure.norm for measure in told.measures.values() or map(self.contents.measure, frames)]
+        return scales_of(self.rule, Sent.of_norms(norms, weights, seed))
+
+    def _adders(
+        self, frames: Sequence[Frame], place: int, scales: Sequence[float], weights: Sequence[float]
+    ) -> list[Adder]:
+        remembers = self.senders.names and place == 0
+        add = self._estimates.add if remembers else partial(self._add, place)
+        return [
+            (frame.header.sender, partial(add, frame, scale), weight)
+            for frame, scale, weight in zip(frames, scales, weights, strict=True)
+        ]
+
+    def _add(self, place: int, frame: Frame, scale: float, total_N: Tensor, weight: float) -> None:
+        self.contents.add(frame, place, scale, total_N, weight)
+
+    @property
+    def _estimates(self) -> Estimates:
+        return Estimates(self.contents, self.senders)
+
+
+# ---- reception ----
+#
+# What the frames of a record become: one vector of each channel, or a row of each peer.
+#
+# Or the next anchor itself, where an outer step is that simple.
+
+# Shape suffixes: N = elements of one fragment, S = places of its sample; flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRecord:
+    """A record with what its frames hold."""
+
+    record: Record
+    frames: Sequence[Frame]  # in the record's order
+    bodies: Sequence[memoryview]  # theirs, without buffers
+    decoded: Mapping[bytes, Tensor]  # what results are known to hold, by their frames' hashes
+    told: Sequence[Contributor]
+    kept: KeptOfSenders
+
+
+@dataclass(frozen=True, slots=True)
+class Reception:
+    """Of one run. Pure."""
+
+    schema: Schema
+    method: OuterMethod
+    codec: Codec
+    gathering: GatherReader
+
+    def received(
+        self, opened: OpenedRecord, due: Sequence[Channel], weights: Sequence[Sequence[float]]
+    ) -> dict[str, Tensor]:
+        """What came of each channel that is due, and in which somebody counts. ``weights``: of each channel.
+
+        NonFiniteError when a contribution is not finite, Unusable when what the rule or the method gave cannot be used.
+        """
+        record, layout = opened.record, self.schema.fragments[opened.record.fragment].layout
+        if self.method.rebuilds:
+            return rebuilt(self.method, opened.told, layout, weights[0], due[0])
+        numel = self.schema.fragments[record.fragment].numel
+        if not record.contributors:
+            outside = outside_of(self.method, opened.told, layout)
+            return self.gathering.received(opened.frames, due, weights, numel, record.hash, opened.kept, outside)
+        mean_CN = results_of(record, opened.bodies, opened.decoded, self.codec, numel, len(due))
+        rows = zip(due, mean_CN, weights, strict=True)
+        return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}
+
+    def moved(
+        self, opened: OpenedRecord, due: Sequence[Channel], info: RoundInfo, anchor_N: Tensor, sample: Sample
+    ) -> tuple[Tensor, Tensor] | None:
+        """The anchor after a gather whose outer step is ``anchor - mean * rate``, and where in the sample something
+        came, bool (S,). None: it is more, or the frames' contents are not all at hand, or what comes of it is beyond
+        float32; `received` and the method tell then. Raises Unusable.
+        """
+        record, method = opened.record, self.method
+        if record.contributors or method.rebuilds or method.divides or len(due) > 1 or due[0].combine != "mean":
+            return None
+        rate = _rate(method, info)
+        if rate is None:
+            return None
+        return self.gathering.moved(opened.frames, info.weights, record.hash, (anchor_N, rate), sample)
+
+
+def _rate(method: OuterMethod, info: RoundInfo) -> float | None:
+    """A float32 above 0, or None: a plugin is anybody's code. An ancestor's rate says nothing of an own outer step,
+    which would then be asked on those peers only that had no room for what came.
+    """
+    if not issubclass(_definer(method, "rate"), _definer(method, "outer_step")):
+        return None
+    given, _ = attempted(lambda: method.rate(info))
+    found, _ = attempted(lambda: float32(float(given)))  # type: ignore[arg-type]  # TypeError is what None gives
+    return found if found is not None and math.isfinite(found) and found > 0 else None
+
+
+def _definer(method: OuterMethod, name: str) -> type:
+    return next(one for one in type(method).__mro__ if name in vars(one))

@@ -1,0 +1,382 @@
+"""What a frame holds, opened once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decentral.compressors import Payload
+from decentral.compressors.chain import AddBand
+from decentral.compressors.feedback import State
+from decentral.errors import NonFiniteError, PayloadError
+from decentral.parameters import BufferSpec, Schema, first_non_finite, split
+from decentral.replica.codec import Codec, FixedShapes
+from decentral.replica.measures import Measure, Measures
+from decentral.tensors.ops import float32, is_finite
+from decentral.wire.frames import Frame, FrameKind, Header
+from decentral.wire.keys import Digest, PeerId
+from decentral.wire.messages import MAX_PEERS, Record
+
+__all__ = ["Readings"]
+
+# ---- unpacked ----
+#
+# What the bodies of gathered frames hold, read from their bytes once: checked, measured and added from the same parts.
+#
+# Kept for as long as the round is open, of each sender the newest frame of a round, and within so many bytes: a sparse
+# contribution to 31 million parameters takes 1.5 MB. What found no room is read again. What was measured stays longer.
+
+CAPACITY = 1 << 26  # bytes, of the 256 MiB for frames: most of a round's, where sparse ones take a hundredth of it each
+GATHERED = (FrameKind.CONTRIBUTION, FrameKind.MERGE)  # what every peer adds up itself
+
+Payloads = Sequence[Payload]
+
+
+class Unpacked:
+    """By round and sender. Called from the threads that decode."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.capacity, self.nbytes, self.measures = capacity, 0, Measures()
+        self._kept: dict[tuple[int, PeerId], tuple[bytes, Payloads]] = {}  # with the frame's hash
+        self._lock = threading.Lock()
+
+    def get(self, frame: Frame) -> Payloads | None:
+        """What was read of a frame, while it is kept."""
+        hash_, payloads = self._kept.get(_key(frame), (b"", ()))
+        return payloads if hash_ == frame.hash else None
+
+    def add(self, frame: Frame, payloads: Payloads) -> bool:
+        """Keep what a frame holds; False when there is no room for it, even without those of rounds before its own."""
+        with self._lock:
+            self._drop(_key(frame))
+            for past in sorted(key for key in self._kept if key[0] < frame.header.round):
+                if self._fits(payloads):
+                    break
+                self._drop(past)
+            if not self._fits(payloads):
+                return False
+            self._kept[_key(frame)] = frame.hash, payloads
+            self.nbytes += nbytes_of(payloads)
+            return True
+
+    def forget_before(self, round_: int) -> None:
+        """Drop what is of rounds before ``round_``."""
+        with self._lock:
+            for key in [key for key in self._kept if key[0] < round_]:
+                self._drop(key)
+
+    def _fits(self, payloads: Payloads) -> bool:
+        return self.nbytes + nbytes_of(payloads) <= self.capacity
+
+    def _drop(self, key: tuple[int, PeerId]) -> None:
+        _, payloads = self._kept.pop(key, (b"", ()))
+        self.nbytes -= nbytes_of(payloads)
+
+
+def nbytes_of(payloads: Payloads) -> int:
+    """What their parts take in memory."""
+    return sum(part.nbytes for payload in payloads for part in payload.parts)
+
+
+def _key(frame: Frame) -> tuple[int, PeerId]:
+    return frame.header.round, frame.header.sender
+
+
+# ---- senders ----
+#
+# What every receiver keeps of each sender, alike on all peers: under ef21 and econtrol the sum of what it sent.
+#
+# It belongs to the anchor: snapshots and checkpoints hold it, and only commits change it. A sender keeps no copy of
+# its own. What it takes the others to hold of it is what they hold, whatever was passed by, given up or adopted
+# meanwhile. Of a peer that is no member any more nothing is kept: it is as long as the model for each member, and no
+# longer. Who comes back starts anew, and everybody with it.
+
+_PREFIX = "senders/"
+_PEER_NBYTES = 32
+Kept = dict[PeerId, State]
+
+
+class Senders:
+    """By fragment and sender. Tensors are replaced, never written to."""
+
+    def __init__(self, names: tuple[str, ...], sizes: Sequence[int]) -> None:
+        """``names``: of what receivers keep, none under most mechanisms; ``sizes``: elements of each fragment."""
+        self.names, self.sizes = names, tuple(sizes)
+        self._kept: list[Kept] = [{} for _ in self.sizes]
+
+    def of(self, fragment: int, peer: PeerId) -> State:
+        """What is kept of a sender; {} before its first contribution."""
+        return self._kept[fragment].get(peer, {})
+
+    def book(self, fragment: int, states: Mapping[PeerId, State]) -> None:
+        """Keep what a commit left of its contributors."""
+        self._kept[fragment] = {**self._kept[fragment], **states}
+
+    def keep_only(self, members: Collection[PeerId]) -> None:
+        """Drop what is kept of everybody else: a record set a new membership."""
+        self._kept = [{peer: state for peer, state in kept.items() if peer in members} for kept in self._kept]
+
+    # ---- what a checkpoint or a snapshot holds ----
+
+    @property
+    def nbytes(self) -> int:
+        """What all of it takes."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, by the names of a snapshot."""
+        return {
+            sender_name(f, peer, name): tensor
+            for f, kept in enumerate(self._kept)
+            for peer, state in kept.items()
+            for name, tensor in state.items()
+        }
+
+    def found(self, tensors: Mapping[str, Tensor]) -> list[Kept]:
+        """What these tensors hold of senders. PayloadError for a name or a size that cannot be, or for too many."""
+        found: list[dict[PeerId, dict[str, Tensor]]] = [{} for _ in self.sizes]
+        for key in filter(is_of_sender, tensors):
+            fragment, peer, name = self._place(key)
+            tensor = tensors[key]
+            if tensor.shape != (self.sizes[fragment],) or not tensor.is_floating_point() or tensor.element_size() != 4:
+                raise PayloadError(f"{key} of shape {tuple(tensor.shape)}, want ({self.sizes[fragment]},) of float32")
+            found[fragment].setdefault(peer, {})[name] = tensor
+        for kept in found:
+            if len(kept) > MAX_PEERS or any(set(state) != set(self.names) for state in kept.values()):
+                raise PayloadError(f"state of {len(kept)} senders, or of one by halves; use another donor")
+        return [dict(kept) for kept in found]
+
+    def take_over(self, found: Sequence[Kept]) -> None:
+        """Hold what was ``found``, and nothing else."""
+        self._kept = list(found)
+
+    def _place(self, key: str) -> tuple[int, PeerId, str]:
+        """Fragment, sender and name. PayloadError where this run has no such thing."""
+        fragment, peer, name = [*key.removeprefix(_PREFIX).split("/"), "", "", ""][:3]
+        known = {str(f): f for f in range(len(self.sizes))}
+        try:
+            sender = bytes.fromhex(peer)
+        except ValueError:
+            sender = b""
+        if fragment not in known or name not in self.names or key != sender_name(known[fragment], sender, name):
+            raise PayloadError(f"state holds {key[:120]!r}, which no receiver of this run keeps; use another donor")
+        if len(sender) != _PEER_NBYTES:
+            raise PayloadError(f"state of a sender whose id has {len(sender)} bytes; use another donor")
+        return known[fragment], sender, name
+
+
+def sender_name(fragment: int, peer: PeerId, name: str) -> str:
+    """Name of what is kept of one sender. They sort behind all others, so that those stay in the same chunks."""
+    return f"{_PREFIX}{fragment}/{peer.hex()}/{name}"
+
+
+def is_of_sender(name: str) -> bool:
+    """Whether a tensor of a checkpoint or a snapshot is kept of some sender."""
+    return name.startswith(_PREFIX)
+
+
+# ---- readings ----
+#
+# What peers of one process read of the same frames: a simulation has hundreds, and each frame comes to all of them.
+#
+# A frame's hash covers its header and body, and the schema and the codec are the run's, so what one peer has read of a
+# frame, and found to be as it should, is what every other would read. Parts are shared and never written to.
+
+KEPT = 2048  # frames: two rounds of the largest membership
+
+
+class Readings:
+    """The newest frames', by hash: the payloads of a body that is in order, and what was measured of it."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, tuple[Payloads, Measure | None]] = OrderedDict()
+
+    def get(self, frame: bytes) -> tuple[Payloads, Measure | None] | None:
+        """What was read of a frame, while it is remembered."""
+        return self._known.get(frame)
+
+    def add(self, frame: bytes, payloads: Payloads, measure: Measure | None) -> None:
+        """Remember what was read of a frame."""
+        self._known[frame] = payloads, measure
+        if len(self._known) > KEPT:
+            self._known.popitem(last=False)
+
+
+# ---- buffers ----
+#
+# The buffers of a model behind the body of a frame: BatchNorm's running means, for instance.
+#
+# Crosses the wire: little-endian float32, in the schema's order, after what the compressor wrote, under the same hash
+# and signature. They ride with fragment 0: on contributions, on slices and results of part 0, on both halves of a
+# pair, and on what gossip merges in the end. No length is read: the local schema gives it.
+#
+# They are not compressed, for an error in a running variance is not averaged away. That costs 4 bytes a value, and
+# buffers are few; a mask as large as the context is better registered with ``persistent=False``.
+
+# Shape suffix: B = elements of all buffers, flat float32.
+
+_FLOAT = np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What crosses of the buffers. Without any, as where each peer keeps its own, frames have no tail."""
+
+    buffers: tuple[BufferSpec, ...] = ()
+    numel: int = 0
+    takes_first: bool = False  # what the first contributor has, instead of the mean
+
+    @classmethod
+    def of(cls, schema: Schema, policy: str) -> Tail:
+        """``policy``: average, first or own, as the manifest says."""
+        shared = policy != "own"
+        return cls(schema.buffers if shared else (), schema.buffer_numel if shared else 0, policy == "first")
+
+    def nbytes(self, fragment: int, part: int = 0) -> int:
+        """Bytes behind the body of a frame."""
+        return 4 * self.numel if fragment == 0 and part == 0 else 0
+
+    def nbytes_of(self, header: Header) -> int:
+        """The same for a frame with this header."""
+        return self.nbytes(header.fragment, header.part)
+
+    def pack(self, buffers_B: Tensor) -> bytes:
+        """The bytes that tell these buffers; none where nothing crosses. NonFiniteError names one with NaN or Inf."""
+        if not self.numel:
+            return b""
+        if (culprit := first_non_finite(buffers_B, self.buffers)) is not None:
+            raise NonFiniteError(
+                f"NaN or Inf in the buffer {culprit}; nothing was sent: lower the learning rate, or, where it belongs "
+                'there (a mask), register it with persistent=False or set buffers = "own" in [model]'
+            )
+        return buffers_B.numpy().astype(_FLOAT).tobytes()
+
+    def split(self, frame: Frame) -> tuple[memoryview, Tensor | None]:
+        """What the compressor wrote, and the sender's buffers (B,) if the frame carries them. Raises PayloadError."""
+        body, nbytes = frame.body, self.nbytes_of(frame.header)
+        if not nbytes:
+            return body, None
+        if len(body) < nbytes:
+            raise PayloadError(f"body of {len(body)} bytes, its buffers alone take {nbytes}; drop it and its sender")
+        return body[:-nbytes], self.unpack(body[-nbytes:])
+
+    def unpack(self, tail: bytes | memoryview) -> Tensor:
+        """The buffers (B,) that these bytes tell, new. Raises PayloadError."""
+        tail_B = torch.from_numpy(np.frombuffer(tail, _FLOAT).astype(np.float32))
+        if not is_finite(tail_B):
+            raise PayloadError("buffers with NaN or Inf; drop the frame and its sender")
+        return tail_B
+
+    def opened(self, record: Record, frames: Mapping[Digest, Frame]) -> tuple[list[memoryview], Tensor | None]:
+        """What the compressor wrote into each frame that a record names, and what the buffers become; None: they stay.
+
+        Of a reduce the owner of part 0 has merged them.
+        """
+        opened = [(ref.peer, *self.split(frames[ref.frame])) for ref in record.frames]
+        tails = [tail_B for _, _, tail_B in sorted(opened, key=lambda one: one[0]) if tail_B is not None]
+        merged = None if not tails else tails[0] if record.contributors else self.merged(tails)
+        return [body for _, body, _ in opened], merged
+
+    def packed_merge(self, tails: Sequence[Tensor]) -> bytes:
+        """The tail that tells what the contributors' buffers become; none where they told none."""
+        return self.pack(self.merged(tails)) if tails else b""
+
+    def merged(self, tails: Sequence[Tensor]) -> Tensor:
+        """What the contributors' buffers become, given in the order of their ids: the same bits on every peer.
+
+        The mean counts all alike, whatever ``outer.weighting`` says; summed in float64, so that it is finite.
+        Whole numbers are rounded, half to even.
+        """
+        if self.takes_first:
+            return tails[0]
+        total_B = torch.zeros(self.numel, dtype=torch.float64)
+        for tail_B in tails:
+            total_B += tail_B
+        mean_B = (total_B / torch.full_like(total_B[:1], len(tails))).to(torch.float32)
+        for spec, piece in zip(self.buffers, split(mean_B, [spec.shape for spec in self.buffers]), strict=True):
+            if spec.kind == "integer":
+                piece.round_()
+        return mean_B
+
+
+NO_TAIL = Tail()
+
+# ---- frame contents ----
+#
+# What gathered frames hold, read from their bytes once: payloads by channel, norms and sketches, and sums of them.
+#
+# Where there is no room to keep what frames hold, it is here of one frame at a time.
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class FrameContents:
+    """Of one run's contributions and merges."""
+
+    schema: Schema
+    codec: Codec
+    merge_codec: Codec  # of the merge that ends a gossip run
+    tail: Tail
+    unpacked: Unpacked = field(default_factory=Unpacked)
+
+    def payloads(self, frame: Frame) -> Payloads:
+        """All that a frame holds, read again when that is not kept. Raises PayloadError."""
+        known = self.unpacked.get(frame)
+        if known is not None:
+            return known
+        body, _ = self.tail.split(frame)
+        made = self._codec_of(frame).unpack(body, self._shapes(frame) * frame.header.channels, frame.header.channels)
+        self.unpacked.add(frame, made)
+        return made
+
+    def channel(self, frame: Frame, channel: int) -> Sequence[Payload]:
+        """The payloads of one channel; the change is channel 0."""
+        each = len(self._shapes(frame))
+        return self.payloads(frame)[channel * each : (channel + 1) * each]
+
+    def change(self, frame: Frame) -> Tensor:
+        """The change (N,), as all decode it."""
+        return self.codec.decompress(self.channel(frame, 0))
+
+    def moved(self, frames: Sequence[Frame], numel: int) -> Tensor:
+        """Where one of the changes has a value, bool (N,)."""
+        moved_N = torch.zeros(numel, dtype=torch.bool)
+        for frame in frames:
+            moved_N |= self.change(frame) != 0
+        return moved_N
+
+    def measure(self, frame: Frame) -> Measure:
+        """The change's norm and sketch, made again when they are not known. Raises PayloadError."""
+        known = self.unpacked.measures.get(frame.hash)
+        if known is not None:
+            return known
+        return self.unpacked.measures.add(frame.hash, Measure.of_payloads(self.codec, self.channel(frame, 0)))
+
+    def add(self, frame: Frame, channel: int, scale: float, total_N: Tensor, weight: float) -> None:
+        """``total += weight * scale * what the channel holds``, in place."""
+        self._codec_of(frame).of(channel).add(total_N, self.channel(frame, channel), _counted(scale, weight))
+
+    def opened(self, payloads: Payloads, scale: float, these: slice) -> list[AddBand]:
+        """What adds some tensors of a contribution's change, of those that ``payloads`` holds, in bands."""
+        return [_scaled(add, scale) for add in self.codec.opened(payloads[these])]
+
+    def _shapes(self, frame: Frame) -> FixedShapes:
+        return tuple(self.schema.fragments[frame.header.fragment].shapes)
+
+    def _codec_of(self, frame: Frame) -> Codec:
+        return self.merge_codec if frame.header.kind == FrameKind.MERGE else self.codec
+
+
+def _scaled(add: AddBand, scale: float) -> AddBand:
+    return lambda start, total_n, weight: add(start, total_n, _counted(scale, weight))
+
+
+def _counted(scale: float, weight: float) -> float:
+    return weight if scale == 1.0 else float32(weight * scale)  # two float32 make an exact float64: rounded once

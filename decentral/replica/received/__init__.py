@@ -1,1 +1,0 @@
-"""What gathered frames hold, and what a record makes of it."""

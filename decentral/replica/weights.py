@@ -1,0 +1,246 @@
+"""How much each contribution counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from decentral.errors import is_out_of_memory
+from decentral.optimizers import Aggregation, Contributor, OuterMethod
+from decentral.optimizers.aggregation.mean import contribution_weights
+from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Layout, Part, State, numel_of
+from decentral.tensors.ops import float32, is_finite
+from decentral.wire.messages import FrameRef
+
+__all__ = [
+    "NOBODY",
+    "OVERFLOW",
+    "Stepped",
+    "Unusable",
+    "Weighed",
+    "attempted",
+    "called",
+    "row_of",
+    "said",
+    "scales_of",
+    "stepped",
+    "weighed",
+]
+
+# ---- method output ----
+#
+# What a method returned, looked at before any of it is applied: a plugin is anybody's code, a summary a peer's bytes.
+#
+# A commit is durable and binding when the method is asked. What cannot be used is therefore no error that ends a
+# process, which would meet it again when it is restarted: nothing moves, on every peer alike, and all are told of the
+# method.
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+T = TypeVar("T")
+
+NOBODY = "every contributor counts nothing"
+OVERFLOW = "the mean of the contributions is beyond float32"
+
+_OF_ONE_MACHINE = (OSError, ImportError)  # a file or a package that is not there; out of memory, and of threads
+_NO_THREAD = "can't start new thread"
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What each contributor counts, and why nothing moves where nobody counts."""
+
+    weights: list[float]  # float32
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What an outer step gave, and why nothing moves where it cannot be used: then it is what was before."""
+
+    after_N: Tensor
+    state: dict[str, Tensor]
+    why: str = ""
+
+
+def weighed(make: Callable[[], Sequence[float]], count: int) -> Weighed:
+    """The weights of ``count`` contributors; all 0 unless each is a float32 from 0 on, and their sum, too."""
+    given, why = called("weights", make)
+    if why:
+        return Weighed([0.0] * count, why)
+    found, error = attempted(lambda: _as_float32(given))
+    if found is None:
+        return Weighed([0.0] * count, f"weights gave no float32 numbers ({error})")
+    if len(found) != count:
+        return Weighed([0.0] * count, f"weights gave {len(found)} numbers for {count} contributors")
+    if not all(weight >= 0 and math.isfinite(weight) for weight in found):
+        return Weighed([0.0] * count, "weights gave numbers below 0, NaN or Inf")
+    return Weighed(found, "" if any(found) else NOBODY)
+
+
+def stepped(
+    make: Callable[[], tuple[Tensor, Mapping[str, Tensor]]], before_N: Tensor, state: Mapping[str, Tensor]
+) -> Stepped:
+    """The next anchor and state, of the same names, shapes and dtypes as before, and finite; else those before."""
+    made, why = called("outer_step", make)
+    why = why or _wrong_with(made, before_N, state)
+    if made is None or why:
+        return Stepped(before_N, dict(state), why)
+    return Stepped(made[0], dict(made[1]))
+
+
+def said(make: Callable[[], bytes]) -> tuple[bytes, str]:
+    """What goes beside an offer of this peer's, and why that is nothing where what was made cannot go there."""
+    made, why = called("summary", make)
+    if why:
+        return b"", why
+    if not isinstance(made, bytes):
+        return b"", f"summary gave {type(made).__name__}, want bytes"
+    if len(made) > MAX_SUMMARY_NBYTES:
+        return b"", f"summary gave {len(made)} bytes, {MAX_SUMMARY_NBYTES} at most go beside an offer"
+    return made, ""
+
+
+def called(name: str, make: Callable[[], T]) -> tuple[T | None, str]:
+    """What was made, or why it was not."""
+    made, error = attempted(make)
+    return made, "" if error is None else f"{name} raised {type(error).__name__}: {error}"
+
+
+def attempted(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """What was made, or the error that came of it on every peer alike. One that is of this machine is raised.
+
+    A method is a function of numbers that all peers have, so that its errors are, too, whatever their class: torch has
+    RuntimeError for shapes that do not fit. A peer that ended here would meet the same again when it is restarted; one
+    that went on although only its own memory was full would be the only one whose anchor has not moved.
+    """
+    try:
+        return make(), None
+    except Exception as error:
+        if _is_of_one_machine(error):
+            raise
+        return None, error
+
+
+def _is_of_one_machine(error: Exception) -> bool:
+    return isinstance(error, _OF_ONE_MACHINE) or is_out_of_memory(error) or _NO_THREAD in str(error)
+
+
+def _as_float32(given: Sequence[float] | None) -> list[float]:
+    """As float32, and with a sum that is one. TypeError where there are none."""
+    found = [float32(float(weight)) for weight in given]  # type: ignore[union-attr]  # TypeError is what None gives
+    float32(math.fsum(found))
+    return found
+
+
+def _wrong_with(made: object, before_N: Tensor, state: Mapping[str, Tensor]) -> str:
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
+        return "outer_step gave no pair of anchor and state"
+    if set(made[1]) != set(state):
+        return f"outer_step gave the state {sorted(map(str, made[1]))}, want {sorted(state)}"
+    pairs = [("the anchor", made[0], before_N), *((name, made[1][name], old) for name, old in state.items())]
+    return next((why for name, new, old in pairs if (why := _wrong_with_one(name, new, old))), "")
+
+
+def _wrong_with_one(name: str, new: object, old: Tensor) -> str:
+    if not isinstance(new, Tensor) or (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
+        what = f"{new.dtype} {tuple(new.shape)} on {new.device}" if isinstance(new, Tensor) else type(new).__name__
+        return f"outer_step gave {what} for {name}, want {old.dtype} {tuple(old.shape)} on {old.device}"
+    return f"outer_step gave NaN or Inf for {name}" if torch.is_floating_point(new) and not is_finite(new) else ""
+
+
+# ---- rule output ----
+#
+# What an aggregation rule returned, looked at before any of it is added up: see `method_output`.
+#
+# A rule is asked after the commit is durable, with numbers that peers chose. One of them must not end every process.
+
+# Shape suffixes: N = elements of one fragment, K = contributors; flat float32.
+
+
+class Unusable(ValueError):
+    """What a rule gave cannot be used: nothing moves, on every peer alike, and this says why. It leaves no replica."""
+
+
+def scales_of(rule: Aggregation, sent: Sent) -> list[float]:
+    """What each contribution is multiplied by. Unusable unless each is a number, and within float32 times its weight.
+
+    They are passed on as they are: their product with a weight is what is rounded.
+    """
+    given, why = called(f"{rule.name}: weigh", lambda: rule.weigh(sent))
+    if why:
+        raise Unusable(why)
+    scales, error = attempted(lambda: _scales_and_products(given, sent))
+    if scales is None:
+        raise Unusable(f"{rule.name}: weigh gave no float32 for each of {len(sent)} contributors ({error})") from error
+    found, counted = scales
+    if not all(math.isfinite(number) for number in (*found, *counted)):
+        raise Unusable(f"{rule.name}: weigh gave NaN or Inf")
+    return found
+
+
+def _scales_and_products(given: Sequence[float] | None, sent: Sent) -> tuple[list[float], list[float]]:
+    """The scales, and their products with the weights as float32."""
+    found = [float(scale) for scale in given]  # type: ignore[union-attr]  # TypeError is what None gives
+    return found, [float32(weight * scale) for weight, scale in zip(sent.weight_K.tolist(), found, strict=True)]
+
+
+def row_of(rule: Aggregation, row_KN: Tensor) -> Tensor:
+    """The result (N,) of a rule by coordinates. Unusable unless it is one row of the same kind, and finite."""
+    made, why = called(f"{rule.name}: combine", lambda: rule.combine(row_KN))
+    if made is None or why:
+        raise Unusable(why or f"{rule.name}: combine gave nothing")
+    if not isinstance(made, Tensor) or (made.shape, made.dtype) != (row_KN.shape[1:], torch.float32):
+        what = f"{made.dtype} {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+        raise Unusable(f"{rule.name}: combine gave {what}, want float32 {tuple(row_KN.shape[1:])}")
+    if not is_finite(made):
+        raise Unusable(f"{rule.name}: combine gave NaN or Inf, as for values that sum beyond float32")
+    return made
+
+
+# ---- weighing ----
+#
+# What each contributor of a record counts: asked of the method with what the record tells, and looked at.
+
+
+def told_of(
+    contributors: Sequence[FrameRef], outer_step: int, num_fragments: int, norms: Sequence[float] | None = None
+) -> list[Contributor]:
+    """What a method may know of each; ``norms``: of their changes, where all peers measured them."""
+    measured: Sequence[float | None] = [None] * len(contributors) if norms is None else norms
+    ages = [(outer_step - ref.based) // num_fragments for ref in contributors]
+    return [
+        Contributor(ref.peer, ref.tokens, ref.steps, age, ref.summary, norm)
+        for ref, age, norm in zip(contributors, ages, measured, strict=True)
+    ]
+
+
+def weights_of(method: OuterMethod, weighting: str, told: Sequence[Contributor], state: State) -> Weighed:
+    """What each counts in the mean of the changes. ``weighting``: equal, or tokens."""
+    given = contribution_weights(weighting, [one.tokens for one in told])
+    return weighed(lambda: method.weights(told, given, state), len(told))
+
+
+def state_weights_of(
+    method: OuterMethod, told: Sequence[Contributor], weights: Sequence[float], state: State, channels: int
+) -> list[Weighed]:
+    """What each counts in the mean of each of so many further channels."""
+    asked = [partial(method.state_weights, place, told, weights, state) for place in range(channels)]
+    return [weighed(ask, len(told)) for ask in asked]
+
+
+def outside_of(method: OuterMethod, told: Sequence[Contributor], layout: Layout) -> list[Part]:
+    """Where the change of each counts nothing. Raises Unusable where the method says nothing that fits."""
+    numel = numel_of(layout)
+    found, why = called("outside", lambda: [[(int(a), int(b)) for a, b in method.outside(one, layout)] for one in told])
+    if found is None or any(not 0 <= start <= stop <= numel for part in found for start, stop in part):
+        raise Unusable(why or "outside gave ranges that are not in the fragment")
+    return list(found)
