@@ -1,30 +1,502 @@
-"""Contributions that go by way of others: sent in pieces where the own uplink is thin, passed on, and put together."""
+"""Frames to everybody, by as few bytes of each uplink as can be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Protocol
 
 import anyio
 
 from decentral.consensus.chain import Head
-from decentral.dissemination import gather
-from decentral.dissemination.arrivals import Arrivals
-from decentral.dissemination.deliveries import Deliveries
-from decentral.dissemination.forwarding import Forwarder
-from decentral.dissemination.gather import OnFailed
-from decentral.dissemination.partial_frame import Part
-from decentral.dissemination.passing import LARGEST, PIECE, Passing
-from decentral.dissemination.reassembly import Reassembly
-from decentral.dissemination.spread import UNKNOWN, Line, Spread, spread
-from decentral.errors import PayloadError
+from decentral.dissemination.reassembly import PAUSE, SMALLEST, Arrivals, Part, Reassembly
+from decentral.errors import PayloadError, PeerUnreachable, TransportError
+from decentral.flow.changes import Changes
 from decentral.flow.send_queue import SendQueue, shifted
+from decentral.flow.uplink import UplinkMeter
 from decentral.flow.window import Ack, Window
 from decentral.transport import Transport
-from decentral.transport.sequences import serve_sequences
+from decentral.transport.requests import notify, request
+from decentral.transport.sequences import sequence, serve_sequences
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header
 from decentral.wire.keys import PeerId
-from decentral.wire.pieces import PIECE_HEAD_NBYTES, read_piece
+from decentral.wire.pieces import AT_ONCE, PIECE_HEAD_NBYTES, Piece, Want, read_piece
+
+# ---- spread ----
+#
+# Who sends which part of a frame when one's own uplink is too thin for a copy to everybody.
+#
+# Every frame must reach N - 1 peers, and all uplinks together can carry the N (N - 1) copies in ``N (N - 1) P / sum
+# up`` seconds; nobody is done before ``P / up`` with its own frame. A peer that needs longer for N - 1 copies sends
+# each part once, to somebody with uplink to spare, who passes it on to the others. What its uplink still carries it
+# sends itself, so that all are done at the same time.
+#
+# Sent by a thin peer: between ``P`` and ``(N - 1) P`` instead of ``(N - 1) P``. Rates are what leases say: a hint,
+# wrong ones make a round slower and nothing else.
+#
+# Source: Mundinger, Weber and Weiss, "Optimal scheduling of peer-to-peer file dissemination", 2008, give the bound.
+
+UNKNOWN = 1.0  # bytes/s of a line of which nobody has said anything
+WORTH = 0.25  # s: what it must save; passing on costs the time of one way more
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a peer can send."""
+
+    rate: float  # bytes/s
+    passes_on: bool  # whether others may give it parts to pass on: a peer behind a relay may not
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Parts of a frame of ``direct + sum(passed)`` bytes, in this order."""
+
+    direct: int  # bytes that its owner sends to everybody itself
+    passed: tuple[int, ...]  # bytes that each peer gets to pass on, in the order of the lines
+
+
+class Lines:
+    """What is asked of the same lines again and again: how long a frame takes. Each answer costs the same for any N."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._rates, self._total = [line.rate for line in lines], sum(line.rate for line in lines)
+        passing = sorted((number for number, line in enumerate(lines) if line.passes_on), key=self._rates.__getitem__)
+        self._fastest = passing[-2:]  # of those who pass on
+
+    def seconds_to_all(self, nbytes: int, me: int) -> float:
+        """Seconds until everybody has a frame of ``nbytes`` of peer ``me``, if all have frames of that size."""
+        n, rate = len(self._rates), self._rates[me]
+        alone = (n - 1) * nbytes / rate
+        if n < 3 or rate < 1:
+            return alone
+        finish = max(nbytes / rate, n * (n - 1) * nbytes / self._total)
+        others = [self._rates[number] for number in self._fastest if number != me]
+        helped = alone - finish >= WORTH and any(finish * other > (n - 1) * nbytes for other in others)
+        return finish if helped else alone
+
+    def seconds_alone(self, nbytes: int, me: int) -> float:
+        """Seconds in which peer ``me`` sends so many bytes once."""
+        return nbytes / self._rates[me]
+
+
+def spread(nbytes: int, lines: Sequence[Line], me: int) -> Spread | None:
+    """How peer ``me`` should send a frame of ``nbytes``, if all have frames of that size; None: to everybody itself."""
+    n, rate = len(lines), lines[me].rate
+    if n < 3 or rate < 1:
+        return None
+    finish = _finish(nbytes, lines, me)
+    if (n - 1) * nbytes / rate - finish < WORTH:
+        return None
+    spare = [max(0.0, finish * line.rate - (n - 1) * nbytes) * line.passes_on for line in lines]
+    spare[me] = 0.0
+    if not any(spare):
+        return None
+    direct = int(nbytes * min(1.0, max(0.0, (finish * rate / nbytes - 1) / (n - 2))))
+    return Spread(direct, _proportioned(nbytes - direct, spare))
+
+
+def thin_last(peers: Sequence[PeerId], lines: Sequence[Line]) -> list[PeerId]:
+    """The same order, but those who send less than half of what is usual are asked when nobody else has it."""
+    usual = median([line.rate for line in lines] or [0.0])
+    thin = {peer: 2 * line.rate < usual for peer, line in zip(peers, lines, strict=True)}
+    return sorted(peers, key=lambda peer: thin[peer])
+
+
+def _finish(nbytes: int, lines: Sequence[Line], me: int) -> float:
+    n = len(lines)
+    return max(nbytes / lines[me].rate, n * (n - 1) * nbytes / sum(line.rate for line in lines))
+
+
+def _proportioned(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """``nbytes`` in proportion to ``weights``, none of it lost to rounding."""
+    ends, cumulated, total = [], 0.0, sum(weights)
+    for weight in weights:
+        cumulated += weight
+        ends.append(round(nbytes * cumulated / total))
+    return tuple(end - begin for begin, end in zip((0, *ends), ends, strict=False))
+
+
+# ---- deliveries ----
+#
+# What arrived of the frames that are under way, of all of them together, for the estimate of the uplink.
+#
+# Counted from when the first stream was open over there, so neither the way nor what waited on it before counts, and
+# for each quarter of a second after it. What had arrived by any of them, over the time since, is a rate that the
+# uplink has; the highest is the estimate. Not what arrived within some seconds: of a stream whose first answers were
+# slow, early arrivals count as late ones, beside those that were late, and a link of 238 kB/s was taken for one of
+# 388.
+#
+# Believed after ``SURE`` seconds or when somebody has a whole copy: a few bytes leave sooner than the link carries
+# more of them, as its shaper allows them at once.
+
+SURE = 1.0  # s
+BIN = 0.25  # s
+
+
+class Deliveries:
+    """Of one peer, told to ``meter``."""
+
+    def __init__(self, meter: UplinkMeter) -> None:
+        self._meter = meter
+        self._frames = 0
+        self._began: float | None = None  # nothing arrived before; None: not known yet
+        self._last = 0.0  # s after that, of what arrived last
+        self._nbytes: list[int] = []  # by the end of each bin
+
+    @contextmanager
+    def of_a_frame(self) -> Iterator[None]:
+        """Held while a frame is sent."""
+        if not self._frames:
+            self._began, self._last, self._nbytes = None, 0.0, []
+            self._meter.begin_delivery()
+        self._frames += 1
+        try:
+            yield
+        finally:
+            self._frames -= 1
+
+    def arrived(self, landing: Ack, whole: bool) -> None:
+        """Somebody has so many bytes more, and perhaps all that it should get."""
+        self._begin(landing.opened)
+        self._count(landing, whole)
+
+    def passed_on(self, landing: Ack) -> None:
+        """Somebody has so many bytes of another's frame from here."""
+        if self._frames and self._began is not None and landing.at >= self._began:
+            self._count(landing, False)
+
+    def _begin(self, at: float) -> None:
+        """Answers that came faster may tell of an earlier time."""
+        if self._began is None:
+            self._began = at
+        earlier = int((self._began - at) / BIN)
+        if earlier > 0:
+            self._nbytes[:0] = [0] * earlier
+            self._began -= earlier * BIN
+            self._last += earlier * BIN
+
+    def _count(self, landing: Ack, whole: bool) -> None:
+        assert self._began is not None, "it begins with the first arrival"
+        seconds = max(0.0, landing.at - self._began)
+        self._last = max(self._last, seconds)
+        turn = int(seconds / BIN)
+        self._nbytes += [self._nbytes[-1] if self._nbytes else 0] * (turn + 1 - len(self._nbytes))
+        for later in range(turn, len(self._nbytes)):
+            self._nbytes[later] += landing.nbytes
+            if (later + 1) * BIN >= SURE:
+                self._meter.delivered(self._nbytes[later], (later + 1) * BIN)
+        if whole:
+            self._meter.delivered(self._nbytes[-1], self._last)
+
+
+# ---- gather ----
+#
+# Every frame to every peer: right for sparse frames.
+#
+# A contributor pushes its frame to each member; whoever misses one, or some of it, asks any holder. Sent per peer and
+# round: ``(N-1) * frame``; received the same. Grows with N: groups bound it.
+
+PUSH = "/decentral/frame/1"
+FETCH = "/decentral/fetch/1"
+ANSWER = 10.0  # s until a path is there, and until a holder begins to answer
+
+OnFailed = Callable[[PeerId], Awaitable[None]]
+
+
+async def push(
+    transport: Transport,
+    peers: Sequence[PeerId],
+    data: bytes,
+    on_failed: OnFailed,
+    on_handled: Callable[[], None],
+    turns: SendQueue,
+) -> None:
+    """Send one frame to every peer, however long it takes; ``on_failed`` is told of who cannot be reached.
+
+    ``on_handled`` is called when one of them has it, as far as they say so within a while. ``turns``: when to begin.
+    """
+
+    async def one(peer: PeerId) -> None:
+        try:
+            await notify(transport, peer, PUSH, data, timeout=ANSWER, on_handled=on_handled)
+        except TransportError:
+            await on_failed(peer)
+        finally:
+            turns.end()
+
+    async with anyio.create_task_group() as group:
+        for peer in peers:
+            await turns.begin(len(data))
+            group.start_soon(one, peer)
+
+
+async def fetch(transport: Transport, holder: PeerId, want: Want, limit: int, at_once: int = AT_ONCE) -> bytes | None:
+    """What ``holder`` answers, ``at_once`` bytes at a time; None when it has nothing of that frame.
+
+    ``limit`` bounds all of it, in bytes.
+    """
+    answers: list[bytes] = []
+    for part in want.cut(at_once) if want.ranges else (want,):
+        answer = await _ask(transport, holder, part, limit)
+        if answer is None:
+            return None
+        answers.append(answer)
+    if not want.ranges:
+        await _rest(transport, holder, want.frame, limit, at_once, answers)
+    return answers[0] if len(answers) == 1 else b"".join(answers)
+
+
+async def _rest(
+    transport: Transport, holder: PeerId, frame: bytes, limit: int, at_once: int, answers: list[bytes]
+) -> None:
+    """Of a frame that is longer than one answer; its length is known once an answer is shorter."""
+    at = len(answers[0])
+    while len(answers[-1]) == at_once and at < limit:
+        answer = await _ask(transport, holder, Want(frame, ((at, at + at_once),)), limit)
+        if answer is None:  # it ended with the last one, or the holder did: its hash tells
+            return
+        answers.append(answer)
+        at += len(answer)
+
+
+async def _ask(transport: Transport, holder: PeerId, want: Want, limit: int) -> bytes | None:
+    try:
+        data = await request(transport, holder, FETCH, want.to_bytes(), limit=limit, timeout=ANSWER)
+    except (TransportError, PayloadError):
+        return None
+    return data or None
+
+
+# ---- passing ----
+#
+# A frame sent in pieces: some to be passed on, the rest to everybody, to each peer one after the other on one stream.
+#
+# What came first is passed on while the next is under way. Pieces for a peer that cannot be reached go to the others
+# who pass on, or to everybody when nobody is left.
+#
+# Which way is best is known once the uplink is. Until then it goes to everybody: a second, say, of what would
+# otherwise be seven copies through an uplink for two.
+#
+# A thin peer sends little faster than its uplink carries: with two seconds of pieces waiting in front of it, it missed
+# nine rounds of twenty, probably as the acknowledgements of what others sent to it had to wait, too.
+
+PIECE = "/decentral/piece/1"
+UNMEASURED, LARGEST = 1 << 15, 1 << 18  # bytes of a piece
+LANDING = 1.0  # s; who takes longer may get a piece twice
+REST = 2.0  # s in which nothing follows a stream that ended: time for a punch
+HASTE = 1.1  # times the estimated rate, which is a lower bound and grows when more goes through
+THIN = 4  # times as much given to others to pass on as to each: less than a third of the usual uplink, among eight
+OFTEN = 1.0  # s in which each peer should get one; with 0.25 eight peers took a quarter more processor for a gather
+
+Range = tuple[int, int, bool]  # [start, stop) of the frame, and whether it is to be passed on
+Uplink = Callable[[], float | None]  # bytes/s; None: not known
+Arrived = Callable[[Ack, bool], None]  # told of a piece that a peer says it has, and whether it has all it should
+
+
+@dataclass(slots=True, eq=False)
+class Passing:
+    """One frame on its way to all of ``peers``; those in ``failed`` could not be reached, or refused it."""
+
+    transport: Transport
+    window: Window
+    peers: Sequence[PeerId]
+    data: bytes
+    arrived: Arrived
+    on_failed: OnFailed  # told of who could not be reached
+    failed: set[PeerId] = field(default_factory=set)
+    _moved_at: float = field(default_factory=anyio.current_time)
+    _pace: _Pace = field(default_factory=lambda: _Pace(lambda: float("inf")))
+
+    async def send(self, way_of: Callable[[int], Spread], uplink: Uplink) -> None:
+        """Send it; ``way_of`` says which way so many bytes go best, its first peer being this one, then ``peers``."""
+        given = {peer: _pieces_between(0, len(self.data), UNMEASURED, False) for peer in self.peers}
+        if uplink() is None:
+            await self._send_all(given, lambda: uplink() is not None)
+        furthest = max((_start(ranges, len(self.data)) for ranges in given.values()), default=0)
+        if (rate := uplink()) is None or furthest == len(self.data):
+            return await self._send_all(given)
+        behind = {peer: [range_ for range_ in ranges if range_[0] < furthest] for peer, ranges in given.items()}
+        await self._go_on(behind, furthest, way_of(len(self.data) - furthest), uplink, rate)
+
+    def comes_to(self, peer: PeerId) -> bool:
+        """Whether ``peer`` gets it, from here or from others, with no need to ask for it."""
+        return peer in self.peers and peer not in self.failed and anyio.current_time() < self._moved_at + PAUSE
+
+    async def _go_on(
+        self, behind: dict[PeerId, list[Range]], start: int, way: Spread, uplink: Uplink, rate: float
+    ) -> None:
+        size = min(LARGEST, max(SMALLEST, int(rate * OFTEN / len(self.peers))))
+        given, passed = {}, start + way.direct
+        for peer, nbytes in zip(self.peers, way.passed[1:], strict=True):
+            direct = _pieces_between(start, start + way.direct, size, False)
+            given[peer] = behind[peer] + _pieces_between(passed, passed + nbytes, size, True) + direct
+            passed += nbytes
+        helpers = [peer for peer, nbytes in zip(self.peers, way.passed[1:], strict=True) if nbytes]
+        if helpers and THIN * way.direct < sum(way.passed):
+            self._pace = _Pace(lambda: HASTE * (uplink() or rate))
+        while any(given.values()):
+            await self._send_all(given)
+            lost = [range_ for peer in given.keys() & self.failed for range_ in given[peer] if range_[2]]
+            given = self._dealt(lost, [peer for peer in helpers if peer not in self.failed])
+
+    async def _send_all(self, given: dict[PeerId, list[Range]], enough: Callable[[], bool] = lambda: False) -> None:
+        """Takes off ``given`` what peers say they have; when it is ``enough``, waits a little for what is under way."""
+        async with anyio.create_task_group() as group:
+
+            def goes_on() -> bool:
+                if enough():
+                    group.cancel_scope.deadline = min(group.cancel_scope.deadline, anyio.current_time() + LANDING)
+                return not enough()
+
+            for peer, ranges in given.items():
+                if peer not in self.failed:
+                    group.start_soon(self._send_to, peer, ranges, goes_on)
+
+    def _dealt(self, lost: list[Range], helpers: Sequence[PeerId]) -> dict[PeerId, list[Range]]:
+        if helpers:
+            return {peer: lost[turn :: len(helpers)] for turn, peer in enumerate(helpers)}
+        direct = [(start, stop, False) for start, stop, _ in lost]
+        return {peer: list(direct) for peer in self.peers if peer not in self.failed}
+
+    async def _send_to(self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool]) -> None:
+        """Goes on after a rest, with small steps, when a stream ended: a relay may end each connection after 128 KiB.
+
+        What was under way then is lost, so with more than that at a time nothing ever arrives; and without a rest no
+        such connection lives long enough for a punch.
+        """
+        window, ended = self.window, False
+        while ranges and goes_on():
+            left = len(ranges)
+            try:
+                await self._send_at_once(peer, ranges, goes_on, window)
+            except PeerUnreachable:
+                self.failed.add(peer)
+                return await self.on_failed(peer)
+            except (TransportError, PayloadError):
+                if ended and len(ranges) == left:  # it stands elsewhere, say, and will ask for the frame if it wants it
+                    self.failed.add(peer)
+                    return
+                window, ended = Window(lambda: None), True
+                await anyio.sleep(REST)
+                ranges[:] = [step for range_ in ranges for step in _pieces_between(*range_[:2], UNMEASURED, range_[2])]
+
+    async def _send_at_once(
+        self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool], window: Window
+    ) -> None:
+        def handled(landing: Ack) -> None:
+            del ranges[0]
+            self._moved_at = anyio.current_time()
+            self.arrived(landing, not ranges)
+
+        async with sequence(self.transport, peer, PIECE, ANSWER, window, handled) as send:
+            for start, stop, pass_on in tuple(ranges):
+                if not goes_on():
+                    break
+                piece = Piece(self.data[:HEADER_NBYTES], len(self.data), start, pass_on, self.data[start:stop])
+                await self._pace.wait(stop - start)
+                await send(piece.to_bytes())
+
+
+class _Pace:
+    """So many bytes per second, to whomever."""
+
+    def __init__(self, rate: Callable[[], float]) -> None:
+        self._rate, self._free_at = rate, 0.0
+
+    async def wait(self, nbytes: int) -> None:
+        """Until it is the turn of ``nbytes``."""
+        now = anyio.current_time()
+        turn = max(now, self._free_at)
+        self._free_at = turn + nbytes / self._rate()
+        await anyio.sleep(turn - now)
+
+
+def _pieces_between(start: int, stop: int, size: int, pass_on: bool) -> list[Range]:
+    return [(at, min(at + size, stop), pass_on) for at in range(start, stop, size)]
+
+
+def _start(ranges: Sequence[Range], end: int) -> int:
+    return ranges[0][0] if ranges else end
+
+
+# ---- forwarding ----
+#
+# Pieces of others' frames, passed on as they come: each frame's on a stream to each of the others.
+
+
+class Forwarder:
+    """Passes pieces on as they come, each frame's on a stream to each of the others. Who cannot be reached will ask."""
+
+    def __init__(
+        self, transport: Transport, window: Window, handled: Callable[[Ack], None], spawn: Callable[..., None]
+    ) -> None:
+        self.transport, self.window, self._handled, self._spawn = transport, window, handled, spawn
+        self._ways: dict[tuple[int, PeerId], list[_Way]] = {}  # (round, owner)
+
+    def take(self, piece: Piece, others: Sequence[PeerId]) -> None:
+        """Give a piece to all of ``others``."""
+        key = (piece.header.round, piece.header.sender)
+        if key not in self._ways:
+            self._ways[key] = [self._way_to(peer) for peer in others]
+        data = Piece(piece.head, piece.nbytes, piece.start, False, piece.data).to_bytes()
+        for way in self._ways[key]:
+            way.put(data)
+
+    def finish(self, round_: int, owner: PeerId) -> None:
+        """No more pieces of that frame come."""
+        for way in self._ways.pop((round_, owner), ()):
+            way.put(None)
+
+    def forget_before(self, round_: int) -> None:
+        """No more pieces of rounds before ``round_`` come."""
+        for key in [key for key in self._ways if key[0] < round_]:
+            self.finish(*key)
+
+    def _way_to(self, peer: PeerId) -> _Way:
+        way = _Way()
+        self._spawn(self._forward, peer, way)
+        return way
+
+    async def _forward(self, peer: PeerId, way: _Way) -> None:
+        try:
+            async with sequence(self.transport, peer, PIECE, ANSWER, self.window, self._handled) as send:
+                while (piece := await way.next()) is not None:
+                    await send(piece)
+        finally:
+            way.close()
+
+
+class _Way:
+    """Pieces for one peer, in order: a frame's bytes at most, as in its reassembly."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes | None] | None = deque()
+        self._news = Changes()
+
+    def put(self, piece: bytes | None) -> None:
+        """Add one; None: there are no more."""
+        if self._pieces is not None:
+            self._pieces.append(piece)
+            self._news.tell()
+
+    async def next(self) -> bytes | None:
+        """The oldest; None: there are no more."""
+        while not self._pieces:
+            await self._news.next()
+        return self._pieces.popleft()
+
+    def close(self) -> None:
+        """Keep nothing more: that peer could not be reached, or has all."""
+        self._pieces = None
+
+
+# ---- broadcast ----
+#
+# Contributions that go by way of others: sent in pieces where the own uplink is thin, passed on, and put together.
 
 LinesOf = Callable[[Sequence[PeerId]], Sequence[Line]]
 
@@ -79,7 +551,7 @@ class ChunkedBroadcast:
             if frame.header.kind == FrameKind.CONTRIBUTION and len(data) >= PIECED:
                 await self._give_in_pieces(frame.hash, data, peers, on_failed)
             else:
-                await gather.push(self.transport, peers, data, on_failed, self._handled(data), self._turns_of(frame))
+                await push(self.transport, peers, data, on_failed, self._handled(data), self._turns_of(frame))
 
     async def _give_in_pieces(self, frame: bytes, data: bytes, peers: Sequence[PeerId], on_failed: OnFailed) -> None:
         passing = Passing(self.transport, self.window, peers, data, self._deliveries.arrived, on_failed)

@@ -10,7 +10,11 @@ per hop, as decentral training runs do since INTELLECT-1 (Jaghouar et al., 2024,
 
 from __future__ import annotations
 
-from itertools import zip_longest
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from statistics import median
 
 from decentral.flow.send_queue import shifted
 from decentral.wire.keys import PeerId
@@ -27,3 +31,108 @@ def in_order(plan: ReducePlan, me: PeerId) -> list[int]:
     owners = shifted({owner for owner, _, _ in plan.partition}, me)
     rounds = zip_longest(*(owned_parts(plan, owner) for owner in owners))
     return [part for parts in rounds for part in parts if part is not None]
+
+
+# ---- partition ----
+#
+# Which part of a fragment each owner reduces, and in which pieces.
+#
+# A piece is summed, and its result sent, while slices of the next are still coming: else every uplink idles from its
+# own last slice until the last slice of all is there. Ranges are cut at multiples of the compressors' block, so that a
+# slice compresses to the same bytes however the fragment is cut.
+
+ALIKE = 0.25  # of the median: most estimates of equal uplinks are that close (1.6 to 2.0 MB/s of 2.5)
+MOST_PIECES = 4  # of one owner; each costs a signature, a stream to everybody and 128 bytes of the record
+MOST_PARTS = 256  # of a fragment; a record holds 1,024
+
+Ranges = tuple[tuple[PeerId, int, int], ...]  # owner, start, stop
+
+
+@dataclass(frozen=True, slots=True)
+class Grain:
+    """How finely a fragment may be cut, in elements."""
+
+    align: int = 4096  # the compressors' block
+    piece: int = 1 << 17  # the least that is worth a frame: half a megabyte of float32; see experiments/LOG.md
+
+
+USUAL = Grain()
+
+
+def shares(uplinks: Sequence[float]) -> list[float]:
+    """How much of a reduce each peer should own, given what it can send per second; any unit, sum 1.
+
+    Of a body of one, peer i sends ``1 - s_i`` as slices and ``(N - 1) s_i`` as its result, ``1 + (N - 2) s_i`` in all.
+    All are done at the same time T when ``1 + (N - 2) s_i = T u_i``; who is too slow even for its slices owns nothing,
+    which is water-filling: T is such that the shares ``max(0, T u_i - 1) / (N - 2)`` sum to one. Peers that can send
+    nothing own nothing; equal shares when none can.
+    """
+    room = len(uplinks) - 2
+    most = sorted((u for u in uplinks if u > 0), reverse=True)
+    if room <= 0 or not most:
+        total = sum(most)
+        return [max(u, 0.0) / total for u in uplinks] if most else [1.0 / len(uplinks)] * len(uplinks)
+    finish = next(
+        time for k in range(len(most), 0, -1) if (time := (room + k) / sum(most[:k])) * most[k - 1] >= 1.0 - 1e-9
+    )
+    return [max(0.0, finish * u - 1.0) / room for u in uplinks]
+
+
+def alike(uplinks: Sequence[float]) -> list[float]:
+    """Uplinks near the median as equal to it: estimates of equal lines differ, and all have to wait for what one peer
+    owns too much of a reduce, or for a frame that went by way of others for nothing.
+    """
+    usual = median([u for u in uplinks if u > 0] or [0.0])
+    return [usual if (1 - ALIKE) * usual <= u <= (1 + ALIKE) * usual else u for u in uplinks]
+
+
+def partition(
+    numel: int, owners: Sequence[PeerId], weights: Sequence[float] | None = None, grain: Grain = USUAL
+) -> Ranges:
+    """Cut ``[0, numel)`` among ``owners`` in proportion to ``weights`` (equal when None), each share in pieces.
+
+    Owners whose share rounds to nothing are left out; together the ranges cover everything exactly once.
+    """
+    shares = [1.0] * len(owners) if weights is None else list(weights)
+    total, blocks = sum(shares), -(-numel // grain.align)
+    most = max(1, min(MOST_PIECES, MOST_PARTS // len(owners)))
+    ranges: list[tuple[PeerId, int, int]] = []
+    done, cumulated = 0, 0.0
+    for owner, share in zip(owners, shares, strict=True):
+        cumulated += share
+        upto = blocks if owner == owners[-1] else round(blocks * cumulated / total)
+        ends = (min(end * grain.align, numel) for end in _in_pieces(done, upto, grain, most))
+        ranges += [(owner, start, stop) for start, stop in pairwise(ends)]
+        done = max(done, upto)
+    return tuple(ranges)
+
+
+def _in_pieces(start: int, stop: int, grain: Grain, most: int) -> list[int]:
+    """The ends, in blocks, of as many equal pieces as are large enough, and no more than ``most``."""
+    if stop <= start:
+        return []
+    count = max(1, min(most, (stop - start) * grain.align // grain.piece))
+    return [start + (stop - start) * number // count for number in range(count + 1)]
+
+
+# ---- pairing ----
+#
+# Who gossips with whom: a fresh random matching of the members for every gossip step, without a message.
+#
+# Every peer sorts the members by a hash of (run, step, peer) and pairs neighbours; with an odd number one is left
+# over and takes its step alone.
+
+
+def matching(run: bytes, step: int, members: Sequence[PeerId]) -> list[tuple[PeerId, ...]]:
+    """Disjoint pairs that cover ``members``; the last group holds one peer when their number is odd."""
+    salt = b"pair" + run + step.to_bytes(8, "little")
+    order = sorted(members, key=lambda peer: hashlib.blake2b(salt + peer, digest_size=16).digest())
+    return [tuple(sorted(order[at : at + 2])) for at in range(0, len(order), 2)]
+
+
+def partner_of(run: bytes, step: int, members: Sequence[PeerId], me: PeerId) -> PeerId | None:
+    """The peer that ``me`` swaps with at ``step``, or None when it is left over."""
+    for group in matching(run, step, members):
+        if me in group:
+            return next((peer for peer in group if peer != me), None)
+    return None

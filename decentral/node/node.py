@@ -16,7 +16,7 @@ from torch import Tensor
 from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RunClock
-from decentral.dissemination.partition import USUAL, Grain
+from decentral.dissemination.reduce import USUAL, Grain
 from decentral.errors import (
     ConfigError,
     ManifestMismatch,

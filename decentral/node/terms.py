@@ -9,7 +9,7 @@ from torch import Tensor
 from decentral.compressors import parse_compressor
 from decentral.consensus.chain import Voting
 from decentral.consensus.round_state import RoundTerms, RunClock
-from decentral.dissemination.partition import Grain, partition, shares
+from decentral.dissemination.reduce import Grain, partition, shares
 from decentral.manifest import Manifest, rule_of
 from decentral.node.uplinks import Uplinks
 from decentral.optimizers import make_outer

@@ -9,8 +9,8 @@ from statistics import fmean, median
 
 import anyio
 
-from decentral.dissemination.partition import alike
-from decentral.dissemination.spread import UNKNOWN, Line, Lines
+from decentral.dissemination.broadcast import UNKNOWN, Line, Lines
+from decentral.dissemination.reduce import alike
 from decentral.swarm.directory import Directory
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import PRIVATE

@@ -8,10 +8,10 @@ import anyio
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.dissemination import gather
-from decentral.dissemination.arrivals import Arrivals
+from decentral.dissemination import broadcast
 from decentral.dissemination.broadcast import ChunkedBroadcast
-from decentral.dissemination.fetcher import FrameFetcher
+from decentral.dissemination.pull import FrameFetcher
+from decentral.dissemination.reassembly import Arrivals
 from decentral.errors import PayloadError, TransportError
 from decentral.rounds.local_state import LocalState, SwarmAccess
 from decentral.rounds.peer_watch import PeerWatch
@@ -37,7 +37,7 @@ class FrameIO:
         self._pushed: dict[bytes, tuple[float, float | None]] = {}  # by frame: since when, and until when
         serve_requests(self.transport, CONTROL, self._on_control, limit=CONTROL_LIMIT)
         limit = state.frame_limit
-        serve_requests(self.transport, gather.PUSH, self._on_push, limit=limit, watch=self.arrivals.push)
+        serve_requests(self.transport, broadcast.PUSH, self._on_push, limit=limit, watch=self.arrivals.push)
         self.broadcast = ChunkedBroadcast(self.transport, state.me, self.arrivals, swarm.lines_of, self)
         self.fetcher = FrameFetcher(
             self.transport, state.store, self.arrivals, self.broadcast, self, state.offload, limit

@@ -12,7 +12,7 @@ from decentral.consensus.machine import RoundMachine
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms
 from decentral.dissemination.broadcast import LinesOf, all_equal
-from decentral.dissemination.store import FrameStore
+from decentral.dissemination.pull import FrameStore
 from decentral.flow.offload import Offload, in_thread
 from decentral.replica.contribution import Contribution, Outbox
 from decentral.replica.figures import Figures

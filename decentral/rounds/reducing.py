@@ -10,7 +10,7 @@ import anyio.abc
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.dissemination.arrivals import PAUSE
+from decentral.dissemination.reassembly import PAUSE
 from decentral.dissemination.reduce import in_order, owned_parts
 from decentral.optimizers.aggregation.sent import Sent
 from decentral.optimizers.base import Part

@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 
 from decentral.consensus.chain import Voting
-from decentral.dissemination import gather
+from decentral.dissemination import broadcast
 from decentral.rounds.catchup.donor import CHAIN, INDEX, PACKED, STATE
 from decentral.rounds.driver import Driver
 from decentral.simulate.learning.training import StepPace
@@ -26,7 +26,7 @@ from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.keys import peer_name
 
 LOOK_EVERY = 0.5  # s of virtual time
-LONG = (gather.FETCH, CHAIN, INDEX, STATE, PACKED)  # what is asked for there comes in many pieces
+LONG = (broadcast.FETCH, CHAIN, INDEX, STATE, PACKED)  # what is asked for there comes in many pieces
 CALM_ROUNDS = 3  # outer steps that the calm swarm must still make
 Progress = Callable[[float], None]  # is told which share is done, from 0 to 1, of the outer steps that are to be made
 

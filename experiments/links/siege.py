@@ -26,7 +26,7 @@ import anyio
 import psutil
 
 from decentral.benchmarks.exchange import Case, Worker, step, swarm
-from decentral.dissemination.gather import PUSH
+from decentral.dissemination.broadcast import PUSH
 from decentral.errors import DecentralError
 from decentral.rounds.frame_io import CONTROL
 from decentral.swarm.lease_messages import LEASES

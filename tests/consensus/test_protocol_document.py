@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import decentral.rounds
-from decentral.dissemination import gather, passing
+from decentral.dissemination import broadcast
 from decentral.redundancy import keeper
 from decentral.rounds import frame_io
 from decentral.rounds.catchup import donor
@@ -24,9 +24,9 @@ PAGE = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
 GOLDEN = ROOT / "tests/golden"
 ALSO = (
     "decentral.transport.watchdog",
-    "decentral.dissemination.gather",
-    "decentral.dissemination.passing",
-    "decentral.dissemination.store",
+    "decentral.dissemination.broadcast",
+    "decentral.dissemination.broadcast",
+    "decentral.dissemination.pull",
     "decentral.wire.pieces",
     "decentral.redundancy.labels",
     "decentral.redundancy.keeper",
@@ -54,9 +54,9 @@ def test_every_message_is_there_with_its_number_its_fields_and_its_size() -> Non
 def test_every_stream_is_there() -> None:
     streams = {
         frame_io.CONTROL,
-        gather.PUSH,
-        gather.FETCH,
-        passing.PIECE,
+        broadcast.PUSH,
+        broadcast.FETCH,
+        broadcast.PIECE,
         donor.CHAIN,
         donor.INDEX,
         donor.STATE,

@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.dissemination.arrivals import PAUSE, Arrivals
+from decentral.dissemination.reassembly import PAUSE, Arrivals
 
 ALICE, BOB = b"a" * 32, b"b" * 32
 

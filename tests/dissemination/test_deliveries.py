@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decentral.dissemination.deliveries import SURE, Deliveries
+from decentral.dissemination.broadcast import SURE, Deliveries
 from decentral.flow.uplink import UplinkMeter
 from decentral.flow.window import Ack
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.dissemination import gather
+from decentral.dissemination import broadcast
 from decentral.dissemination.reassembly import Reassembly
 from decentral.errors import PayloadError
 from decentral.transport.memory.transport import MemoryNetwork
@@ -39,10 +39,10 @@ def asked(held: bytes, want: Want, limit: int = 1 << 16) -> tuple[bytes | None, 
     async def script() -> bytes | None:
         network = MemoryNetwork()
         asks, holds = network.transport(ONE), network.transport(OTHER)
-        serve_requests(holds, gather.FETCH, answer, limit=WANT_NBYTES)
+        serve_requests(holds, broadcast.FETCH, answer, limit=WANT_NBYTES)
         async with asks, holds:
             await asks.connect(holds.peer, holds.addresses())
-            return await gather.fetch(asks, holds.peer, want, limit, AT_ONCE)
+            return await broadcast.fetch(asks, holds.peer, want, limit, AT_ONCE)
 
     return trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0)), lengths
 

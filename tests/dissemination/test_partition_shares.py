@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from decentral.dissemination.partition import MOST_PARTS, MOST_PIECES, Grain, alike, partition, shares
-from decentral.dissemination.spread import Line, spread
+from decentral.dissemination.broadcast import Line, spread
+from decentral.dissemination.reduce import MOST_PARTS, MOST_PIECES, Grain, alike, partition, shares
 
 
 def finish(uplinks, owned):

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decentral.dissemination.partial_frame import NOTHING
-from decentral.dissemination.range_set import RangeSet
-from decentral.dissemination.reassembly import SCATTERED, SMALLEST, Reassembly
+from decentral.dissemination.reassembly import NOTHING, SCATTERED, SMALLEST, RangeSet, Reassembly
 from decentral.errors import PayloadError
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header, seal
 from decentral.wire.keys import Signer

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decentral.dissemination.partition import Grain, partition
-from decentral.dissemination.reduce import in_order, owned_parts
+from decentral.dissemination.reduce import Grain, in_order, owned_parts, partition
 from decentral.replica.reduction import Results
 from decentral.wire.frames import FrameKind, Header, seal
 from decentral.wire.keys import Signer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from decentral.dissemination.spread import Line, Lines, spread, thin_last
+from decentral.dissemination.broadcast import Line, Lines, spread, thin_last
 
 P = 10_000_000  # bytes
 FAST = 2_500_000.0  # bytes/s

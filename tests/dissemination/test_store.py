@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decentral.dissemination.store import PER_SENDER, FrameStore
+from decentral.dissemination.pull import PER_SENDER, FrameStore
 from decentral.errors import PayloadError
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header, seal
 from decentral.wire.keys import Signer

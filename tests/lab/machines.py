@@ -13,7 +13,7 @@ from decentral.consensus.chain import SEATS, Head, Voting, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Persist, RoundTerms, Send, SendSlices
-from decentral.dissemination.partition import partition
+from decentral.dissemination.reduce import partition
 from decentral.errors import PayloadError
 from decentral.wire.frames import FrameKind, Header, claims_of
 from decentral.wire.keys import PeerId, Signer

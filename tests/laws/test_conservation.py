@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, parse_compressor
-from decentral.dissemination.pairing import matching
+from decentral.dissemination.reduce import matching
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.replica.pair_step import half_of, install, step_alone, step_together

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import anyio
 
-from decentral.dissemination.gather import PUSH
+from decentral.dissemination.broadcast import PUSH
 from decentral.errors import TransportError
 from decentral.flow.budget import Budget, Limits
 from decentral.node.company import RunMembers

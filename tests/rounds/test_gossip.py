@@ -7,8 +7,8 @@ import anyio
 import pytest
 import torch
 
-from decentral.dissemination import gather
-from decentral.dissemination.pairing import matching, partner_of
+from decentral.dissemination import broadcast
+from decentral.dissemination.reduce import matching, partner_of
 from decentral.errors import PayloadError
 from decentral.rounds.pairs.partners import AHEAD
 from decentral.rounds.pairs.swapping import PAIR, UNDECIDED
@@ -246,7 +246,7 @@ def test_a_thin_uplink_makes_no_pair_by_half(run_lab, terms):
     """The commit stood behind the frame's last megabyte for longer than it was asked about: one took the step alone."""
 
     async def script(lab):
-        lab.network.weights = {gather.PUSH: Weight(1000.0)}
+        lab.network.weights = {broadcast.PUSH: Weight(1000.0)}
         one, other = lab.add(), lab.add()
         await lab.all_members()
         leader = min(one.signer.peer, other.signer.peer)

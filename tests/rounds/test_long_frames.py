@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decentral.consensus.timing import SLACK
-from decentral.dissemination.arrivals import PAUSE
+from decentral.dissemination.reassembly import PAUSE
 from decentral.manifest import preset_manifest
 from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution

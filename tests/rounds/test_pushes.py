@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import anyio
 
-from decentral.dissemination import gather
+from decentral.dissemination import broadcast
 from decentral.replica.contribution import header_after
 from decentral.wire.frames import FrameKind, seal
 from tests.consensus.test_history import START, A, record
@@ -23,7 +23,7 @@ def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(run_lab, term
         finally:
             ended.append(data)
 
-    monkeypatch.setattr(gather, "push", crawl)
+    monkeypatch.setattr(broadcast, "push", crawl)
 
     async def script(lab):
         member = lab.add()

@@ -11,12 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.dissemination import gather
-from decentral.dissemination.arrivals import Arrivals
-from decentral.dissemination.broadcast import ChunkedBroadcast, all_equal
-from decentral.dissemination.passing import HASTE, PIECE
-from decentral.dissemination.range_set import RangeSet
-from decentral.dissemination.spread import UNKNOWN, Line
+from decentral.dissemination import broadcast
+from decentral.dissemination.broadcast import HASTE, PIECE, UNKNOWN, ChunkedBroadcast, Line, all_equal
+from decentral.dissemination.reassembly import Arrivals, RangeSet
 from decentral.errors import PayloadError, StreamClosed
 from decentral.flow.window import SECONDS
 from decentral.transport.memory.transport import MemoryNetwork
@@ -70,7 +67,7 @@ def play(script, take):
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(throttled)
             for other in others:
-                serve_requests(other, gather.PUSH, answer, limit=1 << 20)
+                serve_requests(other, broadcast.PUSH, answer, limit=1 << 20)
                 serve_requests(other, VOTE, nod, limit=0)
                 takes = partial(take, me=other.peer) if "me" in signature(take).parameters else take
                 serve_sequences(other, PIECE, takes, limit=1 << 20, watch=Arrivals().push)

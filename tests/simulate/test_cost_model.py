@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decentral.compressors import parse_compressor
-from decentral.dissemination.gather import PUSH
+from decentral.dissemination.broadcast import PUSH
 from decentral.optimizers import make_outer
 from decentral.replica.codec import Codec
 from decentral.simulate.cost import of_directory, of_rounds

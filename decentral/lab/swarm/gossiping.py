@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decentral.consensus.chain import Head
-from decentral.dissemination.pairing import partner_of
+from decentral.dissemination.reduce import partner_of
 from decentral.lab.swarm.lab_peer import LabPeer
 from decentral.lab.swarm.swapping import step_apart, step_as_pair
 from decentral.lab.swarm.world import LabWorld

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.dissemination.partition import partition
+from decentral.dissemination.reduce import partition
 from decentral.lab.swarm.lab_peer import LabPeer
 from decentral.optimizers.aggregation.sent import Sent
 from decentral.optimizers.base import Part

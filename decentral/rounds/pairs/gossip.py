@@ -16,7 +16,7 @@ import anyio
 from torch import Tensor
 
 from decentral.consensus.chain import NOTHING, Head
-from decentral.dissemination.pairing import partner_of
+from decentral.dissemination.reduce import partner_of
 from decentral.replica.pair_step import GossipStep, half_of, install, stay, step_alone, step_together
 from decentral.rounds.driver import Driver
 from decentral.rounds.pairs.partners import AHEAD, Partners

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import NOTHING
 from decentral.consensus.timing import allowance
-from decentral.dissemination import gather
+from decentral.dissemination import broadcast
 from decentral.errors import PayloadError, TransportError
 from decentral.rounds.driver import Driver
 from decentral.rounds.pairs.partners import Partners
@@ -89,7 +89,7 @@ class Swapping:
         longest = self.punctuality.ceiling + self._allowed(self.state.me, swap)
         with anyio.move_on_after(longest):  # the training thread waits for it
             try:
-                return await send(self.transport, swap.partner, gather.PUSH, swap.frame.data, gather.ANSWER)
+                return await send(self.transport, swap.partner, broadcast.PUSH, swap.frame.data, broadcast.ANSWER)
             except TransportError:
                 await self.driver.frames.unreachable(swap.partner)
         return None
@@ -105,7 +105,7 @@ class Swapping:
         Buffers on the way hold a megabyte of it. A commit behind that came when it had been asked about in vain: on an
         uplink of 1 Mbit/s a leader took every step alone that its follower took with it.
         """
-        arrived = sent is not None and await handled(sent, gather.PUSH)
+        arrived = sent is not None and await handled(sent, broadcast.PUSH)
         while (found := self.partners.frame(swap.partner, swap.step)) is None or not arrived:
             if not await self._changes(swap):
                 return None
@@ -121,7 +121,7 @@ class Swapping:
         return self.state.machine.state.presence.present(swap.partner) and not passed
 
     async def _follow(self, swap: Swap, sent: Stream | None = None) -> Tensor | None:
-        arrived = sent is not None and await handled(sent, gather.PUSH)
+        arrived = sent is not None and await handled(sent, broadcast.PUSH)
         met_at: float | None = None  # when both had both frames, and the leader could ask
         while swap.step not in self._outcomes:
             if arrived and met_at is None and self.partners.frame(swap.partner, swap.step) is not None:

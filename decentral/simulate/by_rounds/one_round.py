@@ -14,8 +14,8 @@ import numpy as np
 
 from decentral.consensus.chain import SEATS
 from decentral.consensus.timing import Unsent, allowance
-from decentral.dissemination.partition import USUAL
-from decentral.dissemination.spread import Line, Lines
+from decentral.dissemination.broadcast import Line, Lines
+from decentral.dissemination.reduce import USUAL
 from decentral.manifest import Manifest
 from decentral.node.uplinks import LEAST
 from decentral.simulate.by_rounds.air import Air, Seconds

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER
 from decentral.consensus.timing import SLACK
-from decentral.dissemination.partition import shares
+from decentral.dissemination.reduce import shares
 from decentral.simulate.by_rounds.air import Air, Seconds
 from decentral.simulate.by_rounds.frames import MemberLines
 from decentral.simulate.cost.sizes import plan_nbytes

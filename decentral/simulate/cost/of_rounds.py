@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from decentral.consensus.chain import SEATS
-from decentral.dissemination.partition import partition
+from decentral.dissemination.reduce import partition
 from decentral.rounds.pairs.swapping import COMMIT_NBYTES
 from decentral.simulate.cost.sizes import (
     HASH,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from decentral.dissemination import gather
-from decentral.dissemination.partition import Grain, partition
-from decentral.dissemination.passing import PIECE
+from decentral.dissemination import broadcast
+from decentral.dissemination.broadcast import PIECE
+from decentral.dissemination.reduce import Grain, partition
 from decentral.manifest import Manifest
 from decentral.parameters import Fragment
 from decentral.replica.codec import Codec, codec_of
@@ -55,7 +55,7 @@ def stand_in_for(manifest: Manifest, num_parameters: int, peers: int, lesson: Le
     state = Weight(num_parameters / sum(fragment.numel for fragment in toy), PREFIX_NBYTES + ANY_FORM.size)
     frame = Weight(body, PREFIX_NBYTES + HEADER_NBYTES)
     piece = Weight(body, PREFIX_NBYTES + PIECE_HEAD_NBYTES)
-    protocols = {gather.PUSH: frame, gather.FETCH: frame, PIECE: piece, PACKED: state}
+    protocols = {broadcast.PUSH: frame, broadcast.FETCH: frame, PIECE: piece, PACKED: state}
     whole = (HEADER_NBYTES + real) / (HEADER_NBYTES + small)
     offer = numel / toy[0].numel if manifest.exchange.kind == "reduce" else whole  # a reduce's: all bodies at most
     return StandIn(protocols, body, offer, WHOLE)

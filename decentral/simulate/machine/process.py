@@ -16,7 +16,7 @@ import anyio.lowlevel
 from torch import Tensor
 
 from decentral.consensus.chain import VOTING, Head, Voting
-from decentral.dissemination.partition import Grain
+from decentral.dissemination.reduce import Grain
 from decentral.errors import DiskError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore, Resumed
