@@ -27,8 +27,8 @@ from decentral.manifest import Manifest, parse_manifest
 from decentral.node.links import throttled
 from decentral.node.node import Node, Start
 from decentral.replica.contribution import Contribution
-from decentral.rounds.pairs.gossip import Gossip
-from decentral.rounds.updates import CommittedUpdate, Ledger
+from decentral.rounds.gossip import Gossip
+from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
 from decentral.tensors.ops import difference
 from decentral.training.live_model import LiveModel

@@ -25,7 +25,7 @@ from decentral.parameters import FrozenSpec
 from decentral.replica.contents import is_of_sender
 from decentral.replica.contribution import forgotten
 from decentral.replica.replica import Replica, is_feedback
-from decentral.rounds.updates import Ledger
+from decentral.rounds.local_state import Ledger
 from decentral.state.checkpoint import load_metas, load_newest, save
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.frozen import keep_frozen

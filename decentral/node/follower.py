@@ -23,7 +23,7 @@ from decentral.consensus.chain import Head, moves_anchor
 from decentral.errors import DecentralError
 from decentral.node.node import Node, Start
 from decentral.parameters import Schema, in_dtype_of, split
-from decentral.rounds.updates import CommittedUpdate, Ledger
+from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.wire.keys import PeerId, peer_name
 
 LOOK_EVERY = 0.25  # s between looks whether somebody is ahead

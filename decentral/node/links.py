@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decentral.node.daily_upload import DailyUpload
 from decentral.rounds.frame_io import CONTROL
-from decentral.rounds.pairs.swapping import PAIR
+from decentral.rounds.gossip import PAIR
 from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.hello import HELLO
 from decentral.swarm.lease_messages import LEASE, LEASE_LIST, LEASES

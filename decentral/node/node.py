@@ -38,14 +38,12 @@ from decentral.node.uplinks import Uplinks
 from decentral.parameters import Schema
 from decentral.replica.contents import Readings
 from decentral.replica.figures import Figures
-from decentral.rounds.catchup.catch_up import CatchUp
+from decentral.rounds.catch_up import CatchUp
 from decentral.rounds.driver import Driver
+from decentral.rounds.gossip import Gossip
 from decentral.rounds.inbox import Inbox
-from decentral.rounds.local_state import Listeners, OwnParts, SwarmAccess
-from decentral.rounds.pairs.gossip import Gossip
-from decentral.rounds.pairs.partners import Partners
-from decentral.rounds.pairs.punctuality import Punctuality
-from decentral.rounds.updates import CommittedUpdate, Ledger
+from decentral.rounds.local_state import CommittedUpdate, Ledger, Listeners, OwnParts, SwarmAccess
+from decentral.rounds.partners import Partners, Punctuality
 from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import HELLO, ask_hello, check_terms, greeting, refusal

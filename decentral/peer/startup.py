@@ -24,7 +24,7 @@ from decentral.peer.network_setup import NetworkSetup, enter
 from decentral.peer.participation import Participation, StepCount
 from decentral.peer.saved.checkpointing import Checkpointer, Saver
 from decentral.peer.saved.own_state import OwnState, OwnStateKept, recovered
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
 from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory

@@ -22,16 +22,11 @@ from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, 
 from decentral.flow.repeats import Repeats
 from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution
-from decentral.rounds.adoption import Adoption
-from decentral.rounds.ahead import StepAhead
-from decentral.rounds.bookkeeping import NOTHING_DUE, Bookkeeping
-from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
-from decentral.rounds.local_state import Listeners, LocalState, OwnParts, SwarmAccess
+from decentral.rounds.commits import NOTHING_DUE, Adoption, Bookkeeping, StepAhead
+from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO, PeerWatch
+from decentral.rounds.local_state import CommittedUpdate, Decision, Listeners, LocalState, OwnParts, Steps, SwarmAccess
 from decentral.rounds.looking import Looking
-from decentral.rounds.peer_watch import PeerWatch
 from decentral.rounds.reducing import Reducer
-from decentral.rounds.steps import Steps
-from decentral.rounds.updates import CommittedUpdate, Decision
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Behind, Commit, JoinRequest, Record

@@ -14,7 +14,7 @@ import torch
 
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
-from decentral.rounds.pairs.swapping import UNDECIDED
+from decentral.rounds.gossip import UNDECIDED
 from decentral.simulate.equations.pulls import NOT_LINEAR, PULLS, Stood
 from decentral.simulate.trace import Entry, Trace
 from decentral.simulate.verdict import Verdict

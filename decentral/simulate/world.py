@@ -13,8 +13,8 @@ import anyio.abc
 
 from decentral.consensus.chain import Voting
 from decentral.dissemination import broadcast
-from decentral.rounds.catchup.donor import CHAIN, INDEX, PACKED, STATE
 from decentral.rounds.driver import Driver
+from decentral.rounds.snapshots import CHAIN, INDEX, PACKED, STATE
 from decentral.simulate.learning.training import StepPace
 from decentral.simulate.machine.host import Host
 from decentral.simulate.machine.process import FINE, Site

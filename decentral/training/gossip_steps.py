@@ -9,8 +9,7 @@ from decentral.consensus.chain import Head
 from decentral.errors import DecentralError
 from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
-from decentral.rounds.pairs.gossip import Gossip, Swapped
-from decentral.rounds.pairs.swapping import UNDECIDED
+from decentral.rounds.gossip import UNDECIDED, Gossip, Swapped
 from decentral.training.loop_parts import LoopParts
 from decentral.training.merging import Merger
 from decentral.training.processes.orders import undisturbed

@@ -16,7 +16,7 @@ from decentral.consensus.chain import contributions
 from decentral.optimizers import NO_MOMENTS, InnerOptimizer, OuterMethod
 from decentral.optimizers.base import Derivative, Layout, Own, State
 from decentral.parameters import Schema
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 
 # Shape suffix: N = elements of one fragment, flat float32.
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from decentral.manifest import Manifest
 from decentral.replica.contribution import Contribution
-from decentral.rounds.pairs.gossip import Swapped
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.gossip import Swapped
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_side import Parameters
 from decentral.training.schedule.absence import Away
 from decentral.training.schedule.sync_schedule import SyncSchedule

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.loop_parts import LoopParts
 from decentral.training.processes.orders import undisturbed
 from decentral.training.starting_over import anchors_without_debt

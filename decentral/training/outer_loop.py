@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from decentral.errors import NonFiniteError
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.gossip_steps import GossipSteps
 from decentral.training.loop_parts import LoopParts
 from decentral.training.merging import Merger

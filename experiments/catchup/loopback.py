@@ -19,9 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from decentral.dissemination.stripes import fetch_chunks
-from decentral.rounds.catchup.chunks import Chunks
-from decentral.rounds.catchup.donor import ANY_FORM, PACKED
-from decentral.rounds.catchup.gain import Gain
+from decentral.rounds.snapshots import ANY_FORM, PACKED, Chunks, Gain
 from decentral.state.assembler import Assembler
 from decentral.state.chunk_form import to_form
 from decentral.state.snapshot import Snapshot

@@ -28,8 +28,8 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
 from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
-from decentral.rounds.catchup.donor import PACKED
-from decentral.rounds.updates import Ledger
+from decentral.rounds.local_state import Ledger
+from decentral.rounds.snapshots import PACKED
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.keys import Signer
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import decentral.rounds
 from decentral.dissemination import broadcast
 from decentral.redundancy import keeper
-from decentral.rounds import frame_io
-from decentral.rounds.catchup import donor
-from decentral.rounds.pairs import swapping
+from decentral.rounds import frame_io, gossip, snapshots
 from decentral.swarm import admission, hello, lease_messages
 from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES
@@ -57,11 +55,11 @@ def test_every_stream_is_there() -> None:
         broadcast.PUSH,
         broadcast.FETCH,
         broadcast.PIECE,
-        donor.CHAIN,
-        donor.INDEX,
-        donor.STATE,
-        donor.PACKED,
-        swapping.PAIR,
+        snapshots.CHAIN,
+        snapshots.INDEX,
+        snapshots.STATE,
+        snapshots.PACKED,
+        gossip.PAIR,
         hello.HELLO,
     }
     streams |= {keeper.KEEP, keeper.KEPT}

@@ -25,7 +25,7 @@ from decentral.node.node import Node, Start
 from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
 from decentral.rounds.driver import Driver
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.daemon.transport import DaemonTransport

@@ -36,7 +36,7 @@ from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.redundancy import labels
 from decentral.redundancy.labels import Label
 from decentral.replica.codec import Codec, Shapes, numel
-from decentral.rounds.catchup.catch_up import split_commits
+from decentral.rounds.catch_up import split_commits
 from decentral.rounds.inbox import Inbox
 from decentral.state.assembler import Assembler
 from decentral.state.checkpoint import META, TENSORS, read_checkpoint

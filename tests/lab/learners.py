@@ -8,8 +8,8 @@ import anyio
 import torch
 
 from decentral.replica.contribution import Contribution, range_of
-from decentral.rounds.pairs.gossip import Swapped
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.gossip import Swapped
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.learning.moments import Descent
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide

@@ -18,8 +18,8 @@ from decentral.node.node import Node, Start
 from decentral.optimizers import NO_MOMENTS
 from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
-from decentral.rounds.pairs.gossip import Gossip, Swapped
-from decentral.rounds.updates import CommittedUpdate, Ledger
+from decentral.rounds.gossip import Gossip, Swapped
+from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.simulate.machine.virtual_time import run_in_virtual_time
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.frames import FrameKind

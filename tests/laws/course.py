@@ -13,7 +13,7 @@ from decentral.optimizers import OuterMethod
 from decentral.replica.codec import codec_of
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import Replica
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule.sync_schedule import SyncSchedule

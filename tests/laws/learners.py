@@ -16,7 +16,7 @@ from decentral.replica.codec import Codec
 from decentral.replica.contribution import Contribution
 from decentral.replica.pair_step import GossipStep, half_of, install, step_alone, step_together
 from decentral.replica.replica import OuterStep, Replica
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.learning.moments import Descent
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.live_side import LiveSide

@@ -20,7 +20,7 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import make_outer
 from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.replica.codec import Codec
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.learning.moments import Descent
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.live_side import LiveSide

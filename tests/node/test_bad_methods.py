@@ -13,7 +13,7 @@ import torch
 from decentral.observe.notices import Notices
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.pair_averaging import ADPSGD
-from decentral.rounds.pairs.gossip import Swapped
+from decentral.rounds.gossip import Swapped
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule.sync_schedule import SyncSchedule
 from tests.lab.learners import Learner

@@ -11,7 +11,7 @@ from decentral.errors import ConfigError, DiskError
 from decentral.node.daily_upload import DAY, SAVE_EVERY, UPLOAD_FILE, DailyUpload
 from decentral.node.links import URGENT, throttled
 from decentral.redundancy.keeper import KEEP, KEPT
-from decentral.rounds.catchup.donor import PACKED
+from decentral.rounds.snapshots import PACKED
 from decentral.state.durable import Disk
 from decentral.swarm.admission import ADMISSION
 from decentral.transport.memory.transport import MemoryNetwork

@@ -12,7 +12,7 @@ import torch
 from decentral.consensus.chain import contributions
 from decentral.optimizers import make_outer, presets
 from decentral.replica.contribution import Contribution
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import outer_name
 from decentral.training.schedule.sync_schedule import SyncSchedule
 from decentral.wire.messages import Offer

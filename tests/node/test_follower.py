@@ -11,7 +11,7 @@ import torch
 from decentral.flow.offload import inline
 from decentral.node.follower import Anchor, Follower
 from decentral.node.node import END_TIMEOUT, Start
-from decentral.rounds.catchup.donor import CHAIN, INDEX
+from decentral.rounds.snapshots import CHAIN, INDEX
 from decentral.swarm.directory import Directory
 from decentral.transport.requests import serve_requests
 from tests.lab.nodes import Lab, signer_of

@@ -16,7 +16,7 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
 from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution
-from decentral.rounds.updates import CommittedUpdate, Ledger
+from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport

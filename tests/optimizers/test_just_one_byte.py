@@ -25,7 +25,7 @@ from decentral.optimizers.just_one_byte import (
 )
 from decentral.replica.codec import codec_of
 from decentral.replica.contribution import forgotten
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from tests.laws.learners import SCHEMA, Learners
 from tests.laws.swarm import NUMEL, SIGNERS
 

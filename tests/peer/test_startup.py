@@ -16,7 +16,7 @@ import torch
 
 from decentral.peer import Peer, join
 from decentral.peer.settings import JoinOptions
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.tensors import memory
 from decentral.training.live_model import LiveModel
 from decentral.training.swarm.thread import SwarmThread

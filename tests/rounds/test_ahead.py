@@ -15,9 +15,9 @@ import trio.testing
 from decentral.errors import DiskError
 from decentral.flow.offload import in_thread, inline
 from decentral.replica.replica import OuterStep, Replica
-from decentral.rounds.ahead import StepAhead
+from decentral.rounds.commits import StepAhead
 from decentral.rounds.driver import Driver
-from decentral.rounds.steps import Tasks
+from decentral.rounds.local_state import Tasks
 from tests.lab.learners import Learner
 from tests.lab.nodes import tiny_model
 

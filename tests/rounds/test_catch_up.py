@@ -12,19 +12,8 @@ import torch
 from decentral.consensus.chain import LOCATOR
 from decentral.errors import PayloadError
 from decentral.parameters import schema_of
-from decentral.rounds.catchup.donor import (
-    ANY_FORM,
-    CHAIN,
-    CHUNK,
-    IDLE,
-    INDEX,
-    LENGTH,
-    PACKED,
-    SHARED,
-    STATE,
-    WHERE,
-)
 from decentral.rounds.frame_io import CONTROL
+from decentral.rounds.snapshots import ANY_FORM, CHAIN, CHUNK, IDLE, INDEX, LENGTH, PACKED, SHARED, STATE, WHERE
 from decentral.state.chunk_form import PLAIN, from_form
 from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex, chunk_hash
 from decentral.transport.requests import notify, request, serve_requests

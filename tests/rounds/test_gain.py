@@ -2,7 +2,7 @@
 
 import pytest
 
-from decentral.rounds.catchup.gain import Gain
+from decentral.rounds.snapshots import Gain
 
 CHUNK = 1 << 18  # bytes
 PACKED = round(0.833 * CHUNK)

@@ -10,8 +10,8 @@ import torch
 from decentral.dissemination import broadcast
 from decentral.dissemination.reduce import matching, partner_of
 from decentral.errors import PayloadError
-from decentral.rounds.pairs.partners import AHEAD
-from decentral.rounds.pairs.swapping import PAIR, UNDECIDED
+from decentral.rounds.gossip import PAIR, UNDECIDED
+from decentral.rounds.partners import AHEAD
 from decentral.transport.memory.pipe import Weight
 from decentral.wire.frames import Frame
 from decentral.wire.keys import peer_name

@@ -12,7 +12,7 @@ import torch
 from decentral.consensus.chain import Head
 from decentral.errors import PayloadError
 from decentral.parameters.schema import MAX_FRAGMENTS
-from decentral.rounds.catchup.layouts import Layouts
+from decentral.rounds.snapshots import Layouts
 from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex
 from decentral.wire.messages import MAX_PEERS
 from tests.consensus.test_history import START

@@ -14,8 +14,7 @@ from decentral.consensus.chain import Branch
 from decentral.replica import pair_step, replica
 from decentral.replica.contents import FrameContents
 from decentral.replica.contribution import Outbox
-from decentral.rounds import adoption, bookkeeping
-from decentral.rounds.pairs import gossip
+from decentral.rounds import commits, gossip
 from tests.lab import nodes
 from tests.lab.learners import Learner
 from tests.lab.nodes import tiny_model
@@ -27,9 +26,9 @@ LONG = [
     (gossip, "seal"),
     (Outbox, "_came"),
     (FrameContents, "moved"),
-    (adoption, "owed_after"),
-    (bookkeeping, "owed_after"),
-    (adoption.Adoption, "_move"),
+    (commits, "owed_after"),
+    (commits, "owed_after"),
+    (commits.Adoption, "_move"),
 ]
 BEFORE_THE_LOOP = "__init__"  # of a replica, which no peer has yet
 

@@ -10,7 +10,7 @@ import torch
 
 from decentral.consensus.chain import Branch
 from decentral.replica.replica import OWED
-from decentral.rounds.pairs.gossip import Gossip
+from decentral.rounds.gossip import Gossip
 from decentral.wire.messages import FrameRef
 from tests.lab.learners import Learner
 from tests.lab.nodes import Member, tiny_model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decentral.rounds.pairs.punctuality import LATEST, Punctuality
+from decentral.rounds.partners import LATEST, Punctuality
 
 A, B = b"a" * 32, b"b" * 32
 FLOOR, CEILING = 2.0, 60.0

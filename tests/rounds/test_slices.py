@@ -9,7 +9,7 @@ import torch
 
 from decentral.replica.contents import NO_TAIL
 from decentral.replica.contribution import Contribution
-from decentral.rounds.slices import Slices
+from decentral.rounds.local_state import Slices
 from decentral.wire.messages import ReducePlan
 from tests.replica.test_owing import SIGNERS, START, A, B, contributor, sparse_replica
 

@@ -10,9 +10,8 @@ import trio
 import trio.testing
 
 from decentral.errors import DiskError
-from decentral.rounds.catchup.catch_up import CatchUp
-from decentral.rounds.catchup.requests import CatchUpRequests
-from decentral.rounds.steps import Steps, Tasks
+from decentral.rounds.catch_up import CatchUp
+from decentral.rounds.local_state import CatchUpRequests, Steps, Tasks
 from decentral.swarm.contacts import Contacts
 
 NEAR, FAR = bytes(32), bytes([1] * 32)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decentral.manifest import preset_manifest
-from decentral.rounds.pairs.swapping import UNDECIDED
+from decentral.rounds.gossip import UNDECIDED
 from decentral.simulate.pairs import check_pairs
 from decentral.simulate.profiles import PROFILES
 from decentral.simulate.scenario import Scenario

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decentral.replica.contribution import Contribution
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.swarm.backlog import LIMIT, Backlog
 
 

@@ -16,7 +16,7 @@ from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.scaffold import Scaffold
 from decentral.peer import Peer, join
 from decentral.peer.joining import check_processes
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.learning.training import FlatModel
 from decentral.swarm.identity import Identity
 from decentral.training.inner.spsa import SPSA

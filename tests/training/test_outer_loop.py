@@ -13,7 +13,7 @@ import torch
 
 from decentral.optimizers.edit import AEDiT
 from decentral.replica.contribution import Contribution
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.loop_parts import LoopParts
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.schedule.absence import Away

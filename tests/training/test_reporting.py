@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from decentral.peer.shown.status import state_of
-from decentral.rounds.pairs.gossip import Swapped
-from decentral.rounds.updates import Decision
+from decentral.rounds.gossip import Swapped
+from decentral.rounds.local_state import Decision
 from decentral.training.told.reporting import NOTABLE_WAIT, Reporter
 from decentral.wire.keys import peer_name
 

@@ -14,7 +14,7 @@ from decentral.manifest import Manifest
 from decentral.node.terms import make_replica
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import Replica
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.tasks.schedule import warm_up
 from decentral.training.inner import build_inner, inner_step
 from decentral.training.live_model import LiveModel

@@ -16,7 +16,7 @@ from decentral.lab.swarm.lab_peer import LabPeer
 from decentral.lab.swarm.reducing import plan_of, results, slices_of
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import OuterStep
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 
 __all__ = ["Met", "body_of", "first_head", "gathered", "reduced", "slice_of"]
@@ -108,7 +108,7 @@ def _decided(
     offered: Offered,
     left: Mapping[bytes, Tensor],
 ) -> Head:
-    """Book the record with every peer, as `decentral.rounds.bookkeeping` does; the head after it."""
+    """Book the record with every peer, as `decentral.rounds.commits` does; the head after it."""
     for peer in peers:
         mine, owed_N = offered.get(peer.rank), peer.replica.owed(record.fragment)
         if mine is not None:

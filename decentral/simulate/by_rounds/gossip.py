@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from decentral.consensus.timing import allowance
-from decentral.rounds.pairs.punctuality import Punctuality
-from decentral.rounds.pairs.swapping import LOOK_EVERY
+from decentral.rounds.gossip import LOOK_EVERY
+from decentral.rounds.partners import Punctuality
 from decentral.simulate.by_rounds.absences import absences
 from decentral.simulate.by_rounds.air import Air
 from decentral.simulate.by_rounds.machine import BEGINS, RETURNS, Boundary, MachineModel, machines_of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from decentral.consensus.chain import SEATS
 from decentral.dissemination.reduce import partition
-from decentral.rounds.pairs.swapping import COMMIT_NBYTES
+from decentral.rounds.gossip import COMMIT_NBYTES
 from decentral.simulate.cost.sizes import (
     HASH,
     Cost,

@@ -20,7 +20,7 @@ from decentral.dissemination.reduce import Grain, partition
 from decentral.manifest import Manifest
 from decentral.parameters import Fragment
 from decentral.replica.codec import Codec, codec_of
-from decentral.rounds.catchup.donor import ANY_FORM, PACKED
+from decentral.rounds.snapshots import ANY_FORM, PACKED
 from decentral.simulate.learning.lessons import LessonName, toy_schema
 from decentral.transport.memory.pipe import Weight
 from decentral.transport.requests import PREFIX_NBYTES

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
-from decentral.rounds.pairs.gossip import Swapped
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.gossip import Swapped
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.equations.pulls import state_name
 from decentral.simulate.learning.lessons import Lesson
 from decentral.training.loop_parts import LoopControl, LoopParts

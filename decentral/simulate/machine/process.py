@@ -23,7 +23,7 @@ from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node, Start
 from decentral.optimizers import make_outer
 from decentral.replica.contents import Readings
-from decentral.rounds.updates import CommittedUpdate, Ledger
+from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.simulate.learning.lessons import LessonName, first_anchors, lesson_named, toy_schema
 from decentral.simulate.learning.training import FlatModel, Note, StepPace, Trainer
 from decentral.simulate.machine.disk import RecordingDisk

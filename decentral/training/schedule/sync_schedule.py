@@ -21,7 +21,7 @@ from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, carry, make_outer
 from decentral.replica.contribution import Contribution
 from decentral.replica.weights import said
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.tensors.device import beside, less
 from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.schedule.absence import Away, Progress

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 
 LIMIT = 32  # updates kept apart
 

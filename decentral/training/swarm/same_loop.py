@@ -12,7 +12,7 @@ import anyio.abc
 
 from decentral.errors import DecentralError
 from decentral.node.node import Node
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.swarm.backlog import Backlog, IsTime
 from decentral.training.swarm.side import PendingResult
 

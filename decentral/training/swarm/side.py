@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from decentral.node.node import Node
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.swarm.backlog import IsTime
 from decentral.training.swarm.thread import SwarmThread
 

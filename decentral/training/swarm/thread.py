@@ -18,7 +18,7 @@ from anyio.from_thread import BlockingPortal
 
 from decentral.errors import DecentralError, first_of
 from decentral.node.node import END_TIMEOUT, Node
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.swarm.directory import Directory
 from decentral.training.swarm.backlog import Backlog
 from decentral.transport import Transport

@@ -13,8 +13,8 @@ from torch import Tensor
 from decentral.consensus.chain import contributions, moves_anchor
 from decentral.errors import ConfigError
 from decentral.replica.contribution import Contribution
-from decentral.rounds.pairs.gossip import Swapped
-from decentral.rounds.updates import CommittedUpdate, Decision
+from decentral.rounds.gossip import Swapped
+from decentral.rounds.local_state import CommittedUpdate, Decision
 from decentral.training.schedule.absence import Away
 from decentral.wire.keys import PeerId, peer_name
 

@@ -10,7 +10,7 @@ import torch
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.edit import AEDiT
 from decentral.replica.contribution import Contribution
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
 from decentral.training.schedule.resuming import memory_of, resume
 from decentral.training.schedule.sync_schedule import SyncSchedule

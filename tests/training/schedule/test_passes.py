@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from decentral.errors import NonFiniteError
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.streaming import StreamingDiLoCo
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
 from decentral.training.schedule.sync_schedule import SyncSchedule
 from tests.training.schedule.test_sync_schedule import record

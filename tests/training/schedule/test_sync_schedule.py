@@ -9,7 +9,7 @@ from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.shared_moments import DESLoc
 from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.replica.contribution import Contribution
-from decentral.rounds.updates import CommittedUpdate
+from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
 from decentral.training.schedule.resuming import memory_of, note_replayed, recall_unadopted, resume, tensors_of
 from decentral.training.schedule.sync_schedule import SyncSchedule

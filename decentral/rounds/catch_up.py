@@ -17,10 +17,9 @@ import anyio
 from decentral.consensus.chain import LENGTH as LONGEST
 from decentral.consensus.chain import Branch, Head, Place, Rules, checked_branch
 from decentral.errors import DecentralError, PayloadError, TransportError
-from decentral.rounds.catchup.donor import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, WHERE, Donor
-from decentral.rounds.catchup.fetching import TIMEOUT, SnapshotFetch
 from decentral.rounds.driver import Driver
-from decentral.rounds.steps import tell_unexpected
+from decentral.rounds.local_state import tell_unexpected
+from decentral.rounds.snapshots import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, TIMEOUT, WHERE, Donor, SnapshotFetch
 from decentral.transport.requests import request
 from decentral.wire.frames import HEADER_NBYTES
 from decentral.wire.keys import PeerId

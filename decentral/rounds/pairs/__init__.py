@@ -1,1 +1,0 @@
-"""Rounds of pairs: each step two peers swap frames, or one goes alone."""
