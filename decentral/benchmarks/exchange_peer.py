@@ -32,7 +32,7 @@ from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
 from decentral.tensors.ops import difference
 from decentral.training.live_model import LiveModel
-from decentral.training.schedule.sync_schedule import make_schedule
+from decentral.training.schedule import make_schedule
 from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
 

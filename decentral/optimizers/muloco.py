@@ -5,7 +5,7 @@ g = mean(anchor - local) ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)      (lr, mu
 
 Muon's steps have singular values of one size, so that what peers learn differs less, and bears few bits: with the debt
 kept at 0.9 (``ef(beta=0.9)``) its authors find 4 bits as good as 32, and 2 bits of it better than DiLoCo in float32.
-The outer step is DiLoCo's; the method is the pair, and `decentral.training.inner.building` has Muon.
+The outer step is DiLoCo's; the method is the pair, and `decentral.training.inner` has Muon.
 
 What differs from the paper. Those who contributed count, not those who are members, and the rate may change from one
 round to the next as they come and go; its runs have the same workers throughout. Its 4 and 2 bits are levels by row, or

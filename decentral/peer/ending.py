@@ -9,7 +9,7 @@ from contextlib import suppress
 from decentral.errors import NoPeersError
 from decentral.peer.gathering import LOOK_EVERY
 from decentral.peer.participation import Participation
-from decentral.training.processes.orders import TO_MEET, Orders
+from decentral.training.processes import TO_MEET, Orders
 
 PLAIN = {"plain": True}  # of a log line that is no complaint, and that a display shows without a word before it
 

@@ -11,7 +11,7 @@ from decentral.errors import NoPeersError
 from decentral.peer.participation import Participation
 from decentral.swarm.patience import time_left
 from decentral.training.live_model import LiveModel
-from decentral.training.swarm.side import run_blocking
+from decentral.training.swarm_side import run_blocking
 
 LOOK_EVERY = 0.2  # s between looks at what is waited for
 

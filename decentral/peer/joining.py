@@ -32,10 +32,10 @@ from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.swarm.patience import moment_in
 from decentral.tensors.memory import offload_to
-from decentral.training.inner.spsa import SPSA
-from decentral.training.inner.together import Together, check_covers
+from decentral.training.inner import Together, check_covers
+from decentral.training.inner_optimizers import SPSA
+from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import LiveModel
-from decentral.training.processes.inner_states import InnerStates
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
 

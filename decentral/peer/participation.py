@@ -15,9 +15,8 @@ from decentral.peer.shown.announcer import Announcer
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.training.outer_loop import OuterLoop
-from decentral.training.swarm.thread import SwarmThread
-from decentral.training.told.diagnosed import Diagnosed
-from decentral.training.told.reporting import Reporter
+from decentral.training.reporting import Diagnosed, Reporter
+from decentral.training.swarm_side import SwarmThread
 from decentral.transport.throttle import ThrottledTransport
 from decentral.wire.keys import peer_name
 

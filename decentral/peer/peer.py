@@ -39,10 +39,9 @@ from decentral.peer.startup import Startup
 from decentral.preferences.preferences import Preferences
 from decentral.swarm.lan.discovery import Lan
 from decentral.tasks.shards import ShardPlace, seed_of, shard
-from decentral.training.inner.together import InnerSteps
-from decentral.training.loop_parts import LoopControl
-from decentral.training.swarm.side import run_blocking
-from decentral.training.swarm.thread import LoopEnded, SwarmThread
+from decentral.training.inner import InnerSteps
+from decentral.training.outer_loop import LoopControl
+from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
 
 
 class Peer:

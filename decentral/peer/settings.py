@@ -10,9 +10,9 @@ from typing import Any, Literal
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.swarm.invite import Invite
-from decentral.training.inner.together import Together
+from decentral.training.inner import Together
+from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import LiveModel
-from decentral.training.processes.inner_states import InnerStates
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
 

@@ -31,15 +31,12 @@ from decentral.swarm.directory import Directory
 from decentral.swarm.lan.discovery import Lan
 from decentral.swarm.patience import time_left
 from decentral.swarm.same_version import check_version
-from decentral.training.inner.terms import differences, warning
-from decentral.training.live_side import LiveSide
-from decentral.training.loop_parts import LoopControl, LoopParts
-from decentral.training.moments import Moments
-from decentral.training.outer_loop import OuterLoop
-from decentral.training.schedule.resuming import note_replayed, recall_unadopted, resume, stand_at
-from decentral.training.schedule.sync_schedule import SyncSchedule, make_schedule
-from decentral.training.swarm.side import AcrossThreads, run_blocking
-from decentral.training.swarm.thread import SwarmThread
+from decentral.training.inner import differences, warning
+from decentral.training.live_side import LiveSide, Moments
+from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
+from decentral.training.resuming import note_replayed, recall_unadopted, resume, stand_at
+from decentral.training.schedule import SyncSchedule, make_schedule
+from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
 from decentral.transport.memory.transport import MemoryNetwork
 
 

@@ -7,16 +7,541 @@ replicas (`gossip_steps`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
-from decentral.errors import NonFiniteError
+import torch
+from torch import Tensor
+
+from decentral.consensus.chain import Digest, Head
+from decentral.errors import DecentralError, NonFiniteError
+from decentral.manifest import Manifest
+from decentral.node.node import Node
+from decentral.parameters.sharding import local_part
+from decentral.replica.contribution import Contribution
+from decentral.replica.replica import OWED
+from decentral.rounds.gossip import UNDECIDED, Gossip, Swapped
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.training.gossip_steps import GossipSteps
-from decentral.training.loop_parts import LoopParts
-from decentral.training.merging import Merger
-from decentral.training.round_steps import RoundSteps
-from decentral.training.schedule.sync_schedule import SyncSchedule
-from decentral.training.starting_over import RESTARTS
+from decentral.tensors.ops import is_finite
+from decentral.training.live_side import Parameters
+from decentral.training.processes import undisturbed
+from decentral.training.progress import Away
+from decentral.training.schedule import Pace, SyncSchedule
+from decentral.training.swarm_side import PendingResult, SwarmSide
+from decentral.wire.frames import FrameKind
+
+# ---- loop parts ----
+#
+# What an outer loop is given: its terms, what it acts on, and who is told.
+#
+# The shipped peer, the simulator and the tests each give their own, and run the same loop.
+
+# Shape suffix: B = elements of all buffers, flat float32.
+
+
+class LiveParameters(Parameters, Protocol):
+    """The model that is being trained, with its buffers."""
+
+    def check_trained(self) -> None:
+        """Raise ConfigError when other parameters are trained than at the join."""
+        ...
+
+    def read_buffers(self) -> Tensor:
+        """A copy of all buffers (B,)."""
+        ...
+
+    def write_buffers(self, flat_B: Tensor) -> None:
+        """Overwrite all buffers."""
+        ...
+
+
+class LoopEvents(Protocol):
+    """What is called when something happens at a boundary."""
+
+    def waits(self, waiting: bool) -> None:
+        """The loop begins or ends to stand still for a commit."""
+        ...
+
+    def held(self, seconds: float) -> None:
+        """The loop stood still to copy parameters out for a contribution, or in after a commit."""
+        ...
+
+    def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
+        """A commit was merged, or changed the membership; ``of_pairs``: in a gossip run, where it is no round."""
+        ...
+
+    def swap_begins(self, mine: Contribution) -> None:
+        """The loop stands still for a gossip step."""
+        ...
+
+    def swapped(self, outcome: Swapped) -> None:
+        """A gossip step was taken, and is in the live model."""
+        ...
+
+    def away(self, away: Away) -> None:
+        """Progress of an absence is given up, in part or whole."""
+        ...
+
+    def restarted(self, why: str) -> None:
+        """The live model was put back to the anchor because it held NaN or Inf."""
+        ...
+
+
+@dataclass(slots=True)
+class LoopControl:
+    """What people asked of a peer. Any thread may write it; the loop reads it at every boundary."""
+
+    paused: bool = False  # contribute nothing
+    leaving: bool = False  # wait for nothing any more
+    finishes_after: float | None = None  # outer steps, beyond which the peer leaves; inf: asked before it had any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """One peer's."""
+
+    manifest: Manifest
+    tokens_per_step: int
+    checkpoint_every: int  # commits
+    on_nan: Literal["stop", "restart"]  # raise, or put the live model back to the anchor
+    model: LiveParameters
+    schedule: SyncSchedule
+    swarm: SwarmSide
+    events: LoopEvents
+    control: LoopControl
+    clock: Callable[[], float]  # s, monotonic
+    save: Callable[[SyncSchedule], bool]  # begin to write a checkpoint; False when this is no moment for one
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Tell how long what is done inside held the training thread."""
+        began = self.clock()
+        yield
+        self.events.held(self.clock() - began)
+
+    @property
+    def all_fragments(self) -> list[int]:
+        """Of the live model."""
+        return list(range(self.manifest.outer.fragments))
+
+    @property
+    def rests(self) -> bool:
+        """Whether contributions are held back: by a person, or because the day's upload is used up."""
+        return self.control.paused or bool(self.swarm.node.resting)
+
+    def tail(self, fragment: int) -> bytes:
+        """This peer's buffers as they are now, where ``fragment`` carries them."""
+        tail = self.swarm.node.replica.tail
+        return tail.pack(self.model.read_buffers()) if tail.nbytes(fragment) else b""
+
+    def take_buffers(self, buffers_B: Tensor | None) -> None:
+        """Bring shared buffers into the live model; None: there are none."""
+        if buffers_B is not None:
+            self.model.write_buffers(buffers_B)
+
+
+# ---- starting over ----
+#
+# Putting a live model back to the anchor: after an absence, or after NaN where the user asked for that.
+
+RESTARTS = 3  # after NaN, without a commit that names this peer in between: then the settings are wrong, not a batch
+
+
+@dataclass(frozen=True, slots=True)
+class FreshStart:
+    """What a live model that starts over becomes."""
+
+    anchors: list[Tensor]
+    buffers_B: Tensor | None  # None: each peer has its own, or there are none
+    debts: dict[int, Tensor]  # by fragment, what was owed of this peer's progress and is no more
+
+
+async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int]) -> FreshStart | None:
+    """Drop what ``fragments`` owe of this peer's progress, and return where to start, as it is after the record
+    ``seen``. None: the chain moved.
+
+    To be run on the swarm's loop, where no commit can come in between, with nothing of this peer's in flight.
+    """
+    if node.driver.head.hash != seen or node.driver.pending is not None:
+        return None
+    feedback, debts = node.replica.feedback, {}
+    for fragment in fragments:
+        if (debt_N := feedback[fragment].get("debt")) is not None:
+            debts[fragment] = debt_N
+        owed_N = node.replica.owed(fragment)  # as an owner of a reduce: the progress of others, which nobody else has
+        feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
+    return FreshStart(list(node.replica.anchors), node.replica.shared_buffers(0), debts)
+
+
+def forget_non_finite(
+    optimizer: torch.optim.Optimizer, agree: Callable[[list[int]], list[int]] = lambda found: found
+) -> int:
+    """Drop an inner optimizer's state of every parameter where it holds NaN or Inf; returns of how many.
+
+    Such moments would make the parameter NaN again at the next step. It starts anew there, as a joiner does everywhere.
+    ``agree``: among the processes of a peer, each of which holds a part of a parameter's state.
+    """
+    held = list(optimizer.state.items())
+    found = [int(any(isinstance(one, Tensor) and _is_poisoned(one) for one in state.values())) for _, state in held]
+    poisoned = [parameter for (parameter, _), is_poisoned in zip(held, agree(found), strict=True) if is_poisoned]
+    for parameter in poisoned:
+        del optimizer.state[parameter]
+    return len(poisoned)
+
+
+def _is_poisoned(value: Tensor) -> bool:
+    return value.is_floating_point() and not is_finite(local_part(value))
+
+
+# ---- merging ----
+#
+# Brings into the live model what the swarm decided, and notes what follows from it; alike in all algorithms.
+
+LOOK_EVERY = 0.2  # s to wait for the next commit at a time: Ctrl-C must get through on every platform
+
+
+class Merger:
+    """What came of the commits so far, and the ways in which the live model takes them over."""
+
+    def __init__(self, parts: LoopParts) -> None:
+        self._parts = parts
+        self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
+        self.done = False  # nothing that this peer learns can count any more
+        self.must_save = False  # the last checkpoint has what was given up meanwhile
+        self.restarts = 0  # after NaN, since a commit named this peer last
+        self._to_adopt: dict[int, tuple[Mapping[str, Tensor], frozenset[str]]] = {}  # by fragment: state and channels
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether every commit so far is in the live model."""
+        return not self._swarm.has_updates
+
+    async def merge_all(self, until: float | None = None) -> set[int]:
+        """Merge every commit whose time has come; wait for our own contribution's fate ``until`` then.
+
+        Returns the fragments that were written.
+        """
+        changed: set[int] = set()
+        while True:
+            changed |= await self.merge_waiting(LOOK_EVERY if until is not None else 0.0)
+            in_flight = self._schedule.sent_at is not None and not self.done and self._swarm.alive
+            late = until is None or self._parts.clock() >= until
+            if late or not in_flight or self._parts.control.leaving:
+                return changed
+
+    async def merge_waiting(self, within: float) -> set[int]:
+        """Merge every commit whose time has come; where there is none, wait for one, at most so many seconds."""
+        changed: set[int] = set()
+        while (update := await self.next_update(within)) is not None:
+            within = 0.0
+            with self._parts.holding():
+                changed |= self._merge(update)
+            self.note(update)
+        self._adopt()
+        return changed
+
+    def _merge(self, update: CommittedUpdate) -> set[int]:
+        """Into the live model; the fragments that were written.
+
+        All of it, whenever Ctrl-C comes: of a model that was half written the last checkpoint would take what the
+        others learnt, and this model has not, for progress backwards.
+        """
+        with undisturbed():
+            if not self._schedule.merge(update, self._model):
+                return set()
+            self._parts.take_buffers(update.buffers_B)
+            self._will_adopt(update.fragment, update.state, update.channels)
+        return {update.fragment}
+
+    async def next_update(self, within: float) -> CommittedUpdate | None:
+        """Take the oldest commit off the queue; None when there is none whose time comes within so many seconds."""
+        return await self._swarm.next_update(within, self._schedule.may_merge)
+
+    def adopt_all(self, fragments: Iterable[int]) -> None:
+        """The inner optimizer has no moments there, or those of another time: it takes the shared state's."""
+        channels = frozenset(channel.name for channel in self._schedule.method.channels())
+        self.adopt_later(dict.fromkeys(fragments, channels))
+
+    def adopt_later(self, channels: Mapping[int, Iterable[str]]) -> None:
+        """After the next inner step, by fragment the channels to take from the shared state as it is now."""
+        replica = self._swarm.node.replica
+        for fragment, names in channels.items() if self._schedule.method.inner else ():
+            self._will_adopt(fragment, replica.states[fragment], frozenset(names))
+
+    def _will_adopt(self, fragment: int, state: Mapping[str, Tensor], channels: frozenset[str]) -> None:
+        if state and channels:
+            before = self._to_adopt[fragment][1] if fragment in self._to_adopt else frozenset()
+            self._to_adopt[fragment] = (state, before | channels)
+            self._schedule.unadopted[fragment] = sorted(before | channels)
+
+    def _adopt(self) -> None:
+        """Into the inner optimizer; what that has no place for yet waits for its next step."""
+        method, live = self._schedule.method, self._schedule.live
+        for fragment, (state, channels) in list(self._to_adopt.items()):
+            if method.adopt(state, live, fragment, channels):
+                del self._to_adopt[fragment], self._schedule.unadopted[fragment]
+
+    def note(self, update: CommittedUpdate) -> None:
+        """Events of a merged commit; the end of the run."""
+        record = update.record
+        if update.adopted:
+            self.must_save = True  # the last checkpoint is of a branch, or a time, that this peer has left
+        if record is None:
+            return
+        self._parts.events.round_ended(update, of_pairs=self._swarm.node.gossip is not None)
+        if update.contribution is not None:
+            self.restarts = 0
+        if record.final and self._swarm.node.gossip is None:
+            self.done = True
+
+    def tell_given_up(self) -> None:
+        """Say what absences cost."""
+        for away in self._schedule.given_up:
+            self._parts.events.away(away)
+        self._schedule.given_up.clear()
+
+    async def start_over(self, fragments: Sequence[int], forget: Sequence[int]) -> set[int]:
+        """Put fragments to the anchor, and forget what some owe; none when a commit comes in just now."""
+        fresh = await self._swarm.call(anchors_without_debt, self._swarm.node, self._schedule.seen, forget)
+        if fresh is None:
+            return set()
+        with undisturbed():
+            self._schedule.restart(self._model, fresh.anchors, fragments, fresh.debts)
+            self.adopt_all(fragments)
+            if 0 in fragments:  # which carries them
+                self._parts.take_buffers(fresh.buffers_B)
+            self.must_save = True
+        return set(fragments)
+
+    def stand_at_replica(self) -> set[int]:
+        """In gossip, after an absence: the live model becomes this peer's replica, often a copy of another's by now."""
+        replica = self._swarm.node.replica
+        with undisturbed():
+            self._schedule.restart(self._model, replica.anchors, self._parts.all_fragments)
+            self.adopt_all(self._parts.all_fragments)
+            self._parts.take_buffers(replica.shared_buffers(0))
+            self.must_save = True
+        return set(self._parts.all_fragments)
+
+    def end_at_replica(self) -> set[int]:
+        """The run is over: the live model becomes what it made."""
+        replica = self._swarm.node.replica
+        with undisturbed():
+            for fragment, anchor_N in enumerate(replica.anchors):
+                self._schedule.put(self._model, fragment, anchor_N)
+            self._parts.take_buffers(replica.shared_buffers(0))
+            self.done = True
+        return set(self._parts.all_fragments)
+
+
+# ---- round steps ----
+#
+# Boundaries of the synchronous family: contribute to a round that all agree on, and wait when the algorithm waits.
+
+
+class RoundSteps:
+    """Offers what was learnt since the last round, and merges what the round made of it."""
+
+    def __init__(self, parts: LoopParts, merger: Merger) -> None:
+        self._parts, self._merger = parts, merger
+        self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
+        self._pace = Pace(parts.manifest.inner, parts.schedule.interval, parts.schedule.overlap + 1)
+        self._offered: PendingResult[bool] | None = None  # of what is in flight, where training goes on meanwhile
+
+    async def boundary(self, step_seconds: float | None) -> set[int]:
+        """Merge what has come, contribute when due, wait when the algorithm waits; returns the fragments written.
+
+        ``step_seconds``: of the inner step before it; None: nobody knows.
+        """
+        if step_seconds is not None:
+            self._pace.stepped(step_seconds)
+        await self._withdraw_if_refused()
+        changed = await self._merger.merge_all()
+        if not self._may_contribute(step_seconds or 0.0):
+            return changed
+        waits = self._schedule.overlap == 0
+        if waits and self._swarm.node.driver.head.hash != self._schedule.seen:
+            changed |= await self._catch_update()
+        if await self._contribute(changed) and waits:
+            self._parts.events.waits(True)
+            changed |= await self._merger.merge_all(until=self._parts.clock() + self._patience())
+            self._parts.events.waits(False)
+        return changed
+
+    def _may_contribute(self, step_seconds: float) -> bool:
+        self._schedule.paced = self._pace.steps(self._swarm.node.driver.full_times)
+        due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds)
+        return due and not (self._parts.rests or self._merger.done or self._parts.control.leaving)
+
+    async def _catch_update(self) -> set[int]:
+        """Merge a commit that the swarm is about to hand over: without it nothing can be contributed.
+
+        A peer that went on instead made one more inner step, alone, when it met a membership change at its boundary.
+        """
+        return await self._merger.merge_waiting(LOOK_EVERY)
+
+    def _patience(self) -> float:
+        """How long a round may hold the training: ceiling and frames, and as long again for the vote."""
+        return 2.0 * (self._parts.manifest.swarm.deadline_ceiling + self._swarm.node.driver.allowed)
+
+    async def _contribute(self, changed: set[int]) -> bool:
+        """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now, or when this
+        peer was away for too long and starts from the anchor: what that writes is added to ``changed``.
+        """
+        head = self._swarm.node.driver.head
+        if head.anchor is None or head.hash != self._schedule.seen or not self._swarm.node.driver.is_member:
+            return False
+        fragment = head.fragment(self._parts.manifest.outer.fragments)
+        with self._parts.holding():
+            contribution = self._take(fragment, head)
+        if contribution is None:
+            dropped = self._schedule.away_too_long(fragment)
+            changed |= await self._merger.start_over(dropped, forget=dropped)
+            return False
+        return await self._offer(contribution)
+
+    def _take(self, fragment: int, head: Head) -> Contribution | None:
+        self._model.check_trained()
+        replica, tokens = self._swarm.node.replica, self._parts.tokens_per_step
+        contribution = self._schedule.take(
+            self._model, fragment, replica.anchors[fragment], head.hash, tokens, outer_step=head.outer_step
+        )
+        if contribution is not None:
+            contribution.tail = self._parts.tail(fragment)
+            contribution.check_finite(replica)  # here, where an error reaches the loop
+        return contribution
+
+    async def _offer(self, contribution: Contribution) -> bool:
+        offered = self._swarm.begin(self._swarm.node.driver.contribute, contribution)
+        if self._schedule.overlap:
+            self._offered = offered
+        elif not await offered.result():
+            self._schedule.withdrawn()
+            return False
+        return True
+
+    async def _withdraw_if_refused(self) -> None:
+        """What was offered while training went on did not fit the chain any more."""
+        if self._offered is None or not self._offered.done():
+            return
+        offered, self._offered = self._offered, None
+        try:
+            fits = await offered.result()
+        except (DecentralError, CancelledError):
+            fits = False
+        if not fits:
+            self._schedule.withdrawn()
+
+
+# ---- gossip steps ----
+#
+# Boundaries of the gossip family: swap with one partner every H steps, and end with one merge of all replicas.
+
+SWAP_SLACK = 1.0  # s beyond the time in which a pair decides
+MERGE_EVERY = 1.0  # s between two offers of a replica for the last merge
+
+
+class GossipSteps:
+    """Swaps what was learnt since the last gossip step."""
+
+    def __init__(self, parts: LoopParts, merger: Merger, gossip: Gossip) -> None:
+        self._parts, self._merger, self._gossip = parts, merger, gossip
+        self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
+        self._swap: tuple[int, PendingResult[Swapped]] | None = None  # fragment and outcome of the step in progress
+
+    async def boundary(self, step_seconds: float | None) -> set[int]:
+        """Every H steps one gossip step; after the last one, the merge of all replicas. ``step_seconds``: no matter."""
+        changed = await self._merger.merge_all()
+        node = self._swarm.node
+        if not self._is_due(node):
+            return changed
+        if self._schedule.was_away and await self._swarm.call(node.follow_others):
+            return changed | self._merger.stand_at_replica()
+        with self._parts.holding():
+            mine = self._take(node)
+        if mine is None:  # merges at the run's end passed it by
+            return changed | self._merger.stand_at_replica()
+        await self._exchange(mine)
+        if self._gossip.step >= self._parts.manifest.run.rounds or node.clock.is_up:
+            return await self._merge_replicas(node)
+        return changed | {mine.fragment}
+
+    def _is_due(self, node: Node) -> bool:
+        over = self._merger.done or self._parts.control.leaving or node.driver.head.final
+        return self._schedule.due and not self._parts.rests and not over
+
+    def _take(self, node: Node) -> Contribution | None:
+        self._model.check_trained()
+        fragment = self._gossip.step % self._parts.manifest.outer.fragments
+        slow_N, tokens = node.replica.anchors[fragment], self._parts.tokens_per_step
+        based_on, step = node.driver.head.hash, self._gossip.step
+        mine = self._schedule.take(self._model, fragment, slow_N, based_on, tokens, outer_step=step)
+        if mine is not None:
+            mine.tail = self._parts.tail(fragment)
+            mine.check_finite(node.replica)
+        return mine
+
+    async def _exchange(self, mine: Contribution) -> None:
+        self._parts.events.swap_begins(mine)
+        told = (mine.fragment, mine.gradient_N, mine.steps, mine.tokens, mine.tail, mine.states)
+        self._swap = (mine.fragment, self._swarm.begin(self._gossip.exchange, *told))
+        await self._end_swap()
+
+    async def _end_swap(self, within: float | None = None) -> None:
+        """Wait for the outcome of the swap in progress, ``within`` seconds, and bring it into the live model.
+
+        Ctrl-C ends the waiting and not the swap: the partner may take its half, so whoever saves asks here first.
+        """
+        if self._swap is None:
+            return
+        fragment, outcome = self._swap
+        swapped = await outcome.result(within)
+        with undisturbed(), self._parts.holding():  # see Merger: of a model that was half written a checkpoint is wrong
+            self._swap = None
+            self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
+            self._parts.take_buffers(swapped.buffers_B)
+        self._parts.events.swapped(swapped)
+
+    async def settle(self) -> bool:
+        """Before the last checkpoint: a swap that Ctrl-C left is decided within seconds. Else the checkpoint before has
+        to stay: False.
+        """
+        with suppress(DecentralError, TimeoutError, CancelledError):
+            await self._end_swap(UNDECIDED + SWAP_SLACK)
+        return self._swap is None
+
+    async def _merge_replicas(self, node: Node) -> set[int]:
+        """The end of a gossip run: one full average, agreed on like any other round."""
+        while not _is_over(node.driver.head) and not self._parts.control.leaving:
+            await self._swarm.call(self._offer_merge, node)
+            within = MERGE_EVERY
+            while (update := await self._merger.next_update(within)) is not None:
+                within = 0.0
+                if update.record is not None:
+                    self._parts.events.round_ended(update, of_pairs=True)
+        return self._merger.end_at_replica()
+
+    async def _offer_merge(self, node: Node) -> None:
+        head, replica = node.driver.head, node.replica
+        if node.driver.pending is not None or head.final:
+            return
+        fragment = head.fragment(self._parts.manifest.outer.fragments)
+        slow_N, tail = replica.anchors[fragment], self._parts.tail(fragment)
+        encoded = await node.driver.state.offload(replica.merge_codec.encode, slow_N, {}, replica.shapes(fragment))
+        kind = FrameKind.MERGE
+        offered = Contribution(fragment, head.hash, slow_N, slow_N, 0, 0, kind=kind, encoded=encoded, tail=tail)
+        await node.driver.contribute(offered)
+
+
+def _is_over(head: Head) -> bool:
+    """Whether the last commit is applied: while it is, the head has no anchor, and the replica is still the old one."""
+    return head.final and head.anchor is not None
+
+
+# ---- outer loop ----
 
 
 class OuterLoop:

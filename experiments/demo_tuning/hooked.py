@@ -35,8 +35,7 @@ from decentral.tasks.schedule import warm_up
 from decentral.tasks.sizing import LanguageModelConfig
 from decentral.training.inner import build_inner
 from decentral.training.live_model import LiveModel
-from decentral.training.live_side import LiveSide
-from decentral.training.moments import Moments
+from decentral.training.live_side import LiveSide, Moments
 
 
 class Trainer:

@@ -18,7 +18,7 @@ from decentral.manifest import preset_manifest
 from decentral.peer import join
 from decentral.peer.saved.checkpointing import Saver
 from decentral.swarm.identity import Identity
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule
 from decentral.transport.memory.transport import MemoryNetwork
 
 WIDTH, ROUNDS = 1024, 9

@@ -13,11 +13,10 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.learning.moments import Descent
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide
-from decentral.training.loop_parts import LoopControl, LoopParts
-from decentral.training.outer_loop import OuterLoop
-from decentral.training.schedule.absence import Away
-from decentral.training.schedule.sync_schedule import SyncSchedule
-from decentral.training.swarm.same_loop import SameLoop, Updates
+from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
+from decentral.training.progress import Away
+from decentral.training.schedule import SyncSchedule
+from decentral.training.swarm_side import SameLoop, Updates
 from tests.lab.nodes import Lab, Member
 
 UNIT = 60.0  # divisible by 1 to 6: the mean of so many contributions is exact in float32

@@ -16,7 +16,7 @@ from decentral.replica.replica import Replica
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.live_side import LiveSide
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule
 from tests.laws.learners import EXACT, SCHEMA, Inner, Learner
 from tests.laws.swarm import NUMEL, SIGNERS, Books, Cut, Met, Swarm
 

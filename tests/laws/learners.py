@@ -20,7 +20,7 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.learning.moments import Descent
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.live_side import LiveSide
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule
 from decentral.wire.frames import Frame
 from decentral.wire.messages import FrameRef, Record
 from tests.laws.swarm import NUMEL, PARAMETERS, SIGNERS

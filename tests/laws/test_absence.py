@@ -24,7 +24,7 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.learning.moments import Descent
 from decentral.simulate.learning.training import FlatModel
 from decentral.training.live_side import LiveSide
-from decentral.training.schedule.sync_schedule import SyncSchedule, make_schedule
+from decentral.training.schedule import SyncSchedule, make_schedule
 from tests.laws.tables import ALONG_DIRECTIONS, PRESETS, SYNCHRONOUS, covering, long_but, method_of
 from tests.optimizers.stepping import step_of, swap
 
@@ -173,7 +173,7 @@ def test_the_run_is_never_worse_for_a_peer_that_comes_back(method: str, absences
 
 @pytest.mark.parametrize("method", ["diloco", "sparseloco"])  # streaming's blend pulls progress in by itself
 def test_the_law_catches_progress_that_is_carried_whole(method: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("decentral.training.schedule.offers.share_of", lambda *_, **__: 1.0)
+    monkeypatch.setattr("decentral.training.progress.share_of", lambda *_, **__: 1.0)
     assert max(how_much_worse(method, (1, 6, 30)).values()) > WORSE
 
 

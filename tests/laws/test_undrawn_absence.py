@@ -15,7 +15,7 @@ from torch import Tensor
 from decentral.optimizers.local_sgd import LocalSGD
 from decentral.optimizers.sparta import Sparta
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.training.schedule.absence import Progress
+from decentral.training.progress import Progress
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 

@@ -15,7 +15,7 @@ from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.pair_averaging import ADPSGD
 from decentral.rounds.gossip import Swapped
 from decentral.training.live_side import LiveSide
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model
 from tests.rounds.test_healing import settle

@@ -14,7 +14,7 @@ from decentral.optimizers import make_outer, presets
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import outer_name
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule
 from decentral.wire.messages import Offer
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member

@@ -28,7 +28,7 @@ from decentral.replica.figures import (
     REPLICA_VARIANCE,
     Figures,
 )
-from decentral.training.told.diagnosed import Diagnosed
+from decentral.training.reporting import Diagnosed
 
 USUAL = {
     NORM_DISPERSION: 0.05,

@@ -21,7 +21,7 @@ from decentral.observe.rotation import KEPT
 from decentral.observe.status import STATUS_FILE
 from decentral.replica.figures import NAMES
 from decentral.state.frozen import FROZEN
-from decentral.training.schedule.absence import Away
+from decentral.training.progress import Away
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/run-directory.md").read_text(encoding="utf-8")

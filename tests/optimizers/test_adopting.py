@@ -7,7 +7,7 @@ import torch
 
 from decentral.optimizers.shared_moments import DESLoc
 from decentral.training.live_model import LiveModel
-from decentral.training.moments import Moments
+from decentral.training.live_side import Moments
 
 BOTH = frozenset({"exp_avg", "exp_avg_sq"})
 

@@ -13,8 +13,7 @@ from decentral.parameters import schema_of
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import Replica
 from decentral.training.live_model import LiveModel
-from decentral.training.live_side import LiveSide
-from decentral.training.moments import Moments
+from decentral.training.live_side import LiveSide, Moments
 from decentral.wire.messages import FrameRef, ReducePlan
 from tests.laws.learners import EXACT, Learners, replica_of
 from tests.laws.swarm import NUMEL, SIGNERS

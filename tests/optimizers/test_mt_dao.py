@@ -10,9 +10,9 @@ from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import RoundInfo
 from decentral.optimizers.shared_moments import MTDAO
-from decentral.training.inner.qh_adopt import QHADOPT
+from decentral.training.inner_optimizers import QHADOPT
 from decentral.training.live_model import LiveModel
-from decentral.training.moments import Moments
+from decentral.training.live_side import Moments
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 

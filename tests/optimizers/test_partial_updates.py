@@ -17,9 +17,8 @@ from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.partial_updates import PartialUpdates
 from decentral.simulate.forecast import forecast
 from decentral.training.live_model import LiveModel
-from decentral.training.live_side import LiveSide
-from decentral.training.moments import Moments
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.live_side import LiveSide, Moments
+from decentral.training.schedule import SyncSchedule
 from tests.laws.learners import Learner, Learners
 from tests.laws.swarm import NUMEL
 

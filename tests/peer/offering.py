@@ -8,7 +8,7 @@ from decentral.consensus.chain import Head
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import Replica
 from decentral.simulate.learning.training import FlatModel
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule
 
 
 def contribution_of(

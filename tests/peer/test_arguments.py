@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path, below: bool) ->
 
 
 def test_a_warm_up_is_judged_by_the_rate_it_goes_up_to() -> None:
-    from decentral.training.inner.terms import differences
+    from decentral.training.inner import differences
 
     manifest = terms().changed(inner={"learning_rate": 1e-3})
     _, optimizer = model_and_optimizer()

@@ -9,8 +9,8 @@ import pytest
 
 from decentral.errors import VersionError
 from decentral.peer.peer import Peer
-from decentral.training.loop_parts import LoopControl
-from decentral.training.swarm.thread import LoopEnded
+from decentral.training.outer_loop import LoopControl
+from decentral.training.swarm_side import LoopEnded
 
 
 @pytest.mark.parametrize("how", [LoopEnded("not running"), CancelledError()], ids=lambda how: type(how).__name__)

@@ -19,7 +19,7 @@ from decentral.peer.settings import JoinOptions
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.tensors import memory
 from decentral.training.live_model import LiveModel
-from decentral.training.swarm.thread import SwarmThread
+from decentral.training.swarm_side import SwarmThread
 from tests.peer.test_absence import alone
 from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
 

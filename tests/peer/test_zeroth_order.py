@@ -14,7 +14,7 @@ from decentral.manifest import Manifest
 from decentral.optimizers.just_one_byte import ToldDerivatives
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
-from decentral.training.inner.spsa import SPSA
+from decentral.training.inner_optimizers import SPSA
 from decentral.transport.memory.transport import MemoryNetwork
 from tests.peer.test_join import Problem, run_terms
 

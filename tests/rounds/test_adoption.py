@@ -9,8 +9,8 @@ import torch
 from decentral.consensus.chain import Branch
 from decentral.replica.pair_step import GossipStep
 from decentral.training.live_side import LiveSide
-from decentral.training.schedule.sync_schedule import SyncSchedule
-from decentral.training.starting_over import anchors_without_debt
+from decentral.training.outer_loop import anchors_without_debt
+from decentral.training.schedule import SyncSchedule
 from tests.lab.learners import Learner
 from tests.lab.nodes import tiny_model
 from tests.rounds.test_healing import SPARSE, exact_terms, following

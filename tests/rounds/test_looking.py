@@ -31,8 +31,8 @@ from decentral.replica.figures import (
 )
 from decentral.rounds import looking
 from decentral.training.live_side import LiveSide
-from decentral.training.schedule.sync_schedule import SyncSchedule
-from decentral.training.told.diagnosed import Diagnosed
+from decentral.training.reporting import Diagnosed
+from decentral.training.schedule import SyncSchedule
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member
 from tests.laws.tables import PRESETS

@@ -8,7 +8,7 @@ import torch
 
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.training.swarm.backlog import LIMIT, Backlog
+from decentral.training.swarm_side import LIMIT, Backlog
 
 
 def at_once(update: CommittedUpdate) -> bool:

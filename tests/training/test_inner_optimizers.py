@@ -17,8 +17,7 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.tasks.schedule import warm_up
-from decentral.training.inner.terms import differences
-from decentral.training.inner.together import Together
+from decentral.training.inner import Together, differences
 from decentral.transport.memory.transport import MemoryNetwork
 
 

@@ -19,12 +19,11 @@ from decentral.peer.joining import check_processes
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.learning.training import FlatModel
 from decentral.swarm.identity import Identity
-from decentral.training.inner.spsa import SPSA
+from decentral.training.inner_optimizers import SPSA
 from decentral.training.live_model import LiveModel
-from decentral.training.live_side import LiveSide
-from decentral.training.moments import Moments
-from decentral.training.schedule.resuming import memory_of, resume, stand_at, tensors_of
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.live_side import LiveSide, Moments
+from decentral.training.resuming import memory_of, resume, stand_at, tensors_of
+from decentral.training.schedule import SyncSchedule
 from decentral.transport.memory.transport import MemoryNetwork
 
 

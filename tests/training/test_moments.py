@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.training.live_model import LiveModel
-from decentral.training.moments import Moments
+from decentral.training.live_side import Moments
 
 SIZES = (4, 3)  # values of the two parameters
 

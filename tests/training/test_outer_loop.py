@@ -14,12 +14,10 @@ import torch
 from decentral.optimizers.edit import AEDiT
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.training.loop_parts import LoopParts
-from decentral.training.outer_loop import OuterLoop
-from decentral.training.schedule.absence import Away
-from decentral.training.schedule.sync_schedule import SyncSchedule
-from decentral.training.swarm.same_loop import SameLoop, Updates
-from decentral.training.swarm.side import run_blocking
+from decentral.training.outer_loop import LoopParts, OuterLoop
+from decentral.training.progress import Away
+from decentral.training.schedule import SyncSchedule
+from decentral.training.swarm_side import SameLoop, Updates, run_blocking
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, tiny_model
 from tests.rounds.test_healing import DENSE, exact_terms

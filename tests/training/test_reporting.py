@@ -9,7 +9,7 @@ import torch
 from decentral.peer.shown.status import state_of
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.local_state import Decision
-from decentral.training.told.reporting import NOTABLE_WAIT, Reporter
+from decentral.training.reporting import NOTABLE_WAIT, Reporter
 from decentral.wire.keys import peer_name
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from decentral.replica.replica import OWED
-from decentral.training.starting_over import anchors_without_debt, forget_non_finite
+from decentral.training.outer_loop import anchors_without_debt, forget_non_finite
 
 
 def test_a_peer_that_starts_over_drops_its_debt_and_keeps_what_it_owes_as_an_owner(run_lab, terms):

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from decentral.training.gossip_steps import GossipSteps
-from decentral.training.merging import Merger
-from decentral.training.processes.orders import undisturbed
-from decentral.training.swarm.side import run_blocking
+from decentral.training.outer_loop import GossipSteps, Merger
+from decentral.training.processes import undisturbed
+from decentral.training.swarm_side import run_blocking
 
 
 def test_ctrl_c_is_heard_at_the_end_of_the_block() -> None:

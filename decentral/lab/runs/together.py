@@ -19,8 +19,7 @@ from decentral.lab.swarm import LabWorld
 from decentral.lab.work.base import Work
 from decentral.manifest import Manifest
 from decentral.tasks.schedule import warm_up
-from decentral.training.inner import build_inner, inner_step
-from decentral.training.inner.averages import Averages
+from decentral.training.inner import Averages, build_inner, inner_step
 
 __all__ = ["run_together"]
 

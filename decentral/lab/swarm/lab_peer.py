@@ -18,9 +18,8 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.tasks.schedule import warm_up
 from decentral.training.inner import build_inner, inner_step
 from decentral.training.live_model import LiveModel
-from decentral.training.live_side import LiveSide
-from decentral.training.moments import Moments
-from decentral.training.schedule.sync_schedule import SyncSchedule, make_schedule
+from decentral.training.live_side import LiveSide, Moments
+from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.wire.keys import Signer
 
 __all__ = ["LabPeer", "lab_peers", "lab_signers"]
@@ -111,7 +110,7 @@ class LabPeer:
         self.live.averages.resume()
 
     def _adopt(self) -> None:
-        """See `decentral.training.merging.Merger`."""
+        """See `decentral.training.outer_loop.Merger`."""
         for fragment, (state, channels) in list(self._to_adopt.items()):
             if self.schedule.method.adopt(state, self.schedule.live, fragment, channels):
                 del self._to_adopt[fragment]

@@ -21,7 +21,7 @@ from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan.discovery import Lan
 from decentral.swarm.patience import time_left
-from decentral.training.swarm.thread import SwarmThread
+from decentral.training.swarm_side import SwarmThread
 from decentral.transport import Transport
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.throttle import Caps

@@ -22,11 +22,11 @@ from decentral.peer.participation import StepCount
 from decentral.peer.saved.write_behind import WriteBehind
 from decentral.state.optimizer_state import flatten, unflatten
 from decentral.swarm.hello import model_difference
+from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import LiveModel
-from decentral.training.processes.inner_states import InnerStates
-from decentral.training.schedule.resuming import memory_of, tensors_of
-from decentral.training.schedule.sync_schedule import SyncSchedule
-from decentral.training.swarm.thread import SwarmThread
+from decentral.training.resuming import memory_of, tensors_of
+from decentral.training.schedule import SyncSchedule
+from decentral.training.swarm_side import SwarmThread
 
 
 @dataclass(frozen=True, slots=True)

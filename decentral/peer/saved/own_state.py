@@ -26,7 +26,7 @@ from decentral.redundancy.recovery import Recovered, Recovery
 from decentral.redundancy.service import RedundancyService
 from decentral.state.snapshot import live_buffer_name
 from decentral.training.live_side import OWN
-from decentral.training.swarm.thread import SwarmThread
+from decentral.training.swarm_side import SwarmThread
 from decentral.wire.keys import peer_name
 
 KEYS = ("inner_steps", "training", "progress", "buffers", "schema", "parameters")  # of a checkpoint's document

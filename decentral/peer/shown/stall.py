@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from decentral.node.node import Node
 from decentral.observe.health import in_units, listed
-from decentral.training.told.reporting import Reporter
+from decentral.training.reporting import Reporter
 from decentral.wire.keys import PeerId, peer_name
 
 TIMES = 5.0  # usual rounds: two deaths in one round, whose leases run out one after the other, take three

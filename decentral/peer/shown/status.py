@@ -12,7 +12,7 @@ from decentral.node.node import Node
 from decentral.observe.status import Status
 from decentral.peer.participation import Participation
 from decentral.peer.shown.stall import stall_of
-from decentral.training.told.reporting import Reporter
+from decentral.training.reporting import Reporter
 from decentral.transport import Transport
 from decentral.wire.keys import peer_name
 from decentral.wire.messages import PRIVATE, Lease

@@ -16,11 +16,10 @@ from decentral.rounds.gossip import Swapped
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.equations.pulls import state_name
 from decentral.simulate.learning.lessons import Lesson
-from decentral.training.loop_parts import LoopControl, LoopParts
-from decentral.training.outer_loop import OuterLoop
-from decentral.training.schedule.absence import Away
-from decentral.training.schedule.sync_schedule import SyncSchedule
-from decentral.training.swarm.same_loop import SameLoop
+from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
+from decentral.training.progress import Away
+from decentral.training.schedule import SyncSchedule
+from decentral.training.swarm_side import SameLoop
 
 CHECKPOINT_EVERY = 5  # commits
 Note = Callable[..., None]  # event, tensors, fields

@@ -30,9 +30,9 @@ from decentral.simulate.machine.disk import RecordingDisk
 from decentral.simulate.machine.weather import Weather, WeatheredTransport
 from decentral.simulate.trace import Trace
 from decentral.training.live_side import LiveSide
-from decentral.training.schedule.resuming import memory_of, resume, stand_at, tensors_of
-from decentral.training.schedule.sync_schedule import SyncSchedule, make_schedule
-from decentral.training.swarm.same_loop import SameLoop, Updates
+from decentral.training.resuming import memory_of, resume, stand_at, tensors_of
+from decentral.training.schedule import SyncSchedule, make_schedule
+from decentral.training.swarm_side import SameLoop, Updates
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Commit, Record

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from decentral.state.optimizer_state import flatten, unflatten
 from decentral.training.inner import Averages
-from decentral.training.inner.gpa import GPA
-from decentral.training.inner.schedule_free import ScheduleFree
+from decentral.training.inner_optimizers import GPA, ScheduleFree
 from decentral.training.live_model import LiveModel
 
 BOTH = pytest.mark.parametrize("make", [GPA, ScheduleFree])

@@ -15,10 +15,8 @@ from decentral.manifest.table import canonical
 from decentral.manifest.training_terms import Inner
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
-from decentral.training.inner import build_inner, inner_step
-from decentral.training.inner.gpa import GPA
-from decentral.training.inner.qh_adopt import QHADOPT
-from decentral.training.inner.terms import differences
+from decentral.training.inner import build_inner, differences, inner_step
+from decentral.training.inner_optimizers import GPA, QHADOPT
 
 NAMES = get_args(InnerName)
 every_name = pytest.mark.parametrize("name", NAMES)

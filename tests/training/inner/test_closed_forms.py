@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.training.inner.adopt import ADOPT
-from decentral.training.inner.gpa import GPA
-from decentral.training.inner.qh_adopt import QHADOPT
-from decentral.training.inner.schedule_free import ScheduleFree
+from decentral.training.inner_optimizers import ADOPT, GPA, QHADOPT, ScheduleFree
 
 START = torch.tensor([1.5, -0.25, 2.0, -3.0], dtype=torch.float64)
 CURVATURE = torch.tensor([0.5, 1.0, 2.0, 0.1], dtype=torch.float64)

@@ -10,10 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.training.inner.adopt import ADOPT
-from decentral.training.inner.averaging import Averaging
-from decentral.training.inner.gpa import GPA
-from decentral.training.inner.schedule_free import ScheduleFree
+from decentral.training.inner_optimizers import ADOPT, GPA, Averaging, ScheduleFree
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/inner_optimizers.json").read_text(encoding="utf-8"))
 PROBLEM = {name: torch.tensor(GOLDEN["problem"][name]) for name in ("start", "curvature", "target")}

@@ -14,11 +14,10 @@ from decentral.errors import ConfigError
 from decentral.manifest.training_terms import Inner
 from decentral.optimizers.base import Derivative
 from decentral.optimizers.just_one_byte import Direction, byte_of, level_of
-from decentral.training.inner import build_inner
-from decentral.training.inner.spsa import SPSA, step_forward
-from decentral.training.inner.together import InnerSteps
+from decentral.training.inner import InnerSteps, build_inner
+from decentral.training.inner_optimizers import SPSA, step_forward
 from decentral.training.live_model import LiveModel
-from decentral.training.moments import Moments
+from decentral.training.live_side import Moments
 
 RATE, SEED = 0.01, 11
 

@@ -12,8 +12,8 @@ from decentral.optimizers.edit import AEDiT
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
-from decentral.training.schedule.resuming import memory_of, resume
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.resuming import memory_of, resume
+from decentral.training.schedule import SyncSchedule
 from tests.training.schedule.test_sync_schedule import record
 
 H = 20

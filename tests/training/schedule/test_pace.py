@@ -10,8 +10,7 @@ from decentral.manifest import check_methods, preset_manifest
 from decentral.manifest.training_terms import Inner
 from decentral.optimizers.diloco import DiLoCo
 from decentral.training.live_model import LiveModel
-from decentral.training.schedule.pace import SLOWEST, Pace
-from decentral.training.schedule.sync_schedule import SyncSchedule, make_schedule
+from decentral.training.schedule import SLOWEST, Pace, SyncSchedule, make_schedule
 
 
 def paced(seconds: float, kind: str | None = "speed", clock: float | None = None, least: int = 1) -> Pace:

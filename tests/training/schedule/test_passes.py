@@ -15,7 +15,7 @@ from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule
 from tests.training.schedule.test_sync_schedule import record
 
 SIZE = 3 * 40 + 40 + 40 * 2 + 2

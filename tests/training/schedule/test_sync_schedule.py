@@ -11,8 +11,8 @@ from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
-from decentral.training.schedule.resuming import memory_of, note_replayed, recall_unadopted, resume, tensors_of
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.resuming import memory_of, note_replayed, recall_unadopted, resume, tensors_of
+from decentral.training.schedule import SyncSchedule
 from decentral.wire.messages import FrameRef, Record
 
 PEER = b"p" * 32

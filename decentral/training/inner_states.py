@@ -16,11 +16,9 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.parameters.sharding import is_sharded
 from decentral.state.optimizer_state import flatten, random_state, set_random_state, unflatten
-from decentral.training.inner.together import Together
-from decentral.training.processes.group import MAIN, Processes
-from decentral.training.processes.orders import Order, Orders, undisturbed
-from decentral.training.processes.shards import Shards
-from decentral.training.starting_over import forget_non_finite
+from decentral.training.inner import Together
+from decentral.training.outer_loop import forget_non_finite
+from decentral.training.processes import MAIN, Order, Orders, Processes, Shards, undisturbed
 
 Tree = Any  # as `state.optimizer_state` has it
 

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from decentral.consensus.chain import contributions, moves_anchor
 from decentral.errors import ConfigError
+from decentral.observe.diagnostics.watch import Watch
 from decentral.replica.contribution import Contribution
+from decentral.replica.figures import Figures
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.local_state import CommittedUpdate, Decision
-from decentral.training.schedule.absence import Away
+from decentral.training.progress import Away
 from decentral.wire.keys import PeerId, peer_name
+
+__all__ = ["Diagnosed"]
 
 logger = logging.getLogger("decentral.peer")
 
@@ -259,3 +263,40 @@ def _number(name: str, given: float | Tensor) -> float:
         shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
         what = f"{type(given).__name__}{shape}"
         raise ConfigError(f"peer.log({name}=...): a {what} is not one number; pass its mean, say") from None
+
+
+# ---- diagnosed ----
+#
+# Joins what rounds tell of the swarm to one peer: the newest figures for its status, events when one leaves its band.
+#
+# Called on the swarm's thread before the training side learns of the round; read by any.
+
+
+class Diagnosed:
+    """Of one peer's rounds, since its process began."""
+
+    def __init__(self, emit: Callable[[str, dict[str, object]], None]) -> None:
+        """``emit``: takes an event and its fields."""
+        self._emit, self._watch = emit, Watch()
+        self.now = Figures()  # of the newest round; replaced, never written to
+
+    @property
+    def out(self) -> tuple[str, ...]:
+        """Names of the figures that are out of their bands."""
+        return self._watch.out
+
+    def __call__(self, figures: Figures) -> None:
+        """One more round."""
+        self.now = figures
+        for crossing in self._watch.see(figures):
+            self._emit(
+                "out_of_band" if crossing.is_out else "back_in_band",
+                {
+                    "outer_step": crossing.outer_step,
+                    "figure": crossing.figure,
+                    "value": crossing.value,
+                    "low": crossing.low,
+                    "high": crossing.high,
+                    "why": crossing.why,
+                },
+            )

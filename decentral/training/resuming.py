@@ -13,9 +13,8 @@ from decentral.optimizers.base import State
 from decentral.state.snapshot import anchor_name
 from decentral.tensors.device import beside, less
 from decentral.training.live_side import Parameters
-from decentral.training.schedule.absence import Progress
-from decentral.training.schedule.passes import as_written
-from decentral.training.schedule.sync_schedule import SyncSchedule
+from decentral.training.progress import Progress, as_written
+from decentral.training.schedule import SyncSchedule
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
