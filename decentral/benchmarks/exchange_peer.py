@@ -24,8 +24,7 @@ import torch
 from decentral.consensus.chain import Head
 from decentral.flow.changes import Changes
 from decentral.manifest import Manifest, parse_manifest
-from decentral.node.links import throttled
-from decentral.node.node import Node, Start
+from decentral.node.node import Node, Start, throttled
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Gossip
 from decentral.rounds.local_state import CommittedUpdate, Ledger

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from decentral.errors import ConfigError, UsageError
 from decentral.manifest import Manifest, check_methods, preset_manifest
-from decentral.manifest.justified import justified
+from decentral.manifest.presets import justified
 
 if TYPE_CHECKING:
     from decentral.tasks.survey import Survey

@@ -21,7 +21,7 @@ import anyio
 
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.flow.changes import Changes
-from decentral.state.assembler import Assembler
+from decentral.state.checkpoint import Assembler
 from decentral.wire.keys import PeerId
 
 FIRST_WINDOW = 1  # chunks asked of a donor of which nothing is known: two would share its way, and look slow

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
+
+from decentral.errors import ConfigError
+from decentral.plugins import nearest
 
 
 class Table(BaseModel):
@@ -53,3 +59,150 @@ def plain(part: Table, key: str) -> str | int | float | None:
     if isinstance(value, int) and (field is None or "float" in str(field.annotation)):
         value = float(value)
     return value + 0.0 if isinstance(value, float) else value
+
+
+# ---- values ----
+#
+# Kinds of values that a manifest holds: their bounds are checked before anything is made of them.
+
+
+def _canonical_spaces(spelling: str) -> str:
+    """One spelling for what differs in spaces only: as ``str(compressor)`` writes it."""
+    return re.sub(r"\s", "", spelling).replace(">>", " >> ").replace(",", ", ")
+
+
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # safe as a folder's name
+Salt = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{0,64}$")]
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/-]{0,127}$")]
+TextDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Spelling = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_(),.=>+ -]{1,256}$"),
+    AfterValidator(_canonical_spaces),
+]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Size = Annotated[int, Field(ge=1, le=2**20)]
+Steps = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+PartShare = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
+
+# ---- checking ----
+#
+# Values against the rules of their tables. What is wrong comes out as one line: where, what, the rule, the way out.
+
+Whole = TypeVar("Whole", bound=Table)
+
+
+def checked(model: type[Whole], tables: Mapping[str, Any], source: str) -> Whole:  # Any: values of every TOML type
+    """These tables as a ``model``. Raises ConfigError naming the first thing that is wrong."""
+    try:
+        return model.model_validate(tables)
+    except ValidationError as error:
+        # a misspelt name first: what it was to be is missing because of it
+        found = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ConfigError(f"{source}: {_explained(found[0], model)}{more}") from None
+
+
+def _explained(error: ErrorDetails, model: type[Table]) -> str:
+    """One line for one of pydantic's errors."""
+    place = [str(step)[:40] for step in error["loc"]]
+    where, kind = _shown(".".join(place)), error["type"]
+    table = _table_of(place, model)
+    names = list(table.model_fields)
+    if kind == "extra_forbidden":
+        what = "table" if len(place) == 1 else "key"
+        return f"unknown {what} {where}; {nearest(place[-1], names)}"
+    if kind == "value_error":
+        inside = f"{where}: " if where else ""
+        return inside + one_line(error["msg"].removeprefix("Value error, "))
+    meaning = table.model_fields[place[-1]].description if place[-1] in names else None
+    means = f"; {place[-1]} means: {meaning}" if meaning else ""
+    if kind == "missing":
+        return f"{where} is missing{means or '; add the table [' + where + ']'}"
+    if kind == "string_pattern_mismatch":
+        return f"{where} = {_value(error['input'])}: has characters that do not belong, or too many{means}"
+    rule = one_line(error["msg"])
+    return f"{where} = {_value(error['input'])}: {rule[:1].lower()}{rule[1:]}{means}"
+
+
+def _table_of(place: list[str], model: type[Table]) -> type[Table]:
+    """The table that holds the key at ``place``."""
+    field = model.model_fields.get(place[0]) if len(place) > 1 else None
+    if field is None:
+        return model
+    inner = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type)]
+    tables = [one for one in inner if issubclass(one, Table)]
+    return _table_of(place[1:], tables[0]) if tables else model
+
+
+def _value(found: object) -> str:
+    """What a stranger wrote, on one line."""
+    try:
+        return _shown(repr(found))
+    except (RecursionError, ValueError):  # tables 1000 deep, numbers of 5000 digits
+        return f"{type(found).__name__} too large to show"
+
+
+def _shown(text: str, limit: int = 60) -> str:
+    """A stranger's text on one line, without control characters, cut."""
+    shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def one_line(error: object) -> str:
+    """An error's text on one line, cut."""
+    return _shown(" ".join(str(error).split()), 240)
+
+
+# ---- commented ----
+#
+# From tables to the commented file: one line per key, its description beside it.
+
+_COMMENT_COLUMN = 32
+
+
+def to_toml(whole: Table) -> str:
+    """One table after the other, one comment per key; unset keys are commented out with an example."""
+    head = "# The terms of one run. All peers must have the same: the digest of these values is the run's id.\n"
+    return head + "".join(_table(name, getattr(whole, name)) for name in type(whole).model_fields)
+
+
+def toml_value(value: object) -> str:
+    """As TOML writes it; every string here is ASCII without control characters, so JSON's quotes serve."""
+    return "unset" if value is None else json.dumps(value)
+
+
+def _table(name: str, part: Table) -> str:
+    lines, tables = [f"\n[{name}]  # {_first_sentence(part)}"], inside(part)
+    for key, field in type(part).model_fields.items():
+        if key not in tables:
+            lines.append(_line(key, plain(part, key), field.examples, field.description or ""))
+    mine = "\n".join(lines + _own_lines(part)) + "\n"
+    return mine + "".join(_table(f"{name}.{key}", table) for key, table in tables.items())
+
+
+def _own_lines(part: Table) -> list[str]:
+    """Keys beside the declared ones, set or not: what is unset has its default. What nobody explains comes last."""
+    given, told = part.model_extra or {}, part.own_keys()
+    lines = [_line(key, given.get(key), [default], meaning) for key, default, meaning in told]
+    rest = sorted(given.keys() - {key for key, _, _ in told})
+    return lines + [_line(key, given[key], None, "the method's own") for key in rest]
+
+
+def _line(key: str, value: object, examples: list[Any] | None, meaning: str) -> str:  # Any: values of every TOML type
+    example = examples[0] if value is None and examples else None
+    if isinstance(example, dict):  # a table inside that is unset: its first key
+        ((first, example),) = example.items()
+        key = f"{key}.{first}"
+    shown = value if example is None else example
+    line = f"{'# ' if value is None else ''}{key} = {toml_value(shown)}"
+    return f"{line:<{_COMMENT_COLUMN}}  # {meaning}"
+
+
+def _first_sentence(part: Table) -> str:
+    return (type(part).__doc__ or "").split(".")[0].strip().lower()

@@ -7,18 +7,376 @@ so peers that agree on the id agree on everything here. Crosses the wire as its 
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from decentral.manifest.checking import checked
-from decentral.manifest.commented import to_toml
-from decentral.manifest.outer_terms import Compression, Exchange, Outer
-from decentral.manifest.redundancy import Redundancy
-from decentral.manifest.table import Table, canonical
-from decentral.manifest.training_terms import Data, Inner, Model
-from decentral.manifest.values import Count, Positive, Salt, Seconds, Word
+from decentral.manifest.table import (
+    Count,
+    Decay,
+    Label,
+    NotNegative,
+    PartShare,
+    Positive,
+    Salt,
+    Seconds,
+    Size,
+    Spelling,
+    Steps,
+    Table,
+    TextDigest,
+    Word,
+    canonical,
+    checked,
+    to_toml,
+)
+
+__all__ = ["INNER_OPTIMIZERS", "OWN_KEYS", "InnerName", "KnownOptimizer", "inner_optimizers_with"]
+
+# ---- outer terms ----
+#
+# What all peers do together: the outer method, how contributions become one vector, how they are packed and sent.
+
+MOST = 2**53  # whole numbers of a method: they are hashed as floats, and beyond it two would have one digest
+
+
+def _check_own(keys: Mapping[str, Any]) -> None:  # Any: values of every TOML type
+    """ValueError for keys beside the declared ones that no method may have."""
+    for key, value in keys.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", key):
+            raise ValueError("a key of a method is written in small letters, digits and _, 32 at most")
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(f"{key} of a method must be a number or a word")
+        if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_(),.=>+ -]{1,256}", value):
+            raise ValueError(f"{key} has characters that do not belong, or too many")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key} must be finite")
+        if isinstance(value, int) and abs(value) > MOST:
+            raise ValueError(f"{key} must be between -2**53 and 2**53")
+
+
+class Combining(Table):
+    """How contributions become one vector. Keys beside these are the rule's own: decentral aggregation lists them."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+
+    rule: Word = Field(description="decentral aggregation lists them; mean is what happens without this table")
+
+    @model_validator(mode="after")
+    def _plain_keys(self) -> Combining:
+        _check_own(self.own)
+        return self
+
+    def own_keys(self) -> list[tuple[str, Any, str]]:  # Any: a rule's defaults
+        """Those of the rule that it names."""
+        from decentral.optimizers import describe_aggregation_keys  # torch
+
+        return describe_aggregation_keys(self.rule)
+
+    @property
+    def own(self) -> dict[str, Any]:  # Any: numbers and words
+        """The rule's keys that are set."""
+        return dict(self.model_extra or {})
+
+
+class Outer(Table):
+    """What all peers do together. Keys beside these are the method's own: decentral optimizers lists them."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+
+    method: Word = Field(description="outer optimizer: decentral optimizers lists them")
+    learning_rate: Positive | None = Field(
+        default=None,
+        description="unset: the method's own; diloco's then follows the number of contributors",
+        examples=[0.7],
+    )
+    fragments: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="slices of the model that take turns"
+    )
+    overlap: Steps = Field(
+        default=0, description="tau: inner steps that go on while a round is in flight; 0 waits for it"
+    )
+
+    weighting: Literal["equal", "tokens"] | None = Field(
+        default=None,
+        description="equal, or by tokens (1/16 to 16 times the typical); unset: equal, or tokens with a pace of speed",
+        examples=["tokens"],
+    )
+    norm_clip: Literal["none", "median"] | None = Field(
+        default=None,
+        description="median: contributions longer than the typical one are shortened to it; unset: none",
+        examples=["median"],
+    )
+
+    aggregation: Combining | None = Field(
+        default=None,
+        description="how contributions become one vector: decentral aggregation lists the rules; unset: mean",
+        examples=[{"rule": "rfa"}],
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unset(cls, given: Any) -> Any:  # Any: what a file or a caller has, checked after this
+        """A key of a method that is None is one that is left out."""
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None or key in cls.model_fields}
+
+    @model_validator(mode="after")
+    def _plain_keys(self) -> Outer:
+        _check_own(self.model_extra or {})
+        return self
+
+    def own_keys(self) -> list[tuple[str, Any, str]]:  # Any: a method's defaults
+        """Those of the method that it names."""
+        from decentral.optimizers import describe_keys  # torch
+
+        return describe_keys(self.method)
+
+    @property
+    def hyper(self) -> dict[str, float | str]:
+        """The hyper-parameters that are set, by the names that ``make_outer`` knows."""
+        rate = {} if self.learning_rate is None else {"lr": self.learning_rate}
+        return rate | dict(self.model_extra or {})
+
+
+class Compression(Table):
+    """How a contribution is packed."""
+
+    chain: Spelling = Field(description="decentral compressors lists them; sparsifier >> quantiser")
+    feedback: Spelling = Field(
+        default="none",
+        description='what becomes of what compression left unsent: "ef(beta=0.95)", "dgc", "none"; in a gather "ef21"',
+    )
+
+
+class Exchange(Table):
+    """Who sends what to whom."""
+
+    kind: Literal["gather", "reduce", "pair"] = Field(
+        description="gather: all to all, sparse methods; reduce: by parts, dense ones; pair: gossip"
+    )
+
+
+# ---- inner optimizers ----
+#
+# The inner optimizers that a manifest can name: which keys of [inner] each has, and what they are when unset.
+#
+# Plain values without torch; `decentral.training.inner` builds them.
+
+InnerName = Literal["adamw", "muon", "adopt", "sgd", "schedule_free", "gpa", "qh_adopt", "spsa"]
+
+_BOTH = ("exp_avg", "exp_avg_sq")
+_ADAM = {"beta1": 0.9, "beta2": 0.95}  # 0.95: some hundred steps are too few for 0.999
+OWN_KEYS: Final = ("momentum", "beta1", "beta2", "mixing", "averaging")  # of [inner], that only some of them have
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOptimizer:
+    """One of them."""
+
+    title: str  # as people write it; in small letters and without "-" and "_" a part of its class's name
+    keys: Mapping[str, float]  # its keys of [inner] beside those that all have, and their values when unset
+    moments: tuple[str, ...] = ()  # which it has of every parameter, by torch's names
+    forward_only: bool = False  # it steps by losses, and neither clip nor weight decay is anything to it
+
+
+INNER_OPTIMIZERS: Final[Mapping[InnerName, KnownOptimizer]] = {
+    "adamw": KnownOptimizer("AdamW", _ADAM, _BOTH),
+    "muon": KnownOptimizer("Muon", {"momentum": 0.9, **_ADAM}),  # the betas are of the AdamW beside it
+    "adopt": KnownOptimizer("ADOPT", {"beta1": 0.9, "beta2": 0.9999}, _BOTH),
+    "sgd": KnownOptimizer("SGD", {"momentum": 0.9}),
+    "schedule_free": KnownOptimizer("Schedule-Free", {"beta2": 0.95, "mixing": 0.9}, ("exp_avg_sq",)),
+    "gpa": KnownOptimizer("GPA", {**_ADAM, "mixing": 0.7, "averaging": 0.9967}, _BOTH),
+    "spsa": KnownOptimizer("SPSA", {}, forward_only=True),
+    "qh_adopt": KnownOptimizer("QH-ADOPT", {"beta1": 0.99, "beta2": 0.9999, "mixing": 0.7}, _BOTH),
+}
+
+
+def inner_optimizers_with(key: str) -> list[str]:
+    """Those that have this key of [inner]."""
+    return [name for name, known in INNER_OPTIMIZERS.items() if key in known.keys]
+
+
+# ---- training terms ----
+#
+# What each peer trains: the model, the text, and the inner steps between two outer ones.
+
+EXPERTS_PER_TOKEN = 2  # of a mixture: as SPES and Mixtral have it
+
+
+class Model(Table):
+    """The model that every peer builds."""
+
+    task: Literal["causal-lm", "custom"] = Field(
+        default="causal-lm", description="causal-lm: a small Llama over bytes; custom: your own script's model"
+    )
+    hidden: Size = Field(default=128, description="width; a multiple of 2 * heads")
+    layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=3, description="transformer blocks")
+    heads: Annotated[int, Field(ge=1, le=4096)] = Field(default=4, description="attention heads per block")
+    context: Size = Field(default=128, description="tokens that the model sees at once")
+    experts: Annotated[int, Field(ge=2, le=1024)] | None = Field(
+        default=None, description="per block, of a mixture as OLMoE is one; unset: one MLP, as Llama's", examples=[8]
+    )
+    experts_per_token: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description=f"experts that a token goes to; unset: {EXPERTS_PER_TOKEN}", examples=[1]
+    )
+    buffers: Literal["average", "first", "own"] | None = Field(
+        default=None,
+        description="BatchNorm's means and the like: average of contributors, first's, or own; unset: average",
+        examples=["own"],
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Model:
+        if self.task == "causal-lm" and self.hidden % (2 * self.heads):
+            raise ValueError(f"hidden = {self.hidden} must be a multiple of 2 * heads = {2 * self.heads}")
+        if self.experts_per_token is not None and self.experts_per_token > (self.experts or 0):
+            raise ValueError(
+                f"experts_per_token = {self.experts_per_token} needs as many experts; set model.experts, too"
+            )
+        return self
+
+    @property
+    def routed(self) -> int:
+        """Experts that a token goes to, of a mixture."""
+        return self.experts_per_token or EXPERTS_PER_TOKEN
+
+
+class Data(Table):
+    """What is trained on. The text itself never leaves a peer."""
+
+    corpus: Label = Field(
+        default="stdlib", description="stdlib: the standard library's source; else a label for your --data"
+    )
+    digest: TextDigest | None = Field(
+        default=None,
+        description="of that text, the same for all: decentral init --data PATH; unset: each peer brings its own",
+        examples=["0" * 64],
+    )
+    batch_size: Size = Field(default=4, description="sequences per inner step and peer")
+    held_out: Annotated[float, Field(gt=0, le=0.5)] = Field(default=0.05, description="fraction kept for evaluation")
+
+    @model_validator(mode="after")
+    def _names_a_text(self) -> Data:
+        if self.digest is not None and self.corpus == "stdlib":
+            raise ValueError('data.digest is of text that a label names; with corpus = "stdlib" leave it out')
+        return self
+
+
+class Inner(Table):
+    """What a peer does alone between two outer steps."""
+
+    steps: Count = Field(default=30, description="H: inner steps between two outer steps of the same parameters")
+    learning_rate: Positive = Field(default=1e-3, description="after warm-up")
+    weight_decay: NotNegative = Field(default=0.1, description="decoupled, as AdamW does; sgd adds it to the gradient")
+    warmup: Steps = Field(default=20, description="inner steps over which the learning rate rises")
+    clip: Positive | None = Field(default=None, description="largest gradient norm; unset: no clipping", examples=[1.0])
+    optimizer: InnerName | None = Field(
+        default=None,
+        description=f"{', '.join(INNER_OPTIMIZERS)}; unset: adamw",
+        examples=["muon"],
+    )
+    momentum: Decay | None = Field(default=None, description="of muon and sgd; unset: 0.9", examples=[0.9])
+    beta1: Decay | None = Field(
+        default=None, description="decay of the first moment; unset: 0.9, of qh_adopt 0.99", examples=[0.9]
+    )
+    beta2: Decay | None = Field(
+        default=None,
+        description="decay of the second moment; unset: 0.95, of adopt and qh_adopt 0.9999",
+        examples=[0.95],
+    )
+    mixing: PartShare | None = Field(
+        default=None,
+        description="share of the average in what trains: schedule_free 0.9, gpa 0.7; qh_adopt: of its momentum",
+        examples=[0.7],
+    )
+    averaging: Decay | None = Field(
+        default=None,
+        description="of gpa: what its average keeps in a step; 0.9 ** (1 / H) is DiLoCo's",
+        examples=[0.9967],
+    )
+    pace: Literal["equal", "speed", "clock"] | None = Field(
+        default=None,
+        description="equal: H steps of every peer; speed: fewer of a slow one; clock: by seconds; unset: equal",
+        examples=["speed"],
+    )
+    seconds: Seconds | None = Field(
+        default=None,
+        description='with pace = "clock": of training before each contribution, of H / fragments steps at most',
+        examples=[60.0],
+    )
+
+    @model_validator(mode="after")
+    def _keys_of_its_optimizer(self) -> Inner:
+        own = INNER_OPTIMIZERS[self.named].keys
+        for key in OWN_KEYS:
+            if getattr(self, key) is not None and key not in own:
+                others = ", ".join(inner_optimizers_with(key))
+                has = ", ".join(own) or "none of its own"
+                raise ValueError(f"{key} is a key of {others}, and {self.named} has {has}; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _has_gradients(self) -> Inner:
+        if INNER_OPTIMIZERS[self.named].forward_only and (self.weight_decay or self.clip is not None):
+            raise ValueError(
+                f"weight_decay = {self.weight_decay:g} and clip = {self.clip or 'unset'}: {self.named} goes forward "
+                "only, so that there is no gradient to clip or to add to; set weight_decay = 0, and leave clip out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_clock(self) -> Inner:
+        if (self.pace == "clock") != (self.seconds is not None):
+            raise ValueError('inner.pace = "clock" and inner.seconds go together; set both, or leave both out')
+        return self
+
+    @property
+    def named(self) -> InnerName:
+        """The optimizer's name, when it is unset, too."""
+        return self.optimizer or "adamw"
+
+    def own(self) -> dict[str, float]:
+        """The keys that are the optimizer's own: what is set, else what it has then."""
+        given = {key: getattr(self, key) for key in OWN_KEYS if getattr(self, key) is not None}
+        return {**INNER_OPTIMIZERS[self.named].keys, **given}
+
+
+# ---- redundancy ----
+#
+# [swarm.redundancy]: whether peers keep for each other, in memory, what each of them alone has.
+
+Keepers = Annotated[int, Field(ge=1, le=32)]
+
+
+class Redundancy(Table):
+    """What a peer's disk alone had, its inner optimizer's state above all, is kept in pieces in others' memory."""
+
+    keepers: Keepers = Field(default=3, description="other members that keep a piece each of a peer's own state")
+    needed: Keepers = Field(default=2, description="pieces that give it back; each is that part of the state long")
+    seconds: Seconds = Field(default=600.0, description="between two of a peer's states that are given, at least")
+    megabytes: Count = Field(default=1024, description="of memory for the pieces of all others, on each peer, at most")
+
+    @model_validator(mode="after")
+    def _can_be_joined(self) -> Redundancy:
+        if self.needed > self.keepers:
+            raise ValueError(
+                f"needed = {self.needed} is above keepers = {self.keepers}: that many pieces there never are; lower it"
+            )
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Memory for the pieces of all others."""
+        return 1_000_000 * self.megabytes
+
+
+# ---- terms ----
 
 Digest = bytes
 

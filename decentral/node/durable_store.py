@@ -26,9 +26,8 @@ from decentral.replica.contents import is_of_sender
 from decentral.replica.contribution import forgotten
 from decentral.replica.replica import Replica, is_feedback
 from decentral.rounds.local_state import Ledger
-from decentral.state.checkpoint import load_metas, load_newest, save
+from decentral.state.checkpoint import keep_frozen, load_metas, load_newest, save
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
-from decentral.state.frozen import keep_frozen
 from decentral.state.journal import AcceptorFile, Journal
 from decentral.state.tensor_file import Whole, as_it_is
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse

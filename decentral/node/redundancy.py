@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from decentral.flow.offload import Offload
 from decentral.manifest import Manifest
-from decentral.node.daily_upload import DailyUpload
+from decentral.node.upload import DailyUpload
 from decentral.redundancy.giver import WayOut
-from decentral.redundancy.sealing import Seals
-from decentral.redundancy.service import RedundancyService
+from decentral.redundancy.labels import Seals
+from decentral.redundancy.recovery import RedundancyService
 from decentral.rounds.driver import Driver
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport

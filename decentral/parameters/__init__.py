@@ -5,18 +5,21 @@ CPU, parameters one after another in the order of ``named_parameters``; every di
 Beside them a schema has the buffers, and a digest of each parameter that is not trained.
 """
 
-from decentral.parameters.flat import (
+from decentral.parameters.model import (
+    buffers_of,
     combined_digest,
     digest,
     first_non_finite,
+    frozen_digest,
     gather,
     gather_buffers,
     in_dtype_of,
+    parameters_of,
     scatter,
     scatter_buffers,
+    schema_of,
     split,
 )
-from decentral.parameters.model import buffers_of, frozen_digest, parameters_of, schema_of
 from decentral.parameters.schema import BufferSpec, Fragment, FrozenSpec, ParameterSpec, Schema
 
 __all__ = [

@@ -21,7 +21,7 @@ from torch import nn
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
+from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import make_outer
 from decentral.peer.handed_over import takes_what_is_handed_over
 from decentral.peer.invitation import fetch, terms_of

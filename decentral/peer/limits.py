@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from decentral.node.daily_upload import DailyUpload, checked
+from decentral.node.upload import DailyUpload, checked
 from decentral.peer.participation import Participation
 from decentral.peer.settings import Settings
 from decentral.preferences.duty import Duty

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, NoPeersError
-from decentral.node.folder import kept_terms, kept_token
+from decentral.node.folder import kept_terms, kept_token, occupied
 from decentral.node.node import Node
-from decentral.node.occupying import occupied
-from decentral.node.suspension import PAUSED
+from decentral.node.upload import PAUSED
 from decentral.observe.status import Status
 from decentral.peer.ending import end_as_one, end_before_the_run, end_of_run
 from decentral.peer.gathering import Gathering

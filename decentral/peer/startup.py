@@ -15,9 +15,8 @@ from torch import Tensor
 from decentral.consensus.chain import Head
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import keep_terms, keep_token
-from decentral.node.links import throttled
-from decentral.node.node import Node, Start
-from decentral.node.suspension import PAUSED
+from decentral.node.node import Node, Start, throttled
+from decentral.node.upload import PAUSED
 from decentral.optimizers.base import State
 from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import NetworkSetup, enter

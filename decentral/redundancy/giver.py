@@ -18,8 +18,7 @@ from decentral.flow.offload import Offload
 from decentral.manifest import Redundancy
 from decentral.redundancy.choice import choose
 from decentral.redundancy.keeper import FULL, KEEP, STRIPE, TAKEN
-from decentral.redundancy.labels import SALT_NBYTES, Label
-from decentral.redundancy.sealing import Seals
+from decentral.redundancy.labels import SALT_NBYTES, Label, Seals
 from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name

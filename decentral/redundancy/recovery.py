@@ -14,9 +14,10 @@ import anyio
 
 from decentral.errors import PayloadError, TransportError
 from decentral.flow.offload import Offload
-from decentral.redundancy.keeper import KEPT, PIECES_PER_OWNER, STRIPE
-from decentral.redundancy.labels import LABEL_NBYTES, SEAL_NBYTES, Label
-from decentral.redundancy.sealing import Seals
+from decentral.manifest import Redundancy
+from decentral.redundancy.giver import Giver, WayOut
+from decentral.redundancy.keeper import KEPT, PIECES_PER_OWNER, STRIPE, Keeper
+from decentral.redundancy.labels import LABEL_NBYTES, SEAL_NBYTES, Label, Seals
 from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name
@@ -151,3 +152,38 @@ class _Fetch:
             self.why = f"{peer_name(peer)}: {error}"
             if (number, peer) in self._left:
                 self._left.remove((number, peer))
+
+
+# ---- service ----
+#
+# One peer's part in it, put together: it keeps for others, and others keep for it.
+
+TIDY_EVERY = 60.0  # s
+
+
+class RedundancyService:
+    """Made before its transport is entered, as it serves."""
+
+    def __init__(
+        self,
+        terms: Redundancy,
+        seals: Seals,
+        way_out: WayOut,
+        *,
+        members: Callable[[], Collection[PeerId]],
+        live: Callable[[], Collection[PeerId]],
+        offload: Offload,
+    ) -> None:
+        self.terms, self._seals, self._way_out, self._live, self._offload = terms, seals, way_out, live, offload
+        self.keeper = Keeper(way_out.transport, terms, members)
+        self.giver = Giver(terms, seals, way_out, offload)
+
+    async def run(self) -> None:
+        """Forget who is gone for good, until cancelled."""
+        while True:
+            self.keeper.forget_old()
+            await anyio.sleep(TIDY_EVERY)
+
+    def recovery(self) -> Recovery:
+        """A search for what others keep of this peer's."""
+        return Recovery(self._way_out.transport, self._seals, self._live, self._offload)

@@ -20,9 +20,19 @@ from decentral.errors import DecentralError, PayloadError, PeerUnreachable, Tran
 from decentral.replica.contents import sender_name
 from decentral.replica.replica import Replica
 from decentral.rounds.local_state import LocalState, SwarmAccess
-from decentral.state.assembler import Assembler
-from decentral.state.chunk_form import BY_PLANES, HEAD_NBYTES, PLANES, from_form, to_form
-from decentral.state.snapshot import CHUNK_NBYTES, HASH_NBYTES, Layout, Snapshot, SnapshotIndex
+from decentral.state.checkpoint import Assembler
+from decentral.state.snapshot import (
+    BY_PLANES,
+    CHUNK_NBYTES,
+    HASH_NBYTES,
+    HEAD_NBYTES,
+    PLANES,
+    Layout,
+    Snapshot,
+    SnapshotIndex,
+    from_form,
+    to_form,
+)
 from decentral.transport import Transport
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import PeerId, peer_name

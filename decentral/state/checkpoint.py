@@ -6,19 +6,40 @@ directory fsynced: after a crash at any point the directory holds the earlier ch
 either completely or not at all. One process writes a directory at a time.
 """
 
+from __future__ import annotations
+
 import contextlib
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
-from decentral.errors import ConfigError, DiskError
+from decentral.errors import ConfigError, DiskError, PayloadError
+from decentral.parameters import FrozenSpec, frozen_digest
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
-from decentral.state.tensor_file import DamagedFile, OnBytes, read_tensor_file, untold, write_tensor_file
+from decentral.state.snapshot import CHUNK_NBYTES, SnapshotIndex, chunk_hash
+from decentral.state.tensor_file import (
+    DamagedFile,
+    OnBytes,
+    Whole,
+    as_it_is,
+    read_tensor_file,
+    untold,
+    write_tensor_file,
+)
 
 FORMAT = 1
 KEEP = 3  # two spares: one may be damaged while the next is being written
@@ -193,3 +214,315 @@ def _prune(folders: list[Path], keep: int, disk: Disk) -> None:
         with contextlib.suppress(OSError):
             disk.rename(folder, doomed)
             disk.remove(doomed)
+
+
+# ---- adapters ----
+#
+# Adapters of peft on a frozen base: what a checkpoint says of them, and the files by which peft opens them.
+#
+# The base stays where it came from, so the export of such a run is what was trained. In a model a parameter carries
+# the name of its adapter (``...q_proj.lora_A.default.weight``), in peft's files it does not
+# (``...q_proj.lora_A.weight``).
+
+TASK = "adapter"  # of the model, in a checkpoint's meta
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def saved_name(name: str, adapter: str) -> str | None:
+    """A parameter's name in peft's file; None for one of no adapter whose files have such names."""
+    copied = f".modules_to_save.{adapter}."  # a module of the base that is trained whole
+    if copied in name:
+        return name.replace(copied, ".")
+    before, found, after = name.partition(f".{adapter}")
+    is_whole = found and (not after or after.startswith("."))
+    return before + after if is_whole and ".lora_" in before else None
+
+
+def described(config: Mapping[str, Any], adapter: str, trained: Iterable[str]) -> dict[str, Any] | None:  # Any: JSON
+    """For a checkpoint's meta; None where something is trained that such an adapter's files have no place for."""
+    if any(saved_name(name, adapter) is None for name in trained):
+        return None
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    return {"task": TASK, "adapter": adapter, "config": {**plain, "inference_mode": True}}
+
+
+# ---- frozen ----
+#
+# What of a model is not trained, in one file per run directory: written once, never sent, needed to export the model.
+#
+# The run's schema has a digest of each tensor, so the file is checked by what all peers agreed on.
+
+FROZEN = "frozen.safetensors"
+
+
+def keep_frozen(
+    folder: Path,
+    specs: Sequence[FrozenSpec],
+    tensors: Callable[[], Mapping[str, Tensor]],
+    disk: Disk = DISK,
+    whole: Whole = as_it_is,
+) -> None:
+    """Write ``FROZEN`` into ``folder``, durably, unless these very tensors are in it. DiskError: the disk refused.
+
+    ``whole``: makes one tensor of what stands for it, when its turn comes.
+    """
+    path, digest = folder / FROZEN, _digest(specs)
+    if _digest_in(path) == digest:
+        return
+    temporary = path.with_name(f"{TEMPORARY}{FROZEN}")
+    with disk_errors(f"writing {path}"):
+        disk.remove(temporary)
+        write_tensor_file(temporary, tensors(), {"format": "pt", "digest": digest}, disk, whole)
+        disk.rename(temporary, path)
+        disk.sync_folder(folder)
+
+
+def read_frozen(folder: Path, specs: Sequence[FrozenSpec]) -> dict[str, Tensor]:
+    """The tensors that ``specs`` name, each checked. DiskError: the file is missing, of another model or damaged."""
+    path = folder / FROZEN
+    named = f"{len(specs)} frozen tensors of the model ({specs[0].name} ...)"
+    way_out = "copy it from another peer of the run, or start this one again without it: it writes it"
+    try:
+        found = {name: tensor.clone() for name, tensor in load_file(path).items()}  # clones: see tensor_file
+    except FileNotFoundError as error:
+        raise DiskError(f"{path} is missing, and with it the {named}; {way_out}") from error
+    except (OSError, SafetensorError) as error:
+        raise DiskError(f"{path} cannot be read ({error}), and in it are the {named}; {way_out}") from error
+    for spec in specs:
+        if spec.name not in found or frozen_digest(found[spec.name]) != spec.digest:
+            raise DiskError(f"{path}: {spec.name} is not the one that the run's peers agreed on; {way_out}")
+    return {spec.name: found[spec.name] for spec in specs}
+
+
+def _digest(specs: Sequence[FrozenSpec]) -> str:
+    text = json.dumps([[spec.name, spec.shape, spec.dtype, spec.digest] for spec in specs])
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+def _digest_in(path: Path) -> str | None:
+    """What a file that is there says of itself; its last rename came after its bytes were durable."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("digest")
+    except (OSError, SafetensorError):
+        return None
+
+
+# ---- optimizer state ----
+#
+# torch's nested state (optimizers, schedulers, generators) as tensors plus JSON, and back, bit for bit.
+#
+# ``state_dict()`` mixes tensors with dicts that have integer keys, tuples and floats like inf, which JSON
+# alone would change silently. Every value is tagged instead; an unknown type is an error now and not a
+# surprise at resume.
+
+Tree = Any  # nested dict, list, tuple, str, int, float, bool, None, Tensor: torch has no closer type
+
+MAX_DEPTH = 32  # far above any state_dict; a cycle is found instead of overflowing the stack
+
+
+def flatten(tree: Tree, prefix: str) -> tuple[dict[str, Tensor], Json]:
+    """Split a state into tensors (CPU copies, named ``prefix/0``, ``prefix/1``...) and a JSON document.
+
+    The copies are the snapshot: training may go on while another thread writes them.
+
+    Raises:
+        ConfigError: a value that is none of the types above, named by its place.
+
+    """
+    tensors: dict[str, Tensor] = {}
+    return tensors, _encode(tree, prefix, tensors, place=prefix, depth=0)
+
+
+def unflatten(document: Json, tensors: Mapping[str, Tensor]) -> Tree:
+    """Inverse of ``flatten``; ``tensors`` may hold others too. Raises ConfigError on another document."""
+    try:
+        return _decode(document, tensors)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise ConfigError(
+            f"stored state does not decode ({type(error).__name__}: {error}); another version wrote it"
+        ) from error
+
+
+def random_state() -> Tree:
+    """States of torch's (CPU and CUDA), Python's and numpy's global generators, for ``flatten``."""
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+        "numpy": numpy.random.get_state(),
+    }
+
+
+def set_random_state(tree: Tree) -> None:
+    """Put the generators back. CUDA states are used for as many devices as are here now."""
+    torch.set_rng_state(tree["torch"])
+    if torch.cuda.is_available():
+        for device, state in enumerate(tree["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(state, device)
+    random.setstate(tree["python"])
+    numpy.random.set_state(tree["numpy"])
+
+
+def _encode(tree: Tree, prefix: str, tensors: dict[str, Tensor], *, place: str, depth: int) -> Json:
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{place}: nested deeper than {MAX_DEPTH} levels; a state must be a tree")
+    if tree is None or isinstance(tree, bool | str) or type(tree) is int:
+        return tree
+    if type(tree) is float:
+        return tree if math.isfinite(tree) else {"float": repr(tree)}
+    if isinstance(tree, Tensor | numpy.ndarray):
+        return _store(tree, prefix, tensors)
+    if isinstance(tree, numpy.generic):
+        return _encode(tree.item(), prefix, tensors, place=place, depth=depth + 1)
+
+    def inside(value: Tree, key: object) -> Json:
+        return _encode(value, prefix, tensors, place=f"{place}[{key!r}]", depth=depth + 1)
+
+    if isinstance(tree, Mapping):  # MultiStepLR counts its milestones in a Counter
+        return {
+            "counter" if isinstance(tree, Counter) else "dict": [
+                [inside(key, key), inside(value, key)] for key, value in tree.items()
+            ]
+        }
+    if isinstance(tree, list | tuple):
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return {kind: [inside(value, number) for number, value in enumerate(tree)]}
+    raise ConfigError(
+        f"{place} is a {type(tree).__name__}: only numbers, strings, tensors, lists, tuples and dicts can be "
+        "stored without pickle; give the optimizer or scheduler plain values"
+    )
+
+
+def _store(value: Tensor | numpy.ndarray[Any, Any], prefix: str, tensors: dict[str, Tensor]) -> Json:
+    name = f"{prefix}/{len(tensors)}"
+    if isinstance(value, Tensor):
+        held = value.detach()
+        on_processor = held.device.type == "cpu" and held.dtype == torch.float32
+        tensors[name] = _like(held).copy_(held) if on_processor else held.to("cpu", copy=True).contiguous()
+        return {"tensor": name}
+    tensors[name] = torch.from_numpy(value.copy())
+    return {"array": name}
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Memory of numpy's, which asks for huge pages: a quarter of the time that torch's takes to be written first."""
+    return torch.from_numpy(numpy.empty(tuple(tensor.shape), dtype=numpy.float32))
+
+
+def _decode(document: Json, tensors: Mapping[str, Tensor]) -> Tree:
+    if not isinstance(document, dict):
+        return document
+    ((kind, inner),) = document.items()
+    match kind:
+        case "float":
+            return float(inner)
+        case "tensor":
+            return tensors[inner].clone()  # the optimizer will write into it
+        case "array":
+            return tensors[inner].numpy().copy()
+        case "dict":
+            return {_decode(key, tensors): _decode(value, tensors) for key, value in inner}
+        case "counter":
+            return Counter({_decode(key, tensors): _decode(value, tensors) for key, value in inner})
+        case "list":
+            return [_decode(value, tensors) for value in inner]
+        case "tuple":
+            return tuple(_decode(value, tensors) for value in inner)
+    raise ValueError(f"unknown tag {kind!r}")
+
+
+# ---- assembler ----
+#
+# Put a snapshot together from chunks that come in any order, from any donors, over any number of restarts.
+#
+# A chunk is accepted only if its hash is the one the index names, so one lying donor costs one chunk's bytes.
+# With a folder, chunks are also written to ``DIGEST.partial``; on restart its chunks are hashed again and
+# only the missing ones are fetched. No fsync is needed there: what a crash lost fails its hash and is fetched
+# again.
+
+
+class Assembler:
+    """Collects the chunks of one index. Memory: the snapshot once; its size comes from the local layout."""
+
+    def __init__(self, index: SnapshotIndex, folder: Path | None = None) -> None:
+        """Start, or resume from ``folder``; partial files of other snapshots there are removed."""
+        self.index = index
+        self._row = bytearray(index.layout.nbytes)
+        self._have: set[int] = set()
+        self._file: Path | None = None
+        if folder is not None:
+            with disk_errors(f"preparing the download folder {folder}"):
+                self._file = self._open(folder)
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes that are here, and of the whole."""
+        layout = self.index.layout
+        return min(layout.nbytes, CHUNK_NBYTES * len(self._have)), layout.nbytes
+
+    def missing(self) -> list[int]:
+        """Numbers of the chunks still to fetch, in order."""
+        return [number for number in range(self.index.layout.num_chunks) if number not in self._have]
+
+    def add(self, number: int, data: bytes) -> None:
+        """Take a chunk a donor sent; one that is already there changes nothing.
+
+        Raises:
+            PayloadError: no such chunk, or not its bytes; nothing was kept.
+            DiskError: the partial file could not be written; the chunk is kept in memory.
+
+        """
+        layout = self.index.layout
+        if not 0 <= number < layout.num_chunks:
+            raise PayloadError(f"chunk {number} of a snapshot with {layout.num_chunks}; drop the donor")
+        if len(data) != layout.chunk_nbytes(number) or chunk_hash(data) != self.index.hashes[number]:
+            raise PayloadError(f"chunk {number} is not what the index names; fetch it from another donor")
+        if number in self._have:
+            return
+        self._row[number * CHUNK_NBYTES : number * CHUNK_NBYTES + len(data)] = data
+        self._have.add(number)
+        if self._file is not None:
+            with disk_errors(f"writing {self._file}"), self._file.open("r+b") as file:
+                file.seek(number * CHUNK_NBYTES)
+                file.write(data)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, float32 (numel,), by name; the partial file is removed.
+
+        Raises:
+            ConfigError: chunks are missing.
+
+        """
+        if len(self._have) < self.index.layout.num_chunks:
+            raise ConfigError(f"{len(self.missing())} chunks are missing; add them first")
+        row = torch.frombuffer(self._row, dtype=torch.float32) if self._row else torch.empty(0)
+        result, at = {}, 0
+        for name, numel in self.index.layout.entries:
+            result[name] = row[at : at + numel].clone()
+            at += numel
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink()
+        return result
+
+    def _open(self, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        mine = folder / f"{self.index.digest.hex()}.partial"
+        for other in folder.glob("*.partial"):
+            if other != mine:
+                other.unlink()
+        if mine.exists():
+            self._resume(mine.read_bytes() if mine.stat().st_size <= len(self._row) else b"")
+        with mine.open("ab") as file:
+            os.ftruncate(file.fileno(), len(self._row))  # sparse: reserves the name, not the space
+        return mine
+
+    def _resume(self, stored: bytes) -> None:
+        layout = self.index.layout
+        for number in range(layout.num_chunks):
+            begin = number * CHUNK_NBYTES
+            data = stored[begin : begin + layout.chunk_nbytes(number)]
+            if chunk_hash(data) == self.index.hashes[number]:
+                self._row[begin : begin + len(data)] = data
+                self._have.add(number)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.errors import DiskError, UsageError
-from decentral.state.adapters import ADAPTER, ADAPTER_CONFIG
+from decentral.state.checkpoint import ADAPTER, ADAPTER_CONFIG
 from decentral.state.export import export
 
 BASE = "base_model_name_or_path"  # in peft's configuration: where the base was when it was trained

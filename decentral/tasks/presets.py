@@ -5,7 +5,7 @@ Spelled as tables of a manifest: ``preset_manifest(method, **demo_tables(method)
 
 from typing import Any, Final
 
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
+from decentral.manifest.terms import INNER_OPTIMIZERS
 
 Tables = dict[str, dict[str, Any]]  # Any: values of every key
 

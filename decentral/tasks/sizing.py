@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from decentral.errors import ConfigError
-from decentral.manifest.training_terms import EXPERTS_PER_TOKEN, Model
+from decentral.manifest.terms import EXPERTS_PER_TOKEN, Model
 
 __all__ = ["VOCAB", "LanguageModelConfig", "config_of_size", "parameters_of"]
 

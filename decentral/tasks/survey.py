@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decentral.errors import DataError
-from decentral.manifest.training_terms import Data
+from decentral.manifest.terms import Data
 from decentral.tasks.corpus import check_size, chunks
 
 # Shares measured: source code and UTF-8 prose 1.00, French with every tenth letter accented in Latin-1 0.81; random

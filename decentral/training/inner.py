@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS, OWN_KEYS, InnerName
-from decentral.manifest.training_terms import Inner
+from decentral.manifest.terms import INNER_OPTIMIZERS, OWN_KEYS, Inner, InnerName
 from decentral.training.inner_optimizers import ADOPT, GPA, QHADOPT, SPSA, ScheduleFree, step_forward
 
 __all__ = ["AHEAD", "Averages", "build_inner", "built", "forward_only", "inner_step"]

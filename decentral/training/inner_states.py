@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.parameters.sharding import is_sharded
-from decentral.state.optimizer_state import flatten, random_state, set_random_state, unflatten
+from decentral.parameters.schema import is_sharded
+from decentral.state.checkpoint import flatten, random_state, set_random_state, unflatten
 from decentral.training.inner import Together
 from decentral.training.outer_loop import forget_non_finite
 from decentral.training.processes import MAIN, Order, Orders, Processes, Shards, undisturbed

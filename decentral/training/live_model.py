@@ -27,8 +27,8 @@ from decentral.parameters import (
     scatter_buffers,
     schema_of,
 )
-from decentral.parameters.sharding import boxes_of, is_sharded, local_part
-from decentral.state.adapters import described
+from decentral.parameters.schema import boxes_of, is_sharded, local_part
+from decentral.state.checkpoint import described
 from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, moved, place_of
 from decentral.tensors.ops import as_rows

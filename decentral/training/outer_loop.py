@@ -20,7 +20,7 @@ from decentral.consensus.chain import Digest, Head
 from decentral.errors import DecentralError, NonFiniteError
 from decentral.manifest import Manifest
 from decentral.node.node import Node
-from decentral.parameters.sharding import local_part
+from decentral.parameters.schema import local_part
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import OWED
 from decentral.rounds.gossip import UNDECIDED, Gossip, Swapped

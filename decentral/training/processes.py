@@ -19,7 +19,7 @@ from torch import Tensor
 from decentral import errors
 from decentral.errors import ConfigError, DecentralError, ProcessLost
 from decentral.parameters import Fragment, split
-from decentral.parameters.sharding import Box, boxes_of, holders, is_sharded, local_part
+from decentral.parameters.schema import Box, boxes_of, holders, is_sharded, local_part
 
 # ---- group ----
 #

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import Digest
 from decentral.manifest import Manifest
-from decentral.manifest.training_terms import Inner
+from decentral.manifest.terms import Inner
 from decentral.optimizers import OuterMethod, carry, make_outer
 from decentral.replica.contribution import Contribution
 from decentral.replica.weights import said

@@ -20,7 +20,7 @@ import torch
 
 from decentral.consensus.chain import Head
 from decentral.manifest import preset_manifest
-from decentral.node.terms import make_replica
+from decentral.node.node import make_replica
 from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution
 from decentral.rounds.looking import Looking

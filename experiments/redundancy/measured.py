@@ -17,16 +17,15 @@ import anyio
 import numpy as np
 import torch
 
-from decentral.coding.erasure import joined, pieces_of
 from decentral.flow.offload import in_thread
 from decentral.manifest import Redundancy
+from decentral.redundancy.erasure import joined, pieces_of
 from decentral.redundancy.giver import Giver, WayOut
 from decentral.redundancy.keeper import Keeper
-from decentral.redundancy.labels import CHUNK_NBYTES, Label
+from decentral.redundancy.labels import CHUNK_NBYTES, Label, Seals
 from decentral.redundancy.packing import packed, unpacked
 from decentral.redundancy.recovery import Recovery
-from decentral.redundancy.sealing import Seals
-from decentral.state.optimizer_state import flatten
+from decentral.state.checkpoint import flatten
 from decentral.swarm.identity import Identity
 from decentral.transport.choice import make_transport
 

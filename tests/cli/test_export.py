@@ -13,8 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decentral.manifest import preset_manifest
-from decentral.state.adapters import saved_name
-from decentral.state.checkpoint import save
+from decentral.state.checkpoint import save, saved_name
 from decentral.state.snapshot import anchor_name
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from decentral.coding.erasure import MOST_PIECES, joined, pieces_of
+from decentral.redundancy.erasure import MOST_PIECES, joined, pieces_of
 
 
 def rows(needed: int, nbytes: int = 64, seed: int = 0) -> np.ndarray:

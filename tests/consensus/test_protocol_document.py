@@ -30,7 +30,7 @@ ALSO = (
     "decentral.redundancy.keeper",
     "decentral.redundancy.giver",
     "decentral.redundancy.recovery",
-    "decentral.redundancy.service",
+    "decentral.redundancy.recovery",
 )
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from decentral.manifest.justified import classes, justified
+from decentral.manifest.presets import classes, justified
 
 PAGE = (Path(__file__).parents[2] / "docs/choosing.md").read_text(encoding="utf-8")
 WORDS = {"5mbit": "5 Mbit/s", "20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}

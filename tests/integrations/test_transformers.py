@@ -17,7 +17,7 @@ from decentral.errors import ConfigError
 from decentral.integrations.transformers import DecentralCallback
 from decentral.manifest import Manifest, preset_manifest
 from decentral.parameters import schema_of
-from decentral.parameters.flat import gather
+from decentral.parameters.model import gather
 from decentral.state.checkpoint import load_newest
 from decentral.swarm.identity import Identity
 from decentral.transport.memory.transport import MemoryNetwork

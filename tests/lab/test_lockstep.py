@@ -14,7 +14,7 @@ from decentral.lab.swarm.stacked_muon import StackedMuon
 from decentral.lab.work import Trained
 from decentral.lab.work.language import Language
 from decentral.manifest import Manifest, preset_manifest
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
+from decentral.manifest.terms import INNER_OPTIMIZERS
 from tests.lab.test_course import PEERS, SIZE, corpus
 from tests.laws.tables import long_but
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from decentral.consensus.chain import Head
 from decentral.dissemination.reduce import owned_parts
 from decentral.manifest import Manifest
-from decentral.node.terms import make_replica
+from decentral.node.node import make_replica
 from decentral.optimizers import RoundInfo
 from decentral.parameters import schema_of
 from decentral.replica.codec import range_shapes

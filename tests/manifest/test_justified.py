@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from decentral.manifest import preset_manifest
-from decentral.manifest.justified import class_of, classes, justified, no_faster
+from decentral.manifest.presets import class_of, classes, justified, no_faster
 
 LOG = Path(__file__).parents[2] / "experiments" / "LOG.md"
 

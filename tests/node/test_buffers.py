@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decentral.consensus.chain import contributions
-from decentral.node.terms import largest_offer, make_replica
+from decentral.node.node import largest_offer, make_replica
 from decentral.parameters import schema_of
 from tests.lab.nodes import Lab, Member
 from tests.laws.tables import SYNCHRONOUS_WIRES

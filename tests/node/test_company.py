@@ -1,6 +1,6 @@
 """Who trains with a peer, as its leases tell."""
 
-from decentral.node.company import Company
+from decentral.node.node import Company
 
 ME, A, B = b"me", b"a", b"b"
 

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, DiskError
-from decentral.node.daily_upload import DAY, SAVE_EVERY, UPLOAD_FILE, DailyUpload
-from decentral.node.links import URGENT, throttled
+from decentral.node.node import URGENT, throttled
+from decentral.node.upload import DAY, SAVE_EVERY, UPLOAD_FILE, DailyUpload
 from decentral.redundancy.keeper import KEEP, KEPT
 from decentral.rounds.snapshots import PACKED
 from decentral.state.durable import Disk

@@ -17,7 +17,7 @@ import decentral
 from decentral.cli.preflight import look_over
 from decentral.cli.shown.last_status import read_peer
 from decentral.errors import DiskError, FolderInUse
-from decentral.node.occupying import begun, occupied
+from decentral.node.folder import begun, occupied
 from decentral.observe.beacon import Beacon
 from decentral.observe.requests import ask, ask_running
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
@@ -27,7 +27,7 @@ from tests.peer.test_join import LOOPBACK, Problem, run_terms
 HOLDER = """
 import os, sys
 from pathlib import Path
-from decentral.node.occupying import occupied
+from decentral.node.folder import occupied
 with occupied(Path(sys.argv[1])):
     child = os.fork() if sys.argv[2] == "forks" else 1
     if child:
@@ -38,7 +38,7 @@ with occupied(Path(sys.argv[1])):
 ASKER = """
 import sys
 from pathlib import Path
-from decentral.node.occupying import occupied
+from decentral.node.folder import occupied
 with occupied(Path(sys.argv[1])):
     pass
 """

@@ -10,7 +10,7 @@ import anyio
 from decentral.dissemination.broadcast import PUSH
 from decentral.errors import TransportError
 from decentral.flow.budget import Budget, Limits
-from decentral.node.company import RunMembers
+from decentral.node.node import RunMembers
 from decentral.wire.keys import Signer
 from tests.lab.nodes import tiny_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from decentral.node.suspension import PAUSED
+from decentral.node.upload import PAUSED
 from tests.lab.nodes import tiny_model
 
 

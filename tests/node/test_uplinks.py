@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from decentral.node.uplinks import Uplinks
+from decentral.node.node import Uplinks
 from decentral.wire.messages import PRIVATE
 
 PEERS = [bytes([number]) * 32 for number in range(4)]

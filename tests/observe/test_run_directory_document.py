@@ -10,8 +10,8 @@ from pathlib import Path
 from decentral.cli.commands.identity import KEY_FILE
 from decentral.cli.failure import TRACEBACK_FILE
 from decentral.cli.job.recording import HELD
-from decentral.node.daily_upload import UPLOAD_FILE
 from decentral.node.folder import MANIFEST_FILE
+from decentral.node.upload import UPLOAD_FILE
 from decentral.observe.events import EVENTS_FILE
 from decentral.observe.jsonlines import MAX_FILE_NBYTES
 from decentral.observe.metrics import METRICS_FILE
@@ -20,7 +20,7 @@ from decentral.observe.report import SUMMARY_FILE
 from decentral.observe.rotation import KEPT
 from decentral.observe.status import STATUS_FILE
 from decentral.replica.figures import NAMES
-from decentral.state.frozen import FROZEN
+from decentral.state.checkpoint import FROZEN
 from decentral.training.progress import Away
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decentral.errors import ConfigError
-from decentral.parameters.sharding import boxes_of, holders, is_sharded, whole_of
+from decentral.parameters.schema import boxes_of, holders, is_sharded, whole_of
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import nn
 
 import decentral
 from decentral.manifest import Manifest, load_manifest
-from decentral.parameters.sharding import local_part, whole_of
+from decentral.parameters.schema import local_part, whole_of
 from decentral.training.inner import build_inner
 from tests.peer.test_join import LOOPBACK, run_terms
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from decentral.consensus.chain import contributions
-from decentral.manifest.training_terms import Model
+from decentral.manifest.terms import Model
 from decentral.tasks.batches import batch_at
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig

@@ -15,8 +15,7 @@ import torch
 from decentral.manifest import Manifest, parse_manifest, preset_manifest
 from decentral.peer import Peer, join
 from decentral.redundancy.keeper import KEEP, KEPT, Keeper
-from decentral.state.checkpoint import Checkpoint, load_newest
-from decentral.state.optimizer_state import flatten
+from decentral.state.checkpoint import Checkpoint, flatten, load_newest
 from tests.peer.test_absence import contributed, told, until
 from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
 

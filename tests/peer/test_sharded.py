@@ -17,9 +17,7 @@ import torch
 
 import decentral
 from decentral.parameters import Schema, digest
-from decentral.state.checkpoint import load_newest, read_checkpoint
-from decentral.state.frozen import read_frozen
-from decentral.state.optimizer_state import unflatten
+from decentral.state.checkpoint import load_newest, read_checkpoint, read_frozen, unflatten
 from tests.peer.launched import NET, WIDTH, Blocks, Launched, launched, second_peer, terms, wait
 
 TOGETHER = {"company": True, "join_timeout": 60.0}

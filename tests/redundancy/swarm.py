@@ -12,8 +12,8 @@ from decentral.flow.offload import inline
 from decentral.manifest import Redundancy
 from decentral.redundancy.giver import Giver, WayOut
 from decentral.redundancy.keeper import Keeper
+from decentral.redundancy.labels import Seals
 from decentral.redundancy.recovery import Recovered, Recovery
-from decentral.redundancy.sealing import Seals
 from decentral.transport.memory.transport import MemoryNetwork, MemoryTransport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, Signer

@@ -13,8 +13,7 @@ from decentral.manifest import preset_manifest
 from decentral.redundancy.choice import choose
 from decentral.redundancy.giver import GivenState
 from decentral.redundancy.keeper import FULL, KEEP, KEPT, KEPT_FOR, REFUSED, STRIPE, TAKEN
-from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, SEAL_NBYTES, Label
-from decentral.redundancy.sealing import Seals
+from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, SEAL_NBYTES, Label, Seals
 from tests.redundancy.swarm import RUN, SIGNERS, Swarm, run, terms
 
 STATE = np.random.default_rng(0).bytes(5 * CHUNK_NBYTES + 77)

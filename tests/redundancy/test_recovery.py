@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from decentral.redundancy.keeper import KEPT
-from decentral.redundancy.sealing import Seals
+from decentral.redundancy.labels import Seals
 from decentral.transport.requests import serve_requests
 from tests.redundancy.swarm import RUN, SIGNERS, Swarm, run, terms
 from tests.redundancy.test_keepers import NEWER, STATE, give

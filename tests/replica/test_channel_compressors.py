@@ -13,7 +13,7 @@ from torch import Tensor
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import ConfigError, PayloadError
 from decentral.manifest import Manifest, preset_manifest
-from decentral.node.terms import largest_offer, make_replica
+from decentral.node.node import largest_offer, make_replica
 from decentral.optimizers import CHANGE, Channel, compressor_beside, make_outer
 from decentral.parameters import Schema, schema_of
 from decentral.replica.codec import Codec, Shapes, codec_of

@@ -10,7 +10,7 @@ import torch
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.chain import Head
 from decentral.manifest import preset_manifest
-from decentral.node.terms import make_replica
+from decentral.node.node import make_replica
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec

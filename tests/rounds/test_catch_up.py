@@ -14,8 +14,7 @@ from decentral.errors import PayloadError
 from decentral.parameters import schema_of
 from decentral.rounds.frame_io import CONTROL
 from decentral.rounds.snapshots import ANY_FORM, CHAIN, CHUNK, IDLE, INDEX, LENGTH, PACKED, SHARED, STATE, WHERE
-from decentral.state.chunk_form import PLAIN, from_form
-from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex, chunk_hash
+from decentral.state.snapshot import PLAIN, Layout, Snapshot, SnapshotIndex, chunk_hash, from_form
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Behind, Certificate, encode

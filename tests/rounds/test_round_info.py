@@ -6,7 +6,7 @@ import torch
 
 from decentral.consensus.chain import Head
 from decentral.manifest import preset_manifest
-from decentral.node.terms import make_replica
+from decentral.node.node import make_replica
 from decentral.parameters import schema_of
 from decentral.replica.replica import Replica
 from decentral.wire.keys import Signer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decentral.manifest import Manifest, preset_manifest
-from decentral.manifest.justified import classes
+from decentral.manifest.presets import classes
 from decentral.simulate.foreseen.fitting import MOST, TARGET, Circumstances, Fit, fitting
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decentral.manifest import preset_manifest
-from decentral.manifest.training_terms import Inner
+from decentral.manifest.terms import Inner
 from decentral.simulate.forecast import forecast
 from decentral.simulate.learning.student import LEARNING_RATE, Student, alone, beginning
 from decentral.training.inner import Averages, built

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decentral.manifest import preset_manifest
-from decentral.manifest.justified import classes
+from decentral.manifest.presets import classes
 from decentral.quantities import parse_rate
 from decentral.simulate.forecast import forecast
 from decentral.simulate.foreseen.fitting import TARGET, Circumstances, fitting

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from decentral.errors import DiskError
-from decentral.state.anchors import AnchorFolder
-from decentral.state.delta import apply_delta
+from decentral.state.delta import AnchorFolder, apply_delta
 from decentral.state.durable import Disk
 
 

@@ -6,10 +6,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from decentral.errors import ConfigError, DiskError, UsageError
-from decentral.state.checkpoint import load_newest, save
-from decentral.state.export import MODEL, PACKED, anchor_parameters, export, unpack
-from decentral.state.frozen import FROZEN, keep_frozen
-from decentral.state.packed_file import pack_file, unpack_file
+from decentral.state.checkpoint import FROZEN, keep_frozen, load_newest, save
+from decentral.state.export import MODEL, PACKED, anchor_parameters, export, pack_file, unpack, unpack_file
 from decentral.state.snapshot import BUFFERS, CHUNK_NBYTES, anchor_name
 from decentral.training.live_model import LiveModel
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.state.checkpoint import load_newest, save
-from decentral.state.optimizer_state import flatten, random_state, set_random_state, unflatten
+from decentral.state.checkpoint import flatten, load_newest, random_state, save, set_random_state, unflatten
 
 
 def equal(left, right):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from decentral.errors import ConfigError, DiskError, PayloadError
 from decentral.parameters import gather, schema_of
-from decentral.state.assembler import Assembler
+from decentral.state.checkpoint import Assembler
 from decentral.state.snapshot import (
     CHUNK_NBYTES,
     MAX_META_NBYTES,

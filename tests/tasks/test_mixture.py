@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, OlmoeConfig
 
 from decentral.errors import ConfigError
 from decentral.manifest import parse_manifest, preset_manifest
-from decentral.manifest.writing import summary
+from decentral.manifest.files import summary
 from decentral.optimizers.experts import experts_of
 from decentral.tasks.language_model import build_language_model, config_document
 from decentral.tasks.mixture import BALANCE_WEIGHT

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import DataError
-from decentral.manifest.training_terms import Data
+from decentral.manifest.terms import Data
 from decentral.tasks import corpus as corpus_module
 from decentral.tasks.corpus import MIN_NBYTES, load_corpus
 from decentral.tasks.survey import Survey, check_agreed, survey

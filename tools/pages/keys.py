@@ -9,8 +9,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from decentral.manifest import Manifest
-from decentral.manifest.commented import toml_value
 from decentral.manifest.presets import preset_manifest
+from decentral.manifest.table import toml_value
 from decentral.optimizers import presets
 
 _TOP = """# Manifest

@@ -142,8 +142,7 @@ def _train(
 ) -> None:
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
     from decentral.cli.preflight import Before, is_main, taken_back
-    from decentral.node.folder import kept_terms
-    from decentral.node.occupying import begun
+    from decentral.node.folder import begun, kept_terms
     from decentral.tasks.survey import check_agreed
 
     directory = remember(context, options.out)

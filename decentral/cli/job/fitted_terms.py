@@ -9,7 +9,7 @@ import click
 from decentral.cli.terms import Sizes, terms_of
 from decentral.errors import UsageError
 from decentral.manifest import Manifest
-from decentral.manifest.justified import class_of
+from decentral.manifest.presets import class_of
 from decentral.simulate.foreseen.fitting import TARGET, Circumstances, Fit, fitting
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 

@@ -20,7 +20,7 @@ from decentral.observe.requests import FOLLOWERS_TOO, Request, only_follows
 from decentral.observe.screen.hints import hint_after
 from decentral.observe.status import Status
 from decentral.peer.follower.following import Following, follow
-from decentral.state.anchors import AnchorFolder
+from decentral.state.delta import AnchorFolder
 from decentral.swarm.patience import time_left
 from decentral.wire.keys import peer_name
 

@@ -23,7 +23,7 @@ from decentral.cli.page import page_beside
 from decentral.cli.stopping import Stop
 from decentral.errors import DeviceError
 from decentral.manifest import Manifest
-from decentral.node.occupying import has_begun
+from decentral.node.folder import has_begun
 from decentral.observe.beacon import Beacon
 from decentral.observe.report import read_summary
 from decentral.observe.screen.terminal import Display

@@ -12,7 +12,7 @@ from decentral.errors import ConfigError, UsageError
 from decentral.lab.study.settings import Place, Settings, combinations, grid_of
 from decentral.lab.study.terms import Control, Study
 from decentral.manifest import Manifest
-from decentral.manifest.checking import checked, one_line
+from decentral.manifest.table import checked, one_line
 from decentral.optimizers import make_outer
 
 __all__ = ["check_device", "check_installed", "load_study", "parse_study"]

@@ -15,8 +15,7 @@ from decentral.errors import ConfigError
 from decentral.lab.runs.cell import Kind
 from decentral.lab.study.terms import Method, Reference, Study
 from decentral.manifest import Manifest, check_methods, preset_manifest
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
-from decentral.manifest.training_terms import Inner
+from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
 from decentral.optimizers import make_outer
 from decentral.plugins import nearest
 

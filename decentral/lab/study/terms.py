@@ -13,8 +13,7 @@ from pydantic import Field, model_validator
 
 from decentral.lab.runs.cell import Flips, Task
 from decentral.lab.runs.line import Line
-from decentral.manifest.table import Table
-from decentral.manifest.values import Count, NotNegative, Positive, Word
+from decentral.manifest.table import Count, NotNegative, Positive, Table, Word
 
 __all__ = ["Aims", "Compare", "Control", "Link", "Method", "Reference", "Study"]
 

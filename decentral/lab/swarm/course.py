@@ -19,7 +19,7 @@ from decentral.lab.swarm.lockstep import lockstep_of
 from decentral.lab.swarm.meeting import Met, body_of, first_head, gathered, reduced, slice_of
 from decentral.lab.swarm.world import LabWorld
 from decentral.lab.work.base import Trained, Work
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
+from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.replica.contribution import Contribution
 
 __all__ = ["Course", "Reached"]

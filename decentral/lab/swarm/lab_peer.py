@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from decentral.consensus.chain import Head
 from decentral.manifest import Manifest
-from decentral.node.terms import make_replica
+from decentral.node.node import make_replica
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import Replica
 from decentral.rounds.local_state import CommittedUpdate

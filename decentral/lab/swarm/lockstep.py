@@ -18,7 +18,7 @@ from torch import Tensor
 from decentral.lab.swarm.lab_peer import LabPeer
 from decentral.lab.swarm.stacked_muon import StackedMuon
 from decentral.lab.work.base import Trained
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
+from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.tasks.schedule import warm_up
 from decentral.training.inner import built
 

@@ -23,10 +23,8 @@ from typing import Self
 from decentral.consensus.chain import Head
 from decentral.errors import NoPeersError, UsageError
 from decentral.manifest import Manifest
-from decentral.node.folder import keep_terms, kept_terms
-from decentral.node.follower import Anchor
-from decentral.node.follower_state import check_size, keep_state
-from decentral.node.occupying import occupied
+from decentral.node.folder import keep_terms, kept_terms, occupied
+from decentral.node.follower import Anchor, check_size, keep_state
 from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
 from decentral.peer.follower.startup import FollowerStartup, FollowSettings, known_of

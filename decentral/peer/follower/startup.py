@@ -9,10 +9,8 @@ from pathlib import Path
 import torch
 
 from decentral.errors import PayloadError
-from decentral.node.follower import Anchor, Follower
-from decentral.node.follower_state import FollowerState, kept_state
-from decentral.node.links import throttled
-from decentral.node.node import Start
+from decentral.node.follower import Anchor, Follower, FollowerState, kept_state
+from decentral.node.node import Start, throttled
 from decentral.observe.events import EventLog
 from decentral.peer.invitation import greeted
 from decentral.peer.network_setup import NetworkSetup, enter

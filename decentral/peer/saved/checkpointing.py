@@ -20,7 +20,7 @@ from decentral.node.node import Node
 from decentral.parameters import Schema
 from decentral.peer.participation import StepCount
 from decentral.peer.saved.write_behind import WriteBehind
-from decentral.state.optimizer_state import flatten, unflatten
+from decentral.state.checkpoint import flatten, unflatten
 from decentral.swarm.hello import model_difference
 from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import LiveModel

@@ -22,8 +22,7 @@ from decentral.manifest import Redundancy
 from decentral.node.node import Node
 from decentral.peer.saved.checkpointing import Taken
 from decentral.redundancy.packing import packed, unpacked
-from decentral.redundancy.recovery import Recovered, Recovery
-from decentral.redundancy.service import RedundancyService
+from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
 from decentral.state.snapshot import live_buffer_name
 from decentral.training.live_side import OWN
 from decentral.training.swarm_side import SwarmThread

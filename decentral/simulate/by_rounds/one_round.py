@@ -17,7 +17,7 @@ from decentral.consensus.timing import Unsent, allowance
 from decentral.dissemination.broadcast import Line, Lines
 from decentral.dissemination.reduce import USUAL
 from decentral.manifest import Manifest
-from decentral.node.uplinks import LEAST
+from decentral.node.node import LEAST
 from decentral.simulate.by_rounds.air import Air, Seconds
 from decentral.simulate.by_rounds.collecting import LeaderView, collected
 from decentral.simulate.by_rounds.frames import MemberLines, gathered

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from decentral.manifest import Manifest
-from decentral.manifest.justified import Class, Justified, class_of, faster, justified, no_faster
+from decentral.manifest.presets import Class, Justified, class_of, faster, justified, no_faster
 from decentral.optimizers import presets
 from decentral.simulate.foreseen.round_time import RoundTime, steps_for, time_of_round
 

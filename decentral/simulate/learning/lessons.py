@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from decentral.manifest.training_terms import Inner
+from decentral.manifest.terms import Inner
 from decentral.optimizers import InnerOptimizer
 from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.simulate.learning.moments import Descent

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
-from decentral.manifest.training_terms import Inner
+from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
 from decentral.optimizers import InnerOptimizer
 from decentral.optimizers.base import Derivative
 from decentral.training.inner import Averages, built, forward_only, inner_step

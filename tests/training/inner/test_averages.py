@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decentral.state.optimizer_state import flatten, unflatten
+from decentral.state.checkpoint import flatten, unflatten
 from decentral.training.inner import Averages
 from decentral.training.inner_optimizers import GPA, ScheduleFree
 from decentral.training.live_model import LiveModel

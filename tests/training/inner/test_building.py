@@ -10,9 +10,8 @@ from torch import nn
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, parse_manifest, preset_manifest, summary
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS, InnerName
 from decentral.manifest.table import canonical
-from decentral.manifest.training_terms import Inner
+from decentral.manifest.terms import INNER_OPTIMIZERS, Inner, InnerName
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
 from decentral.training.inner import build_inner, differences, inner_step

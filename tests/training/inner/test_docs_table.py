@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decentral.manifest import parse_manifest, preset_manifest
-from decentral.manifest.inner_optimizers import INNER_OPTIMIZERS
+from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import presets
 
 PAGE = (Path(__file__).parents[3] / "docs/inner-optimizers.md").read_text(encoding="utf-8")

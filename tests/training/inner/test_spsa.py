@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.manifest.training_terms import Inner
+from decentral.manifest.terms import Inner
 from decentral.optimizers.base import Derivative
 from decentral.optimizers.just_one_byte import Direction, byte_of, level_of
 from decentral.training.inner import InnerSteps, build_inner

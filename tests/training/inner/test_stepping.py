@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decentral.manifest.training_terms import Inner
+from decentral.manifest.terms import Inner
 from decentral.training.inner import build_inner, inner_step
 
 INPUTS = torch.linspace(-1, 1, 18).view(3, 6)

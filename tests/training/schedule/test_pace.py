@@ -7,7 +7,7 @@ import torch
 
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
-from decentral.manifest.training_terms import Inner
+from decentral.manifest.terms import Inner
 from decentral.optimizers.diloco import DiLoCo
 from decentral.training.live_model import LiveModel
 from decentral.training.schedule import SLOWEST, Pace, SyncSchedule, make_schedule

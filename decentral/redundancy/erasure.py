@@ -6,7 +6,6 @@ are sums over GF(2**8) with the coefficients of a Cauchy matrix, every square pa
 Our own, as no library fits: zfec is GPL, pyeclib has wheels for Linux alone, galois multiplies 31 MB/s where this does
 eight bytes in one word. Source: Bloemer et al., "An XOR-Based Erasure-Resilient Coding Scheme", 1995.
 """
-# Shape suffixes: K = rows, W = bytes of a row, n = pieces, w = words of eight bytes of a row.
 
 from __future__ import annotations
 
@@ -18,6 +17,9 @@ from numpy.typing import NDArray
 from decentral.tensors.compiled import compiled
 
 __all__ = ["MOST_PIECES", "WORD", "joined", "pieces_of"]
+
+# Shape suffixes: K = rows, W = bytes of a row, n = pieces, w = words of eight bytes of a row.
+
 
 Rows = NDArray[np.uint8]
 
