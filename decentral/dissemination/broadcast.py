@@ -14,10 +14,8 @@ import anyio
 from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE, SMALLEST, Arrivals, Part, Reassembly
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
-from decentral.flow.changes import Changes
-from decentral.flow.send_queue import SendQueue, shifted
-from decentral.flow.uplink import UplinkMeter
-from decentral.flow.window import Ack, Window
+from decentral.flow.schedule import Ack, SendQueue, Window, shifted
+from decentral.flow.upload import Changes, UplinkMeter
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request
 from decentral.transport.sequences import sequence, serve_sequences

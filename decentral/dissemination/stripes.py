@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from decentral.errors import DecentralError, PayloadError, TransportError
-from decentral.flow.changes import Changes
+from decentral.flow.upload import Changes
 from decentral.state.checkpoint import Assembler
 from decentral.wire.keys import PeerId
 

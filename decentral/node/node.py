@@ -30,8 +30,8 @@ from decentral.errors import (
     TransportError,
     VersionError,
 )
-from decentral.flow.offload import Offload, in_thread
-from decentral.flow.uplink import lease_bits
+from decentral.flow.schedule import Offload, in_thread
+from decentral.flow.upload import lease_bits
 from decentral.manifest import Manifest, rule_of
 from decentral.node.redundancy import redundancy_of
 from decentral.node.upload import DailyUpload, Suspension

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import anyio
 
 from decentral.errors import PayloadError, TransportError
-from decentral.flow.offload import Offload
+from decentral.flow.schedule import Offload
 from decentral.manifest import Redundancy
 from decentral.redundancy.choice import choose
 from decentral.redundancy.keeper import FULL, KEEP, STRIPE, TAKEN

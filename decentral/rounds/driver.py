@@ -19,7 +19,7 @@ from decentral.consensus.chain import Digest, Head, Past, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
-from decentral.flow.repeats import Repeats
+from decentral.flow.upload import Repeats
 from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution
 from decentral.rounds.commits import NOTHING_DUE, Adoption, Bookkeeping, StepAhead

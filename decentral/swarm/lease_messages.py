@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import anyio
 
 from decentral.errors import PayloadError, TransportError
-from decentral.flow.changes import Changes
+from decentral.flow.upload import Changes
 from decentral.swarm.contacts import Contacts
 from decentral.swarm.leases import (
     MAX_LEASE_NBYTES,

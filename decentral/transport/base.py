@@ -21,8 +21,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from decentral.errors import ConfigError, DecentralError
-from decentral.flow.budget import Budget
-from decentral.flow.uplink import UplinkMeter
+from decentral.flow.upload import Budget, UplinkMeter
 from decentral.transport.letters import Letters
 from decentral.wire.keys import PeerId, peer_name
 

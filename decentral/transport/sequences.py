@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from decentral.errors import PayloadError
-from decentral.flow.window import Ack, InFlight, Window
+from decentral.flow.schedule import Ack, InFlight, Window
 from decentral.transport.base import Stream, Transport
 from decentral.transport.letters import Watch
 from decentral.transport.requests import (

@@ -17,7 +17,7 @@ import anyio
 import numpy as np
 import torch
 
-from decentral.flow.offload import in_thread
+from decentral.flow.schedule import in_thread
 from decentral.manifest import Redundancy
 from decentral.redundancy.erasure import joined, pieces_of
 from decentral.redundancy.giver import Giver, WayOut

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from decentral.dissemination.broadcast import SURE, Deliveries
-from decentral.flow.uplink import UplinkMeter
-from decentral.flow.window import Ack
+from decentral.flow.schedule import Ack
+from decentral.flow.upload import UplinkMeter
 
 RATE, PIECE = 250_000.0, 32_768
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, TransportError
-from decentral.flow.budget import Budget, Limits
+from decentral.flow.upload import Budget, Limits
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 

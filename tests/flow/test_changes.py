@@ -4,7 +4,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from decentral.flow.changes import Changes
+from decentral.flow.upload import Changes
 
 backends = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decentral.flow.repeats import Repeats
+from decentral.flow.upload import Repeats
 
 A, B = b"a" * 32, b"b" * 32
 

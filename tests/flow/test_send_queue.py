@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.flow.send_queue import FEW, HASTE, SendQueue, shifted
+from decentral.flow.schedule import FEW, HASTE, SendQueue, shifted
 
 RATE, NBYTES = 1e6, 100_000
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.flow.window import FIRST, SECONDS, InFlight, Window
+from decentral.flow.schedule import FIRST, SECONDS, InFlight, Window
 
 RATE = 1000.0
 

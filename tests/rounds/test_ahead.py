@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from decentral.errors import DiskError
-from decentral.flow.offload import in_thread, inline
+from decentral.flow.schedule import in_thread, inline
 from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.commits import StepAhead
 from decentral.rounds.driver import Driver

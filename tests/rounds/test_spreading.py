@@ -15,7 +15,7 @@ from decentral.dissemination import broadcast
 from decentral.dissemination.broadcast import HASTE, PIECE, UNKNOWN, ChunkedBroadcast, Line, all_equal
 from decentral.dissemination.reassembly import Arrivals, RangeSet
 from decentral.errors import PayloadError, StreamClosed
-from decentral.flow.window import SECONDS
+from decentral.flow.schedule import SECONDS
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.sequences import serve_sequences

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from decentral.flow.uplink import lease_bits
+from decentral.flow.upload import lease_bits
 from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.observe.status import Status

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from decentral.flow.send_queue import FEW
+from decentral.flow.schedule import FEW
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 from decentral.replica.codec import Codec, codec_of

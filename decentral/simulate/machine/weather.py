@@ -16,7 +16,7 @@ from typing import Self
 import anyio
 
 from decentral.errors import TransportError
-from decentral.flow.budget import Budget
+from decentral.flow.upload import Budget
 from decentral.simulate.profiles import Profile
 from decentral.transport.base import Handler, Stream, Traffic, Transport, Uncapped
 from decentral.transport.letters import Letter, Letters, Respond, Watch

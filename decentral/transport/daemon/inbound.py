@@ -11,7 +11,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import DecentralError, TransportError
-from decentral.flow.budget import Budget
+from decentral.flow.upload import Budget
 from decentral.transport.base import Handler, Services, Traffic, attend
 from decentral.transport.daemon.control import READ_LIMIT, Control, Ends, drop, read_stream_info
 from decentral.transport.daemon.stream import DaemonStream

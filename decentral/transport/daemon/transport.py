@@ -15,8 +15,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import PeerUnreachable
-from decentral.flow.budget import Budget, Limits
-from decentral.flow.changes import Changes
+from decentral.flow.upload import Budget, Changes, Limits
 from decentral.transport.address_book import AddressBook
 from decentral.transport.base import Handler, Services, Traffic, Uncapped
 from decentral.transport.daemon.child import private_folder

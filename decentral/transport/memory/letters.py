@@ -15,8 +15,8 @@ import anyio
 import anyio.lowlevel
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed
-from decentral.flow.budget import Budget
-from decentral.flow.window import SECONDS
+from decentral.flow.schedule import SECONDS
+from decentral.flow.upload import Budget
 from decentral.transport.base import Traffic
 from decentral.transport.letters import Letter, Respond, Watch
 from decentral.transport.memory.lines import MemoryLines

@@ -11,8 +11,8 @@ import anyio
 import anyio.lowlevel
 
 from decentral.errors import StreamClosed
-from decentral.flow.changes import Changes
-from decentral.flow.window import SECONDS
+from decentral.flow.schedule import SECONDS
+from decentral.flow.upload import Changes
 
 WINDOW = 1 << 20  # bytes in flight per stream; where the daemon's senders were measured to block
 PIECE = 1 << 16  # bytes

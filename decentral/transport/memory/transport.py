@@ -16,7 +16,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from decentral.errors import PeerUnreachable, TransportError
-from decentral.flow.budget import Budget, Limits
+from decentral.flow.upload import Budget, Limits
 from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend
 from decentral.transport.letters import Letters
 from decentral.transport.memory.letters import MemoryLetter, MemoryLetters, refuse

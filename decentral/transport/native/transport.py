@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import DecentralError, PayloadError
-from decentral.flow.budget import Budget, Limits
+from decentral.flow.upload import Budget, Limits
 from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend
 from decentral.transport.holepunch.dcutr import DCUTR
 from decentral.transport.holepunch.punch import Puncher

@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.flow.changes import Changes
+from decentral.flow.upload import Changes
 
 FIRST_WINDOW = 1 << 18  # bytes; what both sides assume before a word was said
 _WIDEST = 1 << 22  # bytes

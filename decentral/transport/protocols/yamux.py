@@ -23,7 +23,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.flow.changes import Changes
+from decentral.flow.upload import Changes
 from decentral.transport.native.secured import Secured
 from decentral.transport.protocols.muxed_stream import FIRST_WINDOW, Flags, MuxedStream, Stock
 from decentral.wire.keys import peer_name

@@ -19,7 +19,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClos
 from multiaddr import Multiaddr
 
 from decentral.errors import StreamClosed
-from decentral.flow.changes import Changes
+from decentral.flow.upload import Changes
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.native.secured import BROKEN, Secured, Socket, close_now
 from decentral.transport.native.tcp import SocketEnds, ends_of

@@ -20,7 +20,7 @@ from libp2p.identity.identify_push.identify_push import ID_PUSH
 from multiaddr import Multiaddr
 
 from decentral.errors import DecentralError
-from decentral.flow.budget import Budget
+from decentral.flow.upload import Budget
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.native.negotiations import Negotiations
 from decentral.transport.native.stream import NativeStream

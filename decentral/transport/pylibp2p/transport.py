@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import DecentralError, PeerUnreachable, StreamClosed
-from decentral.flow.budget import Budget, Limits
+from decentral.flow.upload import Budget, Limits
 from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend
 from decentral.transport.listen import everywhere
 from decentral.transport.native.opening import unreachable

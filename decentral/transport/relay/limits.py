@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from decentral.errors import ConfigError
-from decentral.flow.budget import Limits
+from decentral.flow.upload import Limits
 
 _MOST_TOLD = 1 << 64  # what the message that tells it holds
 _LEAST_NBYTES = 1 << 24  # our own peers pass a relay over that grants less

@@ -9,7 +9,7 @@ import anyio
 
 from decentral.errors import TransportError
 from decentral.flow.schedule import piece_of
-from decentral.flow.uplink import UplinkMeter
+from decentral.flow.upload import UplinkMeter
 from decentral.transport.base import Count, Stream
 from decentral.transport.throttle.gate import Gate
 from decentral.transport.watchdog import Holdable

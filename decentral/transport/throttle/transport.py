@@ -9,9 +9,7 @@ from typing import Self
 
 import anyio
 
-from decentral.flow.budget import Budget
-from decentral.flow.changes import Changes
-from decentral.flow.uplink import UplinkMeter
+from decentral.flow.upload import Budget, Changes, UplinkMeter
 from decentral.transport.base import Count, DhtHost, Handler, Stream, Traffic, Transport
 from decentral.transport.letters import Letters
 from decentral.transport.throttle.caps import LEAST_CAP, Caps

@@ -1,0 +1,304 @@
+"""What this peer may send, and how fast its line is."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Container, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields
+
+import anyio
+
+from decentral.errors import ConfigError, TransportError
+from decentral.wire.keys import PeerId, peer_name
+
+# ---- uplink ----
+#
+# How fast this peer can send, from the transfers it makes. Pure: the time comes in.
+#
+# Copies of frames that others say they have, over the time since the first was begun, while any was under way: right
+# for frames of any size, and one slow receiver spoils nothing.
+#
+# And, while nobody has said so, how fast pieces are taken; less sure, as on a busy machine a buffer is slow, too. Only
+# what had to wait counts: bytes that a buffer swallows at once say nothing of the link behind it. So a window is eight
+# seconds in which some piece was always under way, and its rate the bytes of those that waited; the fastest of the
+# last windows counts, as a slow receiver makes a window slow and nothing makes one fast. Frames of 0.9 MB fit into the
+# buffers for the most part, and their windows told 0.3 MB/s of a link of 2.5 (measured, seven streams at once).
+
+WINDOW = 8.0  # s of being busy; a piece of 64 KiB that began before it is 1 % too many at 8 Mbit/s, for each stream
+KEPT = 16  # windows: two minutes of sending, so an estimate follows a link that has become slower
+WAITED = 0.001  # s; the daemon takes 64 KiB in 0.07 ms while it has room, and 0.5 Gbit/s carry them in 1 ms
+
+
+class UplinkMeter:
+    """``begin`` and ``end`` around every piece of bulk."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._since = 0.0
+        self._busy, self._nbytes = 0.0, 0
+        self._rates: deque[float] = deque(maxlen=KEPT)
+        self._delivered: deque[float] = deque(maxlen=KEPT)
+
+    def begin(self, now: float) -> None:
+        """A piece is to be sent."""
+        self._advance(now)
+        self._under_way += 1
+
+    def end(self, began: float, now: float, nbytes: int) -> None:
+        """It was taken, or not: then ``nbytes`` is 0."""
+        self._advance(now)
+        self._under_way -= 1
+        self._nbytes += nbytes if now - began > WAITED else 0
+        if self._busy >= WINDOW:
+            self._rates.append(self._nbytes / self._busy)
+            self._busy, self._nbytes = 0.0, 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no piece is under way."""
+        return not self._under_way
+
+    def begin_delivery(self) -> None:
+        """A frame is to be sent, and none is under way."""
+        self._delivered.append(0.0)
+
+    def delivered(self, nbytes: int, seconds: float) -> None:
+        """Copies of so many bytes had arrived so long after the first of them was begun."""
+        if seconds > 0:
+            self._delivered[-1] = max(self._delivered[-1], nbytes / seconds)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The estimate; None: no transfer has filled the link yet."""
+        return max(self._delivered, default=0.0) or max(self._rates, default=None)
+
+    def _advance(self, now: float) -> None:
+        if self._under_way:
+            self._busy += now - self._since
+        self._since = now
+
+
+def lease_bits(bytes_per_second: float | None) -> int:
+    """Bit/s as a lease tells it: two digits, so that noise is no news to everybody; 0: not measured."""
+    if not bytes_per_second:
+        return 0
+    bits = round(8 * bytes_per_second)
+    return round(bits, 2 - len(str(bits)))
+
+
+# ---- changes ----
+#
+# Something that changes again and again, and tasks that wait for it to do so.
+
+
+class Changes:
+    """Each change wakes every task that waits then, and nobody that comes later."""
+
+    def __init__(self) -> None:
+        self._coming: anyio.Event | None = None  # made for the first that waits: there may be no loop before
+
+    def tell(self) -> None:
+        """There was one."""
+        if self._coming is not None:
+            self._coming.set()
+            self._coming = None
+
+    def coming(self) -> anyio.Event:
+        """The next one. Taken before a look that takes time, so that no change meanwhile is missed."""
+        self._coming = self._coming or anyio.Event()
+        return self._coming
+
+    async def next(self) -> None:
+        """Wait for the next one."""
+        await self.coming().wait()
+
+
+# ---- budget ----
+#
+# How much of this process others may hold: inbound streams, and bodies that came or are on their way.
+#
+# A reservation waits while its peer, or all peers together, hold too much; as a stream holds at most one reservation,
+# made for the whole body before its first byte is read, somebody can always finish. A body larger than the budget
+# passes once nothing else is held: its size was bounded by the protocol that takes it. Small bodies need no
+# reservation.
+#
+# Identities cost nothing, so limits of one peer bind nobody who makes many. Hence whoever is no member of the run,
+# which takes a lease that members let in, draws on a smaller pool: outsiders can be in each other's way, never in a
+# round's. When their streams are used up, the oldest of who has most of them makes room, so that one who joins gets a
+# turn.
+
+_NOTHING = nullcontext()  # to hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Ceilings for one peer, for all members together, and for all others together."""
+
+    peer_streams: int = 64  # inbound streams one peer may have open; a round needs fewer than ten
+    total_streams: int = 512  # a file descriptor each, and up to 384 KiB of read buffer
+    peer_nbytes: int = 1 << 26  # one body always passes, however large
+    total_nbytes: int = 1 << 30
+    # A body that never waits: votes would queue behind a frame of 64 MiB, newcomers behind bodies that somebody
+    # withholds. All streams together hold 10 MiB of such.
+    small_nbytes: int = 1 << 14
+    outsider_streams: int = 128  # a newcomer needs one at a time
+    outsider_nbytes: int = 1 << 26  # all that outsiders have to send is small: greetings, leases, questions
+
+    def __post_init__(self) -> None:
+        for name in (one.name for one in fields(self)):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"Limits({name}={getattr(self, name)}): must be at least 1; leave it out for the default"
+                )
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """What some peers together hold, and may."""
+
+    most_streams: int
+    most_nbytes: int
+    streams: Counter[PeerId] = field(default_factory=Counter)
+    nbytes: Counter[PeerId] = field(default_factory=Counter)
+    total: int = 0  # streams
+
+    @contextmanager
+    def stream(self, peer: PeerId) -> Iterator[None]:
+        self.streams[peer] += 1
+        self.total += 1
+        try:
+            yield
+        finally:
+            self.total -= 1
+            _give_back(self.streams, peer, 1)
+
+    def fits(self, peer: PeerId, nbytes: int, of_one: int) -> bool:
+        if not nbytes:
+            return True
+        mine, total = self.nbytes.get(peer, 0), self.nbytes.total()
+        return (mine + nbytes <= of_one or mine == 0) and (total + nbytes <= self.most_nbytes or total == 0)
+
+
+class Budget:
+    """What each peer holds now, against the limits. One per transport."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._preferred: Container[PeerId] | None = None  # None: all are alike
+        self._members = _Pool(self.limits.total_streams, self.limits.total_nbytes)
+        self._outsiders = _Pool(self.limits.outsider_streams, self.limits.outsider_nbytes)
+        self._scopes: dict[anyio.CancelScope, PeerId] = {}  # of outsiders' streams, oldest first
+        self._freed = Changes()
+
+    def prefer(self, members: Container[PeerId]) -> None:
+        """From now on whoever is not in ``members``, which may change, is an outsider."""
+        self._preferred = members
+
+    @contextmanager
+    def inbound(self, peer: PeerId) -> Iterator[None]:
+        """Hold one inbound stream of ``peer``.
+
+        TransportError when it, or all members, have too many open; and when an outsider's had to make room.
+        """
+        pool = self._pool(peer)
+        mine, total = pool.streams.get(peer, 0), pool.total
+        if mine >= self.limits.peer_streams or (pool is self._members and total >= pool.most_streams):
+            raise TransportError(
+                f"{peer_name(peer)}: {mine} inbound streams of it are open, {total} in all; the new one is refused"
+            )
+        with pool.stream(peer):
+            if pool is self._members:
+                yield
+            else:
+                with self._on_call(peer):
+                    yield
+
+    def bytes_of(self, peer: PeerId, nbytes: int) -> AbstractAsyncContextManager[None]:
+        """Hold ``nbytes`` on behalf of ``peer``, waiting until they fit; a small body never waits."""
+        return self._held(peer, nbytes) if nbytes > self.limits.small_nbytes else _NOTHING
+
+    @asynccontextmanager
+    async def _held(self, peer: PeerId, nbytes: int) -> AsyncIterator[None]:
+        while not (pool := self._pool(peer)).fits(peer, nbytes, self.limits.peer_nbytes):
+            await self._freed.next()
+        pool.nbytes[peer] += nbytes
+        try:
+            yield
+        finally:
+            _give_back(pool.nbytes, peer, nbytes)
+            self._freed.tell()
+
+    def held(self, peer: PeerId) -> tuple[int, int]:
+        """Streams and bytes ``peer`` holds now."""
+        pools = (self._members, self._outsiders)
+        return sum(pool.streams.get(peer, 0) for pool in pools), sum(pool.nbytes.get(peer, 0) for pool in pools)
+
+    def comes_first(self, peer: PeerId) -> bool:
+        """Whether ``peer`` is a member of the run, where there is one."""
+        return self._preferred is not None and peer in self._preferred
+
+    @contextmanager
+    def _on_call(self, peer: PeerId) -> Iterator[None]:
+        """An outsider's stream, which may have to make room."""
+        if len(self._scopes) >= self._outsiders.most_streams:
+            self._make_room()
+        with anyio.CancelScope() as scope:
+            self._scopes[scope] = peer
+            try:
+                yield
+            finally:
+                self._scopes.pop(scope, None)
+        if scope.cancelled_caught:
+            raise TransportError(f"{peer_name(peer)}: its stream made room for other outsiders; it may try again")
+
+    def _make_room(self) -> None:
+        """End the oldest stream of the outsider that has most of them."""
+        streams = Counter(self._scopes.values())
+        heaviest = max(streams, key=streams.__getitem__)
+        oldest = next(scope for scope, peer in self._scopes.items() if peer == heaviest)
+        del self._scopes[oldest]  # now: it takes a moment to end
+        oldest.cancel()
+
+    def _pool(self, peer: PeerId) -> _Pool:
+        return self._members if self._preferred is None or peer in self._preferred else self._outsiders
+
+
+def _give_back(counter: Counter[PeerId], peer: PeerId, amount: int) -> None:
+    counter[peer] -= amount
+    if counter[peer] <= 0:
+        del counter[peer]  # strangers come and go; a row each would be their way to fill the memory
+
+
+# ---- repeats ----
+#
+# One thing that is said to many until it has had its effect, to each of them more and more rarely.
+#
+# Any of them may have missed it, or have forgotten it in a restart; most have not, and what they know need not be said
+# every second: of 64 peers that asked to be let in at once, and then a few, every fourth message asked again.
+
+
+@dataclass(slots=True)
+class _Told:
+    again_at: float
+    wait: float  # s, the last one
+
+
+class Repeats:
+    """``first``: s until somebody is told for the second time; then twice as long each time, up to ``longest``."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first, self._longest = first, longest
+        self._said: object = None
+        self._told: dict[PeerId, _Told] = {}
+
+    def due(self, said: object, peers: Iterable[PeerId], now: float) -> list[PeerId]:
+        """Those who are to be told ``said`` now, as they will be. Another thing than before is told to all at once."""
+        if said != self._said:
+            self._said, self._told = said, {}
+        now_due = [peer for peer in peers if (told := self._told.get(peer)) is None or told.again_at <= now]
+        for peer in now_due:
+            before = self._told.get(peer)
+            wait = self._first if before is None else min(self._longest, 2 * before.wait)
+            self._told[peer] = _Told(now + wait, wait)
+        return now_due
