@@ -12,7 +12,7 @@ PATIENCE = 60.0  # s to find who invites, where nothing else was asked for
 
 def as_one_text(invite: str, arguments: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Words that were typed without quotes are one invite; what follows them stays a script's arguments."""
-    from decentral.swarm.spoken.code import WORDS
+    from decentral.swarm.words import WORDS
 
     apart = (invite, *arguments[:WORDS])
     spoken = len(apart) == WORDS + 1 and all(one.isalpha() for one in apart[:-1]) and apart[-1][:1].isdecimal()
@@ -26,7 +26,7 @@ def invite_of(
 
     Raises InviteError, NoPeersError.
     """
-    from decentral.swarm.spoken.code import looks_spoken
+    from decentral.swarm.words import looks_spoken
 
     text = " ".join(said)
     return _exchanged(text, relays, lan=lan, seconds=seconds) if looks_spoken(text) else (text, tuple(relays))
@@ -35,8 +35,8 @@ def invite_of(
 def _exchanged(words: str, relays: Sequence[str], *, lan: bool, seconds: float | None) -> tuple[str, tuple[str, ...]]:
     import anyio
 
-    from decentral.swarm.spoken.code import parse_code
-    from decentral.swarm.spoken.meeting import find_invite
+    from decentral.swarm.meeting import find_invite
+    from decentral.swarm.words import parse_code
 
     code = parse_code(words)
     known = relays_at(relays)
@@ -49,7 +49,7 @@ def relays_at(given: Sequence[str]) -> tuple[str, ...]:
     """Their multiaddrs; HOST and HOST:PORT are asked who they are. Raises TransportError."""
     import anyio
 
-    from decentral.swarm.spoken.meeting import relay_at
+    from decentral.swarm.meeting import relay_at
 
     return tuple(where if where.startswith("/") else anyio.run(relay_at, where) for where in given)
 

@@ -48,10 +48,10 @@ from decentral.rounds.gossip import PAIR, Gossip
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.local_state import CommittedUpdate, Ledger, Listeners, OwnParts, SwarmAccess
 from decentral.rounds.partners import Partners, Punctuality
-from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
+from decentral.swarm.contacts import LEASE, LEASE_LIST, LEASES
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import HELLO, ask_hello, check_terms, greeting, refusal
-from decentral.swarm.lease_messages import LEASE, LEASE_LIST, LEASES
+from decentral.swarm.invite import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.paths import Paths
 from decentral.transport import Transport
 from decentral.transport.dialback import DIALBACK, serve_dialback

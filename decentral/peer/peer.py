@@ -36,7 +36,7 @@ from decentral.peer.shown.trackers import Trackers
 from decentral.peer.standing import Standing
 from decentral.peer.startup import Startup
 from decentral.preferences.preferences import Preferences
-from decentral.swarm.lan.discovery import Lan
+from decentral.swarm.lan import Lan
 from decentral.tasks.shards import ShardPlace, seed_of, shard
 from decentral.training.inner import InnerSteps
 from decentral.training.outer_loop import LoopControl

@@ -25,11 +25,11 @@ from decentral.peer.saved.checkpointing import Checkpointer, Saver
 from decentral.peer.saved.own_state import OwnState, OwnStateKept, recovered
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
-from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
-from decentral.swarm.lan.discovery import Lan
+from decentral.swarm.hello import check_version
+from decentral.swarm.invite import Admission
+from decentral.swarm.lan import Lan
 from decentral.swarm.patience import time_left
-from decentral.swarm.same_version import check_version
 from decentral.training.inner import differences, warning
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop

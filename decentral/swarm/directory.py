@@ -10,23 +10,138 @@ Finding nobody is a state (``looking``), never an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
 import anyio.abc
 
-from decentral.swarm.bootstrap import Bootstrap
-from decentral.swarm.circles import circles
-from decentral.swarm.contacts import Contacts
-from decentral.swarm.dht.hivemind import share
+from decentral.errors import PayloadError
+from decentral.swarm.contacts import PARTING, Contacts, LeaseMessages
+from decentral.swarm.dht import share
 from decentral.swarm.invite import MAX_ADDRESSES
-from decentral.swarm.lease_messages import PARTING, LeaseMessages
-from decentral.swarm.leases import LeaseTable
-from decentral.swarm.own_lease import OwnLease
+from decentral.swarm.leases import LeaseTable, OwnLease
 from decentral.transport import Transport
-from decentral.wire.keys import Digest, PeerId, Signer
-from decentral.wire.messages import MAX_PEERS, PRIVATE, Lease
+from decentral.wire.keys import Digest, PeerId, Signer, peer_from_name
+from decentral.wire.messages import MAX_ADDRESS, MAX_PEERS, PRIVATE, Lease
+
+__all__ = ["DIRECT", "Circles", "circles"]
+
+# ---- circles ----
+#
+# Whom a peer tells that it is here: everybody in a small swarm, its row and its column in a large one.
+#
+# The peers, in the order of their ids, stand in rows of equal length, or one longer: about the square root of their
+# number. A peer tells its row of itself, and its column of its row: so all hear of all by way of one other at most, in
+# 2 to 3 ``sqrt(N)`` messages per renewal instead of N. What is passed on is as old as a renewal, a third of a lease at
+# most, and signed by whom it is of; who passes nothing on is made up for by the list that each peer asks another for.
+
+DIRECT = 20  # others that are told one by one: where the DHT begins, too
+
+
+@dataclass(frozen=True, slots=True)
+class Circles:
+    """Others, each once."""
+
+    told: Sequence[PeerId]  # hear of this peer alone
+    passed_to: Sequence[PeerId] = ()  # hear of it and of its row
+    row: Sequence[PeerId] = ()  # of whom those hear
+
+
+def circles(me: PeerId, others: Sequence[PeerId]) -> Circles:
+    """Where peer ``me`` stands among ``others``, which are in the order of their ids."""
+    if len(others) <= DIRECT:
+        return Circles(others)
+    peers = sorted((me, *others))
+    num_rows = math.isqrt(len(peers))
+    short, num_long = divmod(len(peers), num_rows)
+    rows, start = [], 0
+    for number in range(num_rows):
+        stop = start + short + (number < num_long)
+        rows.append(peers[start:stop])
+        start = stop
+    own = next(row for row in rows if row[-1] >= me)
+    place = own.index(me)
+    column = [row[place] for row in rows if place < len(row) and row is not own]
+    nobody_passes_on = [row[short] for row in rows if len(row) > short] if len(own) == short else []
+    told = [peer for peer in (*own, *nobody_passes_on) if peer != me]
+    return Circles(told, column, [peer for peer in own if peer != me])
+
+
+# ---- bootstrap ----
+#
+# The peers that this one was told of beforehand: each is tried until it answers, for ever, as it may come up tomorrow.
+#
+# Finding none of them is no error; the pauses grow to half a minute.
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # s between attempts to reach one
+_BOOTSTRAPS = 64
+
+logger = logging.getLogger("decentral.swarm")
+
+Visit = Callable[[PeerId, tuple[str, ...]], Awaitable[None]]
+
+
+class Bootstrap:
+    """Those of the peer ``me``. ``visit`` dials one and asks it; one that ``is_live`` is left alone for ``rest`` s."""
+
+    def __init__(
+        self, me: PeerId, contacts: Contacts, visit: Visit, is_live: Callable[[PeerId], bool], rest: float
+    ) -> None:
+        self._me, self._contacts, self._visit, self._is_live, self._rest = me, contacts, visit, is_live, rest
+        self._known: dict[PeerId, tuple[str, ...]] = {}
+
+    def add(self, addresses: Iterable[str]) -> None:
+        """Try the peers at these addresses, too; of a peer that is known, these count from now on."""
+        for peer, theirs in _by_peer(addresses).items():
+            if peer == self._me or len(self._known) >= _BOOTSTRAPS:
+                continue
+            fresh = peer not in self._known
+            self._known[peer] = theirs
+            if fresh:
+                self._begin(peer)
+
+    def start(self) -> None:
+        """Begin with those that are known, in the group of the contacts."""
+        for peer in self._known:
+            self._begin(peer)
+
+    def _begin(self, peer: PeerId) -> None:
+        if self._contacts.group is not None:
+            self._contacts.group.start_soon(self._court, peer)
+
+    async def _court(self, peer: PeerId) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            if self._is_live(peer):
+                pause = _FIRST_PAUSE
+                await anyio.sleep(self._rest)
+                continue
+            await self._contacts.make(peer, self._try)
+            if not self._is_live(peer):
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _try(self, peer: PeerId) -> None:
+        await self._visit(peer, self._known[peer])
+
+
+def _by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
+    found: dict[PeerId, tuple[str, ...]] = {}
+    for address in addresses:
+        try:
+            peer = peer_from_name(address.rpartition("/p2p/")[2])
+        except PayloadError as error:
+            logger.warning("bootstrap address %s is passed over: %s", ascii(address[:MAX_ADDRESS]), error)
+            continue
+        found[peer] = (*found.get(peer, ()), address)
+    return found
+
+
+# ---- directory ----
 
 _RECALLED = 4  # silent peers tried again per renewal
 _OTHER_WAYS = 3  # peers beside this one that an invite leads to

@@ -29,7 +29,7 @@ from decentral.benchmarks.exchange import Case, Worker, step, swarm
 from decentral.dissemination.broadcast import PUSH
 from decentral.errors import DecentralError
 from decentral.rounds.frame_io import CONTROL
-from decentral.swarm.lease_messages import LEASES
+from decentral.swarm.contacts import LEASES
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeTransport
 from decentral.wire.keys import PeerId, Signer, peer_from_name

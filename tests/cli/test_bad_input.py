@@ -9,7 +9,7 @@ from click.testing import Result
 
 from decentral.errors import ListenError
 from decentral.node import folder
-from decentral.swarm.admission import MAX_TOKEN, MIN_TOKEN
+from decentral.swarm.invite import MAX_TOKEN, MIN_TOKEN
 from decentral.tasks.corpus import MIN_NBYTES
 from tests.node.test_occupying import held_elsewhere
 

@@ -15,7 +15,7 @@ from decentral.cli.demo.children import Family
 from decentral.cli.spoken import as_one_text
 from decentral.manifest import preset_manifest
 from decentral.observe.status import read_status
-from decentral.swarm.spoken.code import known_words
+from decentral.swarm.words import known_words
 
 Run = Callable[..., Result]
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native", "--no-lan")

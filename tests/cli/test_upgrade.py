@@ -24,7 +24,7 @@ NET = ("--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native", "--no-lan")
 OF_VERSION = """
 import sys
 release, wire = sys.argv[1], int(sys.argv[2])
-import decentral.swarm.hello as hello, decentral.swarm.own_lease as lease
+import decentral.swarm.hello as hello, decentral.swarm.leases as lease
 hello.version = lambda name: release
 hello.WIRE_VERSION += wire
 lease._installed_version = lambda: release

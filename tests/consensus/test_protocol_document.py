@@ -13,7 +13,7 @@ import decentral.rounds
 from decentral.dissemination import broadcast
 from decentral.redundancy import keeper
 from decentral.rounds import frame_io, gossip, snapshots
-from decentral.swarm import admission, hello, lease_messages
+from decentral.swarm import contacts, hello, invite
 from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES
 
@@ -63,7 +63,7 @@ def test_every_stream_is_there() -> None:
         hello.HELLO,
     }
     streams |= {keeper.KEEP, keeper.KEPT}
-    streams |= {lease_messages.LEASE, lease_messages.LEASES, admission.ADMISSION}
+    streams |= {contacts.LEASE, contacts.LEASES, invite.ADMISSION}
     assert set(re.findall(r"`(/decentral/[a-z]+/\d+)`", PAGE)) == streams
     assert f"{HEADER_NBYTES} bytes of signed header" in PAGE
 

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterator
 
 from decentral.state.snapshot import Layout, SnapshotIndex
+from decentral.swarm.announcement import run_tag
 from decentral.swarm.hello import WIRE_VERSION
-from decentral.swarm.lan.announcement import run_tag
 from decentral.transport import multiaddr
 from decentral.transport.protocols.protobuf import bytes_field, number_field
 from decentral.wire.keys import peer_name

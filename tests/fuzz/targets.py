@@ -43,12 +43,11 @@ from decentral.state.export import unpack_file
 from decentral.state.journal import HEAD_NBYTES, Journal
 from decentral.state.snapshot import BY_PLANES, CHUNK_NBYTES, Layout, SnapshotIndex, chunk_hash, from_form, to_form
 from decentral.state.tensor_file import DamagedFile, read_tensor_file
+from decentral.swarm.announcement import MOST_ADDRESSES, local_addresses, read_announcement, write_announcement
 from decentral.swarm.hello import Hello
 from decentral.swarm.invite import Invite
-from decentral.swarm.lan.announcement import MOST_ADDRESSES, local_addresses, read_announcement, write_announcement
 from decentral.swarm.leases import read_lease, read_leases
-from decentral.swarm.spoken.code import parse_code
-from decentral.swarm.spoken.handshake import PROOF_NBYTES, WordsHandshake
+from decentral.swarm.words import PROOF_NBYTES, WordsHandshake, parse_code
 from decentral.transport import dialback, multiaddr
 from decentral.transport.holepunch import dcutr
 from decentral.transport.native.tcp import endpoint

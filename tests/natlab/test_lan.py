@@ -22,7 +22,7 @@ from decentral.peer.invitation import fetch
 from decentral.rounds.local_state import Ledger
 from decentral.swarm.directory import Directory
 from decentral.swarm.invite import Invite
-from decentral.swarm.lan.discovery import Lan
+from decentral.swarm.lan import Lan
 from decentral.transport.native.transport import NativeTransport
 from decentral.wire.keys import Signer, peer_name
 from tests.natlab.lab import Host, Lab

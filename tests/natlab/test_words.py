@@ -13,8 +13,8 @@ import pytest
 
 from decentral.errors import NoPeersError
 from decentral.swarm.invite import Invite
-from decentral.swarm.spoken.code import SpokenCode
-from decentral.swarm.spoken.meeting import find_invite, host_words
+from decentral.swarm.meeting import find_invite, host_words
+from decentral.swarm.words import SpokenCode
 from tests.natlab.lab import Host, Lab
 from tests.natlab.namespaces import Traveller
 from tests.natlab.nat import PORT_PRESERVING

@@ -8,8 +8,8 @@ import pytest
 
 from decentral.consensus.chain import VOTING
 from decentral.simulate.cost import bounds, of_directory, of_rounds, sizes
-from decentral.swarm.circles import circles
-from decentral.swarm.dht.hivemind import looks_in
+from decentral.swarm.dht import looks_in
+from decentral.swarm.directory import circles
 from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.keys import Signer
 from decentral.wire.messages import (

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from decentral.errors import PeerUnreachable, TransportError, UsageError
-from decentral.swarm.admission import MIN_TOKEN, Admission, AdmittingTransport, check_token
+from decentral.swarm.invite import MIN_TOKEN, Admission, AdmittingTransport, check_token
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport

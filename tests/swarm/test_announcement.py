@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decentral.errors import PayloadError
-from decentral.swarm.lan.announcement import (
+from decentral.swarm.announcement import (
     LONGEST,
     MOST_ADDRESSES,
     host_of,

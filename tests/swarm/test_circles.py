@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from decentral.swarm.circles import DIRECT, circles
+from decentral.swarm.directory import DIRECT, circles
 
 
 def swarm(count):

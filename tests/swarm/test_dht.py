@@ -15,10 +15,10 @@ from typing import Any
 import anyio
 import pytest
 
-from decentral.swarm.dht.hivemind import _no_word_of_hivemind, dht_key
+from decentral.swarm.contacts import LeaseMessages
+from decentral.swarm.dht import _no_word_of_hivemind, dht_key
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
-from decentral.swarm.lease_messages import LeaseMessages
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.daemon.unary import quiet_hivemind
 from decentral.wire.keys import Signer, peer_name
@@ -141,7 +141,7 @@ def record(lease: Lease, *, key: str | None = None, name: str | None = None, val
 
 
 def test_the_dht_keeps_only_signed_leases_of_its_run_each_under_its_signers_name(hivemind):
-    from decentral.swarm.dht.validator import LeaseValidator
+    from decentral.swarm.dht_validator import LeaseValidator
 
     validator, lease = LeaseValidator(dht_key(RUN), RUN), signed(1)
     assert validator.validate(record(lease))
@@ -159,10 +159,10 @@ def test_the_dht_keeps_only_signed_leases_of_its_run_each_under_its_signers_name
 
 
 def test_the_dht_keeps_records_of_so_many_peers_and_no_more(hivemind, monkeypatch):
-    from decentral.swarm.dht import validator
+    from decentral.swarm import dht_validator
 
-    monkeypatch.setattr(validator, "_KEPT", 3)
-    kept = validator.LeaseValidator(dht_key(RUN), RUN)
+    monkeypatch.setattr(dht_validator, "_KEPT", 3)
+    kept = dht_validator.LeaseValidator(dht_key(RUN), RUN)
     assert [kept.validate(record(signed(seed))) for seed in range(1, 6)] == [True, True, True, False, False]
     assert kept.validate(record(signed(1))), "who is kept may renew"
 

@@ -8,8 +8,8 @@ import trio
 import trio.testing
 
 from decentral.errors import ConfigError, StreamClosed
+from decentral.swarm.contacts import LEASE, LEASES
 from decentral.swarm.directory import Directory
-from decentral.swarm.lease_messages import LEASE, LEASES
 from decentral.swarm.leases import write_leases
 from decentral.transport.memory.transport import MemoryNetwork
 from decentral.transport.requests import request

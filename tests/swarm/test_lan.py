@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.swarm.lan.announcement import Sighting, read_announcement, write_announcement
-from decentral.swarm.lan.discovery import Lan
+from decentral.swarm.announcement import Sighting, read_announcement, write_announcement
+from decentral.swarm.lan import Lan
 from decentral.wire.keys import Signer, peer_name
 
 RUN = b"r" * 32

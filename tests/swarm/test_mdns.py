@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from decentral.errors import ListenError
-from decentral.swarm.lan.announcement import write_announcement
-from decentral.swarm.lan.mdns import on_air, usable_hosts
+from decentral.swarm.announcement import write_announcement
+from decentral.swarm.mdns import on_air, usable_hosts
 from decentral.wire.keys import Signer, peer_name
 
 HERE = ["127.0.0.1"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from decentral.swarm.lan.announcement import Sighting
-from decentral.swarm.lan.neighbours import AT_ONCE, FIRST_PAUSE, FORGOTTEN, LONGEST_PAUSE, MOST, Neighbours
+from decentral.swarm.announcement import Sighting
+from decentral.swarm.lan import AT_ONCE, FIRST_PAUSE, FORGOTTEN, LONGEST_PAUSE, MOST, Neighbours
 
 ME = b"m" * 32
 ADDRESSES = ("/ip4/10.0.0.1/tcp/1/p2p/x",)

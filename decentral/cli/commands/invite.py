@@ -64,9 +64,8 @@ def _say(invite: str, relays: tuple[str, ...], *, lan: bool, as_json: bool) -> N
     from decentral.cli.spoken import relays_at, relays_of
     from decentral.cli.stopping import stop_signals
     from decentral.observe.health import short_name
-    from decentral.swarm.spoken.code import new_code
-    from decentral.swarm.spoken.hosting import LASTS
-    from decentral.swarm.spoken.meeting import host_words, spoken_place
+    from decentral.swarm.meeting import LASTS, host_words, spoken_place
+    from decentral.swarm.words import new_code
     from decentral.wire.keys import peer_name
 
     code, known = new_code(), tuple(dict.fromkeys((*relays_at(relays), *relays_of(invite))))

@@ -114,12 +114,12 @@ def _listening(wanted: tuple[str, ...]) -> Iterator[Finding]:
 
 def _lan(addresses: tuple[str, ...]) -> Finding:
     """Whether peers of one run would meet on this machine's networks without an invite that leads to somebody."""
-    from decentral.swarm.lan.announcement import host_of, local_addresses
+    from decentral.swarm.announcement import host_of, local_addresses
 
     hosts = dict.fromkeys(map(host_of, local_addresses(addresses)))
     if not hosts:
         return Finding("ok", "lan", "no private network here; others are met by their invite only")
-    from decentral.swarm.lan.mdns import usable_hosts
+    from decentral.swarm.mdns import usable_hosts
 
     try:
         return Finding("ok", "lan", f"peers of one run meet by multicast DNS on {', '.join(usable_hosts([*hosts]))}")

@@ -14,10 +14,9 @@ from decentral.node.node import Start, throttled
 from decentral.observe.events import EventLog
 from decentral.peer.invitation import greeted
 from decentral.peer.network_setup import NetworkSetup, enter
-from decentral.swarm.admission import Admission
 from decentral.swarm.identity import Identity
-from decentral.swarm.invite import Invite
-from decentral.swarm.lan.discovery import Lan
+from decentral.swarm.invite import Admission, Invite
+from decentral.swarm.lan import Lan
 from decentral.swarm.patience import time_left
 from decentral.training.swarm_side import SwarmThread
 from decentral.transport import Transport

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from decentral.simulate.cost.sizes import Cost, message, size
-from decentral.swarm.circles import DIRECT
+from decentral.swarm.directory import DIRECT
 from decentral.swarm.leases import write_leases
 from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.messages import Lease

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from decentral.errors import InviteError
-from decentral.swarm.spoken.code import SpokenCode, known_words, looks_spoken, new_code, parse_code
+from decentral.swarm.words import SpokenCode, known_words, looks_spoken, new_code, parse_code
 
 CODE = SpokenCode(("acid", "cargo", "mural", "tulip"), 4711)
 

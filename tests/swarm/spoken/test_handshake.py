@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decentral.errors import PayloadError
-from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, PROOF_NBYTES, WordsHandshake
+from decentral.swarm.words import ELEMENT_NBYTES, PROOF_NBYTES, WordsHandshake
 
 GUEST, HOST, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 RIGHT, WRONG = b"acid cargo mural tulip 4711", b"acid cargo mural zoom 4711"

@@ -11,13 +11,10 @@ import anyio
 import pytest
 
 from decentral.errors import DecentralError, InviteError, ListenError, NoPeersError, TransportError
+from decentral.swarm import meeting
 from decentral.swarm.invite import Invite
-from decentral.swarm.spoken import hosting
-from decentral.swarm.spoken.asking import ask_for_invite
-from decentral.swarm.spoken.code import SpokenCode
-from decentral.swarm.spoken.handshake import ELEMENT_NBYTES, PROOF_NBYTES, WordsHandshake
-from decentral.swarm.spoken.hosting import WORDS_PROTOCOL
-from decentral.swarm.spoken.meeting import find_invite, host_words, relay_at, spoken_place
+from decentral.swarm.meeting import WORDS_PROTOCOL, ask_for_invite, find_invite, host_words, relay_at, spoken_place
+from decentral.swarm.words import ELEMENT_NBYTES, PROOF_NBYTES, SpokenCode, WordsHandshake
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import Signer, peer_name
 from tests.transport.conftest import LOOPBACK
@@ -172,11 +169,11 @@ def test_a_first_message_sent_back_is_refused_before_anything_is_proven() -> Non
 
 
 def test_strangers_that_say_nothing_do_not_keep_the_guest_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosting, "PATIENCE", 0.5)
+    monkeypatch.setattr(meeting, "PATIENCE", 0.5)
 
     async def script(scene: Scene) -> None:
         async with scene.stranger() as transport:
-            silent = [await transport.open(CODE.host, WORDS_PROTOCOL) for _ in range(hosting.AT_ONCE)]
+            silent = [await transport.open(CODE.host, WORDS_PROTOCOL) for _ in range(meeting.AT_ONCE)]
             for stream in silent:
                 await stream.send(b"A")
             assert str(await scene.find(CODE)) == INVITE

@@ -18,7 +18,7 @@ from zeroconf import RecordUpdate, RecordUpdateListener, ServiceStateChange, Zer
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from decentral.errors import ListenError
-from decentral.swarm.lan.announcement import LONGEST, SERVICE
+from decentral.swarm.announcement import LONGEST, SERVICE
 
 _GROUP, _PORT = "224.0.0.251", 5353
 _PARTING = 1.0  # s for three goodbyes, 125 ms apart

@@ -9,19 +9,147 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 
 import anyio
 
-from decentral.errors import DecentralError, ListenError, NoPeersError, PayloadError, TransportError
+from decentral.errors import (
+    DecentralError,
+    InviteError,
+    ListenError,
+    NoPeersError,
+    PayloadError,
+    StreamClosed,
+    TransportError,
+)
+from decentral.swarm.announcement import host_of, local_addresses, read_announcement, write_announcement
 from decentral.swarm.invite import Invite
-from decentral.swarm.lan.announcement import host_of, local_addresses, read_announcement, write_announcement
-from decentral.swarm.spoken.asking import ask_for_invite
-from decentral.swarm.spoken.code import SpokenCode
-from decentral.swarm.spoken.hosting import LASTS, Hosting
+from decentral.swarm.words import ELEMENT_NBYTES, MAX_SEALED, PROOF_NBYTES, SpokenCode, WordsHandshake
+from decentral.transport.base import Stream, Transport
 from decentral.transport.interfaces import cards
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import PeerId, Signer, peer_name
+
+# ---- hosting ----
+#
+# The side that invites: it waits at its number, gives the invite to the first who knows the words, and ends.
+#
+# Bounded: three wrong guesses end it, as do ten minutes; at most 4 strangers are heard at a time, each for ten
+# seconds, and 200 in all.
+
+WORDS_PROTOCOL = "/decentral/words/1"
+LASTS = 600.0  # s
+MOST_WRONG = 3  # guesses
+MOST_HEARD = 200  # strangers that began, and may have gone before they guessed
+AT_ONCE = 4
+PATIENCE = 10.0  # s for one of them
+LENGTH_NBYTES = 2
+
+logger = logging.getLogger("decentral.swarm")
+
+
+@dataclass(slots=True)
+class Hosting:
+    """One code's life. ``over`` is set once the invite was given or the tries are used up."""
+
+    code: SpokenCode
+    invite: str
+    me: PeerId
+    given_to: PeerId | None = None
+    wrong: int = 0
+    over: anyio.Event = field(default_factory=anyio.Event)
+    _heard: int = 0
+    _now: int = 0
+
+    def serve(self, transport: Transport) -> None:
+        """Answer guests. Before the transport is entered."""
+        transport.serve(WORDS_PROTOCOL, self._attend)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a guess is still heard."""
+        return self.given_to is None and self.wrong < MOST_WRONG
+
+    async def _attend(self, stream: Stream) -> None:
+        if not self.is_open or self._now >= AT_ONCE or self._heard >= MOST_HEARD:
+            raise PayloadError("words: not now; drop who asks")
+        self._heard += 1
+        self._now += 1
+        try:
+            with anyio.move_on_after(PATIENCE):
+                await self._hear(stream)
+        finally:
+            self._now -= 1
+
+    async def _hear(self, stream: Stream) -> None:
+        shakes = WordsHandshake(self.code.password, stream.peer, self.me, is_guest=False)
+        shakes.hear(await stream.receive_exactly(ELEMENT_NBYTES))
+        await stream.send(shakes.first)
+        proof = await stream.receive_exactly(PROOF_NBYTES)
+        if not self.is_open:  # somebody else was quicker
+            raise PayloadError("words: used; drop who asks")
+        if not shakes.takes(proof):
+            self._guessed_wrong()
+            raise PayloadError("words: a wrong guess; drop who made it")
+        self.given_to = stream.peer  # from here on it is used, whatever becomes of the line
+        try:
+            sealed = shakes.seal(self.invite.encode("ascii"))
+            await stream.send(len(sealed).to_bytes(LENGTH_NBYTES, "little") + sealed)
+            await stream.receive_exactly(1)  # it has it
+        except TransportError as error:
+            logger.debug("words: %s", error)
+        finally:
+            self.over.set()
+
+    def _guessed_wrong(self) -> None:
+        self.wrong += 1
+        if self.wrong >= MOST_WRONG:
+            self.over.set()
+
+
+# ---- asking ----
+#
+# The side that was invited: one handshake with whoever is at the number, and the invite that comes of it.
+
+_WRONG = (
+    "words: they are not those of the one who invites at {}, or were used by somebody else; ask for new ones "
+    "(decentral invite --words)"
+)
+
+
+async def ask_for_invite(transport: Transport, code: SpokenCode) -> Invite:
+    """From the host, to whom there is a path by now. Raises InviteError when the words are wrong.
+
+    Raises TransportError when there was no handshake: no guess was made then.
+    """
+    stream = await transport.open(code.host, WORDS_PROTOCOL)
+    try:
+        with anyio.fail_after(PATIENCE):
+            return await _shake(stream, code, transport.peer)
+    except TimeoutError:
+        raise TransportError(f"words: no answer within {PATIENCE:g} s; try again") from None
+    finally:
+        await stream.aclose()
+
+
+async def _shake(stream: Stream, code: SpokenCode, me: bytes) -> Invite:
+    shakes = WordsHandshake(code.password, me, code.host, is_guest=True)
+    await stream.send(shakes.first)
+    shakes.hear(await stream.receive_exactly(ELEMENT_NBYTES))
+    await stream.send(shakes.proof())
+    try:
+        nbytes = int.from_bytes(await stream.receive_exactly(LENGTH_NBYTES), "little")
+        if nbytes > MAX_SEALED:
+            raise PayloadError(f"words: an invite of {nbytes} bytes, at most {MAX_SEALED} are taken")
+        text = shakes.open(await stream.receive_exactly(nbytes))
+        await stream.send(b"!")
+    except (PayloadError, StreamClosed):
+        raise InviteError(_WRONG.format(code.number)) from None
+    return Invite.parse(text.decode("ascii", errors="replace"))
+
+
+# ---- meeting ----
 
 _NOWHERE = ("/ip4/127.0.0.1/tcp/0",)  # nobody is to dial a guest
 _PLACE = 10.0  # s for the relays to give a place
@@ -29,8 +157,6 @@ _LOOK = 0.05  # s
 _AGAIN = 1.0  # s between two looks for the host
 _DIAL = 5.0  # s
 _SIGHTED = 8  # addresses remembered of what is announced on the network
-
-logger = logging.getLogger("decentral.swarm")
 
 
 async def host_words(
@@ -183,7 +309,7 @@ def _possible() -> Iterator[str]:
 async def _aired(
     stack: AsyncExitStack, hosts: list[str], text: bytes | None, port: int, hear: Callable[[bytes], None]
 ) -> bool:
-    from decentral.swarm.lan.mdns import on_air  # here: the library is loaded where it is wanted
+    from decentral.swarm.mdns import on_air  # here: the library is loaded where it is wanted
 
     try:
         await stack.enter_async_context(on_air(hosts, text, port, hear))

@@ -1,1 +1,0 @@
-"""Peers of one run find each other on the local network."""
