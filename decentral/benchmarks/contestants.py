@@ -15,7 +15,7 @@ from decentral.benchmarks.published import PublishedSparseLoCo
 from decentral.compressors import Chain, Compressor, describe_compressors, parse_compressor
 from decentral.compressors.feedback import ErrorFeedback, NoFeedback
 from decentral.replica.codec import Codec, split_shapes
-from decentral.transport.daemon.unary import quiet_hivemind
+from decentral.transport.daemon.transport import quiet_hivemind
 from decentral.wire import body
 from decentral.wire.frames import FrameKind, Header, parse, seal
 from decentral.wire.keys import Signer

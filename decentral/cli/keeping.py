@@ -17,7 +17,7 @@ import click
 
 from decentral.errors import UsageError
 from decentral.swarm.invite import Invite
-from decentral.transport.daemon.child import tethered
+from decentral.transport.daemon.process import tethered
 
 MOST = 4  # runs: each holds a model and its outer state in memory
 EVERY = 10  # rounds between two anchors that are written

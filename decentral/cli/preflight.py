@@ -35,7 +35,7 @@ def look_over(directory: Path, listen: Sequence[str], relays: Sequence[str], dat
     from decentral.observe.status import check_free
     from decentral.peer.network_setup import check_relays
     from decentral.tasks.survey import survey
-    from decentral.transport.listen import check_listen
+    from decentral.transport.base import check_listen
 
     check_place(directory)
     if is_main():  # the others' main process may live there already

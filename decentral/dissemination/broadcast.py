@@ -17,8 +17,7 @@ from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.flow.schedule import Ack, SendQueue, Window, shifted
 from decentral.flow.upload import Changes, UplinkMeter
 from decentral.transport import Transport
-from decentral.transport.requests import notify, request
-from decentral.transport.sequences import sequence, serve_sequences
+from decentral.transport.requests import notify, request, sequence, serve_sequences
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header
 from decentral.wire.keys import PeerId
 from decentral.wire.pieces import AT_ONCE, PIECE_HEAD_NBYTES, Piece, Want, read_piece

@@ -54,9 +54,8 @@ from decentral.swarm.hello import HELLO, ask_hello, check_terms, greeting, refus
 from decentral.swarm.invite import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.paths import Paths
 from decentral.transport import Transport
-from decentral.transport.dialback import DIALBACK, serve_dialback
+from decentral.transport.probes import DIALBACK, SPEED, serve_dialback, serve_speed
 from decentral.transport.requests import serve_requests
-from decentral.transport.speed import SPEED, serve_speed
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import PeerId, Signer, peer_name

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from decentral.errors import ListenError, PayloadError, UsageError
 from decentral.peer.notebooks import run_apart
 from decentral.transport import Transport
+from decentral.transport.base import check_listen
 from decentral.transport.choice import Keys, make_transport
-from decentral.transport.listen import check_listen
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.reachability import Kind, probe, relays_among
 from decentral.wire.keys import peer_from_name

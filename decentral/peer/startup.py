@@ -36,7 +36,7 @@ from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
 from decentral.training.resuming import note_replayed, recall_unadopted, resume, stand_at
 from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 
 
 @dataclass(slots=True)

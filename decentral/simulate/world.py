@@ -22,7 +22,7 @@ from decentral.simulate.machine.weather import Weather
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
 from decentral.simulate.troubles import Afflict, Troubles
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import peer_name
 
 LOOK_EVERY = 0.5  # s of virtual time

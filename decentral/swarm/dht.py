@@ -15,7 +15,7 @@ import anyio
 from decentral.errors import PayloadError
 from decentral.swarm.leases import MAX_LEASE_NBYTES, read_lease
 from decentral.transport.base import DhtHost
-from decentral.transport.protocols.peer_ids import peer_to_id
+from decentral.transport.protocols.messages import peer_to_id
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Lease, encode
 

@@ -25,8 +25,7 @@ from decentral.errors import (
 from decentral.swarm.announcement import host_of, local_addresses, read_announcement, write_announcement
 from decentral.swarm.invite import Invite
 from decentral.swarm.words import ELEMENT_NBYTES, MAX_SEALED, PROOF_NBYTES, SpokenCode, WordsHandshake
-from decentral.transport.base import Stream, Transport
-from decentral.transport.interfaces import cards
+from decentral.transport.base import Stream, Transport, cards
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import PeerId, Signer, peer_name
@@ -250,7 +249,7 @@ def spoken_place(relay: str) -> str:
 
 
 async def _who_is_at(host: str, port: int) -> PeerId:
-    from decentral.transport.native.secured import close_now, secure_outbound
+    from decentral.transport.native.tcp import close_now, secure_outbound
 
     try:
         with anyio.fail_after(_DIAL):

@@ -12,18 +12,66 @@ The laws, the same on every transport and tested on all of them:
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from decentral.errors import ConfigError, DecentralError
+import psutil
+
+from decentral.errors import ConfigError, DecentralError, ListenError, UsageError
 from decentral.flow.upload import Budget, UplinkMeter
-from decentral.transport.letters import Letters
 from decentral.wire.keys import PeerId, peer_name
+
+# ---- letters ----
+#
+# One body out and at most one back, carried whole: what a transport may offer where no bytes have to be moved.
+#
+# Requests are made of streams everywhere else (`requests.py`). A network in memory has hundreds of peers that say
+# small things to all others; it puts each on the line, and gives it to the handler when it would be there, without a
+# stream.
+
+OnBytes = Callable[[int], None]
+Respond = Callable[[PeerId, bytes], Awaitable[bytes]]
+Watch = Callable[[PeerId], AbstractContextManager[OnBytes]]
+
+
+class Letter(Protocol):
+    """A body that was sent."""
+
+    async def answer(self, limit: int) -> bytes:
+        """What comes back. StreamClosed when nothing will, PayloadError when it is longer than ``limit``."""
+        ...
+
+    async def close(self) -> None:
+        """Nobody waits for what comes back."""
+        ...
+
+
+class Letters(Protocol):
+    """One peer's letters."""
+
+    def carry(self, protocol: str, nbytes: int) -> bool:
+        """Whether a body of ``nbytes`` of that protocol goes as one, rather than on a stream."""
+        ...
+
+    def serve(self, protocol: str, respond: Respond, limit: int, watch: Watch | None) -> None:
+        """Answer each body of at most ``limit`` bytes with what ``respond`` returns, as ``serve_requests`` does."""
+        ...
+
+    async def post(self, peer: PeerId, protocol: str, body: bytes) -> Letter:
+        """Send a body. PeerUnreachable when there is no path or nobody serves the protocol."""
+        ...
+
+
+# ---- base ----
 
 UNREAD = 40.0  # s that what was sent may take to be read: buffers on the way hold about 1 MiB, 32 s at the least rate
 _MAX_COUNTED_PEERS = 4096  # identities cost nothing to make, so the table of counts must end somewhere
@@ -233,3 +281,176 @@ class Services:
             rule = "its transport has started" if self.fixed else "it is served already"
             raise ConfigError(f"serve({protocol!r}): {rule}; serve each protocol once, before entering")
         self.handlers[protocol] = handler
+
+
+# ---- address book ----
+#
+# Where peers can be dialled, as they or others said: kept for when a connection to them is gone.
+#
+# Whoever is dialled gets in, so the number of peers is bounded; who was dialled longest ago is forgotten first.
+
+_REMEMBERED = 1024  # peers
+
+
+class AddressBook:
+    """The addresses of the peers that were remembered last."""
+
+    def __init__(self) -> None:
+        self._known: dict[PeerId, tuple[str, ...]] = {}
+
+    def remember(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """``peer`` is there now, whatever was known before."""
+        self._known.pop(peer, None)
+        if len(self._known) >= _REMEMBERED:
+            del self._known[next(iter(self._known))]
+        self._known[peer] = tuple(addresses)
+
+    def find(self, peer: PeerId) -> tuple[str, ...] | None:
+        """Where ``peer`` was last; None when it is not known, and empty when that was nowhere."""
+        return self._known.get(peer)
+
+    def entries(self) -> list[tuple[PeerId, tuple[str, ...]]]:
+        """Everybody who is known, as of now."""
+        return list(self._known.items())
+
+
+# ---- interfaces ----
+#
+# A machine's network cards: the addresses of one by its name, and the name by an address.
+
+_VERSIONS = {socket.AF_INET: 4, socket.AF_INET6: 6}
+
+Cards = Mapping[str, Sequence[str]]  # addresses by the card's name
+
+
+def cards() -> Cards:
+    """Those of this machine; of IPv6 no link-local addresses, as a multiaddr has no place for their scope."""
+    found: dict[str, list[str]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        hosts = [entry.address for entry in entries if entry.family in _VERSIONS and "%" not in entry.address]
+        found[name] = [host for host in hosts if not ipaddress.ip_address(host).is_link_local]
+    return found
+
+
+def listen_addresses(given: str, known: Cards) -> tuple[str, ...]:
+    """What ``eth1`` or ``eth1:4001`` means to a transport; a multiaddr means itself. Raises UsageError."""
+    if given.startswith("/"):
+        return (given,)
+    name, colon, port = given.partition(":") if given not in known else (given, "", "")
+    if colon and not (port.isdecimal() and int(port) < 1 << 16):
+        raise UsageError(f"--listen {given!r}: {port!r} is no port; write {name}:4001, or /ip4/HOST/tcp/PORT")
+    if not known.get(name):
+        there = ", ".join(card for card, hosts in known.items() if hosts)
+        raise UsageError(f"--listen {given!r}: no network card with an address has that name; there are {there}")
+    versions = ((ipaddress.ip_address(host).version, host) for host in known[name])
+    return tuple(f"/ip{version}/{host}/tcp/{port or 0}" for version, host in versions)
+
+
+def card_of(host: str, known: Cards) -> str:
+    """The name of the card that has this address; empty for none."""
+    return next((name for name, hosts in known.items() if host in hosts), "")
+
+
+# ---- listen ----
+#
+# Addresses: what to listen on, whether it is free, and which of a daemon's addresses others may dial.
+
+MAX_ADDRESSES = 16  # per peer, as in a lease
+_LISTEN = re.compile(r"/(ip4|ip6)/([0-9a-fA-F:.]+)/tcp/(\d{1,5})")
+ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+
+
+def everywhere(port: int = 0) -> tuple[str, ...]:
+    """All interfaces, TCP over IPv4 and IPv6; port 0 lets the system choose."""
+    return (f"/ip4/0.0.0.0/tcp/{port}", f"/ip6/::/tcp/{port}")
+
+
+def check_listen(addresses: Sequence[str]) -> None:
+    """UsageError for what is no listen address, ListenError for one that is taken or not this machine's.
+
+    The daemon itself is silent when one of several addresses is taken, and shares a port with another daemon of
+    the same user (SO_REUSEPORT); half of the dials would then go to the other one.
+    """
+    if not addresses:
+        raise UsageError("listen=(): name at least one address, such as /ip4/0.0.0.0/tcp/0")
+    for address in addresses:
+        _check_free(address, *_parse(address))
+
+
+def pinned(listen: Sequence[str], bound: Iterable[str]) -> tuple[str, ...]:
+    """``listen`` with each port 0 replaced by the one the daemon got, so that a restart is found again."""
+    got = list(bound)
+    return tuple(_pin(address, got) for address in listen)
+
+
+def dialable(addresses: Iterable[str], name: str) -> tuple[str, ...]:
+    """Those that others may dial, with ``/p2p/name``: public first, relayed last, loopback if nothing else."""
+    ranked = sorted((_rank(address), n, address) for n, address in enumerate(addresses))
+    useful = [(rank, address) for rank, _, address in ranked if rank < _USELESS]
+    beyond = [address for rank, address in useful if rank != _LOOPBACK]
+    chosen = dict.fromkeys(beyond or (address for _, address in useful))
+    return tuple(f"{address}/p2p/{name}" for address in list(chosen)[:MAX_ADDRESSES])
+
+
+_PUBLIC, _PRIVATE, _RELAYED, _LOOPBACK, _USELESS = range(5)
+
+
+def _rank(address: str) -> int:
+    if "/p2p-circuit" in address:
+        return _RELAYED
+    parts = address.split("/")
+    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+        return _PUBLIC  # a name: somebody announced it on purpose
+    host = ipaddress.ip_address(parts[2])
+    if host.is_unspecified or host.is_link_local or host.is_multicast:
+        return _USELESS
+    if host.is_loopback:
+        return _LOOPBACK
+    return _PUBLIC if host.is_global else _PRIVATE
+
+
+def _parse(address: str) -> tuple[str, int]:
+    if address.endswith("/quic-v1"):
+        raise UsageError(
+            f"listen address {address!r}: TCP only; the daemon loses the ends of streams over QUIC and stands still "
+            "after some 400 of them (docs/transports.md): give /ip4/HOST/tcp/PORT"
+        )
+    match = _LISTEN.fullmatch(address)
+    try:
+        if match is None:
+            raise ValueError(address)
+        host = ipaddress.ip_address(match[2])
+        port = int(match[3])
+        if host.version != int(match[1][2]) or port > 65535:
+            raise ValueError(address)
+    except ValueError:
+        raise UsageError(f"listen address {address!r}: want /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT") from None
+    return match[2], port
+
+
+def _check_free(address: str, host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections are no obstacle
+            probe.bind((host, port))
+            probe.listen(1)
+    except OSError as error:
+        if ipaddress.ip_address(host).is_unspecified and error.errno in ABSENT:
+            return  # "all interfaces" of a family this machine does not have
+        raise ListenError(
+            f"cannot listen on {address}: {error.strerror}; end what holds it, or give another address or port 0"
+        ) from None
+
+
+def _pin(address: str, bound: list[str]) -> str:
+    host, port = _parse(address)
+    if port != 0:
+        return address
+    family = "ip6" if ":" in host else "ip4"
+    anywhere = ipaddress.ip_address(host).is_unspecified
+    pattern = re.compile(rf"/{family}/{'[^/]+' if anywhere else re.escape(host)}/tcp/(\d+)")
+    ports = {match[1] for match in map(pattern.fullmatch, bound) if match}
+    return address.replace("/tcp/0", f"/tcp/{ports.pop()}", 1) if len(ports) == 1 else address

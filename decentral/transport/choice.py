@@ -13,7 +13,7 @@ from typing import Literal, Protocol, get_args
 
 from decentral.errors import ConfigError, UsageError
 from decentral.transport.base import Transport
-from decentral.transport.daemon.options import DaemonOptions, KeyFile
+from decentral.transport.daemon.process import DaemonOptions, KeyFile
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import Signer

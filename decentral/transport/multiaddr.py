@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Callable, Iterator
 
 from decentral.errors import PayloadError
-from decentral.transport.protocols.varint import read_varint, varint
+from decentral.transport.protocols.messages import read_varint, varint
 from decentral.wire.keys import peer_from_name, peer_name
 
 LONGEST = 256  # characters

@@ -11,17 +11,110 @@ Who answers closes last: a daemon may lose the last bytes of what closes first (
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from types import TracebackType
 
 import anyio
 
-from decentral.errors import PayloadError, PeerUnreachable, TransportError
-from decentral.transport.base import UNREAD, Stream, Transport
-from decentral.transport.letters import Letter, Letters, Respond, Watch
-from decentral.transport.watchdog import SENDING_STALL, OnBytes, Watchdog
+from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
+from decentral.flow.schedule import Ack, InFlight, Window
+from decentral.transport.base import UNREAD, Letter, Letters, Respond, Stream, Transport, Watch
 from decentral.wire.keys import PeerId, peer_name
+
+# ---- watchdog ----
+#
+# Cuts a transfer in which nothing moves, or too little over all; never one that is merely long.
+#
+# A frame of 100 MB takes 160 s over 5 Mbit/s and is fine. Ten seconds in which no byte comes are not: the path is
+# dead. A byte every nine seconds is not either: it would hold a stream, and the memory of a body, for as long as it
+# likes.
+#
+# Time that this peer's own cap on bandwidth takes is left out: who is slow then is not the other side.
+
+STALL = 10.0  # s without a byte: a lost packet costs TCP about one, a change of route seldom more than five
+# s without a byte taken: a reader lets the daemon's sender go on every 460 kB or so, as the muxer tells of room in
+# large steps (measured: at 32 kB/s 14 to 22 s), and that the path is dead is seen by who waits for the bytes
+SENDING_STALL = 30.0
+GRACE = 30.0  # s before the least rate counts: slow start, a short outage
+LEAST_RATE = 4096  # bytes/s over all: a fifth of what one of 64 pushes at once gets of a 10 Mbit/s uplink
+
+OnBytes = Callable[[int], None]
+
+
+class Watchdog:
+    """Cut the block it holds with StreamClosed when no byte moved for ``stall`` seconds, or fewer than ``LEAST_RATE``
+    a second after ``GRACE``. Call what it yields with every number of bytes that moved.
+    """
+
+    __slots__ = ("_began", "_held_at", "_moved", "_scope", "_stall", "_stream", "_what")
+
+    def __init__(self, stream: Stream, what: str, stall: float = STALL) -> None:
+        self._stream, self._what, self._stall, self._moved = stream, what, stall, 0
+        self._held_at: float | None = None
+
+    def __enter__(self) -> OnBytes:
+        self._began = anyio.current_time()
+        self._scope = anyio.CancelScope(deadline=self._began + self._stall)
+        self._scope.__enter__()
+        if isinstance(self._stream, Holdable):
+            self._stream.watchdogs.append(self)
+        return self._on_bytes
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if isinstance(self._stream, Holdable):
+            self._stream.watchdogs.remove(self)
+        swallowed = self._scope.__exit__(kind, error, trace)
+        if self._scope.cancelled_caught:
+            raise StreamClosed(
+                f"{peer_name(self._stream.peer)}: {self._what} stood still for {self._stall:g} s, or crept, after "
+                f"{self._moved} bytes in {anyio.current_time() - self._began:.0f} s; ask another peer or try again"
+            ) from None
+        return swallowed
+
+    def hold(self) -> None:
+        """What comes now is this peer's own doing."""
+        self._held_at = anyio.current_time()
+        self._scope.deadline = float("inf")
+
+    def go_on(self) -> None:
+        """As if no time had passed since ``hold``."""
+        assert self._held_at is not None, "after hold"
+        self._began += anyio.current_time() - self._held_at
+        self._held_at = None
+        self._on_bytes(0)
+
+    def _on_bytes(self, count: int) -> None:
+        self._moved += count
+        if self._held_at is not None:
+            return
+        due = self._began + GRACE + self._moved / LEAST_RATE
+        self._scope.deadline = min(anyio.current_time() + self._stall, due)
+
+
+class Holdable:
+    """A stream that this peer may hold up itself."""
+
+    def __init__(self) -> None:
+        self.watchdogs: list[Watchdog] = []
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Its watchdogs stand still in this block."""
+        watchdogs = tuple(self.watchdogs)
+        for watchdog in watchdogs:
+            watchdog.hold()
+        try:
+            yield
+        finally:
+            for watchdog in watchdogs:
+                watchdog.go_on()
+
+
+# ---- requests ----
 
 PREFIX_NBYTES = 4
 _RECEIVED_AT_ONCE = 1 << 20  # bytes asked of the stream at a time
@@ -230,3 +323,83 @@ async def receive_body(stream: Stream, protocol: str, nbytes: int, watch: OnByte
         for start in range(0, nbytes, _RECEIVED_AT_ONCE):
             pieces.append(await stream.receive_exactly(min(_RECEIVED_AT_ONCE, nbytes - start), on_bytes))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+# ---- sequences ----
+#
+# Many bodies in one direction on one stream, each answered when it is handled.
+#
+# Crosses the wire: as in ``requests``, a little-endian u32 length before each body; the answer to each is a body of 8
+# bytes, u64 microseconds since the stream was open over there; length 0 ends the sequence. Bodies on streams of their
+# own would share the way and arrive together; in one stream they arrive one after the other, and no more of them is
+# under way than the window allows.
+
+Send = Callable[[bytes], Awaitable[None]]
+Take = Callable[[PeerId, bytes], Awaitable[None]]
+
+_STAMP = struct.Struct("<Q")
+
+
+@asynccontextmanager
+async def sequence(
+    transport: Transport,
+    peer: PeerId,
+    protocol: str,
+    timeout: float,
+    window: Window,
+    on_handled: Callable[[Ack], None] = lambda landing: None,
+) -> AsyncIterator[Send]:
+    """What it yields sends one body when ``window`` allows it; leaving the block waits until all are handled.
+
+    ``timeout``: seconds until there is a path. ``on_handled`` is told of each body that the peer says it has
+    handled, in order. Raises PeerUnreachable, and StreamClosed when the peer refused one or says nothing.
+    """
+    async with transport.pushing(protocol):
+        with InFlight(window, lambda: _answer(stream, protocol), on_handled) as flight:
+            stream = await open_stream(transport, peer, protocol, timeout)
+
+            async def send(body: bytes) -> None:
+                await flight.begin(len(body))
+                await send_body(stream, protocol, body)
+
+            try:
+                yield send
+                await flight.land()
+                await send_body(stream, protocol, b"")
+            finally:
+                await stream.aclose()
+
+
+def serve_sequences(transport: Transport, protocol: str, take: Take, *, limit: int, watch: Watch) -> None:
+    """Hand each body of at most ``limit`` bytes to ``take(peer, body)``, in order.
+
+    ``watch(peer)`` is held while bodies come, and what it yields is told how many bytes came. An error of the package
+    raised by ``take`` ends the stream.
+    """
+
+    async def one(stream: Stream, opened: float) -> bool:
+        with Watchdog(stream, protocol):
+            nbytes = await receive_length(stream, protocol, limit)
+        if not nbytes:
+            return False
+        async with transport.budget.bytes_of(stream.peer, nbytes):
+            with watch(stream.peer) as on_bytes:
+                body = await receive_body(stream, protocol, nbytes, on_bytes)
+            await take(stream.peer, body)
+        await send_body(stream, protocol, _STAMP.pack(int(1e6 * (anyio.current_time() - opened))))
+        return True
+
+    async def attend(stream: Stream) -> None:
+        opened = anyio.current_time()
+        while await one(stream, opened):
+            pass
+
+    transport.serve(protocol, attend)
+
+
+async def _answer(stream: Stream, protocol: str) -> float:
+    with Watchdog(stream, protocol, HANDLED):
+        nbytes = await receive_length(stream, protocol, _STAMP.size)
+    if nbytes != _STAMP.size:
+        raise PayloadError(f"{protocol}: an answer of {nbytes} bytes, want {_STAMP.size}; drop it")
+    return float(_STAMP.unpack(await receive_body(stream, protocol, nbytes, unwatched))[0]) / 1e6

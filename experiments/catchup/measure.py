@@ -30,7 +30,7 @@ from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import Ledger
 from decentral.rounds.snapshots import PACKED
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer
 
 MBIT = 125_000.0  # bytes/s

@@ -25,7 +25,7 @@ from decentral.simulate.profiles import on_lines, profile_named
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.simulation import simulate
 from decentral.simulate.troubles import Afflicted
-from decentral.transport.memory.transport import MemoryNetwork, MemoryTransport
+from decentral.transport.memory import MemoryNetwork, MemoryTransport
 
 NUMEL = 25_000_000
 PRESETS = {"gather": "sparseloco", "reduce": "diloco", "pair": "noloco"}

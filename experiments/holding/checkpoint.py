@@ -19,7 +19,7 @@ from decentral.peer import join
 from decentral.peer.saved.checkpointing import Saver
 from decentral.swarm.identity import Identity
 from decentral.training.schedule import SyncSchedule
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 
 WIDTH, ROUNDS = 1024, 9
 

@@ -23,12 +23,11 @@ from click.testing import Result
 from decentral.cli.metrics_port import host_and_port
 from decentral.cli.relay.relaying import _report, advice, introduction
 from decentral.errors import PeerUnreachable, UsageError
-from decentral.transport.native.links import Links
+from decentral.transport.native.dialling import Links
 from decentral.transport.native.sessions import SessionEvents
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.relay.circuit import HOP, admit, pass_through, reserve
-from decentral.transport.relay.limits import RelayLimits
+from decentral.transport.relay.circuit import HOP, RelayLimits, admit, pass_through, reserve
 from decentral.transport.relay.service import Relay
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_from_name, peer_name

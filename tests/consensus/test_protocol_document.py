@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
 GOLDEN = ROOT / "tests/golden"
 ALSO = (
-    "decentral.transport.watchdog",
+    "decentral.transport.requests",
     "decentral.dissemination.broadcast",
     "decentral.dissemination.broadcast",
     "decentral.dissemination.pull",

@@ -10,7 +10,7 @@ from decentral.state.snapshot import Layout, SnapshotIndex
 from decentral.swarm.announcement import run_tag
 from decentral.swarm.hello import WIRE_VERSION
 from decentral.transport import multiaddr
-from decentral.transport.protocols.protobuf import bytes_field, number_field
+from decentral.transport.protocols.messages import bytes_field, number_field
 from decentral.wire.keys import peer_name
 from tests.corpus.builders import ACCEPTED, STRANGE, Entry, put
 from tests.fuzz.targets import HEAD, PEERS, RUN

@@ -13,7 +13,7 @@ import trio.testing
 from decentral.dissemination import broadcast
 from decentral.dissemination.reassembly import Reassembly
 from decentral.errors import PayloadError
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.requests import serve_requests
 from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, seal

@@ -15,7 +15,7 @@ from decentral.dissemination.stripes import LARGEST_WINDOW, Stripes, StripeSourc
 from decentral.errors import DecentralError, DiskError, PayloadError, TransportError
 from decentral.state.checkpoint import Assembler
 from decentral.state.snapshot import CHUNK_NBYTES, Snapshot
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
 

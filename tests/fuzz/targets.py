@@ -48,11 +48,10 @@ from decentral.swarm.hello import Hello
 from decentral.swarm.invite import Invite
 from decentral.swarm.leases import read_lease, read_leases
 from decentral.swarm.words import PROOF_NBYTES, WordsHandshake, parse_code
-from decentral.transport import dialback, multiaddr
-from decentral.transport.holepunch import dcutr
+from decentral.transport import holepunch, multiaddr, probes
 from decentral.transport.native.tcp import endpoint
-from decentral.transport.protocols.varint import read_varint, varint
-from decentral.transport.relay.hop import Refused, read_question
+from decentral.transport.protocols.messages import read_varint, varint
+from decentral.transport.relay.circuit import Refused, read_question
 from decentral.wire import messages
 from decentral.wire.codecs import from_bytes, to_bytes
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
@@ -429,14 +428,14 @@ def _relay_question(data: bytes) -> object:
 
 
 def _dialback_question(data: bytes) -> object:
-    question = from_bytes(dialback.Question, data)
+    question = from_bytes(probes.Question, data)
     assert to_bytes(question) == data
     return question
 
 
 def _dialback_answer(data: bytes) -> object:
     """Whatever an answer calls this machine, what is made of it next ends in a place or in none."""
-    answer = from_bytes(dialback.DialbackAnswer, data)
+    answer = from_bytes(probes.DialbackAnswer, data)
     assert to_bytes(answer) == data
     assert math.isfinite(answer.milliseconds / 1000)
     where = endpoint(answer.seen)
@@ -455,8 +454,8 @@ def _announcement(data: bytes) -> object:
 
 
 def _punch_message(data: bytes) -> object:
-    ends = dcutr.plausible(dcutr.read(data, dcutr.PunchMessage.CONNECT), None)
-    assert len(ends) <= dcutr.MOST_ADDRESSES
+    ends = holepunch.plausible(holepunch.read(data, holepunch.PunchMessage.CONNECT), None)
+    assert len(ends) <= holepunch.MOST_ADDRESSES
     assert all(ipaddress.ip_address(host).is_global for host, _ in ends)
     return ends
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from decentral.manifest import Manifest
 from decentral.swarm.identity import Identity
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports

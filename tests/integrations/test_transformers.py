@@ -20,7 +20,7 @@ from decentral.parameters import schema_of
 from decentral.parameters.model import gather
 from decentral.state.checkpoint import load_newest
 from decentral.swarm.identity import Identity
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from tests.integrations.tiny import Watched
 
 

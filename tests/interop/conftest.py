@@ -12,12 +12,12 @@ import pytest
 
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
-from decentral.transport.daemon.options import DaemonOptions
+from decentral.transport.daemon.process import DaemonOptions
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
-from decentral.transport.relay.limits import RelayLimits
+from decentral.transport.relay.circuit import RelayLimits
 from decentral.transport.requests import serve_requests
 from decentral.wire.keys import PeerId, Signer, peer_name
 

@@ -16,7 +16,7 @@ import anyio
 from decentral.errors import DecentralError
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
-from decentral.transport.daemon.options import DaemonOptions
+from decentral.transport.daemon.process import DaemonOptions
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.requests import request, serve_requests

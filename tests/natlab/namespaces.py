@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from decentral.errors import DecentralError
-from decentral.transport.daemon import child
+from decentral.transport.daemon import process
 
 _CLONE_NEWNET = 0x40000000
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "gcc": "gcc"}
-_TETHER = Path(child.__file__).with_name("die_with_parent.py")
+_TETHER = Path(process.__file__).with_name("die_with_parent.py")
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import anyio
 import pytest
 
 from decentral.cli.doctor.cards import told, ways_to
-from decentral.transport.interfaces import cards, listen_addresses
+from decentral.transport.base import cards, listen_addresses
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.speed import serve_speed
+from decentral.transport.probes import serve_speed
 from decentral.wire.keys import Signer
 from tests.natlab.lab import Lab
 from tests.natlab.namespaces import Namespace, Traveller

@@ -14,8 +14,8 @@ from decentral.redundancy.keeper import KEEP, KEPT
 from decentral.rounds.snapshots import PACKED
 from decentral.state.durable import Disk
 from decentral.swarm.invite import ADMISSION
-from decentral.transport.memory.transport import MemoryNetwork
-from decentral.transport.speed import SPEED
+from decentral.transport.memory import MemoryNetwork
+from decentral.transport.probes import SPEED
 from decentral.transport.throttle import Caps
 from decentral.wire.keys import Signer
 from tests.lab.nodes import tiny_model

@@ -21,7 +21,7 @@ from decentral.swarm.identity import Identity
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
 from decentral.transport.daemon.transport import DaemonTransport
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
 from tests.laws.tables import DOSED_WIRES
 from tests.peer.offering import contribution_of

@@ -7,8 +7,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from decentral.cli.relay.numbers import numbers
 from decentral.observe.prometheus import exposition, serve_metrics
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.relay.hop import HopStatus
-from decentral.transport.relay.limits import RelayLimits
+from decentral.transport.relay.circuit import HopStatus, RelayLimits
 from decentral.wire.keys import Signer
 
 PLACES = GaugeMetricFamily("places", "Places held.", 3)

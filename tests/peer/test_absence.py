@@ -15,7 +15,7 @@ from decentral.errors import NonFiniteError
 from decentral.peer import Peer, join
 from decentral.state.checkpoint import load_newest
 from decentral.swarm.identity import Identity
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from tests.laws.tables import PRESETS, SYNCHRONOUS, WIRES, covering, long_but
 from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
 

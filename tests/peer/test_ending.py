@@ -23,7 +23,7 @@ from decentral.peer.participation import Participation
 from decentral.state.checkpoint import load_newest
 from decentral.state.export import export
 from decentral.swarm.identity import Identity
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
 
 PATIENCE = 60.0  # s

@@ -14,7 +14,7 @@ from decentral.manifest import Manifest
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.training.inner import Averages, build_inner
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
 
 AVERAGING = pytest.mark.parametrize("name", ["gpa", "schedule_free"])

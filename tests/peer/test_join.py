@@ -24,7 +24,7 @@ from decentral.peer import Peer, fetch_manifest, join
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.daemon.transport import DaemonTransport
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from tests.laws.tables import ALONG_DIRECTIONS, WIRES, covering, long_but
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)

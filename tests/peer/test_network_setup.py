@@ -9,7 +9,7 @@ from decentral.errors import ConfigError, ListenError
 from decentral.peer import network_setup
 from decentral.peer.network_setup import check_relays, enter
 from decentral.swarm.identity import Identity
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.reachability import Reachability
 from decentral.wire.keys import Signer, peer_name
 

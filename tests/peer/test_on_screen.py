@@ -16,7 +16,7 @@ from decentral.observe.requests import ask
 from decentral.observe.status import ENDED, read_status
 from decentral.peer import join
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.speed import NBYTES, measure_speed
+from decentral.transport.probes import NBYTES, measure_speed
 from decentral.wire.keys import Signer, peer_from_name
 from tests.peer.test_absence import alone
 from tests.peer.test_join import LOOPBACK, Problem, run_terms

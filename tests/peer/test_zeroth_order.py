@@ -15,7 +15,7 @@ from decentral.optimizers.just_one_byte import ToldDerivatives
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.training.inner_optimizers import SPSA
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from tests.peer.test_join import Problem, run_terms
 
 RATE, STEPS = 1e-4, 5

@@ -14,7 +14,7 @@ from decentral.redundancy.giver import Giver, WayOut
 from decentral.redundancy.keeper import Keeper
 from decentral.redundancy.labels import Seals
 from decentral.redundancy.recovery import Recovered, Recovery
-from decentral.transport.memory.transport import MemoryNetwork, MemoryTransport
+from decentral.transport.memory import MemoryNetwork, MemoryTransport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, Signer
 

@@ -12,7 +12,7 @@ from decentral.dissemination.reduce import matching, partner_of
 from decentral.errors import PayloadError
 from decentral.rounds.gossip import PAIR, UNDECIDED
 from decentral.rounds.partners import AHEAD
-from decentral.transport.memory.pipe import Weight
+from decentral.transport.memory import Weight
 from decentral.wire.frames import Frame
 from decentral.wire.keys import peer_name
 from tests.lab.nodes import tiny_model

@@ -11,7 +11,7 @@ from decentral.dissemination.reassembly import PAUSE
 from decentral.manifest import preset_manifest
 from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution
-from decentral.transport.memory import pipe
+from decentral.transport import memory
 
 NUMEL = 1 << 18
 NBYTES = 4 * NUMEL  # of a contribution
@@ -22,7 +22,7 @@ PRESET = {"gather": "sparseloco", "reduce": "diloco", "pair": "noloco"}
 @pytest.fixture(autouse=True)
 def little_in_flight(monkeypatch):
     """A window of a frame's sixteenth, as that of the daemon is of 16 MB: else messages wait behind whole frames."""
-    monkeypatch.setattr(pipe, "WINDOW", NBYTES // 16)
+    monkeypatch.setattr(memory, "WINDOW", NBYTES // 16)
 
 
 def one_tensor():

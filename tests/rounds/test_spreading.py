@@ -16,9 +16,8 @@ from decentral.dissemination.broadcast import HASTE, PIECE, UNKNOWN, ChunkedBroa
 from decentral.dissemination.reassembly import Arrivals, RangeSet
 from decentral.errors import PayloadError, StreamClosed
 from decentral.flow.schedule import SECONDS
-from decentral.transport.memory.transport import MemoryNetwork
-from decentral.transport.requests import request, serve_requests
-from decentral.transport.sequences import serve_sequences
+from decentral.transport.memory import MemoryNetwork
+from decentral.transport.requests import request, serve_requests, serve_sequences
 from decentral.transport.throttle import ThrottledStream, ThrottledTransport
 from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, seal
 from decentral.wire.keys import Signer

@@ -14,7 +14,7 @@ from decentral.optimizers import make_outer
 from decentral.replica.codec import Codec
 from decentral.simulate.cost import of_directory, of_rounds
 from decentral.simulate.cost.sizes import Cost
-from decentral.transport.memory.transport import MemoryTransport
+from decentral.transport.memory import MemoryTransport
 
 KINDS = {"sparseloco": "gather", "diloco": "reduce", "noloco": "pair", "gasloc": "pair"}
 PARTS = {"frame": "frames", "pair": "frames", "control": "control", "lease": "directory", "leases": "directory"}

@@ -9,7 +9,7 @@ import trio.testing
 
 from decentral.errors import PeerUnreachable, TransportError, UsageError
 from decentral.swarm.invite import MIN_TOKEN, Admission, AdmittingTransport, check_token
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import PeerId, Signer

@@ -19,8 +19,7 @@ from decentral.swarm.contacts import LeaseMessages
 from decentral.swarm.dht import _no_word_of_hivemind, dht_key
 from decentral.swarm.directory import Directory
 from decentral.swarm.identity import Identity
-from decentral.transport.daemon.transport import DaemonTransport
-from decentral.transport.daemon.unary import quiet_hivemind
+from decentral.transport.daemon.transport import DaemonTransport, quiet_hivemind
 from decentral.wire.keys import Signer, peer_name
 from decentral.wire.messages import Lease, encode, seal_lease
 

@@ -11,7 +11,7 @@ from decentral.errors import ConfigError, StreamClosed
 from decentral.swarm.contacts import LEASE, LEASES
 from decentral.swarm.directory import Directory
 from decentral.swarm.leases import write_leases
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request
 from decentral.wire.keys import Signer
 from decentral.wire.messages import PRIVATE, encode

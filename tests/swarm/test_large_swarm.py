@@ -6,7 +6,7 @@ import anyio
 
 from decentral.simulate.machine.virtual_time import run_in_virtual_time
 from decentral.swarm.directory import Directory
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer
 
 TTL, COUNT = 12.0, 30

@@ -18,7 +18,7 @@ from decentral.errors import VersionError
 from decentral.manifest import preset_manifest
 from decentral.parameters import schema_of
 from decentral.swarm.hello import HELLO, WIRE_VERSION, check_version, greeting
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import serve_requests
 from decentral.wire.keys import Signer
 

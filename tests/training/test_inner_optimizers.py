@@ -18,7 +18,7 @@ from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.tasks.schedule import warm_up
 from decentral.training.inner import Together, differences
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 
 
 def terms(**tables: dict[str, Any]) -> Manifest:

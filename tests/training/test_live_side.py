@@ -24,7 +24,7 @@ from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.resuming import memory_of, resume, stand_at, tensors_of
 from decentral.training.schedule import SyncSchedule
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 
 
 def terms(**tables: dict[str, Any]) -> Manifest:

@@ -16,7 +16,7 @@ from decentral.errors import VersionError
 from decentral.swarm.identity import Identity
 from decentral.training.swarm_side import LoopEnded, SwarmThread
 from decentral.transport.daemon.transport import DaemonTransport
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer
 
 

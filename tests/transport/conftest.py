@@ -14,7 +14,7 @@ from decentral.flow.upload import Limits
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
 from decentral.transport.daemon.transport import DaemonTransport
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import Signer

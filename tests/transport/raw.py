@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 import anyio
 
 from decentral.transport import Transport
-from decentral.transport.native.secured import secure_outbound
-from decentral.transport.native.tcp import endpoint
-from decentral.transport.protocols.multistream import propose
+from decentral.transport.native.tcp import endpoint, secure_outbound
+from decentral.transport.protocols.messages import propose
 from decentral.transport.protocols.yamux import PROTOCOL
 from decentral.wire.keys import Signer
 

@@ -7,13 +7,11 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from decentral.transport.daemon.options import DaemonOptions
+from decentral.transport.daemon.process import DaemonOptions
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.protocols.peer_ids import peer_to_id
-from decentral.transport.protocols.protobuf import bytes_field, number_field, number_fields
-from decentral.transport.relay.circuit import HOP, read_message, reserve, write_message
-from decentral.transport.relay.limits import RelayLimits
+from decentral.transport.protocols.messages import bytes_field, number_field, number_fields, peer_to_id
+from decentral.transport.relay.circuit import HOP, RelayLimits, read_message, reserve, write_message
 from decentral.wire.keys import Signer, peer_name
 from tests.transport.conftest import LOOPBACK
 

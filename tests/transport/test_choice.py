@@ -12,7 +12,7 @@ from decentral.errors import ConfigError, UsageError
 from decentral.swarm.identity import Identity
 from decentral.transport.choice import default_kind, make_transport
 from decentral.transport.daemon.transport import DaemonTransport
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 

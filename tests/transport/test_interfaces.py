@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from decentral.cli import main
 from decentral.errors import UsageError
-from decentral.transport.interfaces import card_of, cards, listen_addresses
+from decentral.transport.base import card_of, cards, listen_addresses
 
 KNOWN = {"lo": ["127.0.0.1"], "eth1": ["10.0.0.7", "fd00::7"], "wg0:1": ["10.1.0.7"], "down": []}
 

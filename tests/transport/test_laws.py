@@ -11,8 +11,7 @@ import pytest
 from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.flow.schedule import SECONDS, Window
 from decentral.flow.upload import Limits
-from decentral.transport.requests import notify, request, serve_requests
-from decentral.transport.sequences import sequence, serve_sequences
+from decentral.transport.requests import notify, request, sequence, serve_requests, serve_sequences
 from decentral.wire.keys import Signer
 
 ECHO = "/test/echo"

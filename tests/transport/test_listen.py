@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, ListenError
-from decentral.transport.listen import MAX_ADDRESSES, check_listen, dialable, everywhere, pinned
+from decentral.transport.base import MAX_ADDRESSES, check_listen, dialable, everywhere, pinned
 from decentral.transport.native.tcp import bound_addresses, listeners
 
 

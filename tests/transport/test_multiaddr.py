@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from decentral.errors import PayloadError
 from decentral.transport.multiaddr import to_bytes, to_text
-from decentral.transport.protocols.varint import read_varint, varint
+from decentral.transport.protocols.messages import read_varint, varint
 
 NAME = "12D3KooWBcyagbReKdZjbmdE9RANx3o3EfH7YuqBmU8ickmnyoFz"
 NAME_HEX = "1acc72098fff0b34109d530bc35b1f9c1570f992acac48a13b03befd4bdde32d"

@@ -6,12 +6,23 @@ import anyio
 import pytest
 
 from decentral.errors import TransportError
-from decentral.transport.dialback import ANSWERED, DIALBACK, NOT_TRIED, SILENT, ask_dialback, serve_dialback
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
+from decentral.transport.probes import (
+    ANSWERED,
+    DIALBACK,
+    NBYTES,
+    NOT_TRIED,
+    SILENT,
+    SPEED,
+    SpeedTest,
+    ask_dialback,
+    measure_speed,
+    serve_dialback,
+    serve_speed,
+)
 from decentral.transport.reachability import Reachability, View, probe, relays_among, verdict
 from decentral.transport.requests import request
-from decentral.transport.speed import NBYTES, SPEED, SpeedTest, measure_speed, serve_speed
 from decentral.wire.keys import Signer, peer_name
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -195,7 +206,7 @@ def test_a_measurement_is_over_when_the_peer_is_free_for_the_next_one():
 
 
 def test_what_a_speed_test_costs_is_counted_apart_and_is_bounded(other, monkeypatch):
-    monkeypatch.setattr("decentral.transport.speed.AT_MOST", 2)
+    monkeypatch.setattr("decentral.transport.probes.AT_MOST", 2)
     test = serve_speed(other)
     asking = NativeTransport(Signer.generate(), listen=LOOPBACK)
 

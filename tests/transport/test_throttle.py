@@ -13,11 +13,9 @@ import trio.testing
 
 from decentral.errors import ConfigError, StreamClosed, TransportError
 from decentral.transport.base import Stream
-from decentral.transport.memory.pipe import WINDOW
-from decentral.transport.memory.transport import MemoryNetwork
-from decentral.transport.requests import notify, request, serve_requests
+from decentral.transport.memory import WINDOW, MemoryNetwork
+from decentral.transport.requests import GRACE, SENDING_STALL, notify, request, serve_requests
 from decentral.transport.throttle import LEAST_CAP, Caps, ThrottledTransport
-from decentral.transport.watchdog import GRACE, SENDING_STALL
 from decentral.wire.keys import Signer
 
 BULK, VOTE = "/test/bulk", "/test/vote"

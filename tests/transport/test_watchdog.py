@@ -10,9 +10,19 @@ import trio
 import trio.testing
 
 from decentral.errors import PeerUnreachable, StreamClosed
-from decentral.transport.memory.transport import MemoryNetwork
-from decentral.transport.requests import PREFIX_NBYTES, notify, request, serve_requests
-from decentral.transport.watchdog import GRACE, LEAST_RATE, SENDING_STALL, STALL, Holdable, Watchdog
+from decentral.transport.memory import MemoryNetwork
+from decentral.transport.requests import (
+    GRACE,
+    LEAST_RATE,
+    PREFIX_NBYTES,
+    SENDING_STALL,
+    STALL,
+    Holdable,
+    Watchdog,
+    notify,
+    request,
+    serve_requests,
+)
 from decentral.wire.keys import Signer
 
 ECHO = "/test/echo"

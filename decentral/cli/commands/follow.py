@@ -90,7 +90,7 @@ def follow_command(context: click.Context, /, invite: tuple[str, ...], directory
     from decentral.cli.preflight import check_place
     from decentral.cli.spoken import invite_of
     from decentral.swarm.invite import Invite
-    from decentral.transport.listen import check_listen
+    from decentral.transport.base import check_listen
 
     if options["listen"]:
         check_listen(options["listen"])

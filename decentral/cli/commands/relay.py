@@ -94,7 +94,7 @@ def relay_command(
     """
     from decentral.cli.keeping import Keeping
     from decentral.cli.relay.relaying import RelayPlan, run_relay
-    from decentral.transport.relay.limits import RelayLimits
+    from decentral.transport.relay.circuit import RelayLimits
 
     limits = RelayLimits.within(max_memory, places=max_peers, rate=max_rate)
     plan = RelayPlan(listen or LISTEN, announce, limits, metrics, identity, Keeping(kept, keep_in, keep_disk))

@@ -22,7 +22,7 @@ from typing import IO, Self
 import psutil
 
 from decentral.errors import DecentralError, DiskError
-from decentral.transport.daemon.child import tethered
+from decentral.transport.daemon.process import tethered
 
 MARK = "DECENTRAL_FAMILY"
 LEAVE_SECONDS = 10.0  # what a peer promises to need after one signal

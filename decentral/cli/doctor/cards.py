@@ -12,10 +12,10 @@ import anyio
 from decentral.cli.doctor.network import source_of
 from decentral.cli.findings import Finding
 from decentral.errors import DecentralError
-from decentral.transport.interfaces import Cards, card_of, cards
+from decentral.transport.base import Cards, card_of, cards
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.speed import Speed, measure_speed
+from decentral.transport.probes import Speed, measure_speed
 from decentral.wire.keys import Signer, peer_from_name
 
 MOST_WAYS = 4  # of one peer, which answers 64 such questions a day

@@ -18,11 +18,11 @@ from decentral.cli.stopping import Stop, stop_signals
 from decentral.errors import UsageError
 from decentral.observe.prometheus import serve_metrics
 from decentral.swarm.identity import Identity
-from decentral.transport.dialback import serve_dialback
-from decentral.transport.listen import check_listen
+from decentral.transport.base import check_listen
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.relay.limits import RelayLimits
+from decentral.transport.probes import serve_dialback
+from decentral.transport.relay.circuit import RelayLimits
 from decentral.transport.relay.service import Relay
 
 _SAY_EVERY = 60.0  # s; only when something has changed

@@ -20,7 +20,7 @@ from decentral.swarm.lan import Lan
 from decentral.swarm.patience import time_left
 from decentral.training.swarm_side import SwarmThread
 from decentral.transport import Transport
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.transport.throttle import Caps
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from decentral.simulate.by_rounds.air import Air, Seconds
 from decentral.simulate.by_rounds.machine import MachineModel
-from decentral.transport.memory.pipe import WINDOW
+from decentral.transport.memory import WINDOW
 from decentral.wire.frames import HEADER_NBYTES
 
 

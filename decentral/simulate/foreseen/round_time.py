@@ -24,7 +24,7 @@ from decentral.simulate.cost import of_rounds
 from decentral.simulate.cost.sizes import Cost
 from decentral.simulate.learning.stand_in import body_nbytes
 from decentral.simulate.profiles import PROFILES
-from decentral.transport.memory.pipe import WINDOW
+from decentral.transport.memory import WINDOW
 
 __all__ = ["RoundTime", "body_of", "steps_for", "time_of_round"]
 

@@ -22,7 +22,7 @@ from decentral.parameters import Fragment
 from decentral.replica.codec import Codec, codec_of
 from decentral.rounds.snapshots import ANY_FORM, PACKED
 from decentral.simulate.learning.lessons import LessonName, toy_schema
-from decentral.transport.memory.pipe import Weight
+from decentral.transport.memory import Weight
 from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.frames import HEADER_NBYTES
 from decentral.wire.pieces import PIECE_HEAD_NBYTES

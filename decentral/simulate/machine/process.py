@@ -33,7 +33,7 @@ from decentral.training.live_side import LiveSide
 from decentral.training.resuming import memory_of, resume, stand_at, tensors_of
 from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.training.swarm_side import SameLoop, Updates
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Commit, Record
 

@@ -18,10 +18,8 @@ import anyio
 from decentral.errors import TransportError
 from decentral.flow.upload import Budget
 from decentral.simulate.profiles import Profile
-from decentral.transport.base import Handler, Stream, Traffic, Transport, Uncapped
-from decentral.transport.letters import Letter, Letters, Respond, Watch
-from decentral.transport.memory.letters import MemoryLetter, MemoryLetters
-from decentral.transport.memory.transport import MemoryTransport
+from decentral.transport.base import Handler, Letter, Letters, Respond, Stream, Traffic, Transport, Uncapped, Watch
+from decentral.transport.memory import MemoryLetter, MemoryLetters, MemoryTransport
 from decentral.wire.keys import PeerId
 
 

@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
-from decentral.transport.daemon.child import package_folder
+from decentral.transport.daemon.process import package_folder
 from decentral.transport.multiaddr import to_bytes, to_text
-from decentral.transport.protocols.peer_ids import peer_from_id, peer_to_id
-from decentral.transport.protocols.varint import LONGEST, read_varint, varint
+from decentral.transport.protocols.messages import LONGEST, peer_from_id, peer_to_id, read_varint, varint
 from decentral.wire.keys import PeerId, peer_name
 
 READ_LIMIT = 1 << 16  # bytes; asyncio stops reading a socket at twice this, which bounds a stream's memory

@@ -6,26 +6,111 @@ the same key, on the same ports if they are still free, and every protocol is se
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
-from decentral.errors import PeerUnreachable
+from decentral.errors import DecentralError, PayloadError, PeerUnreachable, TransportError
 from decentral.flow.upload import Budget, Changes, Limits
-from decentral.transport.address_book import AddressBook
-from decentral.transport.base import Handler, Services, Traffic, Uncapped
-from decentral.transport.daemon.child import private_folder
-from decentral.transport.daemon.control import Control
-from decentral.transport.daemon.inbound import Inbound
-from decentral.transport.daemon.options import DaemonOptions, KeyFile
+from decentral.transport.base import (
+    AddressBook,
+    Handler,
+    Services,
+    Traffic,
+    Uncapped,
+    attend,
+    check_listen,
+    dialable,
+    everywhere,
+)
+from decentral.transport.daemon.control import READ_LIMIT, Control, Ends, drop, read_stream_info
+from decentral.transport.daemon.process import DaemonOptions, KeyFile, private_folder
 from decentral.transport.daemon.stream import DaemonStream
 from decentral.transport.daemon.supervisor import Supervisor
-from decentral.transport.listen import check_listen, dialable, everywhere
+from decentral.transport.protocols.messages import peer_from_id
 from decentral.wire.keys import PeerId, peer_name
+
+# ---- inbound ----
+#
+# The streams that others open: the daemon brings each to a unix socket of this process, which serves its protocol.
+
+_WAITING = 1024  # streams that the daemon has brought and that are not looked at yet
+
+logger = logging.getLogger("decentral.transport")
+
+
+class Inbound:
+    """Those of one transport. ``timeout`` (s) is what the daemon has to say whose a stream is."""
+
+    def __init__(self, services: Services, budget: Budget, traffic: Traffic, timeout: float) -> None:
+        self.group: anyio.abc.TaskGroup | None = None  # that handlers run in; None: streams are dropped
+        self._services, self._budget, self._traffic, self._timeout = services, budget, traffic, timeout
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._socket = ""
+
+    @asynccontextmanager
+    async def served(self, socket: str) -> AsyncIterator[None]:
+        """Take streams at this unix socket. To be left after the daemon has ended: asyncio leaks a connection that is
+        being accepted meanwhile.
+        """
+        self._socket = socket
+        server = await asyncio.start_unix_server(self._came, socket, limit=READ_LIMIT, backlog=_WAITING)
+        try:
+            yield
+        finally:
+            server.close()
+
+    async def offer(self, control: Control) -> None:
+        """Have a daemon bring the streams of all protocols here."""
+        for protocol in self._services.handlers:
+            await control.handle(protocol, self._socket)
+
+    def end(self) -> None:
+        """Drop every inbound stream: a handler cancelled before its first step would close nothing."""
+        self.group = None
+        for writer in tuple(self._writers):
+            drop(writer)
+
+    def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.group is None:
+            drop(writer)
+            return
+        self._writers.add(writer)
+        self.group.start_soon(self._attend, reader, writer)
+
+    async def _attend(self, *ends: *Ends) -> None:
+        reader, writer = ends
+        stream = None
+        try:
+            with anyio.fail_after(self._timeout):
+                peer, protocol = await read_stream_info(reader)
+            handler = self._handler(protocol)
+            with self._budget.inbound(peer):
+                stream = DaemonStream(peer, reader, writer, self._traffic)
+                await attend(stream, protocol, handler)
+        except (DecentralError, OSError, EOFError) as error:
+            logger.debug("inbound stream refused: %s", error)
+        finally:
+            if stream is None:
+                drop(writer)
+            self._writers.discard(writer)
+
+    def _handler(self, protocol: str) -> Handler:
+        if protocol not in self._services.handlers:
+            raise TransportError(f"{protocol}: not served here")
+        return self._services.handlers[protocol]
+
+
+# ---- transport ----
 
 _PARTING = 1.0  # s for what was sent last to be read when the transport is left
 
@@ -110,7 +195,6 @@ class DaemonTransport(Uncapped):
     @asynccontextmanager
     async def attached(self) -> AsyncIterator[Any]:  # Any: hivemind.P2P, which has no types
         """hivemind's own client of the daemon that runs now, for its DHT. Its bytes count in ``traffic``."""
-        from decentral.transport.daemon.unary import attached
 
         await self._supervisor.until_up(self.peer)
         async with attached(self.folder, self._control.socket, self.traffic) as client:
@@ -181,3 +265,85 @@ def _only(errors: ExceptionGroup[Exception]) -> Exception:
     if len(errors.exceptions) > 1:
         return errors
     return _only(first) if isinstance(first, ExceptionGroup) else first
+
+
+# ---- unary ----
+#
+# hivemind's client of our daemon, for its DHT: attached, counted, and taken down without a trace.
+#
+# Unary calls reach 50-100 MB/s and hold whole messages in memory: the DHT's small records only, never frames.
+
+_ATTACHING = 2.0  # s: a daemon on this machine answers in milliseconds, or is dead
+
+
+@asynccontextmanager
+async def attached(folder: Path, socket: str, traffic: Traffic) -> AsyncIterator[Any]:  # Any: untyped hivemind
+    """A hivemind.P2P on the daemon behind ``socket``, closed when left; its own socket goes into ``folder``."""
+    await anyio.to_thread.run_sync(quiet_hivemind, abandon_on_cancel=True)  # takes a second or three
+    from hivemind.p2p import P2P
+    from hivemind.utils.multiaddr import Multiaddr
+
+    private: Any = type("PrivateP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder}/"})
+    with anyio.fail_after(_ATTACHING, shield=True):  # cancelled meanwhile, it would leave its connection open
+        client = await private.replicate(Multiaddr(f"/unix{socket}"))
+    control = client._client.control
+    _count_calls(control, traffic)
+    try:
+        yield client
+    finally:
+        await client.shutdown()
+        await _take_down(control)
+
+
+def _count_calls(control: Any, traffic: Traffic) -> None:  # Any: hivemind's ControlClient
+    call, add = control.call_unary_handler, control.add_unary_handler
+
+    async def counted_call(peer: Any, protocol: str, data: bytes) -> bytes:
+        _book(traffic, peer, sent=len(data))
+        answer: bytes = await call(peer, protocol, data)
+        _book(traffic, peer, received=len(answer))
+        return answer
+
+    async def counted_add(
+        protocol: str, handler: Callable[[bytes, Any], Awaitable[bytes]], *rest: Any, **more: Any
+    ) -> None:
+        async def counted(data: bytes, peer: Any) -> bytes:
+            _book(traffic, peer, received=len(data))
+            answer = await handler(data, peer)
+            _book(traffic, peer, sent=len(answer))
+            return answer
+
+        await add(protocol, counted, *rest, **more)
+
+    control.call_unary_handler, control.add_unary_handler = counted_call, counted_add
+
+
+def _book(traffic: Traffic, peer: Any, *, sent: int = 0, received: int = 0) -> None:
+    try:
+        traffic.add(peer_from_id(peer.to_bytes()), sent=sent, received=received)
+    except PayloadError:  # not one of ours; the bytes were exchanged all the same
+        traffic.total.sent += sent
+        traffic.total.received += received
+
+
+async def _take_down(control: Any) -> None:
+    """End the client's tasks and look at what they ended with, or asyncio prints it when they are collected."""
+    tasks = [task for task in (control._read_task, control._write_task) if task is not None]
+    tasks += control._handler_tasks.values()
+    for task in tasks:
+        task.cancel()
+    for call in control._pending_calls.values():
+        call.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def quiet_hivemind() -> None:
+    """Import hivemind and keep its log lines off stderr: what matters of them comes as our errors and events."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, about how hivemind is written
+        from hivemind.utils.logging import use_hivemind_log_handler
+    use_hivemind_log_handler("nowhere")
+    log = logging.getLogger("hivemind")
+    log.propagate = False
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())

@@ -13,17 +13,15 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from decentral.errors import DecentralError, PayloadError, PeerUnreachable
-from decentral.transport.address_book import AddressBook
-from decentral.transport.native.ports import End, Ports
-from decentral.transport.native.secured import Socket
-from decentral.transport.native.sessions import Sessions
+from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed
+from decentral.transport.base import AddressBook, Traffic
+from decentral.transport.native.sessions import Handshakes, SessionEvents, Sessions
 from decentral.transport.native.stream import NativeStream
-from decentral.transport.native.tcp import endpoint
-from decentral.transport.protocols.multistream import propose
+from decentral.transport.native.tcp import End, Ports, Socket, endpoint
+from decentral.transport.protocols.messages import propose
 from decentral.transport.protocols.yamux import Session
-from decentral.transport.relay.circuit import HOP, RelayedSocket, pass_through, relay_of
-from decentral.wire.keys import PeerId, peer_name
+from decentral.transport.relay.circuit import HOP, RelayedSocket, RelayLimits, pass_through, relay_of
+from decentral.wire.keys import PeerId, Signer, peer_name
 
 _DIALLED_AT_ONCE = 8  # addresses of one peer
 _HEAD_START = 0.5  # s that direct addresses have before a relay is asked
@@ -173,3 +171,85 @@ class Dialler:
             if not joined:
                 muxed.reset()
         return RelayedSocket(muxed, relay)
+
+
+# ---- opening ----
+#
+# A stream for one protocol to a peer: over the connection there is, or over a new one when that is found dead.
+
+
+class Opener:
+    """Opens the streams of one transport, and counts what they carry in ``traffic``."""
+
+    def __init__(self, dialler: Dialler, sessions: Sessions, traffic: Traffic, timeout: float) -> None:
+        self._dialler, self._sessions, self._traffic, self._timeout = dialler, sessions, traffic, timeout
+
+    async def open(self, peer: PeerId, protocol: str) -> NativeStream:
+        """See Transport."""
+        fresh = not self._sessions.has(peer)
+        try:
+            return await self._open(peer, protocol)
+        except StreamClosed as error:
+            if fresh:
+                raise unreachable(peer, error) from None
+        try:  # the connection was dying when it was asked
+            return await self._open(peer, protocol)
+        except StreamClosed as error:
+            raise unreachable(peer, error) from None
+
+    async def _open(self, peer: PeerId, protocol: str) -> NativeStream:
+        session = await self._dialler.session(peer)
+        stream = NativeStream(peer, session.open())
+        proposed = False
+        try:
+            with anyio.fail_after(self._timeout):
+                await propose(stream, protocol)
+            proposed = True
+        except TimeoutError:
+            raise PeerUnreachable(f"{peer_name(peer)}: {protocol} was not answered in time; try again") from None
+        except PeerUnreachable as error:
+            raise PeerUnreachable(f"{peer_name(peer)}: {error}") from None
+        except StreamClosed:
+            raise
+        except DecentralError as error:
+            raise unreachable(peer, error) from None
+        finally:
+            if not proposed:
+                stream.reset()
+        stream.traffic = self._traffic
+        return stream
+
+
+def unreachable(peer: PeerId, error: DecentralError) -> PeerUnreachable:
+    """That there is no path, and why."""
+    return PeerUnreachable(f"{peer_name(peer)}: no path to it now: {error}; try again or ask another peer")
+
+
+# ---- links ----
+#
+# A transport's connections to peers, and what makes them: sockets become sessions by handshakes, dialled or accepted.
+#
+# ``sessions`` knows what stands, ``handshakes`` let strangers become sessions, ``dialler`` goes out to peers, and all
+# leave from the ``ports`` that are listened on.
+
+
+class Links:
+    """The parts, put together. ``limits``: those of a relay, which has strangers for guests; None for a peer."""
+
+    def __init__(
+        self, signer: Signer, timeout: float, events: SessionEvents, limits: RelayLimits | None = None
+    ) -> None:
+        self.ports = Ports()
+        if limits is None:
+            self.sessions = Sessions(events)
+            self.handshakes = Handshakes(signer, timeout, self.sessions)
+        else:
+            self.sessions = Sessions(events, connections=limits.peers, stock=limits.windows)
+            self.handshakes = Handshakes(signer, timeout, self.sessions, of_one_network=limits.peers_per_network)
+        self.dialler = Dialler(signer.peer, timeout, self.ports, self.sessions, self.handshakes)
+
+    async def finish(self, timeout: float) -> None:
+        """Let what is queued leave, then end every session; ``timeout`` s at most, twice that with relayed ones."""
+        self.handshakes.dismiss()
+        with anyio.CancelScope(shield=True):
+            await self.sessions.finish(timeout)

@@ -9,7 +9,7 @@ import anyio.lowlevel
 
 from decentral.errors import StreamClosed
 from decentral.transport.base import Traffic
-from decentral.transport.protocols.muxed_stream import MuxedStream
+from decentral.transport.protocols.yamux import MuxedStream
 from decentral.wire.keys import PeerId, peer_name
 
 _PIECE = 1 << 18  # bytes taken from the stream at a time

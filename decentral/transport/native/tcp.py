@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 import anyio.abc
 import psutil
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
-from decentral.errors import ListenError, UsageError
-from decentral.transport.listen import ABSENT
+from decentral.errors import ListenError, PeerUnreachable, StreamClosed, UsageError
+from decentral.transport.base import ABSENT
+from decentral.transport.protocols.messages import answer, propose
+from decentral.transport.protocols.noise import LONGEST, MOST_AT_ONCE, Cipher, Handshake
+from decentral.wire.keys import PeerId, Signer, peer_name
 
 _LISTEN = re.compile(r"/(?:ip4|ip6)/([^/]+)/tcp/(\d+)")
 _DIAL = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/p2p/[^/]+)?")
@@ -114,3 +120,259 @@ def endpoint(address: str) -> tuple[str, int] | None:
     if match is None or not 0 < int(match[3]) < 65536:
         return None
     return match[2], int(match[3])
+
+
+# ---- ports ----
+#
+# Connections that leave from the port this peer listens on.
+#
+# A NAT that keeps one mapping for a port then shows others where this peer can be reached, and keeps that open. Where
+# a port cannot be shared (Windows has no SO_REUSEPORT), or such a connection exists already, another port is taken.
+#
+# Source: Ford, Srisuresh, Kegel, "Peer-to-Peer Communication Across Network Address Translators", 2005, section 4.1.
+
+End = tuple[str, int]  # host, port
+
+_SHARED: int | None = getattr(socket, "SO_REUSEPORT", None)
+# The connection exists already, or did until a minute ago (TIME_WAIT); or the port was not shared after all.
+TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EINVAL})
+
+
+class Ports:
+    """The ports that are listened on, to leave from."""
+
+    def __init__(self) -> None:
+        self._own: list[tuple[Address, int]] = []
+
+    def share(self, listeners: Iterable[SocketListener]) -> None:
+        """Leave from these from now on.
+
+        The option is set when they listen: set before, another process of this user could listen there unnoticed.
+        """
+        if _SHARED is None:
+            return
+        for listener in listeners:
+            listener.extra(SocketAttribute.raw_socket).setsockopt(socket.SOL_SOCKET, _SHARED, 1)
+            host = str(listener.extra(SocketAttribute.local_address)[0]).partition("%")[0]
+            self._own.append((ipaddress.ip_address(host), listener.extra(SocketAttribute.local_port)))
+
+    def own_end(self, host: str) -> End | None:
+        """The end that a connection to ``host`` would leave from; None for a name, or when there is none."""
+        try:
+            target = ipaddress.ip_address(host)
+        except ValueError:
+            return None
+        for own, port in self._own:
+            if own.version == target.version and (own.is_unspecified or own.is_loopback == target.is_loopback):
+                return str(own), port
+        return None
+
+    async def dial(self, host: str, port: int) -> SocketStream:
+        """Connect, from an own port where that is possible. OSError."""
+        target = host if self._own == [] else await _numeric(host, port)
+        if self.own_end(target) is not None:
+            try:
+                return await self.leave(target, port)
+            except OSError as error:
+                if target == host and error.errno not in TAKEN:
+                    raise
+        return await anyio.connect_tcp(host, port)
+
+    async def leave(self, host: str, port: int) -> SocketStream:
+        """Connect from an own port or not at all. OSError, with one of ``TAKEN`` when the connection exists already."""
+        own = self.own_end(host)
+        if own is None:
+            raise OSError(errno.EADDRNOTAVAIL, f"no port to leave from to {host}")
+        made = _bound(own)
+        try:
+            await _connect(made, (host, port))
+            return await SocketStream.from_socket(made)
+        except BaseException:
+            made.close()
+            raise
+
+
+def _bound(own: End) -> socket.socket:
+    assert _SHARED is not None, "no port was shared without it"
+    family = socket.AF_INET6 if ":" in own[0] else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, _SHARED, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(own)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+async def _connect(made: socket.socket, end: End) -> None:
+    code = made.connect_ex(end)
+    if code in (errno.EINPROGRESS, errno.EWOULDBLOCK):
+        await anyio.wait_writable(made)
+        code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+async def _numeric(host: str, port: int) -> str:
+    """The first address of a name, IPv4 before IPv6: that is where the NATs are. An address stays as it is."""
+    try:
+        ipaddress.ip_address(host)
+        return host
+    except ValueError:
+        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+
+
+# ---- secured ----
+#
+# A TCP connection with proven ends: the Noise handshake over it, then encrypted messages both ways.
+#
+# At most 320 KiB of it are held in this process: one read, and one message that is not whole yet.
+
+NOISE = "/noise"
+_READ = 1 << 18  # bytes asked of the socket at a time
+BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+
+
+class Socket(Protocol):
+    """What carries the bytes: TCP, or a stream through a relay."""
+
+    async def send(self, data: bytes, /) -> None:
+        """Send all of ``data``."""
+        ...
+
+    async def receive(self, max_bytes: int = 65536, /) -> bytes:
+        """What came next; EndOfStream."""
+        ...
+
+    async def send_eof(self) -> None:
+        """Say that nothing more comes."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close."""
+        ...
+
+
+class Plain:
+    """A socket read in exact pieces. StreamClosed when it ends."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket, self._held = socket, bytearray()
+
+    async def send(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        try:
+            await self._socket.send(data)
+        except BROKEN:
+            raise StreamClosed("the connection ended while bytes were sent; dial again") from None
+
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """The next ``nbytes``; the caller bounds them."""
+        while len(self._held) < nbytes:
+            try:
+                self._held += await self._socket.receive(_READ)
+            except BROKEN:
+                raise StreamClosed("the connection ended; dial again") from None
+        taken = bytes(memoryview(self._held)[:nbytes])
+        del self._held[:nbytes]
+        return taken
+
+    async def receive_message(self) -> bytes:
+        """The next message: a u16 of its length, then as many bytes."""
+        return await self.receive_exactly(int.from_bytes(await self.receive_exactly(2), "big"))
+
+    async def send_message(self, message: bytes) -> None:
+        """Send one message of at most 65,535 bytes."""
+        await self.send(_framed(message))
+
+    async def send_eof(self) -> None:
+        """Say that nothing more comes."""
+        try:
+            await self._socket.send_eof()
+        except (*BROKEN, NotImplementedError):
+            return
+
+    async def aclose(self) -> None:
+        """Close the socket."""
+        await close_now(self._socket)
+
+
+class Secured:
+    """A connection to ``peer``, encrypted."""
+
+    def __init__(self, plain: Plain, peer: PeerId, sending: Cipher, receiving: Cipher) -> None:
+        self.peer = peer
+        self._plain, self._sending, self._receiving = plain, sending, receiving
+        self._held = b""
+
+    async def send(self, *parts: bytes) -> None:
+        """Send all of them, each in messages of its own; one caller at a time."""
+        sealed: list[bytes] = []
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(part), MOST_AT_ONCE):
+                message = self._sending.seal(view[start : start + MOST_AT_ONCE])
+                sealed += (len(message).to_bytes(2, "big"), message)
+        await self._plain.send(b"".join(sealed))
+
+    async def receive(self) -> bytes:
+        """What came next, at least one byte. PayloadError when it was altered on the way."""
+        held, self._held = self._held, b""
+        while not held:
+            held = self._receiving.open(await self._plain.receive_message())
+        return held
+
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """The next ``nbytes``; the caller bounds them."""
+        data = b""
+        while len(data) < nbytes:
+            data += await self.receive()
+        self._held = data[nbytes:]
+        return data[:nbytes]
+
+    async def send_eof(self) -> None:
+        """Say that nothing more comes."""
+        await self._plain.send_eof()
+
+    async def aclose(self) -> None:
+        """Close at once."""
+        await self._plain.aclose()
+
+
+async def secure_outbound(socket: Socket, signer: Signer, peer: PeerId | None) -> Secured:
+    """Shake hands with the peer that was dialled; None: with whoever is there. PeerUnreachable when it is another."""
+    plain, handshake = Plain(socket), Handshake(signer)
+    await propose(plain, NOISE)
+    await plain.send_message(handshake.hello())
+    last, found, sending, receiving = handshake.finish(await plain.receive_message())
+    if peer is not None and found != peer:
+        raise PeerUnreachable(f"{peer_name(found)} answers in its place; ask for its new addresses")
+    await plain.send_message(last)
+    return Secured(plain, found, sending, receiving)
+
+
+async def secure_inbound(socket: Socket, signer: Signer) -> Secured:
+    """Shake hands with whoever dialled."""
+    plain, handshake = Plain(socket), Handshake(signer)
+    await answer(plain, (NOISE,))
+    await plain.send_message(handshake.answer(await plain.receive_message()))
+    return Secured(plain, *handshake.conclude(await plain.receive_message()))
+
+
+async def close_now(socket: Socket) -> None:
+    """Close without waiting for anything, also when cancelled."""
+    with anyio.CancelScope(shield=True) as scope:
+        scope.cancel()
+        await socket.aclose()
+
+
+def _framed(message: bytes) -> bytes:
+    assert len(message) <= LONGEST, "cut by the caller"
+    return len(message).to_bytes(2, "big") + message

@@ -8,7 +8,8 @@ windows, and above them the bytes of bodies (``budget``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,24 +20,56 @@ import anyio.abc
 
 from decentral.errors import DecentralError, PayloadError
 from decentral.flow.upload import Budget, Limits
-from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend
-from decentral.transport.holepunch.dcutr import DCUTR
-from decentral.transport.holepunch.punch import Puncher
-from decentral.transport.listen import check_listen, dialable, everywhere
-from decentral.transport.native.links import Links
-from decentral.transport.native.negotiations import Negotiations
-from decentral.transport.native.opening import Opener
+from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend, check_listen, dialable, everywhere
+from decentral.transport.holepunch import DCUTR, Puncher
+from decentral.transport.native.dialling import Links, Opener
 from decentral.transport.native.sessions import SessionEvents
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.tcp import bound_addresses, check_tcp, listeners
 from decentral.transport.protocols.identify import IDENTIFY, tell
-from decentral.transport.protocols.muxed_stream import MuxedStream
-from decentral.transport.protocols.yamux import Session
-from decentral.transport.relay.circuit import HOP, STOP, RelayedSocket, Reservation, admit
-from decentral.transport.relay.limits import RelayLimits
-from decentral.transport.relay.reservations import Places, ask_place
-from decentral.transport.relay.service import Relay
+from decentral.transport.protocols.messages import Ends, answer
+from decentral.transport.protocols.yamux import MuxedStream, Session
+from decentral.transport.relay.circuit import HOP, STOP, RelayedSocket, RelayLimits, Reservation, admit
+from decentral.transport.relay.service import Places, Relay, ask_place
 from decentral.wire.keys import PeerId, Signer, peer_name
+
+# ---- negotiations ----
+#
+# Inbound streams whose protocol is not known yet, bounded: what one costs is spent before anybody is asked for it.
+
+_OF_ALL, _OF_ONE_PEER = 256, 128  # of all, beyond which only members of the run open more; of one peer
+
+
+class Negotiations:
+    """Those of one transport. ``comes_first``: whether a peer is a member of the run."""
+
+    def __init__(self, comes_first: Callable[[PeerId], bool], timeout: float) -> None:
+        self._comes_first, self._timeout = comes_first, timeout
+        self._under_way: Counter[PeerId] = Counter()
+
+    def __len__(self) -> int:
+        return self._under_way.total()
+
+    def begin(self, peer: PeerId) -> bool:
+        """Count one more of ``peer``; False when there are too many, and the stream is to be reset."""
+        full = self._under_way.total() >= _OF_ALL and not self._comes_first(peer)
+        if full or self._under_way[peer] >= _OF_ONE_PEER:
+            return False
+        self._under_way[peer] += 1
+        return True
+
+    async def protocol_of(self, ends: Ends, peer: PeerId, known: Container[str]) -> str:
+        """What a stream that has begun is for, one of those ``known``. DecentralError, TimeoutError."""
+        try:
+            with anyio.fail_after(self._timeout):
+                return await answer(ends, known)
+        finally:
+            self._under_way[peer] -= 1
+            if not self._under_way[peer]:
+                del self._under_way[peer]
+
+
+# ---- transport ----
 
 _OF_A_QUESTION = 1 << 14  # bytes that a stream brings to a mere relay before it is joined: proposals and 4 KiB
 _PARTING = 1.0  # s for what is queued to leave when the transport is left

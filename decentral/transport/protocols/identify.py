@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from decentral.errors import PayloadError
 from decentral.transport.multiaddr import to_bytes, to_text
 from decentral.transport.native.stream import NativeStream
-from decentral.transport.protocols.multistream import Ends, propose
-from decentral.transport.protocols.protobuf import bytes_field, bytes_fields
-from decentral.transport.protocols.varint import varint
+from decentral.transport.protocols.messages import Ends, bytes_field, bytes_fields, propose, varint
 from decentral.transport.relay.circuit import read_message
 from decentral.wire.keys import PeerId
 

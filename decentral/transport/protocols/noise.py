@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from decentral.errors import PayloadError
-from decentral.transport.protocols.protobuf import bytes_field, bytes_fields
+from decentral.transport.protocols.messages import bytes_field, bytes_fields
 from decentral.wire.keys import PEER_NBYTES, PeerId, Signer, verify
 
 TAG_NBYTES = 16

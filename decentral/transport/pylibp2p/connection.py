@@ -21,10 +21,8 @@ from multiaddr import Multiaddr
 from decentral.errors import StreamClosed
 from decentral.flow.upload import Changes
 from decentral.transport.multiaddr import to_bytes
-from decentral.transport.native.secured import BROKEN, Secured, Socket, close_now
-from decentral.transport.native.tcp import SocketEnds, ends_of
-from decentral.transport.protocols.muxed_stream import MuxedStream
-from decentral.transport.protocols.yamux import Session
+from decentral.transport.native.tcp import BROKEN, Secured, Socket, SocketEnds, close_now, ends_of
+from decentral.transport.protocols.yamux import MuxedStream, Session
 from decentral.transport.pylibp2p.keys import SignerKey, peer_id, public_key
 from decentral.wire.keys import PeerId
 

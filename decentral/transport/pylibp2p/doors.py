@@ -11,9 +11,8 @@ from multiaddr import Multiaddr
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable
 from decentral.transport.multiaddr import to_bytes
-from decentral.transport.native.meeting import Meetings
-from decentral.transport.native.secured import Socket, close_now
-from decentral.transport.native.strangers import Strangers, accept_for_ever
+from decentral.transport.native.sessions import Meetings, Strangers, accept_for_ever
+from decentral.transport.native.tcp import Socket, close_now
 from decentral.transport.protocols.yamux import Session
 from decentral.transport.pylibp2p.connection import Connection, RawConnection
 from decentral.transport.pylibp2p.keys import peer_id

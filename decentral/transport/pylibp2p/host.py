@@ -22,8 +22,8 @@ from multiaddr import Multiaddr
 from decentral.errors import DecentralError
 from decentral.flow.upload import Budget
 from decentral.transport.multiaddr import to_bytes
-from decentral.transport.native.negotiations import Negotiations
 from decentral.transport.native.stream import NativeStream
+from decentral.transport.native.transport import Negotiations
 from decentral.transport.protocols.yamux import Session
 from decentral.transport.pylibp2p.connection import Connection, MuxedLibp2pStream
 from decentral.transport.pylibp2p.swarm import GuardedSwarm

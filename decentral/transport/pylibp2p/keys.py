@@ -7,7 +7,7 @@ from libp2p.crypto.keys import KeyPair, KeyType, PrivateKey, PublicKey
 from libp2p.peer.id import ID
 
 from decentral.errors import PayloadError
-from decentral.transport.protocols.peer_ids import peer_from_id, peer_to_id
+from decentral.transport.protocols.messages import peer_from_id, peer_to_id
 from decentral.wire.keys import PeerId, Signer
 
 

@@ -12,22 +12,18 @@ import trio
 from anyio.abc import SocketListener
 
 from decentral.errors import DecentralError
-from decentral.transport.base import Traffic
-from decentral.transport.holepunch.dcutr import DCUTR
-from decentral.transport.holepunch.punch import Puncher
-from decentral.transport.listen import check_listen, dialable
-from decentral.transport.native.dialling import Dialler
-from decentral.transport.native.opening import Opener
-from decentral.transport.native.ports import Ports
+from decentral.transport.base import Traffic, check_listen, dialable
+from decentral.transport.holepunch import DCUTR, Puncher
+from decentral.transport.native.dialling import Dialler, Opener
 from decentral.transport.native.stream import NativeStream
-from decentral.transport.native.tcp import bound_addresses, check_tcp, listeners
+from decentral.transport.native.tcp import Ports, bound_addresses, check_tcp, listeners
 from decentral.transport.protocols.yamux import Session
 from decentral.transport.pylibp2p.doors import Doors
 from decentral.transport.pylibp2p.host import GuardedHost, Take
 from decentral.transport.pylibp2p.swarm import GuardedSwarm, guarded
 from decentral.transport.pylibp2p.upgrader import Upgrader
 from decentral.transport.relay.circuit import STOP, RelayedSocket, admit
-from decentral.transport.relay.reservations import Places
+from decentral.transport.relay.service import Places
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 _PARTING = 1.0  # s for what is queued to leave when the transport is left

@@ -18,9 +18,8 @@ import anyio.abc
 
 from decentral.errors import DecentralError, PeerUnreachable, StreamClosed
 from decentral.flow.upload import Budget, Limits
-from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend
-from decentral.transport.listen import everywhere
-from decentral.transport.native.opening import unreachable
+from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend, everywhere
+from decentral.transport.native.dialling import unreachable
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.pylibp2p.node import Above, Libp2pNode, PyLibp2pOptions
 from decentral.transport.pylibp2p.stream import ThreadedStream

@@ -12,11 +12,10 @@ from libp2p.peer.id import ID
 from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
 
 from decentral.errors import DecentralError, PayloadError
-from decentral.transport.native.secured import secure_inbound, secure_outbound
 from decentral.transport.native.sessions import OnRelayed, SessionEvents, Sessions
-from decentral.transport.protocols.multistream import answer, propose
-from decentral.transport.protocols.muxed_stream import MuxedStream
-from decentral.transport.protocols.yamux import PROTOCOL, Session
+from decentral.transport.native.tcp import secure_inbound, secure_outbound
+from decentral.transport.protocols.messages import answer, propose
+from decentral.transport.protocols.yamux import PROTOCOL, MuxedStream, Session
 from decentral.transport.pylibp2p.connection import Connection, RawConnection, SecureConnection
 from decentral.transport.pylibp2p.keys import SignerKey, peer_of
 from decentral.wire.keys import PeerId, Signer, peer_name

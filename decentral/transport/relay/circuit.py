@@ -8,17 +8,29 @@ Source: libp2p/specs, relay/circuit-v2.md.
 
 from __future__ import annotations
 
+import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 
 import anyio
 
-from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
-from decentral.transport.protocols.multistream import Ends
-from decentral.transport.protocols.muxed_stream import MuxedStream
-from decentral.transport.protocols.peer_ids import peer_from_id, peer_to_id
-from decentral.transport.protocols.protobuf import bytes_field, bytes_fields, number_field, number_fields
-from decentral.transport.protocols.varint import read_varint, varint
+from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamClosed, TransportError
+from decentral.flow.upload import Limits
+from decentral.transport.multiaddr import to_bytes
+from decentral.transport.protocols.messages import (
+    Ends,
+    bytes_field,
+    bytes_fields,
+    number_field,
+    number_fields,
+    peer_from_id,
+    peer_to_id,
+    read_varint,
+    varint,
+)
+from decentral.transport.protocols.yamux import MuxedStream
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
 
 HOP, STOP = "/libp2p/circuit/relay/0.2.0/hop", "/libp2p/circuit/relay/0.2.0/stop"
@@ -135,3 +147,171 @@ async def read_message(ends: Ends, longest: int = _LONGEST) -> bytes:
     if nbytes > longest:
         raise PayloadError(f"a message of more than {longest} bytes; drop the stream")
     return await ends.receive_exactly(nbytes)
+
+
+# ---- hop ----
+#
+# What a relay is asked, and what it answers: the other half of ``circuit``. No sockets, but for one question of ours.
+#
+# Crosses the wire: an answer of about 40 bytes and the relay's addresses for a place, of 15 for a connection.
+#
+# Source: libp2p/specs, relay/circuit-v2.md. No voucher is signed: go-libp2p takes a place without one, and so do we.
+
+
+class HopStatus(IntEnum):
+    """How a relay answers."""
+
+    OK = 100
+    RESERVATION_REFUSED = 200
+    RESOURCE_LIMIT_EXCEEDED = 201
+    PERMISSION_DENIED = 202
+    CONNECTION_FAILED = 203
+    NO_RESERVATION = 204
+    MALFORMED_MESSAGE = 400
+    UNEXPECTED_MESSAGE = 401
+
+
+class Refused(TransportError):
+    """The relay says no, and which no."""
+
+    def __init__(self, status: HopStatus, why: str) -> None:
+        super().__init__(f"{status.name.lower()}: {why}")
+        self.status = status
+
+
+def read_question(message: bytes) -> PeerId | None:
+    """Whom to connect to, or None: a place is wanted. Refused for what is no question, PayloadError for no message."""
+    kind = number_fields(message).get(1, RESERVE)
+    if kind == RESERVE:
+        return None
+    if kind != CONNECT:
+        raise Refused(HopStatus.UNEXPECTED_MESSAGE, f"a message of type {kind} is no question")
+    peers = bytes_fields(message).get(2, [])
+    ids = bytes_fields(peers[-1]).get(1, []) if peers else []
+    if not ids:
+        raise PayloadError("relay: asked to connect to nobody; drop the stream")
+    return peer_from_id(ids[-1])
+
+
+def granted(place: Reservation, addresses: Iterable[str]) -> bytes:
+    """The answer that gives a place; ``addresses`` are the relay's, with its name."""
+    packed = b"".join(bytes_field(2, to_bytes(address)) for address in addresses)
+    reservation = number_field(1, place.expires) + packed
+    return _answer(HopStatus.OK, bytes_field(3, reservation) + _limit(4, place))
+
+
+def joined(place: Reservation) -> bytes:
+    """The answer after which the stream leads to the other peer."""
+    return _answer(HopStatus.OK, _limit(4, place))
+
+
+def refused(status: HopStatus) -> bytes:
+    """The answer that says no."""
+    return _answer(status)
+
+
+async def offer(ends: Ends, peer: PeerId, place: Reservation) -> None:
+    """Bring a connection of ``peer`` to one who has a place. Refused when that one does not take it."""
+    who = bytes_field(2, bytes_field(1, peer_to_id(peer)))
+    await write_message(ends, number_field(1, STOP_CONNECT) + who + _limit(3, place))
+    answer = number_fields(await read_message(ends))
+    if answer.get(1) != STOP_STATUS or answer.get(4) != HopStatus.OK:
+        raise Refused(HopStatus.CONNECTION_FAILED, f"the other peer does not take it ({answer.get(4, 0)})")
+
+
+def _answer(status: HopStatus, fields: bytes = b"") -> bytes:
+    return number_field(1, HOP_STATUS) + fields + number_field(5, status)
+
+
+def _limit(number: int, place: Reservation) -> bytes:
+    """What a connection may last and carry; without a limit no word of it: go-libp2p takes 0 for very little."""
+    fields = (number_field(1, place.seconds) if place.seconds else b"") + (
+        number_field(2, place.nbytes) if place.nbytes else b""
+    )
+    return bytes_field(number, fields) if fields else b""
+
+
+# ---- limits ----
+#
+# What a relay gives at most: places, connections, bytes, seconds, and the memory behind all of it.
+
+_MOST_TOLD = 1 << 64  # what the message that tells it holds
+_LEAST_NBYTES = 1 << 24  # our own peers pass a relay over that grants less
+_LEAST_SECONDS = 60
+_PROCESS = (
+    64 << 20
+)  # bytes: Python and what it imports are 35 MiB; the rest is what streams hold before they are refused
+_OF_A_PEER = 192 << 10  # bytes of a connection that sends half a message and reads nothing; an idle one takes 60 KiB
+_OF_A_PAIR = 3 << 19  # bytes of a joined pair of which neither side reads; 1.15 MiB were measured with 20 of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayLimits:
+    """Ceilings of one relay. ``None``: no ceiling of that kind."""
+
+    places: int = 128
+    places_per_network: int = 32  # an IPv4 address, a /64 of IPv6: one household, one laboratory
+    place_seconds: int = 3600  # until a place must be renewed; peers do so at half time
+    connections: int = 128  # pairs joined at a time
+    connections_per_peer: int = 64  # of them with one peer at either end
+    connections_per_pair: int = 4  # both may dial at once, and a path may die unnoticed
+    nbytes: int | None = 1 << 32  # that one connection carries each way, as go-libp2p's daemons grant
+    seconds: int | None = 1800  # that one connection lasts
+    rate: float | None = None  # bytes/s passed on, all connections together
+    peers: int = 256  # connections to peers, with a place and without
+    peers_per_network: int = 128  # of them; whoever has one address must not keep all others out
+    windows: int = 1 << 24  # bytes that windows of fast connections may grow by, all together
+
+    @classmethod
+    def within(cls, memory: int, *, places: int, rate: float | None = None) -> RelayLimits:
+        """As many connections as fit into ``memory`` bytes of the process, should nobody read what comes."""
+        peers, windows = 2 * places + 16, memory // 16
+        connections = (memory - _PROCESS - windows - peers * _OF_A_PEER) // _OF_A_PAIR
+        if connections < 1:
+            needed = (_PROCESS + peers * _OF_A_PEER + _OF_A_PAIR) * 16 // 15 // 10**6 + 1
+            raise ConfigError(f"a relay of {places} places needs {needed} MB; allow more memory or fewer peers")
+        return cls(
+            places=places,
+            peers=peers,
+            peers_per_network=peers // 2,
+            connections=connections,
+            windows=windows,
+            rate=rate,
+        )
+
+    @property
+    def streams(self) -> Limits:
+        """Inbound streams that go with it: one of each connection, and some that ask."""
+        return Limits(peer_streams=self.connections_per_peer + 16, total_streams=self.connections + 64)
+
+    def __post_init__(self) -> None:
+        for name in ("places", "places_per_network", "connections", "connections_per_peer", "connections_per_pair"):
+            self._check(name, 1)
+        self._check("peers_per_network", 1)
+        self._check("place_seconds", _LEAST_SECONDS)
+        self._check("peers", self.places + 1)
+        if self.nbytes is not None:
+            self._check("nbytes", _LEAST_NBYTES)
+        if self.seconds is not None:
+            self._check("seconds", _LEAST_SECONDS)
+        if self.nbytes is not None and self.nbytes >= _MOST_TOLD:
+            raise ConfigError(f"RelayLimits(nbytes={self.nbytes}): below {_MOST_TOLD}; None for no limit")
+        if self.rate is not None and not self.rate > 0:
+            raise ConfigError(f"RelayLimits(rate={self.rate}): more than 0 bytes/s; None for no limit")
+
+    def _check(self, name: str, least: int) -> None:
+        if getattr(self, name) < least:
+            raise ConfigError(f"RelayLimits({name}={getattr(self, name)}): at least {least}")
+
+
+def network_of(host: str) -> str:
+    """What counts as one network: an IPv4 address, or the 64 bits that an IPv6 customer gets at least."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:  # a name that was dialled from here
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))

@@ -12,23 +12,108 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import anyio
 
-from decentral.errors import DecentralError, PayloadError, StreamClosed
+from decentral.errors import ConfigError, DecentralError, PayloadError, StreamClosed, TransportError
 from decentral.transport.base import Stream
-from decentral.transport.native.links import Links
+from decentral.transport.native.dialling import Dialler, Links
+from decentral.transport.native.sessions import Sessions
 from decentral.transport.native.stream import NativeStream
-from decentral.transport.protocols.multistream import propose
-from decentral.transport.relay.circuit import STOP, Reservation, read_message, write_message
-from decentral.transport.relay.hop import HopStatus, Refused, granted, joined, offer, read_question, refused
-from decentral.transport.relay.limits import RelayLimits, network_of
-from decentral.transport.relay.splice import SpliceTerms, join
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.protocols.messages import propose
+from decentral.transport.relay.circuit import (
+    HOP,
+    STOP,
+    HopStatus,
+    Refused,
+    RelayLimits,
+    Reservation,
+    granted,
+    joined,
+    network_of,
+    offer,
+    read_message,
+    read_question,
+    refused,
+    reserve,
+    write_message,
+)
 from decentral.transport.throttle import Gate
-from decentral.wire.keys import PeerId, peer_name
+from decentral.wire.keys import PeerId, peer_from_name, peer_name
+
+# ---- splice ----
+#
+# Two streams joined into one: what comes on either leaves on the other, no faster than it is taken there.
+#
+# At most one piece of 64 KiB each way is in hand; what waits to be read lies in the streams' windows, which nobody
+# widens while the other side does not keep pace. The end of one direction is passed on after its last byte and leaves
+# the other one open. A reset is passed on as an end, too: one that overtakes what was sent before would lose it.
+
+PIECE = 65507  # bytes: one frame of yamux, which with its header is one message of Noise
+_PARTING = 5.0  # s that one side has to read the end, once the other one is gone
+
+
+@dataclass(frozen=True, slots=True)
+class SpliceTerms:
+    """What a joined pair keeps to."""
+
+    seconds: float | None  # that it lasts
+    nbytes: int | None  # that each direction carries
+    gate: Gate | None  # through which all pairs' bytes go, by turns of those who send
+    on_bytes: Callable[[int], None]  # told of what was passed on
+
+
+async def join(one: NativeStream, other: NativeStream, terms: SpliceTerms) -> None:
+    """Carry bytes both ways until both have ended, either is gone, or the terms are used up."""
+    one.muxed.most_unread = other.muxed.most_unread = None
+    try:
+        with anyio.move_on_after(terms.seconds):
+            async with anyio.create_task_group() as group:
+                group.start_soon(_carry, one, other, terms)
+                group.start_soon(_carry, other, one, terms)
+    finally:
+        one.reset()
+        other.reset()
+
+
+async def _carry(source: NativeStream, target: NativeStream, terms: SpliceTerms) -> None:
+    """One direction. When it is over, the whole pair soon is, unless the source still listens."""
+    try:
+        await _pass_on(source, target, terms)
+    except StreamClosed:
+        return  # the target is gone; what it had sent before is on its way in the other direction
+    target.muxed.end()
+    await source.muxed.until_ended()
+    with anyio.move_on_after(_PARTING):
+        await target.muxed.until_ended()
+    target.reset()
+
+
+async def _pass_on(source: NativeStream, target: NativeStream, terms: SpliceTerms) -> None:
+    most = PIECE if terms.gate is None else min(PIECE, terms.gate.schedule.piece)
+    passed = 0
+    while piece := await source.muxed.receive(most):
+        passed += len(piece)
+        if terms.nbytes is not None and passed > terms.nbytes:
+            target.reset()
+            source.reset()
+            return
+        if terms.gate is not None:
+            await _turn(terms.gate, source, len(piece))
+        await target.muxed.send(piece, terms.on_bytes)
+
+
+async def _turn(gate: Gate, source: NativeStream, nbytes: int) -> None:
+    turn = gate.ask(source.peer, nbytes, urgent=False)
+    if not turn.granted:
+        await gate.wait(turn)
+
+
+# ---- service ----
 
 logger = logging.getLogger("decentral.transport")
 
@@ -206,3 +291,80 @@ class Relay:
     async def _refuse(self, stream: NativeStream, status: HopStatus) -> None:
         self.counts.refused[status] += 1
         await self._say(stream, refused(status))
+
+
+# ---- reservations ----
+#
+# Places kept at relays, so that peers behind a NAT can be dialled: asked for, renewed, and asked for again when lost.
+#
+# A relay that lets a connection carry less than one large frame is passed over: rounds would break off in the middle.
+
+LEAST = 1 << 24  # bytes of one connection; relays of the public network grant 128 KiB, ours 4 GiB
+_SHORTEST, _LONGEST = 15.0, 1800.0  # s between renewals: half of what was granted, by a clock that may be wrong
+_LOOK = 1.0  # s between looks whether the relay is still there
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s between attempts
+
+
+class Places:
+    """The relays that this peer can be reached through."""
+
+    def __init__(self, sessions: Sessions, dialler: Dialler, relays: Sequence[str], timeout: float) -> None:
+        self.relays = {_relay(address): address for address in relays}
+        self._sessions, self._dialler, self._timeout = sessions, dialler, timeout
+        self._kept: dict[PeerId, str] = {}
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where this peer can be dialled, without its own ``/p2p/<name>``."""
+        return tuple(f"{where}/p2p-circuit" for where in tuple(self._kept.values()))
+
+    async def keep(self, relay: PeerId) -> None:
+        """Hold a place at one relay until cancelled."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                place = await self._reserved(relay)
+                self._kept[relay], pause = self.relays[relay], _FIRST_PAUSE
+                await self._while_it_lasts(relay, place)
+            except (DecentralError, TimeoutError) as error:
+                logger.warning("no place at relay %s, next try in %.0f s: %s", peer_name(relay), pause, error)
+                self._kept.pop(relay, None)
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _reserved(self, relay: PeerId) -> Reservation:
+        place = await ask_place(self._dialler, relay, (self.relays[relay],), self._timeout)
+        if too_little(place):
+            raise TransportError(f"it carries {place.nbytes} bytes a connection, {LEAST} are needed; use another relay")
+        return place
+
+    async def _while_it_lasts(self, relay: PeerId, place: Reservation) -> None:
+        """Until it is time to renew, or the connection is gone and the place with it."""
+        lasts = min(max((place.expires - time.time()) / 2, _SHORTEST), _LONGEST)
+        with anyio.move_on_after(lasts):
+            while self._sessions.has(relay):
+                await anyio.sleep(_LOOK)
+            self._kept.pop(relay, None)
+
+
+async def ask_place(dialler: Dialler, relay: PeerId, where: Sequence[str], timeout: float) -> Reservation:
+    """A place at the relay at ``where``. TransportError when it gives none, TimeoutError when it says nothing."""
+    await dialler.connect(relay, where)
+    stream = NativeStream(relay, (await dialler.session(relay)).open())
+    try:
+        with anyio.fail_after(timeout):
+            await propose(stream, HOP)
+            return await reserve(stream)
+    finally:
+        stream.reset()
+
+
+def too_little(place: Reservation) -> bool:
+    """Whether one frame may not pass."""
+    return place.nbytes is not None and place.nbytes < LEAST
+
+
+def _relay(address: str) -> PeerId:
+    where, _, name = address.rpartition("/p2p/")
+    if endpoint(where) is None:
+        raise ConfigError(f"relay {address!r}: want /ip4/HOST/tcp/PORT/p2p/NAME, as the relay prints it")
+    return peer_from_name(name)

@@ -9,9 +9,8 @@ import anyio
 
 from decentral.transport.base import Traffic
 from decentral.transport.daemon.control import _messages, _read_delimited
-from decentral.transport.daemon.unary import attached
-from decentral.transport.protocols.peer_ids import peer_to_id
-from decentral.transport.protocols.varint import varint
+from decentral.transport.daemon.transport import attached
+from decentral.transport.protocols.messages import peer_to_id, varint
 
 SLOW = 0.2  # s
 

@@ -19,13 +19,12 @@ import pytest
 
 from decentral.errors import ListenError, StreamClosed, TransportError
 from decentral.transport.daemon import supervisor
-from decentral.transport.daemon.child import DaemonProcess, private_folder
 from decentral.transport.daemon.control import Control
-from decentral.transport.daemon.options import DaemonOptions
+from decentral.transport.daemon.process import DaemonOptions, DaemonProcess, private_folder
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.relay.limits import RelayLimits
-from decentral.transport.relay_questions import grants_little
+from decentral.transport.reachability import grants_little
+from decentral.transport.relay.circuit import RelayLimits
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 from tests.transport.conftest import LOOPBACK
@@ -342,7 +341,7 @@ from pathlib import Path
 from decentral.swarm.identity import Identity
 from decentral.transport.daemon.control import Control
 from decentral.transport.daemon.transport import DaemonTransport
-from decentral.transport.daemon.options import DaemonOptions
+from decentral.transport.daemon.process import DaemonOptions
 
 async def main():
     options = DaemonOptions(watcher={"True": True, "False": False}[sys.argv[2]])

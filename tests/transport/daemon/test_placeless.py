@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decentral.transport.daemon.reservation_watch import Placeless
+from decentral.transport.daemon.supervisor import Placeless
 
 PLACE = ("/ip4/10.0.0.1/tcp/1", "/ip4/45.67.0.1/tcp/4001/p2p/12D3KooWX/p2p-circuit")
 NONE = PLACE[:1]

@@ -6,9 +6,9 @@ import anyio
 import pytest
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.transport.holepunch.dcutr import PunchMessage, packed, plausible, read, receive
+from decentral.transport.holepunch import PunchMessage, packed, plausible, read, receive
 from decentral.transport.multiaddr import to_bytes
-from decentral.transport.protocols.protobuf import bytes_field, number_field
+from decentral.transport.protocols.messages import bytes_field, number_field
 from decentral.wire.keys import Signer, peer_name
 
 HERE, THERE = "/ip4/45.67.0.9/tcp/4001", "/ip6/2a02:45:67::9/tcp/4001"

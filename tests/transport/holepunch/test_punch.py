@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.transport.holepunch import punch
-from decentral.transport.holepunch.dcutr import DCUTR, PunchMessage, receive, send
+from decentral.transport import holepunch
+from decentral.transport.holepunch import DCUTR, PunchMessage, receive, send
 from decentral.transport.native import dialling
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.protocols.yamux import Session
@@ -27,7 +27,7 @@ PIECE = 1 << 18
 def _soon(monkeypatch):
     """The same in less time."""
     for name, value in {"PAUSES": (0.1, 0.2), "GRACE": 0.2, "_LOOK": 0.05, "_DIALLING": 1.0}.items():
-        monkeypatch.setattr(punch, name, value)
+        monkeypatch.setattr(holepunch, name, value)
     monkeypatch.setattr(dialling, "_HEAD_START", 0.0)
 
 
@@ -88,7 +88,7 @@ def test_two_peers_that_met_through_a_relay_are_soon_connected_directly(backend,
 
 
 def test_of_two_that_dialled_each_other_through_the_relay_one_begins_and_they_are_connected_directly(monkeypatch):
-    monkeypatch.setattr(punch, "PAUSES", (0.5,))
+    monkeypatch.setattr(holepunch, "PAUSES", (0.5,))
 
     async def script():
         async with met() as (at, a, b):
@@ -231,8 +231,8 @@ async def say(one: NativeTransport, session: Session, addresses: list[str]) -> N
 
 
 async def _stream(one: NativeTransport, session: Session):
-    stream = punch.NativeStream(session.peer, session.open())
-    await punch.propose(stream, DCUTR)
+    stream = holepunch.NativeStream(session.peer, session.open())
+    await holepunch.propose(stream, DCUTR)
     return stream
 
 
@@ -274,7 +274,7 @@ def test_with_one_that_has_the_roles_the_other_way_round_the_second_attempt_is_d
 
 
 def test_who_still_dials_when_the_other_side_has_given_up_is_there_for_the_second_attempt(monkeypatch):
-    monkeypatch.setattr(punch, "_DIALLING", 30.0)
+    monkeypatch.setattr(holepunch, "_DIALLING", 30.0)
 
     async def script():
         async with met() as (_, a, b):

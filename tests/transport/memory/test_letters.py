@@ -7,8 +7,7 @@ import pytest
 
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed
 from decentral.simulate.machine.virtual_time import run_in_virtual_time
-from decentral.transport.memory.pipe import Weight
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork, Weight
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 

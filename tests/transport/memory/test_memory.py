@@ -11,8 +11,7 @@ import trio
 import trio.testing
 
 from decentral.errors import PeerUnreachable, StreamClosed, TransportError
-from decentral.transport.memory.pipe import Weight
-from decentral.transport.memory.transport import MemoryNetwork
+from decentral.transport.memory import MemoryNetwork, Weight
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
 

@@ -9,9 +9,8 @@ import warnings
 import anyio
 import pytest
 
-from decentral.transport.native.secured import close_now
-from decentral.transport.native.strangers import accept_for_ever
-from decentral.transport.native.tcp import bound_addresses, endpoint, listeners
+from decentral.transport.native.sessions import accept_for_ever
+from decentral.transport.native.tcp import bound_addresses, close_now, endpoint, listeners
 
 
 @pytest.mark.parametrize("steps", range(8))

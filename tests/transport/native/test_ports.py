@@ -8,10 +8,9 @@ import anyio
 import pytest
 
 from decentral.errors import DecentralError, ListenError
-from decentral.transport.native.secured import secure_inbound, secure_outbound
-from decentral.transport.native.tcp import endpoint
+from decentral.transport.native.tcp import endpoint, secure_inbound, secure_outbound
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.protocols.multistream import answer
+from decentral.transport.protocols.messages import answer
 from decentral.transport.protocols.yamux import PROTOCOL
 from decentral.transport.reachability import probe
 from decentral.transport.requests import request, serve_requests

@@ -13,9 +13,8 @@ import pytest
 
 from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.native import sessions
-from decentral.transport.native.secured import Plain
-from decentral.transport.native.strangers import Strangers
-from decentral.transport.native.tcp import endpoint
+from decentral.transport.native.sessions import Strangers
+from decentral.transport.native.tcp import Plain, endpoint
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
 from tests.transport.raw import BROKEN_FRAMES, raw_connection, until_dropped

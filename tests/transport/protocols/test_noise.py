@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decentral.errors import PayloadError
+from decentral.transport.protocols.messages import bytes_field, bytes_fields
 from decentral.transport.protocols.noise import Cipher, Handshake
-from decentral.transport.protocols.protobuf import bytes_field, bytes_fields
 from decentral.wire.keys import Signer
 
 ALICE, BOB = Signer(bytes(range(32))), Signer(bytes(range(1, 33)))

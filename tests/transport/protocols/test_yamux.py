@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.transport.protocols.muxed_stream import FIRST_WINDOW, Stock
-from decentral.transport.protocols.yamux import Session
+from decentral.transport.protocols.yamux import FIRST_WINDOW, Session, Stock
 
 MIB = 1 << 20
 

@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 from decentral.errors import PayloadError
 from decentral.transport import pylibp2p  # noqa: F401  before libp2p: it keeps these definitions apart from hivemind's
 from decentral.transport.daemon.control import peer_to_id
-from decentral.transport.holepunch.dcutr import PunchMessage, packed, read
+from decentral.transport.holepunch import PunchMessage, packed, read
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.protocols.identify import ask, tell
-from decentral.transport.protocols.protobuf import bytes_fields
-from decentral.transport.protocols.varint import read_varint, varint
-from decentral.transport.relay.circuit import Reservation, admit, pass_through, reserve
-from decentral.transport.relay.hop import HopStatus, granted, read_question, refused
+from decentral.transport.protocols.messages import bytes_fields, read_varint, varint
+from decentral.transport.relay.circuit import (
+    HopStatus,
+    Reservation,
+    admit,
+    granted,
+    pass_through,
+    read_question,
+    refused,
+    reserve,
+)
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 from libp2p.identity.identify.pb.identify_pb2 import Identify  # isort: skip

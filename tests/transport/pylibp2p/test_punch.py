@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 from decentral.errors import StreamClosed
-from decentral.transport.holepunch import punch
-from decentral.transport.holepunch.dcutr import DCUTR, PunchMessage, send
+from decentral.transport import holepunch
+from decentral.transport.holepunch import DCUTR, PunchMessage, send
 from decentral.transport.native import dialling
 from decentral.transport.native.stream import NativeStream
-from decentral.transport.protocols.multistream import propose
+from decentral.transport.protocols.messages import propose
 from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.requests import request, serve_requests
@@ -28,7 +28,7 @@ BODY = os.urandom(4 << 20)
 def _soon(monkeypatch):
     """The same in less time."""
     for name, value in {"PAUSES": (0.1, 0.2), "GRACE": 0.2, "_LOOK": 0.05, "_DIALLING": 1.0}.items():
-        monkeypatch.setattr(punch, name, value)
+        monkeypatch.setattr(holepunch, name, value)
     monkeypatch.setattr(dialling, "_HEAD_START", 0.0)
 
 

@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from decentral.errors import PeerUnreachable, StreamClosed
-from decentral.transport.holepunch.dcutr import DCUTR
-from decentral.transport.native.secured import Plain
-from decentral.transport.native.tcp import endpoint
+from decentral.transport.holepunch import DCUTR
+from decentral.transport.native.tcp import Plain, endpoint
 from decentral.transport.protocols.identify import IDENTIFY
 from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport

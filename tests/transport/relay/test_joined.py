@@ -10,7 +10,7 @@ import pytest
 
 from decentral.errors import StreamClosed
 from decentral.transport.native.stream import NativeStream
-from decentral.transport.relay.splice import SpliceTerms, join
+from decentral.transport.relay.service import SpliceTerms, join
 from decentral.transport.throttle import Gate
 from tests.transport.protocols.test_yamux import MIB, first, ignore, two_sessions, virtually
 

@@ -9,10 +9,9 @@ import psutil
 import pytest
 
 from decentral.errors import PeerUnreachable, StreamClosed
-from decentral.transport.daemon import reservation_watch
+from decentral.transport.daemon import supervisor
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.relay.circuit import HOP, admit, pass_through
-from decentral.transport.relay.hop import HopStatus
+from decentral.transport.relay.circuit import HOP, HopStatus, admit, pass_through
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 from tests.transport.conftest import LOOPBACK
@@ -307,8 +306,8 @@ def test_what_is_said_last_before_leaving_arrives(daemons, who):
 @pytest.mark.parametrize("kind", ["native", "daemon"])
 def test_peers_take_their_places_again_when_it_was_away(kind, daemons, monkeypatch):
     """A daemon does so by being started again: sooner here than where a place is worth its connections."""
-    monkeypatch.setattr(reservation_watch, "FIRST_PATIENCE", 1.0)
-    monkeypatch.setattr(reservation_watch, "LOOK_EVERY", 0.2)
+    monkeypatch.setattr(supervisor, "FIRST_PATIENCE", 1.0)
+    monkeypatch.setattr(supervisor, "LOOK_EVERY", 0.2)
     signer = Signer.generate()
 
     async def serve(at, away, gone, task_status):
@@ -362,15 +361,15 @@ def test_the_rate_it_is_given_is_kept_over_sockets():
 
 def test_a_daemon_is_reached_at_a_place_that_it_does_not_name_and_not_started_again_for_it(daemons, monkeypatch):
     """The relay is on loopback: go-libp2p names places at public addresses only."""
-    monkeypatch.setattr(reservation_watch, "FIRST_PATIENCE", 1.0)
-    monkeypatch.setattr(reservation_watch, "LOOK_EVERY", 0.2)
-    at, found_out, unnamed_places = relay(), [], reservation_watch.unnamed_places
+    monkeypatch.setattr(supervisor, "FIRST_PATIENCE", 1.0)
+    monkeypatch.setattr(supervisor, "LOOK_EVERY", 0.2)
+    at, found_out, unnamed_places = relay(), [], supervisor.unnamed_places
 
     async def counted(*about):
         found_out.append(await unnamed_places(*about))
         return found_out[-1]
 
-    monkeypatch.setattr(reservation_watch, "unnamed_places", counted)
+    monkeypatch.setattr(supervisor, "unnamed_places", counted)
 
     async def script():
         async with at, hidden_daemon(at, daemons) as hidden, native() as dials:

@@ -9,10 +9,8 @@ import pytest
 
 from decentral.errors import ConfigError, TransportError
 from decentral.transport.multiaddr import to_text
-from decentral.transport.protocols.protobuf import bytes_fields, number_field, number_fields
-from decentral.transport.relay.circuit import read_message, write_message
-from decentral.transport.relay.hop import HopStatus
-from decentral.transport.relay.limits import RelayLimits, network_of
+from decentral.transport.protocols.messages import bytes_fields, number_field, number_fields
+from decentral.transport.relay.circuit import HopStatus, RelayLimits, network_of, read_message, write_message
 from decentral.transport.relay.service import Relay
 from decentral.wire.keys import Signer
 from tests.transport.protocols.test_yamux import virtually

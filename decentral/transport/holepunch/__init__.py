@@ -1,1 +1,0 @@
-"""A direct connection between two peers behind NATs: DCUtR."""

@@ -1,1 +1,0 @@
-"""A network inside one event loop."""

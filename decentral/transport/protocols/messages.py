@@ -1,0 +1,181 @@
+"""What libp2p peers say to each other, byte by byte: names of protocols, numbers, fields and ids. No sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from typing import Protocol
+
+from decentral.errors import PayloadError, PeerUnreachable
+from decentral.wire.keys import PEER_NBYTES, PeerId, is_sound
+
+# ---- varint ----
+#
+# Unsigned varints, as protobuf and multiaddrs use them: seven bits a byte, low first, high bit says more.
+
+LONGEST = 5  # bytes: 35 bits, more than any length here
+
+
+def varint(number: int) -> bytes:
+    """``number`` in as few bytes as it takes."""
+    packed = bytearray()
+    while number >= 0x80:
+        packed.append(number & 0x7F | 0x80)
+        number >>= 7
+    packed.append(number)
+    return bytes(packed)
+
+
+def read_varint(data: bytes, at: int = 0, longest: int = LONGEST) -> tuple[int, int]:
+    """The number that starts at ``at`` and where it ends. PayloadError when it does not end, or could be shorter."""
+    number = 0
+    for n, byte in enumerate(data[at : at + longest]):
+        number |= (byte & 0x7F) << 7 * n
+        if byte == 0 and n:
+            raise PayloadError("varint: ends in a zero byte, so there is a shorter one; drop the message")
+        if byte < 0x80:
+            return number, at + n + 1
+    raise PayloadError(f"varint: no end within {longest} bytes; drop the message")
+
+
+# ---- multistream ----
+#
+# Which protocol a connection or a stream speaks: one side proposes by name, the other takes it or says ``na``.
+#
+# Crosses the wire: each side's ``/multistream/1.0.0`` and the name, about 50 bytes each way and one round trip.
+#
+# Source: multiformats/multistream-select, README.md.
+
+_HEADER = "/multistream/1.0.0"
+_REFUSED = "na"
+_LONGEST = 256  # bytes of a name; ours have fewer than 40
+_MOST = 32  # proposals listened to
+
+
+class Ends(Protocol):
+    """What is needed of a connection or a stream."""
+
+    async def send(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        ...
+
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """The next ``nbytes``."""
+        ...
+
+
+async def propose(ends: Ends, protocol: str) -> None:
+    """Have the other side speak ``protocol``. PeerUnreachable when it does not, PayloadError for nonsense."""
+    await ends.send(_line(_HEADER) + _line(protocol))
+    header = await _read(ends)
+    answer = await _read(ends) if header == _HEADER else header
+    if answer == _REFUSED and header == _HEADER:
+        raise PeerUnreachable(f"{protocol} is not served there; compare the versions")
+    if answer != protocol:
+        raise PayloadError(f"multistream: {answer!a} in answer to {protocol}; drop the stream")
+
+
+async def answer(ends: Ends, known: Container[str]) -> str:
+    """The first protocol proposed that is ``known``. PayloadError when none of many is."""
+    await ends.send(_line(_HEADER))
+    if (header := await _read(ends)) != _HEADER:
+        raise PayloadError(f"multistream: begins with {header!a}; drop the stream")
+    for _ in range(_MOST):
+        protocol = await _read(ends)
+        if protocol in known:
+            await ends.send(_line(protocol))
+            return protocol
+        await ends.send(_line(_REFUSED))
+    raise PayloadError(f"multistream: {_MOST} proposals and none is served here; drop the stream")
+
+
+def _line(text: str) -> bytes:
+    return varint(len(text) + 1) + text.encode() + b"\n"
+
+
+async def _read(ends: Ends) -> str:
+    prefix = await ends.receive_exactly(1)
+    if prefix[-1] >= 0x80:
+        prefix += await ends.receive_exactly(1)
+    nbytes, _ = read_varint(prefix) if prefix[-1] < 0x80 else (_LONGEST + 1, 0)
+    if not 0 < nbytes <= _LONGEST:
+        raise PayloadError(f"multistream: a name of {nbytes} bytes or more, at most {_LONGEST} are taken; drop it")
+    line = await ends.receive_exactly(nbytes)
+    return line.decode("utf-8", errors="replace").removesuffix("\n")
+
+
+# ---- protobuf ----
+#
+# The little of protobuf that libp2p's own messages need: numbered fields of bytes and of numbers.
+#
+# Bytes of strangers: nothing is copied before its length was found to fit, and a message has few fields.
+#
+# Source: protobuf.dev, "Encoding": a key is ``number << 3 | type``, type 0 a varint, type 2 bytes with their length.
+
+_NUMBER, _BYTES = 0, 2
+_LONGEST_NUMBER = 10  # bytes of 64 bits: a relay may grant a connection more than 32 GiB
+_MOST_FIELDS = 64  # of our own messages; others say how many they take
+
+
+def bytes_field(number: int, value: bytes) -> bytes:
+    """One field that holds bytes, text or another message."""
+    return varint(number << 3 | _BYTES) + varint(len(value)) + value
+
+
+def number_field(number: int, value: int) -> bytes:
+    """One field that holds a number."""
+    return varint(number << 3 | _NUMBER) + varint(value)
+
+
+def bytes_fields(message: bytes, most: int = _MOST_FIELDS) -> dict[int, list[bytes]]:
+    """The fields that hold bytes, by number; numbers are passed over. PayloadError for what is no message."""
+    found: dict[int, list[bytes]] = {}
+    for number, value in _fields(message, most):
+        if isinstance(value, bytes):
+            found.setdefault(number, []).append(value)
+    return found
+
+
+def number_fields(message: bytes) -> dict[int, int]:
+    """The fields that hold a number, the last one of each. PayloadError for what is no message."""
+    return {number: value for number, value in _fields(message) if isinstance(value, int)}
+
+
+def _fields(message: bytes, most: int = _MOST_FIELDS) -> Iterator[tuple[int, bytes | int]]:
+    at = 0
+    for _ in range(most):
+        if at == len(message):
+            return
+        key, at = read_varint(message, at)
+        value, at = read_varint(message, at, _LONGEST_NUMBER if key & 7 == _NUMBER else LONGEST)
+        if value >> 64:
+            raise PayloadError(f"protobuf: field {key >> 3} has more than 64 bits; drop the message")
+        if key & 7 == _NUMBER:
+            yield key >> 3, value
+            continue
+        if key & 7 != _BYTES or at + value > len(message):
+            raise PayloadError(f"protobuf: field {key >> 3} is cut short or of an unknown type; drop the message")
+        yield key >> 3, message[at : at + value]
+        at += value
+    raise PayloadError(f"protobuf: more than {most} fields; drop the message")
+
+
+# ---- peer ids ----
+#
+# libp2p's ids of peers as bytes: a multihash around the public key itself, because Ed25519 keys are short.
+#
+# Source: libp2p/specs, peer-ids/peer-ids.md.
+
+_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of an Ed25519 key's protobuf
+
+
+def peer_from_id(raw: bytes) -> PeerId:
+    """The public key inside a libp2p id; PayloadError when it holds none or it is not Ed25519."""
+    peer = bytes(raw[len(_ID_PREFIX) :])
+    if not raw.startswith(_ID_PREFIX) or len(peer) != PEER_NBYTES or not is_sound(peer):
+        raise PayloadError(f"libp2p id {raw[:40].hex()}: not an Ed25519 identity; only these take part")
+    return peer
+
+
+def peer_to_id(peer: PeerId) -> bytes:
+    """The libp2p id of a public key, as bytes."""
+    return _ID_PREFIX + peer
