@@ -72,7 +72,7 @@ def metrics_beside(directory: Path, where: tuple[str, int] | None, say: Callable
         return
     from anyio.from_thread import start_blocking_portal
 
-    from decentral.observe.prometheus import serve_metrics
+    from decentral.observe.metrics import serve_metrics
 
     opened: AsyncExitStack = AsyncExitStack()
     with start_blocking_portal() as portal:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import anyio
 import anyio.to_thread
 
-from decentral.observe.line import plain
+from decentral.observe.lines import plain
 
 PERIOD = 1.0  # s between two looks: as often as a peer writes its status
 

@@ -12,8 +12,7 @@ from decentral.dashboard.history import History
 from decentral.dashboard.rates import PeerRates
 from decentral.dashboard.view import View, events_of, learning_of, now_of, rounds_of
 from decentral.errors import DecentralError
-from decentral.observe.events import EVENTS_FILE
-from decentral.observe.follow import FileTail
+from decentral.observe.events import EVENTS_FILE, FileTail
 from decentral.observe.health import lost_sentence
 from decentral.observe.metrics import METRICS_FILE
 from decentral.observe.status import Status, is_lost, is_running, read_status

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from decentral.dashboard.history import History
-from decentral.observe.diagnostics.words import in_words
+from decentral.observe.diagnostics import in_words
 from decentral.observe.health import short_name
 from decentral.observe.report import dense_allreduce_nbytes
 from decentral.observe.status import ENDED, Status, presence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from decentral.observe.diagnostics.words import back_sentence, warning
+from decentral.observe.diagnostics import back_sentence, warning
 from decentral.observe.events import event_line
 from decentral.observe.health import alone_sentence, listed, short_name
 

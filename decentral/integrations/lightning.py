@@ -18,7 +18,7 @@ from decentral.errors import ConfigError
 from decentral.integrations.entered import Entered, check_goes_on, kept_of
 from decentral.integrations.joining import JoinKeywords, Run, check_keywords
 from decentral.integrations.world import World
-from decentral.observe.swarm_numbers import swarm_numbers
+from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
 
 try:

@@ -24,7 +24,7 @@ from decentral.integrations.entered import Entered, check_goes_on, kept_of
 from decentral.integrations.joining import JoinKeywords, Run, check_keywords, read_back, written_down
 from decentral.integrations.own_order import draw_in_own_order
 from decentral.integrations.world import World, check_whole
-from decentral.observe.swarm_numbers import swarm_numbers
+from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
 
 

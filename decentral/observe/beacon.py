@@ -15,7 +15,7 @@ from typing import Self
 from decentral.errors import DiskError
 from decentral.observe.health import health_sentence
 from decentral.observe.requests import Request, drop_requests, take_requests
-from decentral.observe.screen.terminal import Display
+from decentral.observe.screen import Display
 from decentral.observe.status import ProcessInfo, Status, write_status
 
 

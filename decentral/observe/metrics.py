@@ -5,12 +5,23 @@ bytes so far). ``step`` counts inner steps of this peer, ``tokens`` the tokens i
 ``seconds`` the wall time since it started.
 """
 
+from __future__ import annotations
+
+import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from decentral.observe.jsonlines import JsonLines, read_json_lines
+import anyio
+import anyio.abc
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from decentral.observe.lines import JsonLines, read_json_lines
+from decentral.observe.status import Status
 
 METRICS_FILE = "metrics.jsonl"
 Scope = Literal["inner", "outer"]
@@ -46,3 +57,132 @@ def read_metrics(directory: Path, scope: Scope | None = None) -> Iterator[dict[s
     for row in read_json_lines(directory / METRICS_FILE):
         if scope in (None, row.get("scope")):
             yield row
+
+
+# ---- prometheus ----
+#
+# Numbers of a running process for Prometheus, over HTTP: a scraper asks ``http://HOST:PORT/metrics``.
+#
+# ``/healthz`` says in one line how it is, with 200 while that is well and 503 else, for what restarts or alarms.
+#
+# One request per connection, one answer, closed. Whoever reaches the port can read the numbers and nothing else, and
+# can cost us no more than a few connections of a few seconds: so it is meant for localhost. That is why the server is
+# ours: prometheus_client's has a thread for each connection and waits for its request without end.
+
+_LONGEST = 8192  # bytes of a request's head
+_PATIENCE = 5.0  # s for all of it
+_AT_ONCE = 16  # connections; a scraper needs one
+
+Read = Callable[[], Iterable[Metric]]
+Health = Callable[[], tuple[bool, str]]  # whether it is well, and a line for people
+
+
+class _Now(Collector):
+    """The numbers of the moment, read when they are asked for."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        yield from self._read()
+
+
+def exposition(read: Read) -> bytes:
+    """All of them in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_Now(read))
+    return generate_latest(registry)
+
+
+async def serve_metrics(listener: anyio.abc.Listener[anyio.abc.SocketStream], read: Read, health: Health) -> None:
+    """Answer until cancelled; ``read`` gives the numbers of the moment, ``health`` the word."""
+    room = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def attend(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            if room.borrowed_tokens >= _AT_ONCE:
+                return
+            async with room:
+                with anyio.move_on_after(_PATIENCE):
+                    await _answer(stream, read, health)
+
+    await listener.serve(attend)
+
+
+async def _answer(stream: anyio.abc.SocketStream, read: Read, health: Health) -> None:
+    try:
+        await stream.send(_answer_to(await _head(stream), read, health))
+        await stream.send_eof()
+    except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        return
+
+
+def _answer_to(request: bytes, read: Read, health: Health) -> bytes:
+    method, _, rest = request.partition(b" ")
+    path, head_only = rest.partition(b" ")[0], method == b"HEAD"
+    if method not in (b"GET", b"HEAD") or path not in (b"/metrics", b"/", b"/healthz"):
+        return _response("404 Not Found", b"the numbers are at /metrics, one word at /healthz\n")
+    if path != b"/healthz":
+        return _response("200 OK", exposition(read), head_only=head_only)
+    well, line = health()
+    return _response("200 OK" if well else "503 Service Unavailable", f"{line}\n".encode(), head_only=head_only)
+
+
+async def _head(stream: anyio.abc.SocketStream) -> bytes:
+    request = b""
+    while b"\r\n\r\n" not in request and len(request) < _LONGEST:
+        request += await stream.receive(_LONGEST)
+    return request
+
+
+def _response(status: str, body: bytes, *, head_only: bool = False) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE_PLAIN_0_0_4}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if head_only else body)
+
+
+# ---- swarm numbers ----
+#
+# What a peer's status tells a tracker of experiments: numbers under ``swarm/``, the same wherever they are logged.
+
+PREFIX = "swarm/"
+
+
+def swarm_numbers(status: Status) -> dict[str, float]:
+    """Those of one moment; what is not known yet is not there.
+
+    Bytes are counted since the process began, in both directions over everything; ``contributed`` is the share of the
+    last 100 rounds that carry this peer's update; the figures of docs/diagnostics.md are of the newest round.
+    """
+    numbers: dict[str, float] = {
+        "round": status.round,
+        "inner_steps": status.inner_steps,
+        "members": len(status.members),
+        "bytes_sent": status.bytes_sent,
+        "bytes_received": status.bytes_received,
+        "bytes_per_round": status.bytes_per_round,
+        **status.diagnostics,
+    }
+    if status.rounds_seen:
+        numbers["contributed"] = status.rounds_contributed / status.rounds_seen
+    if status.usual_round_seconds is not None:
+        numbers["round_seconds"] = status.usual_round_seconds
+    for name in ("held_seconds", "checkpoint_held_seconds"):
+        if (seconds := getattr(status, name)) is not None:
+            numbers[name] = seconds
+    return {f"{PREFIX}{name}": float(value) for name, value in numbers.items()}
+
+
+# ---- figures ----
+#
+# Whether figures can be drawn here. Their library is an extra: it takes 96 MB, and a peer draws nothing.
+
+NO_FIGURE = "no figure was drawn: that takes matplotlib; pip install 'decentral[figures]'"
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed; it is not loaded by this."""
+    return importlib.util.find_spec("matplotlib") is not None

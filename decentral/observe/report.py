@@ -11,7 +11,7 @@ from rich.table import Table
 
 from decentral.errors import DiskError
 from decentral.observe.health import in_units
-from decentral.observe.line import plain
+from decentral.observe.lines import plain
 
 SUMMARY_FILE = "summary.json"
 FIGURE_FILE = "loss.png"

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from decentral.errors import DiskError, FolderInUse, UsageError, VersionError
-from decentral.observe.line import plain
+from decentral.observe.lines import plain
 
 STATUS_FILE = "status.json"
 STATUS_VERSION = 1

@@ -14,7 +14,7 @@ from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadErro
 from decentral.manifest import Manifest, check_methods, load_manifest
 from decentral.node.folder import kept_terms
 from decentral.node.node import RETRY
-from decentral.observe.screen.hints import hint_after, say
+from decentral.observe.screen import hint_after, say
 from decentral.peer.notebooks import run_apart
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import Hello, ask_hello

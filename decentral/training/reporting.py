@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import contributions, moves_anchor
 from decentral.errors import ConfigError
-from decentral.observe.diagnostics.watch import Watch
+from decentral.observe.diagnostics import Watch
 from decentral.replica.contribution import Contribution
 from decentral.replica.figures import Figures
 from decentral.rounds.gossip import Swapped

@@ -31,7 +31,7 @@ from decentral.lab.swarm import Course, LabWorld, lab_peers, swapping
 from decentral.lab.swarm.meeting import Met
 from decentral.lab.work.language import Language
 from decentral.manifest import Manifest, preset_manifest
-from decentral.observe.diagnostics.watch import Watch
+from decentral.observe.diagnostics import Watch
 from decentral.replica.contribution import Contribution
 from decentral.replica.figures import DEBT_RATIO, NEVER_SENT, Figures
 from decentral.replica.measures import Coverage, Distances, Measure, between, between_two, ratio

@@ -12,8 +12,8 @@ from click.testing import Result
 from decentral.cli import COMMANDS, main
 from decentral.manifest import load_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
+from decentral.observe.lines import pack_put_aside, put_aside
 from decentral.observe.requests import Request, take_requests
-from decentral.observe.rotation import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.laws.tables import PRESETS
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from decentral.manifest import preset_manifest
-from decentral.observe.compared.runs import BITS, LOSS, read_run
+from decentral.observe.compare import BITS, LOSS, read_run
 from decentral.observe.events import EventLog
 from decentral.observe.metrics import MetricsLog
 from decentral.observe.status import ProcessInfo, Status, write_status

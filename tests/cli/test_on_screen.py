@@ -15,7 +15,7 @@ from click.testing import Result
 
 from decentral.manifest import preset_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
-from decentral.observe.rotation import pack_put_aside, put_aside
+from decentral.observe.lines import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.observe.screen import Screen
 from tests.observe.terminals import OnTerminal

@@ -19,7 +19,7 @@ from decentral.cli.stopping import Stop
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.metrics import read_metrics
 from decentral.observe.requests import ask
-from decentral.observe.screen.terminal import PlainDisplay
+from decentral.observe.screen import PlainDisplay
 from decentral.observe.status import Status, read_status
 
 

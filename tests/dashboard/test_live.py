@@ -18,7 +18,7 @@ def test_what_comes_is_shown_and_what_was_there_is_read_once(
     folder: Folder, live_folder: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes read of the growing files, over a hundred looks, are their bytes."""
-    from decentral.observe.follow import FileTail
+    from decentral.observe.events import FileTail
 
     read, whole = [0], FileTail._read
 

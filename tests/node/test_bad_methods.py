@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from decentral.observe.notices import Notices
+from decentral.observe.health import Notices
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.pair_averaging import ADPSGD
 from decentral.rounds.gossip import Swapped

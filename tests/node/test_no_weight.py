@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from decentral.observe.notices import Notices
+from decentral.observe.health import Notices
 from decentral.replica.replica import OWED
 from decentral.replica.weights import NOBODY
 from tests.lab.learners import Learner

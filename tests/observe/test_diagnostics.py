@@ -11,11 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from decentral.cli.job.recording import of_status
 from decentral.cli.shown.status_numbers import text
-from decentral.observe.diagnostics.bands import BANDS
-from decentral.observe.diagnostics.watch import ROUNDS, Crossing, Watch
-from decentral.observe.diagnostics.words import in_words
-from decentral.observe.health import health_sentence
-from decentral.observe.notices import LASTS, Notices
+from decentral.observe.diagnostics import BANDS, ROUNDS, Crossing, Watch, in_words
+from decentral.observe.health import LASTS, Notices, health_sentence
 from decentral.observe.status import Status
 from decentral.replica.figures import (
     DEBT_RATIO,

@@ -2,9 +2,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from decentral.observe.events import EVENTS_FILE, EventLog
-from decentral.observe.follow import follow_events
-from decentral.observe.rotation import pack_put_aside, put_aside
+from decentral.observe.events import EVENTS_FILE, EventLog, follow_events
+from decentral.observe.lines import pack_put_aside, put_aside
 
 
 class Nothing(Exception):

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import DiskError
-from decentral.observe.jsonlines import JsonLines, read_json_lines
-from decentral.observe.line import MAX_LINE_NBYTES, to_line
+from decentral.observe.lines import MAX_LINE_NBYTES, JsonLines, read_json_lines, to_line
 
 
 def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from decentral.observe.screen.late_display import PATIENCE, LateDisplay
+from decentral.observe.screen import PATIENCE, LateDisplay
 from decentral.observe.status import Status
 
 

@@ -13,9 +13,9 @@ INVITE = "decentral join decentral1:" + "".join(chr(ord("a") + i % 26) for i in 
 WARNING = "3 rounds passed by: 30 inner steps are dropped, training goes on from the anchor"
 PROGRAM = f"""
 import logging, sys
-from decentral.observe.screen.log_lines import log_shown_on
+from decentral.observe.screen import log_shown_on
 from decentral.observe.status import Status
-from decentral.observe.screen.terminal import open_display
+from decentral.observe.screen import open_display
 
 members = tuple({{"peer": f"12D3KooW{{i:06}}", "round": 3, "path": "direct"}} for i in range(int(sys.argv[1])))
 display = open_display(sys.stderr, stop="Ctrl-C, or decentral leave --out decentral-run")

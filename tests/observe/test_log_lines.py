@@ -2,8 +2,7 @@ import io
 import logging
 
 from decentral.observe.health import alone_sentence
-from decentral.observe.screen.log_lines import log_shown_on
-from decentral.observe.screen.terminal import PlainDisplay
+from decentral.observe.screen import PlainDisplay, log_shown_on
 from decentral.observe.status import Status
 
 LOG = logging.getLogger("decentral.peer")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from decentral.observe.health import health_sentence
-from decentral.observe.notices import LASTS, Notices
+from decentral.observe.health import LASTS, Notices, health_sentence
 from decentral.observe.status import Status
 
 ME, A, B = "12D3KooWmyselfmyself", "12D3KooWaaaaaaaaaAAA", "12D3KooWbbbbbbbbbBBB"

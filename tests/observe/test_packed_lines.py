@@ -7,9 +7,7 @@ import pytest
 import zstandard
 
 from decentral.errors import DiskError
-from decentral.observe.jsonlines import JsonLines, read_json_lines
-from decentral.observe.line import MAX_LINE_NBYTES
-from decentral.observe.packed_lines import Damage, lines_of, pack_lines
+from decentral.observe.lines import MAX_LINE_NBYTES, Damage, JsonLines, lines_of, pack_lines, read_json_lines
 from decentral.state.durable import Disk
 
 

@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from decentral.cli.relay.numbers import numbers
-from decentral.observe.prometheus import exposition, serve_metrics
+from decentral.observe.metrics import exposition, serve_metrics
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.relay.circuit import HopStatus, RelayLimits
 from decentral.wire.keys import Signer

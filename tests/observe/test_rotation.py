@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from decentral.observe import rotation
-from decentral.observe.follow import FileTail
-from decentral.observe.jsonlines import JsonLines, read_json_lines
-from decentral.observe.packed_lines import pack_lines
-from decentral.observe.rotation import KEPT, opened, pack_put_aside, put_aside
+from decentral.observe import lines
+from decentral.observe.events import FileTail
+from decentral.observe.lines import KEPT, JsonLines, opened, pack_lines, pack_put_aside, put_aside, read_json_lines
 from decentral.simulate.machine.disk import RecordingDisk
 from decentral.simulate.machine.durability import crash_states
 from decentral.state.durable import Disk
@@ -211,7 +209,7 @@ def test_a_disk_too_full_to_pack_on_keeps_the_plain_file_and_lets_the_writer_go_
 
 
 def test_a_file_longer_than_a_packed_one_is_read_stays_plain(tmp_path, monkeypatch):
-    monkeypatch.setattr(rotation, "MAX_NBYTES", 100)
+    monkeypatch.setattr(lines, "MAX_NBYTES", 100)
     path = tmp_path / "x.jsonl"
     append(path, *range(50))
     rotate(path, RecordingDisk(tmp_path))

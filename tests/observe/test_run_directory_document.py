@@ -13,11 +13,9 @@ from decentral.cli.job.recording import HELD
 from decentral.node.folder import MANIFEST_FILE
 from decentral.node.upload import UPLOAD_FILE
 from decentral.observe.events import EVENTS_FILE
-from decentral.observe.jsonlines import MAX_FILE_NBYTES
+from decentral.observe.lines import KEPT, MAX_FILE_NBYTES, SUFFIX
 from decentral.observe.metrics import METRICS_FILE
-from decentral.observe.packed_lines import SUFFIX
 from decentral.observe.report import SUMMARY_FILE
-from decentral.observe.rotation import KEPT
 from decentral.observe.status import STATUS_FILE
 from decentral.replica.figures import NAMES
 from decentral.state.checkpoint import FROZEN

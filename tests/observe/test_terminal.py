@@ -8,7 +8,7 @@ from rich.console import Console
 
 from decentral.observe.beacon import Beacon
 from decentral.observe.requests import Request, ask
-from decentral.observe.screen.terminal import LiveDisplay, PlainDisplay, open_display, render
+from decentral.observe.screen import LiveDisplay, PlainDisplay, open_display, render
 from decentral.observe.status import Status, read_status
 
 STOP = "Ctrl-C, or decentral leave --out here"

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from decentral.errors import InviteError, NoPeersError
-from decentral.observe.screen.hints import hint_after, say
+from decentral.observe.screen import hint_after, say
 from decentral.peer.invitation import NOBODY, fetch, terms_of
 from decentral.peer.notebooks import run_apart
 from decentral.swarm.invite import Invite
@@ -78,7 +78,7 @@ def test_a_script_that_looks_for_a_run_says_so_and_what_may_be_wrong(
         told.set() if "nobody" in text else None
 
     monkeypatch.setattr("decentral.peer.invitation.hint_after", hinted)
-    monkeypatch.setattr("decentral.observe.screen.hints.say", said_by)
+    monkeypatch.setattr("decentral.observe.screen.say", said_by)
     gone = Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}",))
     with pytest.raises(NoPeersError):
         terms_of(str(gone), tmp_path / "out", "native", lan=False, join_timeout=0.5, quiet=quiet)

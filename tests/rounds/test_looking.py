@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from decentral.manifest import Manifest
-from decentral.observe.diagnostics.watch import ROUNDS
-from decentral.observe.notices import Notices
+from decentral.observe.diagnostics import ROUNDS
+from decentral.observe.health import Notices
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.contents import FrameContents
 from decentral.replica.figures import (

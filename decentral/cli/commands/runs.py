@@ -98,7 +98,7 @@ def join_command(
     """
     from decentral.cli.preflight import check_trained_here
     from decentral.cli.spoken import as_one_text, invite_of
-    from decentral.observe.screen.hints import hint_after
+    from decentral.observe.screen import hint_after
     from decentral.swarm.invite import Invite
 
     invite, arguments = as_one_text(invite, arguments)
@@ -165,9 +165,7 @@ def _trained(manifest: "Manifest", text: str, options: JobOptions, *, late: bool
     from decentral.cli.kernels import compile_for
     from decentral.cli.stopping import stop_signals
     from decentral.manifest import summary as describe
-    from decentral.observe.screen.late_display import LateDisplay
-    from decentral.observe.screen.log_lines import log_shown_on
-    from decentral.observe.screen.terminal import open_display
+    from decentral.observe.screen import LateDisplay, log_shown_on, open_display
 
     shows = partial(open_display, sys.stderr, stop=f"Ctrl-C, or decentral leave --out {options.out}")
     if not late:

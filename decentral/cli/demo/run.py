@@ -22,7 +22,7 @@ from decentral.cli.files import make_directory, write_text
 from decentral.cli.preflight import check_place
 from decentral.cli.stopping import Stop, stop_signals
 from decentral.errors import RoundFailed, UsageError
-from decentral.observe.figures import NO_FIGURE, can_draw
+from decentral.observe.metrics import NO_FIGURE, can_draw
 from decentral.observe.report import FIGURE_FILE, draw_figure, print_table, write_summary
 from decentral.observe.status import check_free
 

@@ -17,7 +17,7 @@ from decentral.manifest import summary
 from decentral.node.follower import Anchor
 from decentral.observe.beacon import Beacon
 from decentral.observe.requests import FOLLOWERS_TOO, Request, only_follows
-from decentral.observe.screen.hints import hint_after
+from decentral.observe.screen import hint_after
 from decentral.observe.status import Status
 from decentral.peer.follower.following import Following, follow
 from decentral.state.delta import AnchorFolder

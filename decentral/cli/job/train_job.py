@@ -26,7 +26,7 @@ from decentral.manifest import Manifest
 from decentral.node.folder import has_begun
 from decentral.observe.beacon import Beacon
 from decentral.observe.report import read_summary
-from decentral.observe.screen.terminal import Display
+from decentral.observe.screen import Display
 from decentral.observe.status import Status
 from decentral.preferences.controls import Controls
 from decentral.swarm.identity import Identity

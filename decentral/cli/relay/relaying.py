@@ -16,7 +16,7 @@ from decentral.cli.metrics_port import host_and_port, metrics_socket
 from decentral.cli.relay.numbers import numbers
 from decentral.cli.stopping import Stop, stop_signals
 from decentral.errors import UsageError
-from decentral.observe.prometheus import serve_metrics
+from decentral.observe.metrics import serve_metrics
 from decentral.swarm.identity import Identity
 from decentral.transport.base import check_listen
 from decentral.transport.native.tcp import endpoint

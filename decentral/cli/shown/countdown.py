@@ -32,7 +32,7 @@ class Countdown:
 
     def __call__(self, share: float) -> None:
         """``share``: from 0 to 1. It never goes back: who is furthest may crash, and what is done is done."""
-        from decentral.observe.screen.bar import bar  # here: who asks for help loads nothing of observe
+        from decentral.observe.screen import bar  # here: who asks for help loads nothing of observe
 
         now = self._clock()
         share = self._furthest = max(self._furthest, share)

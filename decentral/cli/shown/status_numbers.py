@@ -5,8 +5,8 @@ from typing import Any
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from decentral.observe.diagnostics.bands import BANDS
-from decentral.observe.prometheus import exposition
+from decentral.observe.diagnostics import BANDS
+from decentral.observe.metrics import exposition
 from decentral.observe.status import STATES, Status
 from decentral.replica.figures import NAMES
 

@@ -15,7 +15,7 @@ from decentral.cli.support.redaction import Redaction
 from decentral.errors import DiskError, UsageError
 from decentral.node.folder import TOKEN_FILE
 from decentral.observe.events import read_events
-from decentral.observe.jsonlines import read_json_lines
+from decentral.observe.lines import read_json_lines
 from decentral.observe.metrics import METRICS_FILE
 from decentral.observe.status import STATUS_FILE
 

@@ -6,8 +6,7 @@ import logging
 from pathlib import Path
 
 from decentral.observe.events import EventLog
-from decentral.observe.health import alone_sentence
-from decentral.observe.notices import Notices
+from decentral.observe.health import Notices, alone_sentence
 from decentral.peer.settings import Observer
 
 logger = logging.getLogger("decentral.peer")

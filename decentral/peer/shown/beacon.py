@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from decentral.observe.beacon import Beacon
-from decentral.observe.screen.log_lines import log_shown_on
-from decentral.observe.screen.terminal import PlainDisplay
+from decentral.observe.screen import PlainDisplay, log_shown_on
 from decentral.observe.status import Status
 from decentral.peer.settings import Settings
 from decentral.preferences.controls import Controls, Steered

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from decentral.observe.metrics import swarm_numbers
 from decentral.observe.status import Status
-from decentral.observe.swarm_numbers import swarm_numbers
 
 
 class Tracked(Protocol):

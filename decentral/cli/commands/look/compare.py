@@ -12,7 +12,7 @@ import click
 from decentral.cli.options import as_json
 
 if TYPE_CHECKING:
-    from decentral.observe.compared.runs import SeenRun
+    from decentral.observe.compare import SeenRun
 
 _OF_EVERY_RUN = ("run.name", "run.salt")  # differ between any two runs, and say nothing
 _MOST = 8  # runs: their columns still fit a wide terminal
@@ -37,9 +37,8 @@ def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) 
     $ decentral compare sparse dense --figure both.png
     """
     from decentral.manifest import differing
-    from decentral.observe.compared.figure import draw
-    from decentral.observe.compared.runs import common_kind, names_of, read_run
-    from decentral.observe.figures import NO_FIGURE, can_draw
+    from decentral.observe.compare import common_kind, draw, names_of, read_run
+    from decentral.observe.metrics import NO_FIGURE, can_draw
 
     if not 2 <= len(directories) <= _MOST:
         raise click.UsageError(f"you named {len(directories)}; name 2 to {_MOST} run directories")

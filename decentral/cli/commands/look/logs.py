@@ -42,7 +42,7 @@ def logs_command(
     """
     from decentral.errors import UsageError
     from decentral.observe.events import EVENTS_FILE, event_line, read_events
-    from decentral.observe.rotation import there
+    from decentral.observe.lines import there
 
     if not there(remember(context, directory) / EVENTS_FILE):
         raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
@@ -68,7 +68,7 @@ def _without(event: str | None) -> tuple[str, ...]:
 def _follow(directory: Path, last: int, event: str | None, begin: float, shape: Callable[[dict[str, Any]], str]) -> int:
     """Print events as they come, until the peer ends; returns the exit code, Ctrl-C's when that ended it before."""
     from decentral.cli.failure import INTERRUPTED
-    from decentral.observe.follow import follow_events
+    from decentral.observe.events import follow_events
 
     nobody = threading.Event()
     try:

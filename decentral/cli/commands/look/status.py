@@ -83,7 +83,7 @@ def _losses(status: "Status") -> str:
 
 def _diagnostics(status: "Status") -> str:
     """What the newest round told of the swarm, and which figures are not as usual."""
-    from decentral.observe.diagnostics.words import in_words
+    from decentral.observe.diagnostics import in_words
 
     part = ", of the part that this peer sums" if status.diagnosed_part else ""
     out = f"; out of band: {', '.join(status.out_of_band)}" if status.out_of_band else ""

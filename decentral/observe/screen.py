@@ -1,12 +1,13 @@
-"""What a running peer shows: a live view on a terminal, one plain line per round anywhere else.
+"""What a running peer shows on a screen, in a live view or in plain lines."""
 
-Both write to stderr, because stdout belongs to results. Both say how to stop. Colours follow
-``NO_COLOR``.
-"""
+from __future__ import annotations
 
+import logging
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import IO, Protocol
 
 from rich.console import Console, Group
@@ -15,8 +16,27 @@ from rich.table import Table
 from rich.text import Text
 
 from decentral.observe.health import health_sentence, health_word, in_time, in_units, round_line, short_name
-from decentral.observe.screen.bar import bar
 from decentral.observe.status import Status, presence
+
+# ---- bar ----
+#
+# A bar of plain characters, for people: the same wherever one is shown.
+
+WIDTH = 20  # characters between its ends
+
+
+def bar(share: float, width: int = WIDTH) -> str:
+    """``[#####---------------]`` for a quarter; ``share`` from 0 to 1."""
+    done = int(width * min(1.0, max(0.0, share)))
+    return f"[{'#' * done}{'-' * (width - done)}]"
+
+
+# ---- terminal ----
+#
+# What a running peer shows: a live view on a terminal, one plain line per round anywhere else.
+#
+# Both write to stderr, because stdout belongs to results. Both say how to stop. Colours follow
+# ``NO_COLOR``.
 
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
 _JUST_NOW = 5.0  # s in which a line that was logged is not said again by the status
@@ -201,3 +221,131 @@ def _members(status: Status, num_shown: int) -> Table:
     if hidden > 0:
         table.add_row(f"and {hidden} more", "", "", "")
     return table
+
+
+# ---- hints ----
+#
+# A word on the screen for somebody that waits longer than usual.
+
+
+@contextmanager
+def hint_after(seconds: float, text: str) -> Iterator[None]:
+    """Say ``text`` on stderr, once, when the block has lasted so long."""
+    timer = threading.Timer(seconds, say, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def say(text: str) -> None:
+    """A line on stderr, whoever still reads that."""
+    if sys.stderr is None:  # a process without any, as pythonw
+        return
+    with suppress(OSError, ValueError):  # closed, or on a disk that is full
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+# ---- late display ----
+#
+# What a peer shows that joins a run which is over: nothing but its end, as there is nothing to get ready for.
+
+PATIENCE = 15.0  # s until somebody that waits is told for what
+_FETCHING = "the run is over: fetching its last state ..."
+_OF_THE_END = ("starting", "syncing", "done")  # what such a peer goes through
+
+
+class LateDisplay:
+    """Keeps still; the display of a peer that trains opens when anything else comes, for others' word may be wrong."""
+
+    def __init__(
+        self, stream: IO[str], open_: Callable[[], Display], *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream, self._open, self._monotonic = stream, open_, monotonic
+        self._began = monotonic()
+        self._told = False
+        self._display: Display | None = None
+
+    def show(self, status: Status) -> None:
+        """Nothing of an end as it should be, but a line when that takes long."""
+        if self._display is None and (status.problem or status.state not in _OF_THE_END):
+            self._display = self._open()
+        if self._display is not None:
+            self._display.show(status)
+        elif status.state != "done" and not self._told and self._monotonic() - self._began >= PATIENCE:
+            self._told = True
+            self.say(_FETCHING)
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        if self._display is not None:
+            self._display.say(text)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def result(self, text: str) -> None:
+        """One line on stdout."""
+        if self._display is not None:
+            self._display.result(text)
+        else:
+            write_out(text)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        if self._display is not None:
+            self._display.close()
+
+
+# ---- log lines ----
+#
+# The library's own log, ``logging.getLogger("decentral...")``, as lines of a display.
+#
+# A handler that wrote to stderr by itself would tear the live view, and be wiped off by it.
+
+
+@contextmanager
+def log_shown_on(display: Display) -> Iterator[None]:
+    """Inside the block warnings and errors that are logged are said on ``display``, too, and what is logged for it."""
+    log, handler = logging.getLogger("decentral"), _Lines(display)
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or _is_plain(record))
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, display: Display) -> None:
+        super().__init__()
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it; a message that cannot be formatted is logging's own business."""
+        try:
+            for line in f"{_word(record)}{self.format(record)}".splitlines():
+                self._display.say(_printable(line))
+        except Exception:  # noqa: BLE001  as every handler does: what is logged must never end what logs it
+            self.handleError(record)
+
+
+def _word(record: logging.LogRecord) -> str:
+    """What stands before a line; nothing before what is no complaint (``extra={"plain": True}``)."""
+    if _is_plain(record):
+        return ""
+    return "error: " if record.levelno >= logging.ERROR else "warning: "  # hivemind gives the levels other names
+
+
+def _is_plain(record: logging.LogRecord) -> bool:
+    return bool(getattr(record, "plain", False))
+
+
+def _printable(line: str) -> str:
+    """Without what could steer a terminal: a peer may have chosen a part of the words."""
+    return "".join(c if c.isprintable() else "?" for c in line)

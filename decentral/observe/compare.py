@@ -6,18 +6,20 @@ of one's own leaves ``events.jsonl``: there a point is what ``peer.log`` was giv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from decentral.errors import UsageError
+from decentral.errors import DiskError, UsageError
 from decentral.manifest import Manifest, load_manifest
 from decentral.observe.events import EVENTS_FILE
-from decentral.observe.jsonlines import read_json_lines
+from decentral.observe.lines import read_json_lines
 from decentral.observe.metrics import METRICS_FILE, read_metrics
 from decentral.observe.status import STATUS_FILE, Status, read_status
+
+__all__ = ["draw"]
 
 BITS, LOSS = "held-out bits per byte", "training loss"
 TERMS = "run.toml"
@@ -124,3 +126,36 @@ def names_of(runs: Iterable[SeenRun]) -> list[str]:
     several = list(runs)
     names = [run.directory.name for run in several]
     return [run.directory.name if names.count(run.directory.name) == 1 else str(run.directory) for run in several]
+
+
+# ---- figure ----
+#
+# Runs side by side as one figure: what was reached over inner steps, and over what was sent.
+
+
+def draw(path: Path, curves: Mapping[str, Sequence[Point]], *, kind: str) -> None:
+    """Write a PNG of one line for each run; over hours where no run tells its bytes. Raises DiskError."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # 0.5 s to import: only who draws pays
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    _lines(left, curves, "inner steps of this peer", lambda point: point.steps)
+    if all(point.nbytes is None for points in curves.values() for point in points):
+        _lines(right, curves, "hours", lambda point: point.seconds / 3600)
+    else:
+        _lines(right, curves, "MB sent by this peer", lambda point: (point.nbytes or 0.0) / 1e6)
+    left.set_ylabel(kind)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:  # a name without a picture's ending, too
+        raise DiskError(f"{path}: the figure cannot be written ({error}); name another file with --figure") from error
+
+
+def _lines(axes: Any, curves: Mapping[str, Sequence[Point]], label: str, spent: Callable[[Point], float]) -> None:
+    for name, points in curves.items():
+        axes.plot([spent(point) for point in points], [point.value for point in points], label=name, marker=".")
+    axes.set_xlabel(label)
+    axes.legend()
+    axes.grid(alpha=0.3)

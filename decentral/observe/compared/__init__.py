@@ -1,1 +1,0 @@
-"""Runs side by side, from what their peers left behind."""
