@@ -3,7 +3,7 @@
 import click
 
 from decentral.errors import ConfigError
-from decentral.preferences.hours import Hours
+from decentral.preferences.preferences import Hours
 from decentral.quantities import parse_count, parse_rate, parse_seconds, parse_share, parse_size
 
 

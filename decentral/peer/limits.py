@@ -10,8 +10,7 @@ import torch
 from decentral.node.upload import DailyUpload, checked
 from decentral.peer.participation import Participation
 from decentral.peer.settings import Settings
-from decentral.preferences.duty import Duty
-from decentral.preferences.preferences import Preferences
+from decentral.preferences.preferences import Duty, Preferences
 from decentral.tensors.threads import ThreadsWanted
 from decentral.transport.throttle import Caps
 

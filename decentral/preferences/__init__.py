@@ -3,7 +3,6 @@
 Pure but for ``computer.py``, which looks at the computer. Nothing here knows of rounds or peers.
 """
 
-from decentral.preferences.hours import Hours
-from decentral.preferences.preferences import SETTINGS, Preferences, changed, reasons_to_wait
+from decentral.preferences.preferences import SETTINGS, Hours, Preferences, changed, reasons_to_wait
 
 __all__ = ["SETTINGS", "Hours", "Preferences", "changed", "reasons_to_wait"]

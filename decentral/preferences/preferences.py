@@ -2,14 +2,83 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, time, timedelta
 from typing import Any, Literal
 
 from decentral.errors import ConfigError, UsageError
-from decentral.preferences.hours import ALWAYS, Hours
 from decentral.quantities import parse_rate, parse_share, parse_size
+
+# ---- hours ----
+#
+# Hours of the day in which a machine may train: ``22:00-07:00``, several with commas between, local time.
+
+_SPAN = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
+_HINT = "write 22:00-07:00, or 12:00-13:30,22:00-07:00, or always"
+_DAY = 24 * 60  # minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """Spans of minutes since midnight, each [begin, end); one that ends before it begins goes over midnight."""
+
+    spans: tuple[tuple[int, int], ...] = ()  # none: always
+
+    @classmethod
+    def parse(cls, text: str) -> Hours:
+        """Raises ConfigError, which shows how hours are written."""
+        if text.strip().lower() == "always":
+            return cls()
+        return cls(tuple(_span(part.strip()) for part in text.split(",")))
+
+    def __str__(self) -> str:
+        return ",".join(f"{_clock(begin)}-{_clock(end)}" for begin, end in self.spans) or "always"
+
+    def are_open(self, at: datetime) -> bool:
+        """Whether ``at``, local time, lies in one of them."""
+        minute = at.hour * 60 + at.minute
+        return not self.spans or any((minute - begin) % _DAY < (end - begin) % _DAY for begin, end in self.spans)
+
+    def next_opening(self, at: datetime) -> datetime:
+        """When the next span begins, strictly after ``at``; ``at`` itself for ``always``."""
+        if not self.spans:
+            return at
+        today = datetime.combine(at.date(), time(), tzinfo=at.tzinfo)
+        days = (today, today + timedelta(days=1))
+        return min(day + timedelta(minutes=begin) for day in days for begin, _ in self.spans if _after(day, begin, at))
+
+
+ALWAYS = Hours()
+
+
+def _after(day: datetime, begin: int, at: datetime) -> bool:
+    return day + timedelta(minutes=begin) > at
+
+
+def _span(text: str) -> tuple[int, int]:
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text[:40]!r} are no hours; {_HINT}")
+    begin, end = _minute(found[1], found[2]), _minute(found[3], found[4])
+    if begin == end:
+        raise ConfigError(f"{text[:40]!r} begins when it ends; {_HINT}")
+    return begin, end
+
+
+def _minute(hour: str, minute: str) -> int:
+    total = int(hour) * 60 + int(minute)
+    if int(minute) >= 60 or total > _DAY:
+        raise ConfigError(f"'{hour}:{minute}' is no time of day; {_HINT}")
+    return total % _DAY
+
+
+def _clock(minute: int) -> str:
+    return f"{minute // 60:02d}:{minute % 60:02d}"
+
+
+# ---- preferences ----
 
 IN_USE = 180.0  # s since a key was pressed for which a machine is in use; BOINC's default
 LEAST_MEMORY = 100_000_000  # bytes: Python with torch takes more before there is a model
@@ -123,3 +192,39 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "only-when-idle": _one_of(on=True, off=False),
 }
 SETTINGS = tuple(_READ)
+
+# ---- duty ----
+#
+# Rest after each inner step, so that a machine computes for a share of the time only: less power, heat and noise.
+#
+# BOINC's "use at most so much of the CPU time". A limit in watts is the driver's, for all programs of a machine, and
+# asks for an administrator (``nvidia-smi -pl``); this one is a peer's own, on every device.
+
+_LONG = 3.0  # times the usual step: what takes longer was a pause, or an evaluation, and earns no longer rest
+_FORGET = 0.2  # weight of the newest step in what is usual
+
+
+class Duty:
+    """``share`` of the time is computed; 1: no rest. Any thread may set it, the training thread rests."""
+
+    def __init__(self, clock: Callable[[], float], settle: Callable[[], None]) -> None:
+        """``settle`` returns once the device has done all that it was given: its work is no rest."""
+        self.share = 1.0
+        self._clock, self._settle = clock, settle
+        self._began: float | None = None  # when it last went on computing
+        self._usual: float | None = None  # s of a step
+
+    def worked(self) -> float:
+        """Seconds to rest for, now that a step is over."""
+        if self.share >= 1.0 or self._began is None:
+            return 0.0
+        self._settle()
+        took = self._clock() - self._began
+        if self._usual is not None:
+            took = min(took, _LONG * self._usual)
+        self._usual = took if self._usual is None else self._usual + _FORGET * (took - self._usual)
+        return took * (1.0 / self.share - 1.0)
+
+    def goes_on(self) -> None:
+        """The next step begins now."""
+        self._began = self._clock()

@@ -9,7 +9,7 @@ from click.testing import Result
 
 from decentral.manifest import preset_manifest
 from decentral.observe.status import ProcessInfo, Status, write_status
-from decentral.preferences.kept import read_settings
+from decentral.preferences.controls import read_settings
 
 Run = Callable[..., Result]
 

@@ -10,8 +10,7 @@ import pytest
 from decentral.observe.requests import Request
 from decentral.observe.status import Status
 from decentral.preferences import Hours, Preferences
-from decentral.preferences.computer import Computer, OthersLoad, unused_seconds
-from decentral.preferences.controls import Controls
+from decentral.preferences.controls import Computer, Controls, OthersLoad, unused_seconds
 from decentral.preferences.preferences import SETTINGS, Seen, changed, reasons_to_wait, spelled
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

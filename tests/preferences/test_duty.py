@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decentral.preferences.duty import Duty
+from decentral.preferences.preferences import Duty
 
 
 class Machine:

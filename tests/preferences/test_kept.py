@@ -13,8 +13,14 @@ from decentral.errors import ConfigError, DiskError
 from decentral.observe.requests import Request
 from decentral.observe.status import Status
 from decentral.preferences import Hours, Preferences
-from decentral.preferences.controls import Controls
-from decentral.preferences.kept import SETTINGS_FILE, KeptSettings, keep_setting, read_settings, write_settings
+from decentral.preferences.controls import (
+    SETTINGS_FILE,
+    Controls,
+    KeptSettings,
+    keep_setting,
+    read_settings,
+    write_settings,
+)
 from tests.preferences.test_controls import WRITTEN, Noted, Room
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

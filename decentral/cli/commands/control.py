@@ -132,7 +132,7 @@ def _runs(directory: Path) -> bool:
 
 
 def _keep(directory: Path, key: str, value: str, as_json: bool) -> None:
-    from decentral.preferences.kept import keep_setting
+    from decentral.preferences.controls import keep_setting
 
     keep_setting(directory, key, value)
     kept = {"kept": "set", "key": key, "value": value}

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from decentral.preferences.hours import ALWAYS, Hours
-from decentral.preferences.preferences import Preferences
+from decentral.preferences.preferences import ALWAYS, Hours, Preferences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from decentral.cli.job.training_context import TrainingContext
 from decentral.observe.status import Status
 from decentral.peer.limits import settle_device
-from decentral.preferences.duty import Duty
-from decentral.preferences.preferences import Preferences
+from decentral.preferences.preferences import Duty, Preferences
 from decentral.tensors.threads import ThreadsWanted
 
 if TYPE_CHECKING:

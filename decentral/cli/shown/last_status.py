@@ -25,7 +25,7 @@ def read_peer(directory: Path) -> "tuple[Status, bool]":
 def _with_settings(status: "Status", directory: Path) -> "Status":
     """What was set since its process ended holds for the next one."""
     from decentral.errors import ConfigError
-    from decentral.preferences.kept import read_settings
+    from decentral.preferences.controls import read_settings
     from decentral.preferences.preferences import Preferences, changed, spelled
 
     with suppress(ConfigError):  # the next start says what is wrong with the file
