@@ -14,7 +14,7 @@ from decentral.errors import ConfigError, DiskError, FolderInUse
 
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
-    from decentral.tasks.survey import Survey
+    from decentral.tasks.evaluate import Survey
 
 # What a run directory holds before a peer has learnt, voted or fetched anything: worth nothing yet.
 _WORTHLESS = (
@@ -34,7 +34,7 @@ def look_over(directory: Path, listen: Sequence[str], relays: Sequence[str], dat
     """What ``--data`` names. Raises UsageError, ListenError, DiskError or DataError; nothing was written."""
     from decentral.observe.status import check_free
     from decentral.peer.network_setup import check_relays
-    from decentral.tasks.survey import survey
+    from decentral.tasks.evaluate import survey
     from decentral.transport.base import check_listen
 
     check_place(directory)

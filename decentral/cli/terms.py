@@ -10,7 +10,7 @@ from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.manifest.presets import justified
 
 if TYPE_CHECKING:
-    from decentral.tasks.survey import Survey
+    from decentral.tasks.evaluate import Survey
 
 # option of init -> table and key of the manifest
 KEYS = {

@@ -15,9 +15,7 @@ import torch
 
 import decentral
 from decentral.errors import ConfigError
-from decentral.integrations.entered import Entered, check_goes_on, kept_of
-from decentral.integrations.joining import JoinKeywords, Run, check_keywords
-from decentral.integrations.world import World
+from decentral.integrations.callbacks import Entered, JoinKeywords, Run, World, check_goes_on, check_keywords, kept_of
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
 

@@ -20,10 +20,19 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import CallbackHandler, ExportableState
 
 import decentral
-from decentral.integrations.entered import Entered, check_goes_on, kept_of
-from decentral.integrations.joining import JoinKeywords, Run, check_keywords, read_back, written_down
-from decentral.integrations.own_order import draw_in_own_order
-from decentral.integrations.world import World, check_whole
+from decentral.integrations.callbacks import (
+    Entered,
+    JoinKeywords,
+    Run,
+    World,
+    check_goes_on,
+    check_keywords,
+    check_whole,
+    draw_in_own_order,
+    kept_of,
+    read_back,
+    written_down,
+)
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
 

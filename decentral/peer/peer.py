@@ -37,7 +37,7 @@ from decentral.peer.standing import Standing
 from decentral.peer.startup import Startup
 from decentral.preferences.preferences import Preferences
 from decentral.swarm.lan import Lan
-from decentral.tasks.shards import ShardPlace, seed_of, shard
+from decentral.tasks.batches import ShardPlace, seed_of, shard
 from decentral.training.inner import InnerSteps
 from decentral.training.outer_loop import LoopControl
 from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
@@ -147,7 +147,7 @@ class Peer:
             batch_size: items behind one inner step of this peer, all its processes together. It tells a newcomer, or a
                 peer that starts again, how far the others are in the pass.
 
-        While the members stay the same, no index is drawn twice in a pass; `decentral.tasks.shards` says what holds
+        While the members stay the same, no index is drawn twice in a pass; `decentral.tasks.batches` says what holds
         when they change. A loader that accelerate prepares shares the part among the processes of the peer.
         """
         return shard(dataset, batch_size, self.manifest.digest, lambda: self._place)

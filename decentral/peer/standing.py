@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decentral.manifest import Manifest
 from decentral.node.node import Node
-from decentral.tasks.shards import ShardPlace
+from decentral.tasks.batches import ShardPlace
 from decentral.wire.keys import PeerId
 
 

@@ -4,11 +4,16 @@ Nothing is downloaded: every Python carries about 12 MB of its own source, real 
 The last part of the row is held out for evaluation; batches are drawn from the rest only.
 """
 
+from __future__ import annotations
+
+import json
+import math
 import os
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,3 +137,94 @@ def _read_until(nbytes: int, files: Iterable[Path]) -> Iterator[bytes]:
         text = file.read_bytes()
         nbytes -= len(text)
         yield text
+
+
+# ---- shuffle ----
+#
+# A shuffled order of any length without a list of it: the same on every machine, whatever its version of torch.
+#
+# An index is written in two digits, one of which is moved by a hash of the other, six times in turn; a result beyond
+# the length goes through again. Every index comes once, and no peer has to hold eight bytes for each.
+#
+# Source: Feistel networks as in Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
+
+_ROUNDS = 6
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """A permutation of ``range(length)`` that follows from ``seed``, any 64 bits."""
+
+    length: int
+    seed: int
+
+    def __getitem__(self, place: int) -> int:
+        """The index at ``place``, 0 <= place < length; about 5 microseconds."""
+        high = math.isqrt(self.length - 1) + 1
+        low = -(-self.length // high)
+        while True:
+            one, other = divmod(place, low)
+            for round_ in range(0, _ROUNDS, 2):
+                one = (one + _hash(self.seed, round_, other)) % high
+                other = (other + _hash(self.seed, round_ + 1, one)) % low
+            place = one * low + other
+            if place < self.length:  # beyond it are at most ``high`` places: rarely a second time
+                return place
+
+
+def _hash(seed: int, round_: int, digit: int) -> int:
+    """The finalizer of splitmix64 (Steele, Lea and Flood, 2014) over all three."""
+    mixed = (seed + (round_ + 1) * 0x9E3779B97F4A7C15 + digit * 0xD1B54A32D192ED03) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+# ---- byte tokenizer ----
+#
+# A tokenizer for models over bytes, as files that ``transformers.AutoTokenizer`` opens: the ids are the bytes.
+#
+# Training reads bytes and needs none (tasks/corpus.py). Who opens an exported model does: byte-level BPE without a
+# merge is exactly that, so no network and no code of ours is needed. Its alphabet has a printable character for each
+# byte.
+#
+# Source of the alphabet: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (encoder.py).
+
+NUM_BYTES = 256
+_PRINTABLE = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1))
+
+
+def tokenizer_files(config: Mapping[str, Any]) -> dict[str, str]:
+    """File names and their texts for a transformers configuration; none for a model whose tokens are not bytes."""
+    if config.get("vocab_size") != NUM_BYTES:
+        return {}
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.get("max_position_embeddings"),
+        "clean_up_tokenization_spaces": False,
+    }
+    return {"tokenizer.json": _text(_tokenizer()), "tokenizer_config.json": _text(about)}
+
+
+def alphabet() -> list[str]:
+    """The character that stands for each byte: itself where it is printable, else the next one from 256 on."""
+    others = (byte for byte in range(NUM_BYTES) if byte not in _PRINTABLE)
+    moved = {byte: chr(NUM_BYTES + index) for index, byte in enumerate(others)}
+    return [moved.get(byte, chr(byte)) for byte in range(NUM_BYTES)]
+
+
+def _tokenizer() -> dict[str, Any]:
+    by_byte = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    vocab = {character: byte for byte, character in enumerate(alphabet())}
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": by_byte,
+        "decoder": by_byte,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2) + "\n"

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Final
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from decentral.errors import ConfigError
-from decentral.manifest.terms import EXPERTS_PER_TOKEN, Model
+from decentral.manifest.terms import EXPERTS_PER_TOKEN, INNER_OPTIMIZERS, Model
 
 __all__ = ["VOCAB", "LanguageModelConfig", "config_of_size", "parameters_of"]
 
@@ -126,3 +130,60 @@ def _smallest() -> int:
 
 def _largest() -> int:
     return parameters_of(LanguageModelConfig(hidden=WIDEST, layers=DEEPEST, heads=WIDEST // HEAD))
+
+
+# ---- presets ----
+#
+# The demo's numbers, plain values without torch. How each was chosen: experiments/demo_tuning/README.md.
+#
+# Spelled as tables of a manifest: ``preset_manifest(method, **demo_tables(method))``.
+
+Tables = dict[str, dict[str, Any]]  # Any: values of every key
+
+# 635,776 parameters, 50 to 60 ms per inner step on one core of a 2020s server when nothing else runs.
+DEMO_MODEL: Final[dict[str, int]] = {"hidden": 128, "layers": 3, "heads": 4, "context": 128}
+
+# AdamW at the rate where the solo baseline itself is best, so that the swarm does not win by a bad baseline.
+DEMO_INNER: Final[dict[str, Any]] = {"learning_rate": 1e-3, "weight_decay": 0.1, "warmup": 20, "clip": 1.0}
+_ADAMW: Final = INNER_OPTIMIZERS["adamw"].keys
+DEMO_BETAS: Final[tuple[float, float]] = (_ADAMW["beta1"], _ADAMW["beta2"])
+DEMO_BATCH_SIZE: Final[int] = 4
+
+DEMO_STEPS: Final[int] = 25  # H, inner steps per round: 4 to 6 s with all peers on two cores
+
+
+def demo_tables(method: str) -> Tables:
+    """What the demo changes in the preset of this name: what all share, then what the preset says of a demo."""
+    from decentral.optimizers import presets  # torch
+
+    chosen = presets().get(method)
+    own = {} if chosen is None else chosen.demo
+    inner = {"steps": DEMO_STEPS, **DEMO_INNER}
+    shared: Tables = {"model": dict(DEMO_MODEL), "data": {"batch_size": DEMO_BATCH_SIZE}, "inner": inner}
+    return {table: {**shared.get(table, {}), **own.get(table, {})} for table in [*shared, *(own.keys() - shared)]}
+
+
+# ---- schedule ----
+#
+# The inner learning rate: a linear warm-up, then constant, because a swarm's run has no known last step.
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Factor on the learning rate at an inner step, from 0: (step + 1) / num_steps, at most 1."""
+
+    num_steps: int  # 0: no warm-up
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 0:
+            raise ConfigError(f"warmup = {self.num_steps}: must be 0 or more inner steps")
+
+    def __call__(self, step: int) -> float:
+        """Factor for the inner step that comes after ``step`` others."""
+        return min(1.0, (step + 1) / max(1, self.num_steps))
+
+
+def warm_up(optimizer: Optimizer, num_steps: int) -> LambdaLR:
+    """Rise over ``num_steps`` inner steps, then stay. Its state_dict is plain numbers."""
+    factor = WarmUp(num_steps)
+    return LambdaLR(optimizer, lambda step: factor(step))

@@ -36,7 +36,7 @@ from decentral.replica.contribution import Contribution
 from decentral.replica.figures import DEBT_RATIO, NEVER_SENT, Figures
 from decentral.replica.measures import Coverage, Distances, Measure, between, between_two, ratio
 from decentral.tasks.corpus import load_corpus
-from decentral.tasks.presets import demo_tables
+from decentral.tasks.sizing import demo_tables
 
 FIRST = 10  # rounds that are left out of the quantiles
 FAULTS = ("none", "rate", "uneven", "twins", "outer", "thin", "kept")

@@ -26,8 +26,7 @@ from decentral.peer import join
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.language_model import build_language_model
-from decentral.tasks.presets import demo_tables
-from decentral.tasks.sizing import LanguageModelConfig
+from decentral.tasks.sizing import LanguageModelConfig, demo_tables
 
 STEPS = 60  # per block
 

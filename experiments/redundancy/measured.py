@@ -20,10 +20,9 @@ import torch
 from decentral.flow.schedule import in_thread
 from decentral.manifest import Redundancy
 from decentral.redundancy.erasure import joined, pieces_of
-from decentral.redundancy.giver import Giver, WayOut
+from decentral.redundancy.giver import Giver, WayOut, packed, unpacked
 from decentral.redundancy.keeper import Keeper
 from decentral.redundancy.labels import CHUNK_NBYTES, Label, Seals
-from decentral.redundancy.packing import packed, unpacked
 from decentral.redundancy.recovery import Recovery
 from decentral.state.checkpoint import flatten
 from decentral.swarm.identity import Identity

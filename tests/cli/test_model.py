@@ -14,7 +14,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from decentral.cli.commands.model import _HARMLESS, _streamed
-from decentral.tasks.generating import continued
+from decentral.tasks.evaluate import continued
 from tests.cli.test_export import kept, small_model
 
 Run = Callable[..., Result]

@@ -11,10 +11,9 @@ from click.testing import Result
 
 from decentral.cli.job.training_context import set_up
 from decentral.errors import ConfigError
-from decentral.tasks.language_model import build_language_model
+from decentral.tasks.language_model import build_language_model, put_in
 from decentral.tasks.sizing import LanguageModelConfig
 from decentral.tasks.trained_model import open_trained
-from decentral.tasks.weights import put_in
 from tests.cli.test_export import kept
 from tests.cli.test_train_alone import small, text
 

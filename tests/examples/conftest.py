@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decentral.tasks.byte_tokenizer import tokenizer_files
+from decentral.tasks.corpus import tokenizer_files
 from decentral.tasks.sizing import VOCAB
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from decentral.integrations.entered import Entered
-from decentral.integrations.joining import JoinKeywords
+from decentral.integrations.callbacks import Entered, JoinKeywords
 from decentral.observe.status import read_status
 from decentral.peer.settings import JoinOptions
 from tests.peer.test_absence import alone

@@ -102,7 +102,7 @@ def test_the_best_model_of_the_past_is_not_taken_for_what_was_trained(tmp_path, 
 def test_a_model_that_is_sharded_over_processes_is_refused(tmp_path, tiny_gpt2, make_trainer, monkeypatch):
     trainer = make_trainer(tiny_gpt2, alone(tmp_path / "run", terms()))
     sharded = SimpleNamespace(distributed_type=DistributedType.FSDP)
-    monkeypatch.setattr("decentral.integrations.world.AcceleratorState", lambda: sharded)
+    monkeypatch.setattr("decentral.integrations.callbacks.AcceleratorState", lambda: sharded)
     with pytest.raises(ConfigError, match="FSDP shards the model over this peer's processes, and a round needs all"):
         trainer.train()
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -10,8 +10,7 @@ import trio
 
 from decentral.errors import ConfigError, TransportError
 from decentral.manifest import preset_manifest
-from decentral.redundancy.choice import choose
-from decentral.redundancy.giver import GivenState
+from decentral.redundancy.giver import GivenState, choose
 from decentral.redundancy.keeper import FULL, KEEP, KEPT, KEPT_FOR, REFUSED, STRIPE, TAKEN
 from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, SEAL_NBYTES, Label, Seals
 from tests.redundancy.swarm import RUN, SIGNERS, Swarm, run, terms

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from decentral.errors import PayloadError
+from decentral.redundancy.giver import packed, unpacked
 from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, MOST_STRIPES, SEAL_NBYTES, Label, Seals
-from decentral.redundancy.packing import packed, unpacked
 from decentral.wire.keys import Signer
 
 OWNER, RUN, SALT = Signer(bytes([1] * 32)), bytes([0xAA] * 32), bytes(range(16))

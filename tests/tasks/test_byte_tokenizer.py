@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from decentral.tasks.byte_tokenizer import alphabet, tokenizer_files
+from decentral.tasks.corpus import alphabet, tokenizer_files
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
 

@@ -7,8 +7,7 @@ from transformers import LlamaConfig
 from decentral.errors import ConfigError
 from decentral.parameters import schema_of
 from decentral.tasks.language_model import build_language_model, config_document
-from decentral.tasks.presets import DEMO_MODEL
-from decentral.tasks.sizing import LanguageModelConfig
+from decentral.tasks.sizing import DEMO_MODEL, LanguageModelConfig
 
 SMALL = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32)
 

@@ -16,8 +16,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import parse_manifest, preset_manifest
 from decentral.manifest.files import summary
 from decentral.optimizers.experts import experts_of
-from decentral.tasks.language_model import build_language_model, config_document
-from decentral.tasks.mixture import BALANCE_WEIGHT
+from decentral.tasks.language_model import BALANCE_WEIGHT, build_language_model, config_document
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 
 EXPERTS = 8

@@ -9,8 +9,7 @@ from decentral.manifest.presets import check_methods
 from decentral.optimizers import presets
 from decentral.parameters import schema_of
 from decentral.tasks.language_model import build_language_model
-from decentral.tasks.presets import DEMO_INNER, DEMO_MODEL, demo_tables
-from decentral.tasks.sizing import LanguageModelConfig, parameters_of
+from decentral.tasks.sizing import DEMO_INNER, DEMO_MODEL, LanguageModelConfig, demo_tables, parameters_of
 
 PEERS = 4
 
@@ -42,5 +41,5 @@ def test_the_sparse_frames_leave_a_fifth_of_the_promised_reduction_for_the_proto
 
 
 def test_reading_the_presets_does_not_load_torch():
-    code = "import sys, decentral.tasks.presets; sys.exit('torch' in sys.modules)"
+    code = "import sys, decentral.tasks.sizing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.tasks.schedule import WarmUp, warm_up
+from decentral.tasks.sizing import WarmUp, warm_up
 
 
 def optimizer(lr=2.0):

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from decentral.errors import ConfigError
-from decentral.tasks.shards import ShardPlace, ShardSampler, seed_of, shard
-from decentral.tasks.shuffle import Shuffle
+from decentral.tasks.batches import ShardPlace, ShardSampler, seed_of, shard
+from decentral.tasks.corpus import Shuffle
 
 RUN = b"run" * 10
 GOLDEN = [117, 283, 81, 634, 801, 688]

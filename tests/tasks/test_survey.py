@@ -10,7 +10,7 @@ from decentral.errors import DataError
 from decentral.manifest.terms import Data
 from decentral.tasks import corpus as corpus_module
 from decentral.tasks.corpus import MIN_NBYTES, load_corpus
-from decentral.tasks.survey import Survey, check_agreed, survey
+from decentral.tasks.evaluate import Survey, check_agreed, survey
 
 LINE = b"the quick brown fox. "
 

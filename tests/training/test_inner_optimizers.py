@@ -16,7 +16,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import Manifest, preset_manifest
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
-from decentral.tasks.schedule import warm_up
+from decentral.tasks.sizing import warm_up
 from decentral.training.inner import Together, differences
 from decentral.transport.memory import MemoryNetwork
 

@@ -123,7 +123,7 @@ def _with_data(overrides: dict[str, Any], data: Path | None) -> dict[str, Any]: 
     if data is None:
         return overrides
     from decentral.cli.terms import with_text
-    from decentral.tasks.survey import survey
+    from decentral.tasks.evaluate import survey
 
     if overrides["task"] == "custom":
         raise UsageError("--data is text for causal-lm; with --task custom a script reads its own, name it by --corpus")

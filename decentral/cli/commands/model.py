@@ -71,7 +71,7 @@ def generate_command(
     """
     import torch
 
-    from decentral.tasks.generating import continued
+    from decentral.tasks.evaluate import continued
     from decentral.tasks.trained_model import open_trained
 
     remember(context, directory)
@@ -205,7 +205,7 @@ def export_command(context: click.Context, directory: Path, to: Path, packed: bo
     from decentral.cli.shown.countdown import Countdown
     from decentral.errors import UsageError
     from decentral.state.export import PACKED, config_of, export, is_of_adapters, unpack
-    from decentral.tasks.byte_tokenizer import tokenizer_files
+    from decentral.tasks.corpus import tokenizer_files
 
     if (directory / PACKED).is_file() and not packed:
         with Countdown(sys.stderr) as on_share:

@@ -19,7 +19,7 @@ from decentral.swarm.patience import time_left
 
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
-    from decentral.tasks.survey import Survey
+    from decentral.tasks.evaluate import Survey
 
 
 @click.command("start")
@@ -143,7 +143,7 @@ def _train(
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
     from decentral.cli.preflight import Before, is_main, taken_back
     from decentral.node.folder import begun, kept_terms
-    from decentral.tasks.survey import check_agreed
+    from decentral.tasks.evaluate import check_agreed
 
     directory = remember(context, options.out)
     kept_terms(directory, manifest.digest)

@@ -18,8 +18,7 @@ from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import build_language_model
-from decentral.tasks.presets import demo_tables
-from decentral.tasks.sizing import LanguageModelConfig
+from decentral.tasks.sizing import LanguageModelConfig, demo_tables
 from decentral.tensors.threads import on_threads
 from decentral.training.inner import build_inner, inner_step
 

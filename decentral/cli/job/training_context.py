@@ -13,10 +13,8 @@ from decentral.manifest import Manifest
 from decentral.observe.metrics import MetricsLog
 from decentral.parameters import schema_of
 from decentral.tasks.corpus import Corpus, load_corpus
-from decentral.tasks.language_model import build_language_model
-from decentral.tasks.schedule import warm_up
-from decentral.tasks.sizing import LanguageModelConfig
-from decentral.tasks.weights import begin_from
+from decentral.tasks.language_model import begin_from, build_language_model
+from decentral.tasks.sizing import LanguageModelConfig, warm_up
 from decentral.training.inner import Averages, build_inner
 
 

@@ -18,7 +18,7 @@ from decentral.lab.runs.curve import Curve, Looks, Point
 from decentral.lab.swarm import LabWorld
 from decentral.lab.work.base import Work
 from decentral.manifest import Manifest
-from decentral.tasks.schedule import warm_up
+from decentral.tasks.sizing import warm_up
 from decentral.training.inner import Averages, build_inner, inner_step
 
 __all__ = ["run_together"]

@@ -19,7 +19,7 @@ from decentral.lab.swarm.lab_peer import LabPeer
 from decentral.lab.swarm.stacked_muon import StackedMuon
 from decentral.lab.work.base import Trained
 from decentral.manifest.terms import INNER_OPTIMIZERS
-from decentral.tasks.schedule import warm_up
+from decentral.tasks.sizing import warm_up
 from decentral.training.inner import built
 
 __all__ = ["Lockstep", "lockstep_of"]

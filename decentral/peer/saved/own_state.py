@@ -21,7 +21,7 @@ from decentral.errors import ConfigError, PayloadError
 from decentral.manifest import Redundancy
 from decentral.node.node import Node
 from decentral.peer.saved.checkpointing import Taken
-from decentral.redundancy.packing import packed, unpacked
+from decentral.redundancy.giver import packed, unpacked
 from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
 from decentral.state.snapshot import live_buffer_name
 from decentral.training.live_side import OWN

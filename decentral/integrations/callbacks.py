@@ -1,0 +1,216 @@
+"""What the callbacks for other people's training loops share."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict, cast
+
+from accelerate import PartialState
+from accelerate.data_loader import SeedableRandomSampler
+from accelerate.state import AcceleratorState, is_initialized
+from accelerate.utils import DistributedType, extract_model_from_parallel
+from torch import device, nn
+
+from decentral.errors import ConfigError, DecentralError
+from decentral.manifest import Manifest
+from decentral.peer import Peer
+from decentral.peer.settings import Observer
+from decentral.plugins import nearest
+from decentral.transport import Transport
+
+# ---- joining ----
+#
+# What an integration passes on to ``decentral.join``: its keyword arguments, but those that the framework knows.
+
+Run = str | Path | Manifest | None
+
+
+class JoinKeywords(TypedDict, total=False):
+    """Those of ``decentral.join``, which says what they mean; accelerator and scheduler are the framework's to give."""
+
+    out: str | Path | None
+    listen: Sequence[str] | None
+    require_peers: int
+    join_timeout: float | None
+    observer: Observer | None
+    identity_path: str | Path | None
+    checkpoint_every: int
+    tokens_per_step: int
+    max_upload: float | str | None
+    max_download: float | str | None
+    daily_upload: int | str | None
+    transport: Transport | str | None
+    relays: Sequence[str]
+    lan: bool
+    commands: bool
+    admit: str | None
+    on_nan: Literal["stop", "restart"]
+    quiet: bool
+    keep_serving: bool
+    offload: str | Path | None
+
+
+_SECRET = ("admit",)  # others may read what is written down of a training run, and it may be published
+
+
+def check_keywords(caller: str, given: Mapping[str, object]) -> None:
+    """TypeError for a name that ``join`` has not, as Python says it, when the object is made and not hours later."""
+    for name in given:
+        if name not in JoinKeywords.__annotations__:
+            raise TypeError(f"{caller}(): no keyword {name!r}; {nearest(name, JoinKeywords.__annotations__)}")
+
+
+def written_down(given: JoinKeywords) -> dict[str, Any]:  # Any: JSON
+    """What of it can be kept as JSON and read by anybody: no token, and nothing that lives in this process only."""
+    plain = {name: os.fspath(value) if isinstance(value, Path) else value for name, value in given.items()}
+    return {name: value for name, value in plain.items() if name not in _SECRET and _is_json(value)}
+
+
+def read_back(kept: Mapping[str, Any]) -> JoinKeywords:
+    """What was written down, as keywords."""
+    return cast(JoinKeywords, dict(kept))
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_json(one) for one in value)
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+# ---- entered ----
+#
+# A peer whose ``with`` block a framework opens in one of its calls and closes in another.
+#
+# Frameworks that are ended by an error or by Ctrl-C do not always make the second call. The process then still leaves
+# the run when it ends, as the block would have: without a checkpoint after an error, with one and a goodbye after
+# Ctrl-C.
+
+
+class Entered:
+    """One peer at a time, entered and left."""
+
+    def __init__(self) -> None:
+        self._peer: Peer | None = None
+
+    @property
+    def peer(self) -> Peer | None:
+        """The one that takes part now."""
+        return self._peer
+
+    def enter(self, peer: Peer, *, wait_for_company: bool) -> None:
+        """Begin to take part, and say how others join. One that was not left before ends: its loop was cut off."""
+        if self._peer is not None:
+            self.leave(DecentralError("another training loop begins"))
+        peer.__enter__()
+        self._peer = peer
+        atexit.register(self._at_exit)
+        if peer.invite and not peer.settings.options.quiet:
+            sys.stderr.write(f"decentral: decentral join {peer.invite} --script {sys.argv[0]}\n")
+        if wait_for_company and not peer.done:
+            peer.wait_for_company()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave the run; ``error``: what ended the training loop, if it did not come to its own end."""
+        peer, self._peer = self._peer, None
+        atexit.unregister(self._at_exit)
+        if peer is not None:
+            peer.__exit__(None if error is None else type(error), error, None)
+
+    def _at_exit(self) -> None:
+        """The process ends with a peer that nobody left: by what Python was told of last, or just so."""
+        self.leave(getattr(sys, "last_value", None) or SystemExit())
+
+
+def kept_of(peer: Peer) -> dict[str, Any]:  # Any: JSON
+    """What a framework's checkpoint remembers of the run: where it was, and no secret."""
+    where = {"out": str(peer.out), "run_id": peer.manifest.digest.hex()}
+    return {**where, "round": peer.round, "inner_steps": peer.inner_steps}
+
+
+def check_goes_on(kept: Mapping[str, Any], peer: Peer, checkpoint: str) -> None:
+    """ConfigError for a peer that would found a run anew of which the framework's ``checkpoint`` has rounds behind it.
+
+    ``kept``: what that checkpoint remembers, empty for one of another training loop. The peer is not entered yet.
+    """
+    if not kept.get("round") or kept["run_id"] != peer.manifest.digest.hex() or peer.settings.invite is not None:
+        return
+    if not any((peer.out / "checkpoints").glob("*")):
+        raise ConfigError(
+            f"{checkpoint} was written after round {kept['round']} of this run, and {peer.out} holds no checkpoint of "
+            f"the peer; pass out={kept['out']!r}, or join by an invite"
+        )
+
+
+# ---- own order ----
+#
+# The order in which a framework's loader draws its data: another one on every peer, without a setting.
+#
+# Peers that hold the same data and leave the seed at its default would draw the same batches, and do the work of one.
+
+_MOST = 2**62  # an epoch is added to the seed, which has to stay below 2**63
+
+
+def draw_in_own_order(loader: Any, seed: int) -> bool:  # Any: accelerate's loaders have no type
+    """Shuffle by ``seed`` besides the seed that the loader has, which is the same on all processes of a peer.
+
+    False where the loader draws otherwise: in the order of the data, by a stream, by a sampler of one's own.
+    """
+    sampler = loader
+    while sampler is not None and not isinstance(sampler, SeedableRandomSampler):  # of processes, of batches, of items
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    if sampler is None:
+        return False
+    sampler.initial_seed = (sampler.initial_seed + seed) % _MOST
+    return True
+
+
+# ---- world ----
+#
+# The processes of one peer, where a framework keeps its ``Accelerator`` to itself: what ``join`` asks of one.
+
+_SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+
+
+class World:
+    """This process among those of its peer, as accelerate's shared state tells it.
+
+    ``cpu``: of a framework that began the process group by itself, whether it computes on the processor; accelerate
+    then has to be told.
+    """
+
+    def __init__(self, *, cpu: bool = False) -> None:
+        self._state = PartialState(cpu=cpu)
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether it talks to the swarm."""
+        return bool(self._state.is_main_process)
+
+    @property
+    def num_processes(self) -> int:
+        """Of this peer."""
+        return int(self._state.num_processes)
+
+    @property
+    def device(self) -> device:
+        """Of this process."""
+        return device(self._state.device)
+
+    def unwrap_model(self, model: nn.Module) -> nn.Module:
+        """The model without what accelerate put around it."""
+        bare: nn.Module = extract_model_from_parallel(model)
+        return bare
+
+
+def check_whole(caller: str) -> None:
+    """ConfigError where each process holds a part of the parameters only: nobody has what a round needs."""
+    kind = AcceleratorState().distributed_type if is_initialized() else DistributedType.NO
+    if kind in _SHARDED:
+        raise ConfigError(
+            f"{caller}: {kind.value} shards the model over this peer's processes, and a round needs all of it; "
+            "launch plain DDP instead (accelerate launch --multi_gpu)"
+        )
