@@ -3,6 +3,7 @@
 A method is a frozen dataclass derived from `OuterMethod`, whose fields are the keys that ``[outer]`` accepts for it.
 """
 
+from decentral.optimizers.aggregation.base import Aggregation
 from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
 from decentral.optimizers.aggregation.registry import (
     aggregation_names,
@@ -10,7 +11,6 @@ from decentral.optimizers.aggregation.registry import (
     describe_aggregations,
     make_aggregation,
 )
-from decentral.optimizers.aggregation.rule import Aggregation
 from decentral.optimizers.base import (
     CHANGE,
     NO_MOMENTS,

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.staleness import kept
+from decentral.optimizers.aggregation.base import kept
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
 from decentral.optimizers.edit import cos, exp, power
 from decentral.optimizers.steps import check_rate, check_waiting, root

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.norm_clip import norm
-from decentral.optimizers.aggregation.usual_norm import LARGEST, UNKNOWN, is_outlier, learnt
+from decentral.optimizers.aggregation.base import LARGEST, UNKNOWN, is_outlier, learnt, norm
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, key
 from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 

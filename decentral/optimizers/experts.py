@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decentral.optimizers.aggregation.norm_clip import norm
+from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Contributor, Layout, Part, Span
 
 __all__ = [

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.staleness import aged, kept
+from decentral.optimizers.aggregation.base import aged, kept
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
 from decentral.optimizers.steps import check_rate, check_waiting
 

@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.norm_clip import norm
-from decentral.optimizers.aggregation.per_tensor import cosine, direction, factor, ranges, weighted_sum
-from decentral.optimizers.aggregation.staleness import aged
+from decentral.optimizers.aggregation.base import aged, norm
+from decentral.optimizers.aggregation.gram import cosine, direction, factor, ranges, weighted_sum
 from decentral.optimizers.base import CHANGE, Channel, OuterMethod, Preset, Quorum, RoundInfo, State, key
 from decentral.optimizers.steps import check_momentum, check_rate, check_waiting
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.moments import mean_and_variance
+from decentral.optimizers.aggregation.base import mean_and_variance
 from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key
 from decentral.optimizers.pair_averaging import pull_to_mean
 from decentral.optimizers.steps import check_rate

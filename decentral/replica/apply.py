@@ -13,11 +13,10 @@ from torch import Tensor
 from decentral.compressors import Payload, support
 from decentral.compressors.feedback import Receiving, State
 from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod, RoundInfo
+from decentral.optimizers.aggregation.base import Floats, Sent
 from decentral.optimizers.aggregation.gram import Dense, Sparse, Values, gram
-from decentral.optimizers.aggregation.mean import Adder, masked, mean_of
-from decentral.optimizers.aggregation.sent import Floats, Sent
+from decentral.optimizers.aggregation.mean import Adder, masked, mean_of, minus_mean
 from decentral.optimizers.base import Layout, Part, numel_of
-from decentral.optimizers.piecewise import minus_mean
 from decentral.parameters import Schema
 from decentral.replica.codec import Codec
 from decentral.replica.contents import FrameContents, Senders

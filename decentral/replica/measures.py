@@ -16,8 +16,8 @@ from decentral.compressors import Payload
 from decentral.consensus.chain import contributions
 from decentral.errors import PayloadError
 from decentral.optimizers import Channel, Contributor, OuterMethod
-from decentral.optimizers.aggregation.norm_clip import SquareSum, typical_norm
-from decentral.optimizers.aggregation.sketches import Sketching, cosines
+from decentral.optimizers.aggregation.base import SquareSum, typical_norm
+from decentral.optimizers.aggregation.gram import Sketching, cosines
 from decentral.replica.codec import Codec, numel
 from decentral.replica.figures import LOSS_DISPERSION, MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
 from decentral.replica.weights import attempted
@@ -187,7 +187,7 @@ def _places(numel: int, count: int) -> Tensor:
 # x_j> / (|x_i| |x_j|) over i < j = (|sum u_i|^2 - K) / (K (K - 1)),   u_i = x_i / |x_i|
 #
 # The right-hand side needs K sums instead of K^2 products. Its vectors are sketches of 1024 numbers
-# (`decentral.optimizers.aggregation.sketches`): the mean over K of them is off by about 0.04 / (K - 1), and exact for
+# (`decentral.optimizers.aggregation.gram`): the mean over K of them is off by about 0.04 / (K - 1), and exact for
 # contributions that are equal or opposite. All is float64 in the order of the record, so that peers who measured the
 # same frames have the same bits.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE
 from decentral.dissemination.reduce import in_order, owned_parts
-from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import Part
 from decentral.replica.contribution import Contribution, header_after, range_of
 from decentral.replica.measures import Measure

@@ -18,7 +18,7 @@ from decentral.compressors.feedback import compress_flat
 from decentral.consensus.chain import Head
 from decentral.lab.attacks import Attack
 from decentral.optimizers import Aggregation, make_outer
-from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.aggregation.base import Sent
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec, Encoded
 from decentral.replica.contribution import Contribution

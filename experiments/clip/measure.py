@@ -21,8 +21,8 @@ from torch import Tensor
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import RoundInfo, make_outer, mean_pseudo_gradient
-from decentral.optimizers.aggregation.norm_clip import clip_scales, norm
-from decentral.optimizers.aggregation.sketches import cosines, sketch
+from decentral.optimizers.aggregation.base import clip_scales, norm
+from decentral.optimizers.aggregation.gram import cosines, sketch
 from decentral.parameters import gather, scatter, schema_of
 from decentral.replica.codec import Codec, range_shapes
 from decentral.tasks.batches import batch_at

@@ -18,8 +18,8 @@ from decentral.compressors import Compressor, parse_compressor, parse_feedback
 from decentral.compressors.feedback import Feedback, add_sent
 from decentral.manifest import preset_manifest
 from decentral.optimizers import Channel, Contributor, OuterMethod, RoundInfo, make_outer
+from decentral.optimizers.aggregation.base import clip_scales, norm
 from decentral.optimizers.aggregation.mean import Adder, mean_of
-from decentral.optimizers.aggregation.norm_clip import clip_scales, norm
 from decentral.parameters import schema_of
 from decentral.simulate.learning.moments import Descent as InnerDescent
 from decentral.simulate.learning.training import FlatModel

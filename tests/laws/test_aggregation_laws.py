@@ -10,7 +10,7 @@ import torch
 
 from decentral.compressors import Compressor, parse_compressor
 from decentral.optimizers import Aggregation
-from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.aggregation.base import Sent
 from decentral.replica.apply import gram_of
 from decentral.replica.codec import Codec
 from tests.laws.tables import BY_LENGTH, BY_PLACE, TRUSTS

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from decentral.optimizers import Aggregation
-from decentral.optimizers.aggregation.rule import Needs
-from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.aggregation.base import Needs, Sent
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.apply import GatherReader
 from tests.lab.learners import Learner

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from decentral.optimizers import Aggregation
-from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.aggregation.base import Sent
 
 Floats = NDArray[np.float64]
 

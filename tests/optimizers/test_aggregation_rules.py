@@ -14,10 +14,9 @@ import torch
 
 from decentral.errors import ConfigError
 from decentral.optimizers import make_aggregation
-from decentral.optimizers.aggregation.eigen import largest_eigenvectors
-from decentral.optimizers.aggregation.rules.bucketing import drawn
-from decentral.optimizers.aggregation.rules.mda import MOST_SUBSETS
-from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.aggregation.base import Sent
+from decentral.optimizers.aggregation.by_gram import MOST_SUBSETS, drawn
+from decentral.optimizers.aggregation.gram import largest_eigenvectors
 from tests.laws.tables import rule_of
 from tests.optimizers import aggregating as dense
 from tests.optimizers.aggregating import aggregated, gaussian
@@ -59,7 +58,7 @@ def test_rules_after_another_give_what_byzfl_gives(before: str, case: int, monke
     sent_KN, wanted = np.array(given["vectors"]), given["results"][f"{before} then=rfa"]
     keys = spelled(before, given["f"], len(sent_KN)) | {"then": NESTED}
     made = make_aggregation(before.split()[0], keys)
-    monkeypatch.setattr("decentral.optimizers.aggregation.rules.rfa.start_of", lambda sent, start: np.zeros(len(sent)))
+    monkeypatch.setattr("decentral.optimizers.aggregation.by_gram.start_of", lambda sent, start: np.zeros(len(sent)))
     np.testing.assert_allclose(aggregated(made, sent_KN), wanted, rtol=1e-6, atol=1e-6)
 
 

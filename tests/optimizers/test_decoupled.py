@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.aggregation.per_tensor import ranges
+from decentral.optimizers.aggregation.gram import ranges
 from decentral.optimizers.decoupled import DecoupledDiLoCo, radial_directional
 from decentral.optimizers.diloco import DiLoCo
 from tests.optimizers.stepping import step_of

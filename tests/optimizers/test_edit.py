@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.aggregation.norm_clip import norm
+from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.edit import EDiT
 from tests.laws.learners import Learners, replica_of

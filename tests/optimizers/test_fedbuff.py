@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.staleness import aged, kept
+from decentral.optimizers.aggregation.base import aged, kept
 from decentral.optimizers.fedbuff import FedBuff
 from tests.optimizers.stepping import step, step_of
 

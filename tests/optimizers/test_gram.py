@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.aggregation.gram import Dense, Sparse, gram, inner
-from decentral.optimizers.aggregation.norm_clip import norm
 
 
 def randn(numel: int, seed: int) -> np.ndarray:

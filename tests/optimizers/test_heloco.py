@@ -6,7 +6,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.aggregation.per_tensor import cosine, direction
+from decentral.optimizers.aggregation.gram import cosine, direction
 from decentral.optimizers.heloco import HeLoCo
 from tests.optimizers.stepping import step_of
 

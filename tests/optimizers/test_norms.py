@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from decentral.errors import PayloadError
 from decentral.optimizers import mean_pseudo_gradient
-from decentral.optimizers.aggregation.norm_clip import clip_scales, norm, typical_norm
+from decentral.optimizers.aggregation.base import clip_scales, norm, typical_norm
 from decentral.replica.measures import Measure
 from decentral.tensors.ops import float32
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from decentral.optimizers.aggregation.sketches import WIDTH, cosines, sketch
+from decentral.optimizers.aggregation.gram import WIDTH, cosines, sketch
 
 
 def randn(numel: int, seed: int) -> torch.Tensor:

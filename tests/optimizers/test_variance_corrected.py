@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers import RoundInfo, make_outer
-from decentral.optimizers.aggregation.moments import mean_and_variance
+from decentral.optimizers.aggregation.base import mean_and_variance
 from decentral.optimizers.variance_corrected import VarianceCorrected
 
 MATRIX, VECTOR = (40, 24), (37,)

@@ -8,7 +8,7 @@ import torch
 from decentral.compressors import parse_compressor
 from decentral.consensus.chain import Head
 from decentral.optimizers import make_aggregation
-from decentral.optimizers.aggregation.norm_clip import clip_scales, norm
+from decentral.optimizers.aggregation.base import clip_scales, norm
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec

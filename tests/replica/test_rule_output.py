@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from decentral.optimizers import Aggregation, make_aggregation
-from decentral.optimizers.aggregation.rule import Needs
-from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.aggregation.base import Needs, Sent
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.replica import Replica
 from decentral.replica.weights import Unusable, row_of, scales_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from decentral.consensus.chain import Head
 from decentral.dissemination.reduce import partition
 from decentral.lab.swarm.lab_peer import LabPeer
-from decentral.optimizers.aggregation.sent import Sent
+from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import Part
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after

@@ -1,27 +1,52 @@
-"""Inner products of contributions, tensor by tensor: the same bits on every peer, whether they are sparse or dense.
-
-<x, y> over one tensor: products of float32 are exact in float64, each is added to the lane of its place modulo 1024 in
-the order of places, and the lanes in halves. A product with a zero changes no lane, so looking at the places that are
-in both gives what looking at all gives. Tensors are added in their order.
-
-For K contributors K (K + 1) / 2 products: with 16 peers and 25 million parameters of which 64 in 4096 are sent, 136
-times a merge of 390,000 places each; a dense one reads all 25 million.
-"""
-# Shape suffixes: N = elements of one tensor, S = those that are not zero, K = contributors.
+"""Inner products of contributions, whole, by tensor or from sketches, and what is made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from decentral.optimizers.aggregation.sent import Floats
+from decentral.optimizers.aggregation.base import Aggregation, Floats, Sent, norm
+from decentral.optimizers.base import RoundInfo
 from decentral.tensors.compiled import compiled
-from decentral.tensors.ops import WIDTH, sum_of_lanes
+from decentral.tensors.ops import WIDTH, float32, rows_of, sum_of_lanes
 
-__all__ = ["Dense", "Sparse", "Values", "gram", "inner"]
+__all__ = [
+    "WIDTH",
+    "Dense",
+    "Sketching",
+    "Sparse",
+    "Values",
+    "cosine",
+    "cosines",
+    "direction",
+    "factor",
+    "gram",
+    "inner",
+    "largest_eigenvectors",
+    "ranges",
+    "scales_through",
+    "sketch",
+    "weighted_sum",
+]
+
+# ---- gram ----
+#
+# Inner products of contributions, tensor by tensor: the same bits on every peer, whether they are sparse or dense.
+#
+# <x, y> over one tensor: products of float32 are exact in float64, each is added to the lane of its place modulo 1024
+# in the order of places, and the lanes in halves. A product with a zero changes no lane, so looking at the places that
+# are in both gives what looking at all gives. Tensors are added in their order.
+#
+# For K contributors K (K + 1) / 2 products: with 16 peers and 25 million parameters of which 64 in 4096 are sent, 136
+# times a merge of 390,000 places each; a dense one reads all 25 million.
+
+# Shape suffixes: N = elements of one tensor, S = those that are not zero, K = contributors.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,3 +120,205 @@ def _add_dense_at(place_S, value_S, value_N, lane_L):  # type: ignore[no-untyped
     for s in range(place_S.size):
         place = place_S[s]
         lane_L[place % WIDTH] += np.float64(value_S[s]) * np.float64(value_N[place])
+
+
+# ---- eigen ----
+#
+# Eigenvectors of a small symmetric matrix, the same bits on every machine: those of a library are not.
+#
+# Jacobi: turn every pair of axes, in one order, until what is off the diagonal is rounding. Sums, products, quotients
+# and square roots of float64 only.
+#
+# Source: Golub, Van Loan, "Matrix Computations", 1996, 8.4.
+
+# Shape suffixes: K = rows, R = the largest eigenvalues.
+
+
+_SWEEPS = 30  # it takes 6 to 10; a bound
+_ROUNDING = 1e-15  # of the largest value
+
+
+def largest_eigenvectors(matrix_KK: Floats, count: int) -> Floats:
+    """The eigenvectors of the ``count`` largest eigenvalues, one a row (R, K); fewer where the others are rounding."""
+    diagonal_KK, vector_KK = matrix_KK.copy(), np.eye(len(matrix_KK))
+    _turn(diagonal_KK, vector_KK)
+    value_K = np.diagonal(diagonal_KK)
+    order = np.argsort(-value_K, kind="stable")[:count]
+    kept = [place for place in order.tolist() if value_K[place] > 1e-10 * value_K[order[0]]]
+    return np.ascontiguousarray(vector_KK[:, kept].T)
+
+
+@compiled
+def _turn(matrix_KK, vector_KK):  # type: ignore[no-untyped-def]
+    """Make the matrix diagonal, in place; the columns of ``vector_KK`` follow."""
+    size, largest = matrix_KK.shape[0], 0.0
+    for i in range(size):
+        for j in range(size):
+            largest = max(largest, abs(matrix_KK[i, j]))
+    for _ in range(_SWEEPS):
+        turned = False
+        for p in range(size - 1):
+            for q in range(p + 1, size):
+                off = matrix_KK[p, q]
+                if abs(off) <= _ROUNDING * largest:
+                    continue
+                turned = True
+                slope = (matrix_KK[q, q] - matrix_KK[p, p]) / (2.0 * off)
+                tangent = 1.0 / (abs(slope) + np.sqrt(slope * slope + 1.0))
+                if slope < 0.0:
+                    tangent = -tangent
+                cosine = 1.0 / np.sqrt(tangent * tangent + 1.0)
+                sine = tangent * cosine
+                for k in range(size):
+                    one, other = matrix_KK[k, p], matrix_KK[k, q]
+                    matrix_KK[k, p], matrix_KK[k, q] = cosine * one - sine * other, sine * one + cosine * other
+                for k in range(size):
+                    one, other = matrix_KK[p, k], matrix_KK[q, k]
+                    matrix_KK[p, k], matrix_KK[q, k] = cosine * one - sine * other, sine * one + cosine * other
+                for k in range(size):
+                    one, other = vector_KK[k, p], vector_KK[k, q]
+                    vector_KK[k, p], vector_KK[k, q] = cosine * one - sine * other, sine * one + cosine * other
+        if not turned:
+            return
+
+
+# ---- sketches ----
+#
+# A contribution as 1024 numbers whose angles tell those of the contributions: who does the same work twice?
+#
+# sketch[(j + turn_r) mod 1024] += sign_r * value[1024 r + j]      turn and sign of row r from a seed
+#
+# The inner product of two sketches is that of the contributions, give or take 3 % of their norms' product, and exact
+# for equal ones: near cosine 1 the error is 3 % of the sine squared. A row is turned as one, which keeps the loop at
+# the speed of memory; without the turn a matrix of rank one would count its rows as one.
+#
+# Source: Charikar, Chen and Farach-Colton, "Finding Frequent Items in Data Streams", 2002 (CountSketch).
+
+# Shape suffixes: N = elements of a contribution, R = rows of S elements, K = contributions, S = numbers of a sketch,
+# V = values that are not zero.
+
+
+_SEED = 1  # any: a sketch is compared with others of the same process only
+
+
+class Sketching:
+    """The sketch of values that come row by row; which rows come together changes no bit."""
+
+    def __init__(self, numel: int) -> None:
+        """``numel``: how many values will come."""
+        random, rows = np.random.default_rng(_SEED), -(-numel // WIDTH)
+        self._turn_R = random.integers(0, WIDTH, rows)
+        self._sign_R = random.integers(0, 2, rows).astype(np.float32) * 2 - 1
+        self._made_2S = np.zeros(2 * WIDTH, dtype=np.float32)  # what turns beyond the end is added to the beginning
+        self._row = 0
+
+    def add(self, value_RS: NDArray[np.float32]) -> None:
+        """The next rows."""
+        these = slice(self._row, self._row + len(value_RS))
+        _add_rows(value_RS, self._turn_R[these], self._sign_R[these], self._made_2S)
+        self._row = these.stop
+
+    def add_at(self, place_V: NDArray[np.int64], value_V: NDArray[np.float32]) -> None:
+        """Values at places of the whole, all others being zero; not beside ``add``."""
+        _add_places(place_V, value_V, self._turn_R, self._sign_R, self._made_2S)
+
+    def sketch(self) -> Tensor:
+        """(S,) float32, once all came."""
+        with np.errstate(invalid="ignore"):  # of values near 1e38 sums are Inf, and tell no angle
+            return torch.from_numpy(self._made_2S[:WIDTH] + self._made_2S[WIDTH:])
+
+
+def sketch(value_N: Tensor) -> Tensor:
+    """(S,) float32 of a flat float32 tensor on the processor."""
+    sketching = Sketching(value_N.numel())
+    for value_RS in rows_of((value_N,)):
+        sketching.add(value_RS)
+    return sketching.sketch()
+
+
+def cosines(sketches: Sequence[Tensor]) -> Tensor:
+    """(K, K) cosines between contributions, by their sketches; 0 with one that is all zeros."""
+    stacked_KS = torch.stack(list(sketches)).double()
+    stacked_KS /= stacked_KS.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    return stacked_KS @ stacked_KS.T
+
+
+@compiled
+def _add_rows(value_RS, turn_R, sign_R, made_2S):  # type: ignore[no-untyped-def]
+    for row in range(value_RS.shape[0]):
+        turned_S, sign = made_2S[turn_R[row] : turn_R[row] + WIDTH], sign_R[row]
+        for j in range(WIDTH):  # see norms
+            turned_S[j] += sign * value_RS[row, j]
+
+
+@compiled
+def _add_places(place_V, value_V, turn_R, sign_R, made_2S):  # type: ignore[no-untyped-def]
+    for i in range(place_V.size):
+        row, j = place_V[i] // WIDTH, place_V[i] % WIDTH
+        made_2S[turn_R[row] + j] += sign_R[row] * value_V[i]
+
+
+# ---- mixing ----
+#
+# A rule on mixtures of contributions, said as what each contribution counts.
+
+# Shape suffixes: K = contributions, J = mixtures of them.
+
+
+def scales_through(sent: Sent, share_JK: Floats, weight_J: Floats, rule: Aggregation) -> list[float]:
+    """What each contribution is multiplied by where ``rule`` decides over mixtures of them."""
+    mixed = sent.mixed(share_JK, weight_J)
+    of_mixture_J = mixed.shares_of(rule.weigh(mixed))
+    share_K = of_mixture_J[0] * share_JK[0]
+    for j in range(1, len(share_JK)):
+        share_K = share_K + of_mixture_J[j] * share_JK[j]
+    return sent.scales_of(share_K)
+
+
+# ---- per tensor ----
+#
+# A fragment's tensors one by one, for rules that look at the length and the direction of each.
+#
+# All is elementwise float32 with lengths of `norm`: the same bits on every peer.
+
+_SMALLEST = 1e-30  # a length below it counts as none: the inverse of one that is smaller yet is beyond float32
+_LARGEST = 1e38  # what a vector of length 1 may be multiplied by: lengths of float32 vectors may be beyond float32
+
+# Shape suffix: N = elements of one tensor, flat.
+
+
+def ranges(info: RoundInfo, numel: int) -> Iterator[tuple[str, slice]]:
+    """Name and place of each tensor in the flat vector; all of it, without a name, where a round tells no shapes."""
+    start = 0
+    for n, shape in enumerate(info.shapes or ((numel,),)):
+        stop = start + prod(shape)
+        yield info.names[n] if n < len(info.names) else "", slice(start, stop)
+        start = stop
+
+
+def direction(value_N: Tensor) -> tuple[Tensor, float]:
+    """A vector divided by its length, and the length; zeros where that is next to nothing."""
+    length = norm(value_N)
+    return value_N * (float32(1.0 / length) if length > _SMALLEST else 0.0), length
+
+
+def factor(value: float) -> float:
+    """What to multiply a vector of length 1 by, in float32; a peer that sends values near 1e38 ends no step."""
+    return float32(max(-_LARGEST, min(value, _LARGEST)))
+
+
+def cosine(one_N: Tensor, other_N: Tensor) -> float:
+    """Of two vectors that are not zero; exactly 0 where one is zero wherever the other is not.
+
+    The same bits on every peer, see `inner`.
+    """
+    product = inner(Dense(one_N.detach().numpy()), Dense(other_N.detach().numpy()))
+    return product / (norm(one_N) * norm(other_N))
+
+
+def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Products and sums apart, in the order given; weights are rounded to float32."""
+    total_N = torch.zeros_like(values[0])
+    for value_N, weight in zip(values, weights, strict=True):
+        total_N += value_N * float32(weight)
+    return total_N

@@ -1,4 +1,4 @@
-"""Aggregation rules by name: every module of ``rules`` that holds one, and those of other packages.
+"""Aggregation rules by name: ours, and those of other packages.
 
 Other packages add rules through the entry point group "decentral.aggregation".
 """
@@ -10,24 +10,24 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any
 
 from decentral import spelling
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation import rules
-from decentral.optimizers.aggregation.rule import Aggregation
+from decentral.optimizers.aggregation.base import Aggregation
 from decentral.plugins import Plugins
 
 __all__ = ["aggregation_names", "describe_aggregation_keys", "describe_aggregations", "make_aggregation", "rule_after"]
 
 GROUP = "decentral.aggregation"
+_HOMES = ("by_coordinate", "by_gram", "by_norm", "mean")  # modules of rules
 
 
 @cache
 def _rules() -> Plugins:
-    modules = [import_module(f"{rules.__name__}.{found.name}") for found in iter_modules(rules.__path__)]
+    # Imported here: a rule that works on another's output asks this module for that one.
+    modules = [import_module(f"{__package__}.{name}") for name in _HOMES]
     ours = [
         value
         for module in modules
