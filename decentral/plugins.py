@@ -7,6 +7,7 @@ cannot replace a method of ours.
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -14,7 +15,7 @@ from typing import Any
 
 from decentral.errors import ConfigError
 
-__all__ = ["Plugins", "nearest"]
+__all__ = ["Plugins", "make", "nearest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +75,38 @@ def nearest(word: str, names: Collection[str]) -> str:
     """The end of a message about an unknown name: what was meant, or all there is."""
     close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.4)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(names) or 'nothing'}"
+
+
+# ---- spelling ----
+#
+# One method's spelling: ``name`` or ``name(key=number, ...)``.
+
+_METHOD = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\))?\s*", re.ASCII)
+_ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([^\s=]+)\s*", re.ASCII)
+
+
+def make(word: str, methods: Plugins, example: str) -> Any:
+    """The method of a spelling; ConfigError, with the nearest name, when there is none."""
+    match = _METHOD.fullmatch(word)
+    if match is None:
+        raise ConfigError(f'{methods.kind} "{word.strip()}": want name or name(key=number, ...), such as {example}')
+    return methods.make(match[1], _arguments(match[2] or "", f"{methods.kind} {match[1]}"))
+
+
+def _arguments(text: str, method: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for word in text.split(",") if text.strip() else []:
+        match = _ARGUMENT.fullmatch(word)
+        if match is None:
+            raise ConfigError(f'{method}: "{word.strip()}" is not key=number')
+        if match[1] in found:
+            raise ConfigError(f"{method}: {match[1]} is given twice; keep one")
+        found[match[1]] = _number(match[2], method)
+    return found
+
+
+def _number(word: str, method: str) -> float:
+    try:
+        return int(word) if re.fullmatch(r"[+-]?\d+", word, re.ASCII) else float(word)
+    except ValueError:
+        raise ConfigError(f'{method}: "{word}" is not a number') from None

@@ -1,10 +1,20 @@
-"""Options that several commands share, spelled once."""
+"""Options that several commands share, spelled once, and how one peer takes part by them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
+
+from decentral.cli.ports import with_metrics, with_page
+from decentral.cli.quantities import HoursOfDay, Rate, Share, Size
+from decentral.preferences.preferences import ALWAYS, LEAST_MEMORY, Hours, Preferences
+from decentral.swarm.patience import moment_in
+
+# ---- options ----
+#
+# Options that several commands share, spelled once.
 
 DEFAULT_DIRECTORY = Path("decentral-run")
 
@@ -42,3 +52,224 @@ def presets_that_begin(context: click.Context, parameter: click.Parameter, begun
     from decentral.optimizers.registry import presets
 
     return [name for name in presets() if name.startswith(begun)]
+
+
+# ---- peer options ----
+#
+# What ``start`` and ``join`` have in common: how one peer takes part, whatever the run's terms are.
+
+
+def _installed(context: click.Context, parameter: click.Parameter, kind: str | None) -> str | None:
+    """Refused before anything is read or made."""
+    from decentral.transport.choice import check_there
+
+    check_there(kind)
+    return kind
+
+
+WAYS: tuple[Decorator, ...] = (  # how others are reached
+    click.option(
+        "--listen",
+        multiple=True,
+        metavar="ADDR",
+        callback=cards_by_name,
+        help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001, or a network card, such as eth1 or "
+        "eth1:4001; all of them when not given.",
+    ),
+    click.option(
+        "--relay",
+        "relays",
+        multiple=True,
+        metavar="ADDR",
+        help="Where a relay is, repeatable, as decentral relay prints it: peers behind routers meet through it.",
+    ),
+    click.option(
+        "--lan/--no-lan",
+        default=True,
+        show_default=True,
+        help="Announce this peer on its local networks (mDNS), and meet others of the run there: also when the "
+        "invite is old or there is no internet.",
+    ),
+    click.option(
+        "--transport",
+        type=click.Choice(["daemon", "native", "py-libp2p"]),
+        callback=_installed,
+        help="How peers are reached: go-libp2p's daemon, libp2p over TCP in this process, or py-libp2p, which is "
+        "an extra. The daemon where this system has one when not given; they speak to each other.",
+    ),
+)
+CAPS: tuple[Decorator, ...] = (  # how fast
+    click.option(
+        "--max-upload",
+        type=Rate(),
+        metavar="RATE",
+        help="Send no faster than this, over everything, such as 5mbit or 600kB/s. Votes go first.",
+    ),
+    click.option(
+        "--max-download",
+        type=Rate(),
+        metavar="RATE",
+        help="Receive no faster than this, such as 20mbit or 2.5MB/s.",
+    ),
+)
+WHEN: tuple[Decorator, ...] = (  # and with how much of the machine; all of it can be set while the peer runs
+    click.option(
+        "--schedule",
+        type=HoursOfDay(),
+        default="always",
+        metavar="HOURS",
+        help="Train only in these hours, local time, such as 22:00-07:00; several with commas between.",
+    ),
+    click.option(
+        "--on-battery",
+        type=click.Choice(["train", "pause"]),
+        default="train",
+        show_default=True,
+        help="What a laptop without mains power does.",
+    ),
+    click.option(
+        "--only-when-idle",
+        is_flag=True,
+        help="Wait while somebody types at this machine, or other programs take more than a quarter of it.",
+    ),
+    click.option(
+        "--max-memory",
+        type=Size(least=LEAST_MEMORY),
+        metavar="SIZE",
+        help="Leave, with code 40, when this process holds more, as 8GB; 100MB or more.",
+    ),
+    click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Compute with so many threads."),
+    click.option(
+        "--max-compute",
+        type=Share(),
+        metavar="SHARE",
+        help="Compute for such a share of the time, as 70%, and rest after each step: less power, heat and noise.",
+    ),
+)
+
+
+def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add them to a command."""
+    options: list[Decorator] = [
+        click.option(
+            "--data",
+            type=click.Path(path_type=Path),
+            metavar="PATH",
+            help="Text to train on, a file or a folder; the standard library's source when not given.",
+        ),
+        click.option(
+            "--out",
+            "directory",
+            type=click.Path(path_type=Path, file_okay=False),
+            default=DEFAULT_DIRECTORY,
+            show_default=True,
+            help="Run directory; a run found there is resumed.",
+        ),
+        *WAYS,
+        click.option(
+            "--require-peers",
+            type=click.IntRange(min=0),
+            default=0,
+            metavar="N",
+            help="Wait with training until the run has N members, this one included.",
+        ),
+        click.option(
+            "--join-timeout",
+            "give_up_at",
+            type=click.FloatRange(min=0, min_open=True),
+            callback=lambda context, parameter, seconds: moment_in(seconds),
+            metavar="S",
+            help="Give up with exit code 20 when nobody, or fewer than N, came within S s of the command's start.",
+        ),
+        click.option(
+            "--keep-serving",
+            is_flag=True,
+            help="After the run's end stay, also when started again, and give its last state to those who come late.",
+        ),
+        *CAPS,
+        *WHEN,
+        click.option(
+            "--daily-upload",
+            type=Size(),
+            metavar="SIZE",
+            help="Send no more than this a day (UTC), such as 20GB; then train on, and contribute again the next day.",
+        ),
+        click.option(
+            "--offload",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="Folder on a disk for what rounds need beside the model, where memory is short.",
+        ),
+        click.option(
+            "--on-nan",
+            type=click.Choice(["stop", "restart"]),
+            default="stop",
+            show_default=True,
+            help="What NaN or Inf in this peer's progress does: end with one line, or go back to the anchor.",
+        ),
+        with_page,
+        with_metrics,
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="At the end, print summary.json on stdout, and nothing else there: the invite goes to stderr.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+# ---- options ----
+#
+# How one peer takes part, from ``start`` and ``join`` to the loop that trains. Imports no torch.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What the command line says about this peer; what all peers agree on is in the manifest."""
+
+    out: Path
+    data: Path | None = None
+    begins_from: Path | None = None  # model folder with the run's first weights; None: drawn from the run's seed
+    listen: tuple[str, ...] = ()  # multiaddrs; none: all interfaces
+    transport: str | None = None  # "daemon", "native", "py-libp2p"; None: the daemon where this system has one
+    relays: tuple[str, ...] = ()  # multiaddrs
+    lan: bool = True  # announced and looked for on the local networks
+    require_peers: int = 0
+    waits_for_company: bool = False  # before it trains, until the run has, or had, a second member
+    give_up_at: float | None = None  # monotonic seconds, when it looks for others no longer
+    keep_serving: bool = False  # after the run's end, see join
+    on_nan: Literal["stop", "restart"] = "stop"  # see join
+    max_upload: float | None = None  # bytes/s
+    max_download: float | None = None  # bytes/s
+    daily_upload: int | None = None  # bytes
+    schedule: Hours = ALWAYS  # hours of the day in which it trains
+    on_battery: Literal["train", "pause"] = "train"
+    only_when_idle: bool = False  # it waits while somebody uses the machine
+    max_memory: int | None = None  # bytes
+    offload: Path | None = None  # folder for what rounds need beside the model; None: memory
+    threads: int | None = None  # that torch computes with
+    max_compute: float | None = None  # share of the time
+    admit: str | None = None  # admission token; None: the invite's, or the folder's
+    invite: str | None = None  # None: this is the first peer
+    solo: bool = False  # the baseline, without a swarm
+    pace: Path | None = None  # a baseline keeps in step with the peer that runs there
+    dashboard: bool = False  # the page beside it
+    metrics: tuple[str, int] | None = None  # address and port at which Prometheus asks
+    as_json: bool = False  # summary.json on stdout, and nothing else there
+
+    @property
+    def preferences(self) -> Preferences:
+        """What of it may be set anew while the peer runs."""
+        return Preferences(
+            schedule=self.schedule,
+            on_battery=self.on_battery,
+            only_when_idle=self.only_when_idle,
+            max_memory=self.max_memory,
+            threads=self.threads,
+            max_compute=self.max_compute,
+            max_upload=self.max_upload,
+            max_download=self.max_download,
+            daily_upload=self.daily_upload,
+        )

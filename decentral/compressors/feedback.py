@@ -15,8 +15,7 @@ from decentral.compressors.base import About, Compressor, Method, Payload, accum
 from decentral.compressors.chain import AtOnce, accumulate_all, compress_each
 from decentral.errors import ConfigError
 from decentral.parameters import split
-from decentral.plugins import Plugins
-from decentral.spelling import make
+from decentral.plugins import Plugins, make
 from decentral.tensors.memory import fresh_like
 from decentral.tensors.threads import elements_here, spread
 

@@ -18,8 +18,7 @@ from decentral.compressors.threshold import Threshold
 from decentral.compressors.topk import TopK
 from decentral.compressors.two_bits import SignMag2, SparseLoCo2
 from decentral.errors import ConfigError
-from decentral.plugins import Plugins
-from decentral.spelling import make
+from decentral.plugins import Plugins, make
 
 __all__ = ["describe_compressors", "parse_compressor"]
 

@@ -1,7 +1,7 @@
 """Taking part in a run from a PyTorch training loop, or following it."""
 
 from decentral.node.follower import Anchor
-from decentral.peer.follower.following import Following, follow
+from decentral.peer.following import Following, follow
 from decentral.peer.joining import fetch_manifest, join
 from decentral.peer.peer import Peer
 

@@ -15,7 +15,7 @@ from decentral.manifest import Manifest, check_methods, load_manifest
 from decentral.node.folder import kept_terms
 from decentral.node.node import RETRY
 from decentral.observe.screen import hint_after, say
-from decentral.peer.notebooks import run_apart
+from decentral.peer.network_setup import run_apart
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import Hello, ask_hello
 from decentral.swarm.identity import Identity

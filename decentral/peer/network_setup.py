@@ -6,19 +6,52 @@ keys. Asked before the transport starts, because the daemon takes its role on it
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from decentral.errors import ListenError, PayloadError, UsageError
-from decentral.peer.notebooks import run_apart
+import anyio
+
+from decentral.errors import ListenError, PayloadError, UsageError, first_of
 from decentral.transport import Transport
 from decentral.transport.base import check_listen
 from decentral.transport.choice import Keys, make_transport
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.reachability import Kind, probe, relays_among
 from decentral.wire.keys import peer_from_name
+
+# ---- notebooks ----
+#
+# A coroutine from synchronous code, also where an event loop runs in this thread already, as it does in a notebook.
+
+T = TypeVar("T")
+
+
+def run_apart(work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """``work(*args)`` on a loop of its own: here, or on a thread where this one's is taken.
+
+    An error in a task group comes as it was raised: of a group, a SystemExit of a handler of signals was status 1.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run(work, *args)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: _run(work, *args)).result()
+
+
+def _run(work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    try:
+        return anyio.run(work, *args)
+    except BaseExceptionGroup as group:
+        raise first_of(group) from None
+
+
+# ---- network setup ----
 
 logger = logging.getLogger("decentral.peer")
 

@@ -2,23 +2,78 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from decentral.errors import DecentralError
+from decentral.consensus.chain import Head
+from decentral.errors import DecentralError, NoPeersError
+from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
 from decentral.peer.network_setup import NetworkSetup
-from decentral.peer.saved.write_behind import WriteBehind
 from decentral.peer.settings import Settings
-from decentral.peer.shown.announcer import Announcer
+from decentral.peer.shown import Announcer
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
+from decentral.swarm.patience import time_left
+from decentral.tasks.batches import ShardPlace
+from decentral.training.live_model import LiveModel
 from decentral.training.outer_loop import OuterLoop
+from decentral.training.processes import TO_MEET, Orders
 from decentral.training.reporting import Diagnosed, Reporter
-from decentral.training.swarm_side import SwarmThread
+from decentral.training.swarm_side import SwarmThread, run_blocking
 from decentral.transport.throttle import ThrottledTransport
-from decentral.wire.keys import peer_name
+from decentral.wire.keys import PeerId, peer_name
+
+# ---- write behind ----
+#
+# One thing at a time written on a thread of its own, while training goes on: a slow disk holds nobody.
+
+LOOK_EVERY = 0.2  # s: Ctrl-C must get through to who waits, on every platform
+
+
+class WriteBehind:
+    """Its methods are called on the training thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether what was begun last is not written yet."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, work: Callable[[], object]) -> None:
+        """Start it; nothing may be in progress."""
+        assert not self.busy, "one write at a time"
+        self.check()
+        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the last write, once."""
+        if not self.busy and self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Return when it is written. Raises what ended it."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(LOOK_EVERY)
+        self.check()
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised on the thread that asked for it
+            self._error = error
+
+
+# ---- participation ----
 
 
 @dataclass(slots=True)
@@ -132,3 +187,116 @@ class Participation:
             self.behind.wait()
         self.store.close()
         self.announce.close()
+
+
+# ---- gathering ----
+#
+# Waiting for other members before the first step.
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Waits on every process of a peer at once; ``part`` is there on the main one."""
+
+    model: LiveModel
+    part: Participation | None
+    asked_to_leave: threading.Event
+
+    def wait(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
+        """Until the chain's head has ``enough`` members: ``count``, for people. Raises NoPeersError."""
+        with self.model.as_one():
+            self._wait(count, enough, give_up_at)
+
+    def _wait(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
+        while not self.model.share((), self._may_begin(count, enough), ())[0]:
+            if self.part is not None and time_left(give_up_at) == 0.0:
+                here = len(self.part.swarm.node.driver.head.members)
+                raise NoPeersError(
+                    f"{here} of {count} peers within the time given to join_timeout; start the others, then "
+                    f"this one again in {self.part.settings.called}, where it goes on as the same peer, or wait for "
+                    "fewer of them"
+                )
+            self.asked_to_leave.wait(LOOK_EVERY)
+
+    def _may_begin(self, count: int, enough: Callable[[Head], bool]) -> bool:
+        """On the main process: whether the wait is over, for whatever reason."""
+        if self.part is None:
+            return False
+        loop, swarm = self.part.loop, self.part.swarm
+        run_blocking(loop.end_if_over())
+        begins = enough(swarm.node.driver.head) or loop.done or self.asked_to_leave.is_set() or not swarm.alive
+        self.part.reporter.waits_for(0 if begins else count)
+        swarm.node.waits = not begins
+        return begins
+
+
+# ---- ending ----
+#
+# What a peer says, and whom it still serves, once its training loop has come to its own end.
+
+PLAIN = {"plain": True}  # of a log line that is no complaint, and that a display shows without a word before it
+
+logger = logging.getLogger("decentral.peer")
+
+
+def end_as_one(orders: Orders | None, kind: type[BaseException] | None) -> bool:
+    """Whether there is to be a last checkpoint: not after an error, and all processes of the peer are here for it.
+
+    ``kind``: what ended the training loop; None: it came to its own end. After Ctrl-C one process may be inside what
+    another has left, and waits for it: then the checkpoint before has to do. The others give their part from here.
+    """
+    interrupted = kind is KeyboardInterrupt
+    if kind not in (None, KeyboardInterrupt, NoPeersError) or (orders is not None and orders.over):
+        return False
+    if orders is None:
+        return True
+    if orders.processes.is_main:
+        return not interrupted or orders.meet()
+    with suppress(TimeoutError):
+        orders.follow(within=TO_MEET if interrupted else None)
+    return True
+
+
+def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
+    """The run is over: how to have it, and, where that was wished, a stay for those who come late."""
+    out = part.settings.called
+    logger.info("This run is over: decentral export %s --to model/", out, extra=PLAIN)
+    if part.settings.options.keep_serving:
+        until = "until Ctrl-C, or decentral leave --out"
+        logger.info("its last state can be had here %s %s", until, out, extra=PLAIN)
+        with suppress(KeyboardInterrupt):
+            while not asked_to_leave.wait(LOOK_EVERY) and part.swarm.alive:
+                pass
+
+
+def end_before_the_run(part: Participation) -> None:
+    """The loop ended by itself while the run goes on: often a script that counts its own steps."""
+    made = f"{part.swarm.node.outer_steps} of {part.settings.manifest.run.rounds} rounds"
+    logger.warning("left after %s; the run goes on without this peer; loop until peer.done", made, extra=PLAIN)
+
+
+# ---- standing ----
+#
+# This peer's place among the members of its run: which part of the data is its own.
+
+
+class Standing:
+    """The place as of the last change of the membership."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._steps = manifest.inner.steps // manifest.outer.fragments
+        self._members: tuple[PeerId, ...] = ()
+        self._place = ShardPlace()
+
+    def place(self, node: Node) -> ShardPlace:
+        """Where this peer stands now; one that no commit has let in yet counts itself."""
+        members = tuple(sorted({*node.driver.head.members, node.driver.me}))
+        if members != self._members:
+            self._members = members
+            rank, count = members.index(node.driver.me), len(members)
+            self._place = ShardPlace(rank, count, self._steps * self._given(node, count))
+        return self._place
+
+    def _given(self, node: Node, count: int) -> int:
+        """Contributions so far, of all peers; gossip commits none, but all make their steps."""
+        return node.driver.head.contributions if node.gossip is None else node.gossip.step * count

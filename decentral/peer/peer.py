@@ -23,18 +23,20 @@ from decentral.node.folder import kept_terms, kept_token, occupied
 from decentral.node.node import Node
 from decentral.node.upload import PAUSED
 from decentral.observe.status import Status
-from decentral.peer.ending import end_as_one, end_before_the_run, end_of_run
-from decentral.peer.gathering import Gathering
-from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import check_relays
-from decentral.peer.participation import Participation, StepCount
+from decentral.peer.participation import (
+    Gathering,
+    Participation,
+    Standing,
+    StepCount,
+    end_as_one,
+    end_before_the_run,
+    end_of_run,
+)
 from decentral.peer.settings import Settings
-from decentral.peer.shown.announcer import Announcer
-from decentral.peer.shown.beacon import shown
-from decentral.peer.shown.status import Shown, status_of
-from decentral.peer.shown.trackers import Trackers
-from decentral.peer.standing import Standing
-from decentral.peer.startup import Startup
+from decentral.peer.shown import Announcer, Trackers, shown
+from decentral.peer.startup import PeerLimits, Startup
+from decentral.peer.status import Shown, status_of
 from decentral.preferences.preferences import Preferences
 from decentral.swarm.lan import Lan
 from decentral.tasks.batches import ShardPlace, seed_of, shard

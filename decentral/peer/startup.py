@@ -16,13 +16,13 @@ from decentral.consensus.chain import Head
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import keep_terms, keep_token
 from decentral.node.node import Node, Start, throttled
-from decentral.node.upload import PAUSED
+from decentral.node.upload import PAUSED, DailyUpload, checked
 from decentral.optimizers.base import State
-from decentral.peer.limits import PeerLimits
 from decentral.peer.network_setup import NetworkSetup, enter
 from decentral.peer.participation import Participation, StepCount
-from decentral.peer.saved.checkpointing import Checkpointer, Saver
-from decentral.peer.saved.own_state import OwnState, OwnStateKept, recovered
+from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recovered
+from decentral.peer.settings import Settings
+from decentral.preferences.preferences import Duty, Preferences
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
 from decentral.swarm.directory import Directory
@@ -30,6 +30,7 @@ from decentral.swarm.hello import check_version
 from decentral.swarm.invite import Admission
 from decentral.swarm.lan import Lan
 from decentral.swarm.patience import time_left
+from decentral.tensors.threads import ThreadsWanted
 from decentral.training.inner import differences, warning
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
@@ -37,6 +38,56 @@ from decentral.training.resuming import note_replayed, recall_unadopted, resume,
 from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
 from decentral.transport.memory import MemoryNetwork
+from decentral.transport.throttle import Caps
+
+# ---- limits ----
+#
+# What a peer sends, receives and computes with at most, while that changes.
+
+
+class PeerLimits:
+    """One peer's: as ``join`` was told at first. Any thread may change them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
+        self.caps = settings.caps
+        self._duty = Duty(time.monotonic, settle_device)
+        self._threads = ThreadsWanted()
+
+    def change(self, wanted: Preferences, part: Participation | None) -> None:
+        """Hold to other ones. Raises ConfigError for a rate that is too little; nothing is changed then.
+
+        ``part`` is what takes part, once there is a swarm side.
+        """
+        caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), checked(wanted.daily_upload)
+        self.caps, self.daily_upload.limit = caps, limit
+        self._threads.want(wanted.threads)
+        self._duty.share = wanted.max_compute or 1.0
+        self.hold(part)
+
+    def hold(self, part: Participation | None) -> None:
+        """Make the transport keep to them."""
+        if part is not None:
+            part.swarm.tell(part.links.cap, self.caps)
+
+    def worked(self) -> float:
+        """Seconds to rest for, once an inner step is over; before anything else is waited for."""
+        return self._duty.worked()
+
+    def rest(self, seconds: float, wait: Callable[[float], object]) -> None:
+        """``wait`` so long, if at all; the next step begins then."""
+        if seconds:
+            wait(seconds)
+        self._duty.goes_on()
+
+
+def settle_device() -> None:
+    """Wait until an accelerator has done what it was given; a processor has."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+# ---- startup ----
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from torch import nn
 
 from decentral.manifest import preset_manifest
 from decentral.peer import join
-from decentral.peer.saved.checkpointing import Saver
+from decentral.peer.saved import Saver
 from decentral.swarm.identity import Identity
 from decentral.training.schedule import SyncSchedule
 from decentral.transport.memory import MemoryNetwork

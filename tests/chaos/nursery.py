@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from decentral.cli.demo.children import MARK
+from decentral.cli.demo_processes import MARK
 from decentral.errors import DecentralError
 from tests.chaos.processes import end_all, marked
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from decentral.cli.demo.children import MARK
+from decentral.cli.demo_processes import MARK
 
 DAEMON = "p2pd"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from decentral.cli.failure import describe
+from decentral.cli.group import describe
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.manifest import Manifest, load_manifest
 from decentral.peer import Peer, join

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from decentral.cli.demo.children import DemoProcess, Family
+from decentral.cli.demo_processes import DemoProcess, Family
 from decentral.errors import DecentralError, DiskError
 
 FOREVER = "import threading, sys; print('ready', flush=True); threading.Event().wait()"
@@ -19,7 +19,7 @@ PARENT = (
 
 
 KILLED = (
-    "import sys; from pathlib import Path; from decentral.cli.demo.children import Family; family = Family(); "
+    "import sys; from pathlib import Path; from decentral.cli.demo_processes import Family; family = Family(); "
     f"child = family.start_command('a', Path(sys.argv[1]), [sys.executable, '-c', {FOREVER!r}]); "
     "child.first_line(30); print(child.process.pid, flush=True); child.process.wait()"
 )
@@ -47,7 +47,7 @@ def test_a_child_is_heard_and_ended_with_the_block(tmp_path: Path) -> None:
 
 
 def test_a_grandchild_of_a_killed_child_is_counted_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decentral.cli.demo.children.STRAY_SECONDS", 0.2)
+    monkeypatch.setattr("decentral.cli.demo_processes.STRAY_SECONDS", 0.2)
     with Family() as family:
         child = start(family, tmp_path, PARENT)
         grandchild = int(child.first_line(30))
@@ -59,7 +59,7 @@ def test_a_grandchild_of_a_killed_child_is_counted_and_ended(tmp_path: Path, mon
 
 
 def test_a_child_that_ignores_the_request_to_leave_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decentral.cli.demo.children.LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr("decentral.cli.demo_processes.LEAVE_SECONDS", 0.2)
     with Family() as family:
         child = start(family, tmp_path, STUBBORN)
         child.first_line(30)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.shown.countdown import Countdown
+from decentral.cli.progress import Countdown
 from decentral.manifest import preset_manifest
 from tests.laws.tables import GOSSIPS
 
@@ -57,7 +57,7 @@ def test_what_is_done_is_named_where_a_command_does_several_things():
 
 
 def test_a_benchmark_tells_how_far_it_is_beside_its_json(run, monkeypatch):
-    monkeypatch.setattr("decentral.cli.shown.countdown._QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("decentral.cli.progress._QUIET_SECONDS", 0.0)
     found = run("bench", "compressors", "--rows", "64", "--repeats", "4", "--only", "none", "--json")
     assert found.exit_code == 0, found.output
     assert len(json.loads(found.stdout)) >= 1
@@ -69,7 +69,7 @@ def test_hours_are_told_in_minutes():
 
 
 def test_a_simulation_keeps_its_json_apart_from_its_progress(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("decentral.cli.shown.countdown._QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("decentral.cli.progress._QUIET_SECONDS", 0.0)
     manifest = preset_manifest("sparseloco", inner={"steps": 3}, run={"salt": "countdown"})
     (tmp_path / "run.toml").write_text(manifest.to_toml())
     found = run("simulate", "run.toml", "--peers", "2", "--profile", "lab", "--rounds", "3", *SMALL, "--json")

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from decentral.cli.demo.children import DemoProcess, Family
-from decentral.cli.demo.result import collect
-from decentral.cli.demo.run import MARKER, clear
-from decentral.cli.demo.terms import MIN_ROUNDS, DemoPlan, demo_manifest
-from decentral.cli.demo.watch import Churn, DemoProgress, _look, watch
-from decentral.cli.stopping import Stop
+from decentral.cli.demo import MARKER, MIN_ROUNDS, DemoPlan, clear, collect, demo_manifest
+from decentral.cli.demo_processes import Churn, DemoProcess, DemoProgress, Family, _look, watch
+from decentral.cli.group import Stop
 from decentral.errors import DecentralError, UsageError
 from decentral.manifest import check_methods
 from decentral.observe.metrics import MetricsLog

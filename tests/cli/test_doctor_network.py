@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from decentral.cli.doctor.network import network, source_of
+from decentral.cli.checks import network, source_of
 
 
 def routes(**known: str) -> Callable[[socket.AddressFamily, str], str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from decentral.cli.demo.children import Family
+from decentral.cli.demo_processes import Family
 from decentral.manifest import preset_manifest
 from decentral.observe.status import read_status
 from decentral.state.checkpoint import load_newest

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from decentral import errors
-from decentral.cli.failure import TRACEBACK_FILE, describe, end
+from decentral.cli.group import TRACEBACK_FILE, describe, end
 from decentral.manifest import preset_manifest
 
 
@@ -107,7 +107,7 @@ def test_a_full_disk_under_stderr_takes_the_line_and_leaves_the_exit_code(monkey
 TOO_LARGE = """
 import resource, sys
 # torch and all that: what is limited is the model
-import decentral.cli.job.training_context, decentral.cli.job.train_job, psutil
+import decentral.cli.training_context, decentral.cli.train, psutil
 room = psutil.Process().memory_info().vms + 300 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (room, room))
 from decentral.cli import main

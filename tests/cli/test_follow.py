@@ -12,8 +12,8 @@ from click.testing import Result
 from safetensors.torch import load_file
 
 import decentral
-from decentral.cli.demo.children import DemoProcess, Family
-from decentral.cli.keeping import Keeping, beside
+from decentral.cli.demo_processes import DemoProcess, Family
+from decentral.cli.relaying import Keeping, beside
 from decentral.errors import UsageError
 from decentral.manifest import preset_manifest
 from decentral.observe.events import read_events

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from decentral.cli.job.step_time import MEASURED, WARM_UP, measured_step_seconds
+from decentral.cli.fitting import MEASURED, WARM_UP, measured_step_seconds
 from decentral.manifest import load_manifest, preset_manifest
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 from tests.cli.conftest import Run

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from decentral.cli.kernels import compile_for
+from decentral.cli.runs import compile_for
 from decentral.cli.shown import countdown
 from decentral.manifest import preset_manifest
 countdown._QUIET_SECONDS = 0.0

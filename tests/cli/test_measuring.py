@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decentral.cli.job.measuring import AnchorJudge, RecentLoss, Stopwatch
+from decentral.cli.training_context import AnchorJudge, RecentLoss, Stopwatch
 from decentral.parameters import schema_of
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.metrics_port import health, metrics_beside
+from decentral.cli.ports import health, metrics_beside
 from decentral.errors import ListenError
 from decentral.observe.status import ProcessInfo, Status, write_status
 

@@ -13,7 +13,7 @@ from click.testing import Result
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from decentral.cli.commands.model import _HARMLESS, _streamed
+from decentral.cli.model import _HARMLESS, _streamed
 from decentral.tasks.evaluate import continued
 from tests.cli.test_export import kept, small_model
 

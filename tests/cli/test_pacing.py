@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.job.pacing import BaselinePace
+from decentral.cli.train import BaselinePace
 from decentral.errors import DecentralError
 from decentral.observe.status import ProcessInfo, Status, write_status
 

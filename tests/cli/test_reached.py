@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.cli.doctor.reached import reachable, verdict
+from decentral.cli.checks import reachable, verdict
 from decentral.swarm.invite import Invite
 from decentral.transport.reachability import Reachability, View
 from decentral.wire.keys import Signer, peer_name

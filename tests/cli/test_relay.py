@@ -20,8 +20,8 @@ import trio
 import trio.testing
 from click.testing import Result
 
-from decentral.cli.metrics_port import host_and_port
-from decentral.cli.relay.relaying import _report, advice, introduction
+from decentral.cli.ports import host_and_port
+from decentral.cli.relaying import _report, advice, introduction
 from decentral.errors import PeerUnreachable, UsageError
 from decentral.transport.native.dialling import Links
 from decentral.transport.native.sessions import SessionEvents
@@ -172,7 +172,7 @@ def test_a_relay_that_was_killed_comes_back_under_its_name_and_its_peers_take_th
 
 
 def test_a_relay_starts_without_torch_numpy_or_hivemind_and_is_small(tmp_path: Path) -> None:
-    wanted = "decentral.cli.commands.relay", "decentral.cli.relay.relaying"
+    wanted = "decentral.cli.relay", "decentral.cli.relaying"
     script = f"import sys, json, {', '.join(wanted)}; print(json.dumps(sorted(sys.modules)))"
     loaded = set(json.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout))
     assert set(wanted) < loaded

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from decentral.cli.demo.children import Family
-from decentral.cli.spoken import as_one_text
+from decentral.cli.demo_processes import Family
+from decentral.cli.invite import as_one_text
 from decentral.manifest import preset_manifest
 from decentral.observe.status import read_status
 from decentral.swarm.words import known_words

@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import Result
 
-from decentral.cli.job.training_context import set_up
+from decentral.cli.training_context import set_up
 from decentral.errors import ConfigError
 from decentral.tasks.language_model import build_language_model, put_in
 from decentral.tasks.sizing import LanguageModelConfig

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from decentral.cli.job.steering import StatusPublisher, Steering
+from decentral.cli.train import StatusPublisher, Steering
 from decentral.observe.status import Status
 
 SELF, OTHER = {"self": True}, {"self": False}

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from decentral.cli.stopping import stop_signals
+from decentral.cli.group import stop_signals
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

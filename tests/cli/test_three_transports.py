@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.demo.children import DemoProcess, Family
+from decentral.cli.demo_processes import DemoProcess, Family
 from decentral.manifest import preset_manifest
 from decentral.observe.events import read_events
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from decentral.cli.job.options import JobOptions
-from decentral.cli.job.train_job import train_alone
-from decentral.cli.stopping import Stop
+from decentral.cli.group import Stop
+from decentral.cli.options import JobOptions
+from decentral.cli.train import train_alone
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.metrics import read_metrics
 from decentral.observe.requests import ask

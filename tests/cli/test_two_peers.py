@@ -13,7 +13,7 @@ import psutil
 import pytest
 from click.testing import Result
 
-from decentral.cli.demo.children import DemoProcess, Family
+from decentral.cli.demo_processes import DemoProcess, Family
 from decentral.manifest import preset_manifest
 from decentral.observe.status import Status, read_status
 from decentral.swarm.invite import PREFIX

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.cli.failure import INTERRUPTED
-from decentral.cli.page import page_beside
+from decentral.cli.group import INTERRUPTED
+from decentral.cli.ports import page_beside
 from tests.dashboard.site import Folder
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.demo.children import DemoProcess, Family
+from decentral.cli.demo_processes import DemoProcess, Family
 from decentral.manifest.files import load_manifest
 from decentral.observe.status import read_status
 from tests.docs.commands import FENCE, commands_of

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from decentral.cli.doctor.cards import told, ways_to
+from decentral.cli.checks import told, ways_to
 from decentral.transport.base import cards, listen_addresses
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.probes import serve_speed

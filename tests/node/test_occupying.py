@@ -15,7 +15,7 @@ from filelock import BaseFileLock
 
 import decentral
 from decentral.cli.preflight import look_over
-from decentral.cli.shown.last_status import read_peer
+from decentral.cli.progress import read_peer
 from decentral.errors import DiskError, FolderInUse
 from decentral.node.folder import begun, occupied
 from decentral.observe.beacon import Beacon

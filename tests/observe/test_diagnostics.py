@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from decentral.cli.job.recording import of_status
-from decentral.cli.shown.status_numbers import text
+from decentral.cli.ports import text
+from decentral.cli.train import of_status
 from decentral.observe.diagnostics import BANDS, ROUNDS, Crossing, Watch, in_words
 from decentral.observe.health import LASTS, Notices, health_sentence
 from decentral.observe.status import Status

@@ -4,7 +4,7 @@ import anyio
 import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-from decentral.cli.relay.numbers import numbers
+from decentral.cli.relaying import numbers
 from decentral.observe.metrics import exposition, serve_metrics
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.relay.circuit import HopStatus, RelayLimits

@@ -7,9 +7,9 @@ import functools
 import re
 from pathlib import Path
 
-from decentral.cli.commands.identity import KEY_FILE
-from decentral.cli.failure import TRACEBACK_FILE
-from decentral.cli.job.recording import HELD
+from decentral.cli.group import TRACEBACK_FILE
+from decentral.cli.identity import KEY_FILE
+from decentral.cli.train import HELD
 from decentral.node.folder import MANIFEST_FILE
 from decentral.node.upload import UPLOAD_FILE
 from decentral.observe.events import EVENTS_FILE
@@ -96,7 +96,7 @@ def test_every_metric_of_a_training_job_is_there() -> None:
     """Keywords where rows are written, and what a peer's progress adds to those of rounds."""
     rows = dict(re.findall(r"^\| `(inner|outer)` \| ([^|]+) \|", METRICS, flags=re.MULTILINE))
     written: dict[str, set[str]] = {"inner": set(), "outer": set()}
-    for path in ("decentral/cli/job/train_job.py", "decentral/cli/job/recording.py"):
+    for path in ("decentral/cli/train.py", "decentral/cli/train.py"):
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in written:

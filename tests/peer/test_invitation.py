@@ -11,7 +11,7 @@ import pytest
 from decentral.errors import InviteError, NoPeersError
 from decentral.observe.screen import hint_after, say
 from decentral.peer.invitation import NOBODY, fetch, terms_of
-from decentral.peer.notebooks import run_apart
+from decentral.peer.network_setup import run_apart
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
 

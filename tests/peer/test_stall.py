@@ -11,7 +11,7 @@ import pytest
 from decentral.manifest import preset_manifest
 from decentral.observe.health import health_sentence
 from decentral.observe.status import Status
-from decentral.peer.shown.stall import ALONE, OpenRound, stall_of, why_open
+from decentral.peer.status import ALONE, OpenRound, stall_of, why_open
 from decentral.training.reporting import Reporter
 from decentral.wire.keys import peer_name
 from tests.lab.nodes import Lab

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 
 from decentral.observe.status import presence
-from decentral.peer.shown.status import _kind, _member, _open_round
+from decentral.peer.status import _kind, _member, _open_round
 from decentral.wire.keys import peer_name
 
 ME, OTHER = b"m" * 32, b"o" * 32

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from decentral.errors import DiskError
-from decentral.peer.saved.write_behind import WriteBehind
+from decentral.peer.participation import WriteBehind
 from decentral.state.checkpoint import load_newest
 from decentral.state.durable import Disk
 from tests.peer.test_absence import alone

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from decentral.peer.shown.status import state_of
+from decentral.peer.status import state_of
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.local_state import Decision
 from decentral.training.reporting import NOTABLE_WAIT, Reporter

@@ -31,9 +31,9 @@ importlib.util.find_spec = lambda name, *more: None if name == "hivemind" else f
 sys.meta_path.insert(0, Absent())
 
 import anyio
-import decentral.cli.job.train_job, decentral.peer, decentral.transport.choice
+import decentral.cli.train, decentral.peer, decentral.transport.choice
 assert not [name for name in sys.modules if name.partition(".")[0] == "libp2p"]
-from decentral.cli.doctor.checks import examine
+from decentral.cli.checks import examine
 from pathlib import Path
 
 findings = {finding.what: finding for finding in examine(Path("."), None)}

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.cli.failure import INTERRUPTED, TERMINATED
+from decentral.cli.group import INTERRUPTED, TERMINATED
 from tests.dashboard.site import Folder
 
 OTHER_SCREEN, BACK = b"\x1b[?1049h", b"\x1b[?1049l"

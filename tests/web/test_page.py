@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from decentral.cli.demo.children import Family
+from decentral.cli.demo_processes import Family
 from tests.dashboard.conftest import Serve, folder, serve
 from tests.dashboard.site import GOLDEN, ME, OTHER, THIRD, Folder
 from tests.web.conftest import Look

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from types import MappingProxyType
 
-from decentral import spelling
+from decentral import plugins
 from decentral.errors import ConfigError
 from decentral.lab.attacks.alie import ALIE
 from decentral.lab.attacks.attack import Attack
@@ -35,7 +35,7 @@ def attack_names() -> list[str]:
 
 def make_attack(word: str) -> Attack:
     """The attack of a spelling, ``sign_flip`` or ``scale(factor=100)``; ConfigError, with the nearest, for none."""
-    made = spelling.make(word, _ATTACKS, "sign_flip or scale(factor=100)")
+    made = plugins.make(word, _ATTACKS, "sign_flip or scale(factor=100)")
     if not isinstance(made, Attack):
         raise ConfigError(f"attack {word}: it is no attacks.Attack; ask its author")
     return made

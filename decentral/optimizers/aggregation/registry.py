@@ -13,7 +13,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from decentral import spelling
+from decentral import plugins
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import Aggregation
 from decentral.plugins import Plugins
@@ -52,7 +52,7 @@ def rule_after(word: str, f: int) -> Aggregation:
 
     Where the spelling has no f of its own, the same f contributors are suspected.
     """
-    made = _checked(word, spelling.make(word, _rules(), "krum or rfa(iterations=8)"))
+    made = _checked(word, plugins.make(word, _rules(), "krum or rfa(iterations=8)"))
     if made.needs == "rows":
         raise ConfigError(f'then = "{word}" goes by coordinates, and what it would be given are mixtures; use "rfa"')
     has_f = "f" in {field.name for field in dataclasses.fields(made)}  # type: ignore[arg-type]  # see Plugins

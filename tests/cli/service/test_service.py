@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.service.agent import agent, task
-from decentral.cli.service.plan import ServicePlan
-from decentral.cli.service.unit import quoted, unit
+from decentral.cli.service import ServicePlan, agent, quoted, task, unit
 from decentral.errors import UsageError
 from decentral.swarm.invite import Invite
 from tests.cli.conftest import Run

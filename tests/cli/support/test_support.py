@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.support.redaction import Redaction
+from decentral.cli.support import Redaction
 from decentral.node.folder import TOKEN_FILE
 from decentral.observe.events import EventLog
 from decentral.observe.status import ProcessInfo, read_status, write_status

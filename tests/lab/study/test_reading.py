@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.commands.measure.lab import _usual_workers
+from decentral.cli.measure import _usual_workers
 from decentral.errors import ConfigError, UsageError
 from decentral.lab.study.plan import Plan
 from decentral.lab.study.reading import check_device, check_installed, load_study, parse_study

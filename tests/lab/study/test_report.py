@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.cli.shown.study_line import StudyLine
+from decentral.cli.progress import StudyLine
 from decentral.lab.report.comparing import compared, problems
 from decentral.lab.report.figures import frontier, mean_curve
 from decentral.lab.report.pairs import pairs

@@ -1,1 +1,0 @@
-"""The commands of ``decentral``, one file per family."""

@@ -1,1 +1,0 @@
-"""Commands that measure: this machine, simulated swarms, methods side by side."""

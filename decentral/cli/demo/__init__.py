@@ -1,1 +1,0 @@
-"""``decentral demo``: peers as real processes on this machine."""

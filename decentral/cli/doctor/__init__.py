@@ -1,1 +1,0 @@
-"""``decentral doctor``: what is looked at, and what is said of it."""

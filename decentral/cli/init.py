@@ -1,0 +1,139 @@
+"""``decentral init``: write the terms of a run, of a preset that is named or of the one that fits a line."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from decentral.cli.options import as_json, presets_that_begin
+from decentral.cli.quantities import Duration, ModelSize, Rate
+from decentral.errors import UsageError
+
+DEFAULT_PRESET = "sparseloco"
+DEFAULT_FILE = Path("run.toml")  # with --link, where nothing else has to be said
+DEFAULT_PEERS = 8
+
+
+@click.command("init")
+@click.argument("file", metavar="RUN.toml", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--preset",
+    shell_complete=presets_that_begin,
+    help=f"Which algorithm's defaults to write; {DEFAULT_PRESET}, with --link what is justified for it.",
+)
+@click.option(
+    "--link", type=Rate(), help="Everybody's line, each way, as 20mbit: choose preset and inner steps for it."
+)
+@click.option("--peers", type=click.IntRange(2, 64), help=f"With --link: how many train; {DEFAULT_PEERS} unless given.")
+@click.option(
+    "--step-time",
+    type=Duration(),
+    help="With --link: of an inner step, as 0.4s; measured on this machine unless given.",
+)
+@click.option("--model-size", type=ModelSize(), help="Of the built-in language model, in parameters, as 30M.")
+@click.option(
+    "--task",
+    type=click.Choice(["causal-lm", "custom"]),
+    help="Whose model: a small language model, which start and join train, or custom, your own script's.",
+)
+@click.option("--experts", type=click.IntRange(min=2), metavar="E", help="Experts per block: a mixture, for causal-lm.")
+@click.option("--name", help="Name of the run, for people.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the first model and of the data's order.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Outer steps after which the run is over.")
+@click.option("--inner-steps", type=click.IntRange(min=1), metavar="H", help="Inner steps between two rounds.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time after which the run is over.")
+@click.option("--corpus", help="What is trained on: a label for --data, or for what each peer brings.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Text that all peers train on, a file or a folder: the terms name it and its digest.",
+)
+@click.option("--overlap", type=click.IntRange(min=0), metavar="TAU", help="Inner steps that hide a round.")
+@click.option("--min-peers", type=click.IntRange(min=1), help="Members below which nothing is committed.")
+@click.option("--compressor", help="What is sent, such as 'topk(k=64, chunk=4096) >> signmag2'.")
+@click.option("--force", is_flag=True, help="Write over an existing file.")
+@as_json
+@click.pass_context
+def init_command(
+    context: click.Context,
+    /,
+    file: Path | None,
+    preset: str | None,
+    link: float | None,
+    peers: int | None,
+    step_time: float | None,
+    model_size: int | None,
+    force: bool,
+    data: Path | None,
+    as_json: bool,
+    **overrides: Any,
+) -> None:
+    """Write a manifest: the terms all peers of a run agree on, with a comment at every key.
+
+    \b
+    $ decentral init run.toml --preset sparseloco
+    $ decentral init lines.toml --link 20mbit --peers 8 --model-size 30M --step-time 0.4s
+    """
+    from decentral.cli.preflight import write_text
+    from decentral.cli.terms import next_step, of_short, sized, terms_of
+
+    file = _place(context, file, force, linked=link is not None)
+    overrides = _with_data(overrides, data)
+    sizes = sized(model_size, overrides)
+    if link is None:
+        _refuse({"--peers": peers, "--step-time": step_time})
+        preset = preset or DEFAULT_PRESET
+        manifest, found = terms_of(preset, overrides, sizes), None
+    else:
+        from decentral.cli.fitting import Wish, fitted
+
+        wish = Wish(
+            rate=link, peers=peers or DEFAULT_PEERS, step_seconds=step_time, model_size=model_size, preset=preset
+        )
+        found = fitted(wish, overrides, sizes)
+        manifest, preset = found.manifest, found.fit.preset
+    write_text(file, manifest.to_toml())
+    if as_json:
+        told = {"file": str(file), "run": manifest.run.name, "run_id": manifest.run_id, "preset": preset}
+        click.echo(json.dumps(told | ({} if found is None else found.to_dict())))
+        return
+    if found is not None:
+        click.echo(found.sentences())
+    rounds = manifest.run.rounds if found is None else found.fit.rounds
+    if said := of_short(preset, manifest, rounds):
+        click.echo(said)
+    click.echo(f"{file}: run {manifest.run.name}, {preset}; {next_step(manifest, file, data)}")
+
+
+def _place(context: click.Context, file: Path | None, force: bool, *, linked: bool) -> Path:
+    """Where the terms go. Raises UsageError where something is that was not to be written over."""
+    if file is None and not linked:
+        raise click.MissingParameter(ctx=context, param=context.command.params[0])
+    file = file or DEFAULT_FILE
+    if file.exists() and not force:
+        raise UsageError(f"{file} exists; --force writes over it, or name another file")
+    return file
+
+
+def _with_data(overrides: dict[str, Any], data: Path | None) -> dict[str, Any]:  # Any: values of every option
+    """With the text's name and digest. Raises UsageError, DataError."""
+    if data is None:
+        return overrides
+    from decentral.cli.terms import with_text
+    from decentral.tasks.evaluate import survey
+
+    if overrides["task"] == "custom":
+        raise UsageError("--data is text for causal-lm; with --task custom a script reads its own, name it by --corpus")
+    text = survey(data)
+    click.echo(f"data    {text}", err=True)
+    return with_text(overrides, text)
+
+
+def _refuse(given: Mapping[str, object]) -> None:
+    """UsageError for what says nothing without a line."""
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(f"{option} is for choosing terms by a line; add --link, as 20mbit")

@@ -1,1 +1,0 @@
-"""The training job behind ``start`` and ``join``."""

@@ -1,0 +1,547 @@
+"""Commands that show how a peer, its swarm or its runs are, and change nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from decentral.cli.group import INTERRUPTED
+from decentral.cli.options import as_json, cards_by_name, directory_of_a_peer, remember
+from decentral.cli.ports import check_page_there
+from decentral.cli.progress import read_peer
+from decentral.cli.quantities import Duration
+from decentral.errors import UsageError
+
+if TYPE_CHECKING:
+    from decentral.observe.compare import SeenRun
+    from decentral.observe.status import Status
+
+# ---- status ----
+#
+# ``decentral status``: what the peer that runs in a directory says of itself.
+
+
+@click.command("status")
+@directory_of_a_peer
+@click.option("--prometheus", is_flag=True, help="Numbers in Prometheus' text format, for a textfile collector.")
+@as_json
+@click.pass_context
+def status_command(context: click.Context, directory: Path, prometheus: bool, as_json: bool) -> None:
+    """Say in one sentence how the peer is, and what it cost since it started.
+
+    Ends with code 1 when the peer is gone without a word, killed or crashed; in JSON, "alive" tells whether it runs.
+
+    \b
+    $ decentral status --out decentral-run
+    """
+    from decentral.observe.status import is_lost
+
+    if prometheus and as_json:
+        raise click.UsageError("--prometheus and --json are two formats; name one")
+    status, alive = read_peer(remember(context, directory))
+    if prometheus:
+        from decentral.cli.ports import text
+
+        click.echo(text(status, alive=alive), nl=False)
+    elif as_json:
+        click.echo(json.dumps({**asdict(status), "alive": alive}))
+    else:
+        _print_status(status, alive=alive)
+    if is_lost(status):
+        context.exit(1)
+
+
+def _print_status(status: Status, *, alive: bool) -> None:
+    from decentral.observe.health import in_time, in_units
+
+    click.echo(status.health)
+    rounds = "" if status.rounds is None else f" of {status.rounds}"
+    click.echo(
+        f"run       {status.run or '?'} ({status.algorithm or '?'}), round {status.round}{rounds}, epoch {status.epoch}"
+    )
+    click.echo(f"peer      {status.peer or '?'}, {status.inner_steps} inner steps")
+    if losses := _losses(status):
+        click.echo(f"loss      {losses}{'' if status.own_loop else ', nats per token'}")
+    if alive and status.seconds_left:
+        click.echo(f"left      {in_time(status.seconds_left)}, as it goes now")
+    click.echo(f"traffic   {in_units(status.bytes_sent)} sent, {in_units(status.bytes_received)} received")
+    if status.bytes_measuring:
+        click.echo(
+            f"besides   {in_units(status.bytes_measuring)} sent to peers that measured this line (decentral doctor)"
+        )
+    if limits := _limits(status):
+        click.echo(f"limits    {limits}")
+    if settings := _settings(status):
+        click.echo(f"settings  {settings}")
+    if status.uplink_bits:
+        click.echo(f"uplink    {status.uplink_bits / 1e6:g} Mbit/s, from the transfers made")
+    click.echo(f"members   {len(status.members)}{'' if alive else ', when it was last here'}")
+    if status.diagnostics:
+        click.echo(f"updates   {_diagnostics(status)}")
+    if status.invite:
+        click.echo(f"invite    {status.invite}")
+
+
+def _losses(status: Status) -> str:
+    """Those of training and of held-out text, as far as they are known."""
+    known = (("", status.loss), ("held-out ", status.held_out_loss))
+    return ", ".join(f"{name}{loss:.4f}" for name, loss in known if loss is not None)
+
+
+def _diagnostics(status: Status) -> str:
+    """What the newest round told of the swarm, and which figures are not as usual."""
+    from decentral.observe.diagnostics import in_words
+
+    part = ", of the part that this peer sums" if status.diagnosed_part else ""
+    out = f"; out of band: {', '.join(status.out_of_band)}" if status.out_of_band else ""
+    return f"{in_words(status.diagnostics)} (round {status.diagnosed_round}{part}){out}"
+
+
+def _limits(status: Status) -> str:
+    """What the person of this peer allows it."""
+    from decentral.observe.health import in_units
+
+    caps = (("up", status.max_upload), ("down", status.max_download))
+    parts = [f"{8 * rate / 1e6:g} Mbit/s {way}" for way, rate in caps if rate is not None]
+    if status.daily_upload is not None:
+        parts.append(f"{in_units(status.sent_today)} of {in_units(status.daily_upload)} sent today (UTC)")
+    return ", ".join(parts)
+
+
+def _settings(status: Status) -> str:
+    """What its person wants otherwise than usual, and what of all that is set outlives the process."""
+    parts = [", ".join(f"{key} {value}" for key, value in status.preferences.items())]
+    if status.kept_settings:
+        parts.append(f"kept over restarts: {', '.join(status.kept_settings)}")
+    return "; ".join(part for part in parts if part)
+
+
+# ---- peers ----
+#
+# ``decentral peers``: the members of the swarm, as the peer that runs in a directory sees them.
+
+
+@click.command("peers")
+@directory_of_a_peer
+@as_json
+@click.pass_context
+def peers_command(context: click.Context, directory: Path, as_json: bool) -> None:
+    """List the members of the swarm as this peer sees them.
+
+    \b
+    $ decentral peers --out decentral-run --json
+    """
+    status, alive = read_peer(remember(context, directory))
+    if as_json:
+        click.echo(json.dumps({"epoch": status.epoch, "members": list(status.members)}))
+        return
+    from decentral.observe.health import in_units
+    from decentral.observe.status import presence
+
+    if not alive:
+        click.echo("the peer has ended; this is what it saw last:", err=True)
+    for member in status.members:
+        you = "  (you)" if member.get("peer") == status.peer else ""
+        traffic = f"{in_units(member.get('bytes_sent', 0))} to, {in_units(member.get('bytes_received', 0))} from"
+        click.echo(f"{member.get('peer', '?')}  {presence(member)}  {_after(member)}  {traffic}{_way(member)}{you}")
+    if not status.members:
+        click.echo("nobody yet: no member of the run is known here", err=True)
+
+
+def _after(member: Mapping[str, Any]) -> str:
+    """How many outer steps a member has made; in gossip the others do not tell, and a follower does not ask."""
+    made = member.get("round")
+    return "round ?" if made is None else f"round {made}"
+
+
+def _way(member: Mapping[str, Any]) -> str:
+    """How a member is reached, as far as it is known: path, time to an answer, uplink, share that went relayed."""
+    parts = [str(member.get("path") or "")]
+    if member.get("answers_in") is not None:
+        parts.append(f"{1000 * member['answers_in']:.0f} ms")
+    if member.get("uplink_bits"):
+        parts.append(f"sends {member['uplink_bits'] / 1e6:.1f} Mbit/s")
+    if member.get("relayed_share"):
+        parts.append(f"{100 * member['relayed_share']:.0f} % relayed")
+    return "".join(f"  {part}" for part in parts if part)
+
+
+# ---- logs ----
+#
+# ``decentral logs``: what has happened to the peer that runs in a directory, and what happens.
+
+_LOOK_SECONDS = 0.25  # between two looks at what is new
+_LOGGED = "metrics"  # events of peer.log
+
+
+@click.command("logs")
+@directory_of_a_peer
+@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="How many events.")
+@click.option("--event", help="Only events of this name, such as commit.")
+@click.option("--since", type=Duration(), metavar="TIME", help="Only those of the last 30min, 2h; all of them.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens, until the peer ends or Ctrl-C.")
+@as_json
+@click.pass_context
+def logs_command(
+    context: click.Context,
+    directory: Path,
+    last: int,
+    event: str | None,
+    since: float | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Show the last events of the peer; what a loop has logged with --event metrics only.
+
+    \b
+    $ decentral logs --out decentral-run --last 5 --event commit
+    """
+    from decentral.errors import UsageError
+    from decentral.observe.events import EVENTS_FILE, event_line, read_events
+    from decentral.observe.lines import there
+
+    if not there(remember(context, directory) / EVENTS_FILE):
+        raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
+    shape = json.dumps if as_json else event_line
+    if since is not None and context.get_parameter_source("last") is not click.core.ParameterSource.COMMANDLINE:
+        last = sys.maxsize
+    begin = 0.0 if since is None else time.time() - since
+    if follow:
+        context.exit(_follow(directory, last, event, begin, shape))
+    rows = list(read_events(directory, last=last, event=event, since=begin, without=_without(event)))
+    for row in rows:
+        click.echo(shape(row))
+    if not rows:
+        wanted = "" if event is None else f" called {event!r}"
+        click.echo(f"no event{wanted} {'yet' if since is None else 'in that time'}", err=True)
+
+
+def _without(event: str | None) -> tuple[str, ...]:
+    """A loop may log every step, and what happened beside it would be a line in fifteen."""
+    return () if event == _LOGGED else (_LOGGED,)
+
+
+def _follow(directory: Path, last: int, event: str | None, begin: float, shape: Callable[[dict[str, Any]], str]) -> int:
+    """Print events as they come, until the peer ends; returns the exit code, Ctrl-C's when that ended it before."""
+    from decentral.cli.group import INTERRUPTED
+    from decentral.observe.events import follow_events
+
+    nobody = threading.Event()
+    try:
+        for row in follow_events(
+            directory,
+            last=last,
+            event=event,
+            without=_without(event),
+            idle=lambda: _idle(nobody),
+            ended=lambda: _has_ended(directory),
+        ):
+            if float(row.get("t") or 0) >= begin:
+                click.echo(shape(row))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    click.echo(f"the peer has ended: {read_peer(directory)[0].health}", err=True)
+    return 0
+
+
+def _idle(nobody: threading.Event) -> None:
+    nobody.wait(_LOOK_SECONDS)
+
+
+def _has_ended(directory: Path) -> bool:
+    """Whether its process is gone. A folder whose status says nothing, or nothing that this version reads, never is."""
+    from decentral.errors import DecentralError
+
+    try:
+        return not read_peer(directory)[1]
+    except DecentralError:
+        return False
+
+
+# ---- compare ----
+#
+# ``compare``: runs side by side, as one table and one figure.
+
+_OF_EVERY_RUN = ("run.name", "run.salt")  # differ between any two runs, and say nothing
+_MOST = 8  # runs: their columns still fit a wide terminal
+
+
+@click.command("compare")
+@click.argument("directories", metavar="RUN_A RUN_B ...", nargs=-1, type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--figure",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("compare.png"),
+    show_default=True,
+    help="Where the figure goes.",
+)
+@as_json
+def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) -> None:
+    """Set the runs of two or more run directories side by side: what each reached, and what it cost.
+
+    One peer's directory stands for its run: any of its peers. Runs may go on meanwhile.
+
+    \b
+    $ decentral compare sparse dense --figure both.png
+    """
+    from decentral.manifest import differing
+    from decentral.observe.compare import common_kind, draw, names_of, read_run
+    from decentral.observe.metrics import NO_FIGURE, can_draw
+
+    if not 2 <= len(directories) <= _MOST:
+        raise click.UsageError(f"you named {len(directories)}; name 2 to {_MOST} run directories")
+    runs = [read_run(directory) for directory in directories]
+    kind, names = common_kind(runs), names_of(runs)
+    drawn = can_draw()
+    if drawn:
+        draw(figure, {name: run.curves[kind] for name, run in zip(names, runs, strict=True)}, kind=kind)
+    terms = {k: v for k, v in differing([run.manifest for run in runs]).items() if k not in _OF_EVERY_RUN}
+    if as_json:
+        told = [{"run": name, **_numbers(run, kind)} for name, run in zip(names, runs, strict=True)]
+        click.echo(
+            json.dumps({"compared": kind, "runs": told, "terms": terms, "figure": str(figure) if drawn else None})
+        )
+        return
+    rows = {"": names, **_rows(runs, kind)}
+    rows |= {key: ["unset" if value is None else str(value) for value in values] for key, values in terms.items()}
+    click.echo(_aligned(rows))
+    click.echo(f"\n{kind} over steps and cost: {figure}" if drawn else f"\n{NO_FIGURE}")
+
+
+def _numbers(run: SeenRun, kind: str) -> dict[str, object]:
+    """What is told of one run; what is not known is null."""
+    values, status = [point.value for point in run.curves[kind]], run.status
+    sent = max((point.nbytes for point in run.curves[kind] if point.nbytes is not None), default=None)
+    return {
+        "method": run.manifest.outer.method,
+        "round": None if status is None else status.round,
+        "rounds": run.manifest.run.rounds,
+        "inner_steps": run.steps,
+        "seconds": run.seconds,
+        "last": values[-1],
+        "best": min(values),
+        "bytes_sent": (None if status is None else status.bytes_sent) if sent is None else sent,
+        "contributed": status.rounds_contributed / status.rounds_seen if status and status.rounds_seen else None,
+    }
+
+
+def _rows(runs: Sequence[SeenRun], kind: str) -> dict[str, list[str]]:
+    """The table, row by row."""
+    from decentral.observe.health import in_time, in_units
+
+    found = [_numbers(run, kind) for run in runs]
+
+    def row(key: str, shown: str = "{}") -> list[str]:
+        return ["?" if one[key] is None else shown.format(one[key]) for one in found]
+
+    sent = ["?" if one["bytes_sent"] is None else in_units(float(str(one["bytes_sent"]))) for one in found]
+    return {
+        "method": row("method"),
+        "round": [f"{made} of {whole}" for made, whole in zip(row("round"), row("rounds"), strict=True)],
+        "inner steps": row("inner_steps"),
+        f"{kind}, last": row("last", "{:.4f}"),
+        f"{kind}, best": row("best", "{:.4f}"),
+        "sent by this peer": sent,
+        "time": [in_time(run.seconds) for run in runs],
+        "rounds contributed to": row("contributed", "{:.0%}"),
+    }
+
+
+def _aligned(rows: dict[str, list[str]]) -> str:
+    """Columns as wide as their widest word."""
+    first = max(map(len, rows))
+    widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
+    lines = []
+    for name, words in rows.items():
+        cells = (word.rjust(width) for word, width in zip(words, widths, strict=True))
+        lines.append("  ".join([name.ljust(first), *cells]).rstrip())
+    return "\n".join(lines)
+
+
+# ---- dashboard ----
+#
+# ``dashboard``: the page in the browser, live or of a run that is over.
+
+
+@click.command("dashboard")
+@directory_of_a_peer
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Show the run that DIR holds round by round, with a slider, instead of a live one.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=7070, show_default=True, help="0: any that is free.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDR",
+    help="Where to listen; with any but this machine's own address the page asks for a token.",
+)
+@click.option("--token", metavar="TOKEN", help="What viewers must know; one is made where others can reach the page.")
+@click.pass_context
+def dashboard_command(
+    context: click.Context, directory: Path, replay: Path | None, port: int, host: str, token: str | None
+) -> None:
+    """Show a peer and its swarm in the browser, read-only. DIR may also hold several peers, as a demo's does.
+
+    \b
+    $ decentral dashboard --out demo-run
+    """
+    check_page_there()
+    import decentral
+    from decentral.dashboard.serving import Place, listen
+
+    place = Place(host=host, port=port, token=token)
+    listening = listen(
+        replay or remember(context, directory), place, version=decentral.__version__, replay=replay is not None
+    )
+    click.echo(listening.place.address)
+    waits = "" if replay is not None or directory.is_dir() else f"; {directory} is not there yet, it waits for a peer"
+    click.echo(f"the page is up, Ctrl-C ends it{waits}", err=True)
+    try:
+        listening.serve()
+    except KeyboardInterrupt:
+        context.exit(INTERRUPTED)
+
+
+# ---- watch ----
+#
+# ``watch``: the page in a terminal.
+
+
+@click.command("watch")
+@directory_of_a_peer
+@click.pass_context
+def watch_command(context: click.Context, directory: Path) -> None:
+    """Show a peer and its swarm in this terminal, as over ssh; pause, resume and leave by key.
+
+    DIR may also hold several peers, as a demo's does. q closes the view and nothing else, ? tells the keys.
+
+    \b
+    $ decentral watch --out decentral-run
+    """
+    _check_there()
+    _check_terminal()
+    from decentral.watch.app import Watch
+
+    ended = Watch(remember(context, directory)).run(mouse=False)  # so that the terminal's own way to select text works
+    if isinstance(ended, KeyboardInterrupt):
+        context.exit(INTERRUPTED)
+    if ended is not None:
+        raise ended
+
+
+def _check_there() -> None:
+    """UsageError where the package is missing."""
+    if importlib.util.find_spec("textual") is None:
+        raise UsageError("the view needs textual; pip install 'decentral[watch]'")
+
+
+def _check_terminal() -> None:
+    """UsageError where nothing can be drawn, or no key can be read."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)  # it is drawn on stderr, but who pipes stdout wants text
+    if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") in ("dumb", "unknown"):
+        raise UsageError("this is not a terminal that a view can be drawn on; decentral status says the same in lines")
+
+
+# ---- doctor ----
+#
+# ``decentral doctor``: what this machine can, and whether others reach it.
+
+
+@click.command("doctor")
+@click.argument("invite", nargs=-1)
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Where a run would be kept; its disk is checked.",
+)
+@click.option(
+    "--listen",
+    multiple=True,
+    metavar="ADDR",
+    callback=cards_by_name,
+    help="Multiaddr, or network card, that the peer will listen on; all interfaces by default.",
+)
+@click.option("--relay", "relays", multiple=True, metavar="ADDR", help="A relay to ask, as decentral relay prints it.")
+@as_json
+@click.pass_context
+def doctor_command(
+    context: click.Context,
+    invite: tuple[str, ...],
+    directory: Path,
+    listen: tuple[str, ...],
+    relays: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Check what a peer needs here: versions, device, disk, transport, and whether others can dial this machine.
+
+    The words of decentral invite --words do instead of an invite: they are used up then, and it prints the invite.
+
+    \b
+    $ decentral doctor INVITE
+    """
+    from decentral.cli.checks import examine
+    from decentral.cli.invite import invite_of
+    from decentral.swarm.invite import Invite
+
+    line: str | None = None
+    if invite:
+        line, relays = invite_of(invite, relays)
+        Invite.parse(line)  # before minutes are spent on what is none
+        if len(invite) > 1 or line != invite[0]:
+            click.echo(f"the words are used up; join with: decentral join {line}", err=True)
+    findings = examine(remember(context, directory), line, listen=listen, relays=relays)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.verdict:<5} {finding.what:<10} {finding.detail}")
+    if any(finding.verdict == "fail" for finding in findings):
+        context.exit(1)
+
+
+# ---- support ----
+#
+# ``support``: one file to send along with a question.
+
+
+@click.command("support")
+@directory_of_a_peer
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("decentral-support.zip"),
+    show_default=True,
+    help="The file to write.",
+)
+@click.option("--doctor/--no-doctor", default=True, show_default=True, help="Ask decentral doctor, too: some seconds.")
+@click.pass_context
+def support_command(context: click.Context, directory: Path, target: Path, doctor: bool) -> None:
+    """Write one zip for whoever helps: versions, doctor, terms, status, the last events and numbers.
+
+    No key, no token, no invite, no model, no data; addresses and your home folder are replaced by words. Look into it
+    before you send it.
+
+    \b
+    $ decentral support --out decentral-run
+    """
+    from decentral.cli.support import write_support
+
+    names = write_support(remember(context, directory), target, examined=doctor)
+    click.echo(f"{target}: {', '.join(names)}; look into it before you send it")

@@ -1,1 +1,0 @@
-"""A relay that runs until it is stopped, and the numbers that it tells."""

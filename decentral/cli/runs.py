@@ -1,0 +1,264 @@
+"""``start``, ``join``, ``demo``: be the first peer of a run, be another one, see it all on one machine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from decentral.cli.options import JobOptions, as_json, options_of_a_peer, presets_that_begin, remember
+from decentral.errors import ConfigError, UsageError
+from decentral.swarm.patience import time_left
+
+if TYPE_CHECKING:
+    from decentral.manifest import Manifest
+    from decentral.tasks.evaluate import Survey
+
+
+@click.command("start")
+@click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
+@options_of_a_peer
+@click.option(
+    "--admit", metavar="TOKEN", help="Let in only peers that have this token: it is in the invites of all peers."
+)
+@click.option(
+    "--from",
+    "begins_from",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Model folder whose weights the run begins from, as export writes it; its sizes are the manifest's.",
+)
+@click.option("--alone", is_flag=True, help="Train at once; the first peer waits for a second one else.")
+@click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
+@click.option(
+    "--pace",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="With --solo: keep in step with the peer that runs in DIR, and end where it ends.",
+)
+@click.pass_context
+def start_command(context: click.Context, /, file: Path, directory: Path, alone: bool, **given: Any) -> None:
+    """Be the first peer of a run; prints the line with which others join.
+
+    \b
+    $ decentral start run.toml --out decentral-run
+    decentral join INVITE
+    """
+    from decentral.cli.preflight import check_trained_here
+    from decentral.manifest import load_manifest
+    from decentral.swarm.invite import check_token
+
+    waits = not (alone or given["require_peers"])
+    options = JobOptions(out=directory, waits_for_company=waits, **given)
+    if options.admit is not None:
+        check_token(options.admit)
+    if options.pace is not None and not options.solo:
+        raise UsageError("--pace is for a baseline; add --solo")
+    if alone and options.require_peers > 1:
+        raise UsageError("--alone waits for nobody and --require-peers for others; give one of them")
+    if not file.exists():
+        raise ConfigError(f"{file}: no such manifest; write one with: decentral init {file}")
+    manifest = load_manifest(file)
+    check_trained_here(manifest)
+    _train(context, manifest, _looked_over(options), options)
+
+
+@click.command("join")
+@click.argument("invite")
+@click.argument("arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
+@options_of_a_peer
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="TRAIN.py",
+    help="Run this training script: its decentral.join() takes the invite and these options; ARGS are its own.",
+)
+@click.pass_context
+def join_command(
+    context: click.Context,
+    /,
+    invite: str,
+    directory: Path,
+    script: Path | None,
+    arguments: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Be another peer of a run: all that is needed is its invite, or the words of decentral invite --words.
+
+    \b
+    $ decentral join INVITE --out decentral-run
+    $ decentral join "acid cargo mural tulip 4711"
+    """
+    from decentral.cli.invite import as_one_text, invite_of
+    from decentral.cli.preflight import check_trained_here
+    from decentral.observe.screen import hint_after
+    from decentral.swarm.invite import Invite
+
+    invite, arguments = as_one_text(invite, arguments)
+    left = time_left(given["give_up_at"])
+    invite, given["relays"] = invite_of([invite], given["relays"], lan=given["lan"], seconds=left)
+    parsed = Invite.parse(invite)  # before anything is made or started
+    options = JobOptions(out=directory, invite=invite, **given)
+    if script is not None:
+        from decentral.cli.scripts import run_script
+
+        run_script(context, script, arguments, options)
+        return
+    if arguments:
+        raise UsageError(f"{arguments[0]!r}: arguments after the invite are a script's; name it with --script")
+    from decentral.peer.invitation import NOBODY, PATIENCE, asked
+
+    remember(context, directory)
+    text = _looked_over(options)
+    click.echo("looking for the run's peers ...", err=True)
+    with hint_after(PATIENCE, NOBODY.format("--join-timeout S")):
+        manifest, over = asked(
+            parsed,
+            directory,
+            options.listen or None,
+            time_left(options.give_up_at),
+            options.transport,
+            lan=options.lan,
+        )
+    check_trained_here(manifest)
+    _train(context, manifest, text, options, late=over)
+
+
+def _looked_over(options: JobOptions) -> Survey | None:
+    from decentral.cli.preflight import look_over
+
+    return look_over(options.out, options.listen, options.relays, options.data)
+
+
+def _train(
+    context: click.Context, manifest: Manifest, text: Survey | None, options: JobOptions, *, late: bool = False
+) -> None:
+    """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
+    from decentral.cli.preflight import Before, is_main, taken_back
+    from decentral.node.folder import begun, kept_terms
+    from decentral.tasks.evaluate import check_agreed
+
+    directory = remember(context, options.out)
+    kept_terms(directory, manifest.digest)
+    this_text = check_agreed(manifest.data, text)
+    with ExitStack() as stack:
+        if is_main():
+            before = Before.of(directory)
+            stack.enter_context(begun(directory))
+            stack.enter_context(taken_back(directory, before))
+        code = _trained(manifest, this_text, options, late=late)
+    if code is not None:
+        click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)
+        context.exit(code)
+
+
+def _trained(manifest: Manifest, text: str, options: JobOptions, *, late: bool) -> int | None:
+    """Train on the text of these words to the end; the exit code of the signal that came before it, if one did."""
+    from decentral.cli.group import stop_signals
+    from decentral.cli.train import train_alone, train_with_swarm
+    from decentral.manifest import summary as describe
+    from decentral.observe.screen import LateDisplay, log_shown_on, open_display
+
+    shows = partial(open_display, sys.stderr, stop=f"Ctrl-C, or decentral leave --out {options.out}")
+    if not late:
+        click.echo(f"{describe(manifest)}\n{text}", err=True)
+        if not options.solo:
+            compile_for(manifest, sys.stderr)
+    display = LateDisplay(sys.stderr, shows) if late else shows()
+    show_invite = partial(_show_invite, display.say if options.as_json else display.result, manifest.data.corpus)
+    with stop_signals() as stop, log_shown_on(display):
+        try:
+            if options.solo:
+                summary = train_alone(manifest, options, display, stop)
+            else:
+                summary = train_with_swarm(manifest, options, display, stop, show_invite)
+        finally:
+            display.close()
+    if options.as_json:
+        click.echo(json.dumps(summary))
+    return stop.code
+
+
+def _show_invite(show: Callable[[str], None], corpus: str, invite: str) -> None:
+    brings = "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
+    show(f"decentral join {invite}{brings}")
+
+
+@click.command("demo")
+@click.option("--peers", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Peers at the start.")
+@click.option(
+    "--algorithm",
+    default="sparseloco",
+    show_default=True,
+    shell_complete=presets_that_begin,
+    help="How they agree: decentral optimizers lists them.",
+)
+@click.option("--minutes", type=click.FloatRange(min=0.2), default=3.0, show_default=True, help="How long to train.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of model and data order.")
+@click.option("--churn/--no-churn", default=True, show_default=True, help="Kill a peer, add a newcomer.")
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo-run"),
+    show_default=True,
+    help="Where everything is kept; an earlier demo there is replaced.",
+)
+@as_json
+@click.pass_context
+def demo_command(context: click.Context, /, directory: Path, as_json: bool, **options: Any) -> None:
+    """Train with four peers on this machine, kill one, add one, compare with training alone.
+
+    \b
+    $ decentral demo --peers 3 --minutes 1
+    """
+    from decentral.cli.demo import DemoOptions, run_demo
+
+    remember(context, directory)
+    context.exit(run_demo(DemoOptions(out=directory, **options), as_json=as_json))
+
+
+# ---- kernels ----
+#
+# Machine code for a run's compressor, compiled before training begins: once on a machine, for 5 to 20 s.
+
+DENSE, SPARSE = 25, 95  # functions that int8 needs, and topk >> signmag2; what needs fewer is done sooner
+
+
+def compile_for(manifest: Manifest, stream: IO[str]) -> None:
+    """What was compiled before is loaded in half a second, and nothing is said."""
+    from decentral.cli.progress import Countdown
+    from decentral.replica.codec import codec_of
+
+    codec = codec_of(manifest)
+    expected = SPARSE if ">>" in manifest.compressor.chain else DENSE
+    countdown = Countdown(stream, what="compiling machine code, once on this machine")
+    with countdown, _compiled(lambda count: countdown(min(1.0, count / expected))):
+        codec.warm_up()
+
+
+@contextmanager
+def _compiled(on_count: Callable[[int], None]) -> Iterator[None]:
+    """Tell how many functions numba has compiled since the block began, after each."""
+    from numba.core import event
+
+    class Counter(event.Listener):  # type: ignore[misc]  # numba has no types
+        count = 0
+
+        def on_start(self, event: object) -> None:
+            """See Listener."""
+
+        def on_end(self, event: object) -> None:
+            """See Listener."""
+            self.count += 1
+            on_count(self.count)
+
+    with event.install_listener("numba:compile", Counter()):
+        yield

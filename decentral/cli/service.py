@@ -1,0 +1,375 @@
+"""A peer or a relay that the system starts by itself: what it is told, for each kind of system."""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from decentral.cli.options import as_json
+from decentral.errors import ConfigError, DiskError, UsageError
+from decentral.swarm.invite import Invite
+
+# ---- service ----
+#
+# ``service``: a peer or a relay that the system starts by itself, and stops by leaving in good order.
+
+_name = click.option("--name", default="peer", show_default=True, help="What the service is called.")
+
+
+@click.group("service")
+def service_command() -> None:
+    """Have this system run a peer or a relay: after a restart, in the background, last in every queue.
+
+    \b
+    $ decentral service install -- join INVITE --out decentral-run --schedule 22:00-07:00
+    """
+
+
+@service_command.command("install")
+@_name
+@click.option("--show", is_flag=True, help="Print the file, and change nothing.")
+@click.argument("words", metavar="-- COMMAND [ARGS...]", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def install_command(context: click.Context, name: str, show: bool, words: tuple[str, ...]) -> None:
+    """Write a systemd user unit (a launchd agent on macOS) that runs decentral start, join or relay, and start it.
+
+    \b
+    $ decentral service install --name overnight -- join INVITE --schedule 22:00-07:00
+    """
+
+    planned = plan(context.find_root(), name, words, Path.cwd())
+    if sys.platform == "win32":
+        click.echo(task(planned))
+    elif show:
+        click.echo(unit(planned) if place(name).suffix == ".service" else agent(planned).decode(), nl=False)
+    else:
+        for line in install(planned):
+            click.echo(line)
+
+
+@service_command.command("status")
+@as_json
+def status_command(as_json: bool) -> None:
+    """List the services that were installed, and what the system says of each.
+
+    \b
+    $ decentral service status
+    """
+
+    found = {name: state(name) for name in installed()}
+    if as_json:
+        click.echo(json.dumps(found))
+    for name, words in ({} if as_json else found).items():
+        click.echo(f"{name:<16} {words}")
+    if not found:
+        click.echo("no service is installed; decentral service install -- join INVITE", err=True)
+
+
+@service_command.command("remove")
+@_name
+def remove_command(name: str) -> None:
+    """Stop a service, which leaves at its next step, and forget it. What it has learnt stays in its folder.
+
+    \b
+    $ decentral service remove --name overnight
+    """
+
+    check_name(name)
+    for line in remove(name):
+        click.echo(line)
+
+
+# ---- plan ----
+#
+# What a service runs: a command line of ours, checked as if it were typed, and the folders that it writes to.
+
+COMMANDS = ("start", "join", "relay")
+STOP_SECONDS = 180  # a peer that is told to stop makes its inner step, and keeps a checkpoint
+FOR_GOOD = (2, 10, 11, 12, 21, 30, 40)  # exit codes after which starting again would end the same way
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlan:
+    """One service of one user."""
+
+    name: str
+    words: tuple[str, ...]  # after "decentral", as typed
+    here: Path  # absolute: where they were typed, so that relative paths in them mean the same
+    writes: tuple[Path, ...]  # absolute
+    python: str = sys.executable
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """All of the command line."""
+        return (self.python, "-m", "decentral", *self.words)
+
+
+def label(name: str) -> str:
+    """What the system knows a service by."""
+    return f"decentral-{name}"
+
+
+def plan(root: click.Context, name: str, words: tuple[str, ...], here: Path) -> ServicePlan:
+    """Check a command line. UsageError, InviteError, or what the command itself says to its options."""
+    check_name(name)
+    if not words or words[0] not in COMMANDS:
+        given = f"{words[0]!r}" if words else "nothing"
+        raise UsageError(
+            f"a service runs decentral {', '.join(COMMANDS)}, not {given}; write it after --, as you would type it"
+        )
+    group = root.command
+    assert isinstance(group, click.Group)
+    command = group.get_command(root, words[0])
+    assert command is not None
+    values = command.make_context(words[0], list(words[1:]), parent=root).params
+    if words[0] == "join":
+        Invite.parse(values["invite"])
+    return ServicePlan(name, words, here, _writes(words[0], values, here))
+
+
+def check_name(name: str) -> None:
+    """UsageError for a name that would be no file's."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"--name {name[:50]!r}: small letters, digits and hyphens, 41 at most, such as overnight")
+
+
+def _writes(command: str, values: dict[str, Any], here: Path) -> tuple[Path, ...]:
+    if command != "relay":
+        given = (values["directory"], values.get("offload"))
+        return tuple(_named(here / folder) for folder in given if folder is not None)
+    return tuple(sorted({_named(here / values["identity"]).parent, _named(here / values["keep_in"])}))
+
+
+def _named(path: Path) -> Path:
+    """Without `..`, which systemd takes no path with."""
+    return Path(os.path.normpath(path))
+
+
+# ---- unit ----
+#
+# The text of a systemd user unit. Pure.
+#
+# Directives as in systemd.service(5), systemd.exec(5) and systemd.resource-control(5). A user's manager may take files
+# away from a process only inside a user namespace, hence PrivateUsers.
+
+
+def unit(plan: ServicePlan) -> str:
+    """For ``~/.config/systemd/user``. UsageError for words that a unit cannot hold."""
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def _lines(plan: ServicePlan) -> Iterator[str]:
+    yield from (
+        "# Written by decentral service install; decentral service remove takes it away.",
+        "[Unit]",
+        f"Description=decentral {plan.words[0]} ({plan.name})",
+        "Wants=network-online.target",
+        "After=network-online.target",
+        "",
+        "[Service]",
+        f"ExecStart={' '.join(map(quoted, plan.command))}",
+        f"WorkingDirectory={_specified(str(plan.here))}",
+        "",
+        "# Told to stop it leaves at its next step; it is started again unless that would end the same way.",
+        "KillMode=mixed",
+        f"TimeoutStopSec={STOP_SECONDS}",
+        "SuccessExitStatus=130 143",
+        "Restart=on-failure",
+        "RestartSec=30",
+        f"RestartPreventExitStatus={' '.join(map(str, FOR_GOOD))}",
+        "",
+        "# Whatever else runs here comes first.",
+        "Nice=10",
+        "CPUWeight=20",
+        "IOSchedulingClass=idle",
+        "",
+        "# It may write to its own folders and to nothing else.",
+        "PrivateUsers=yes",
+        "ProtectSystem=strict",
+        "ProtectHome=read-only",
+        *(f"ReadWritePaths={quoted(str(folder))}" for folder in plan.writes),
+        "CacheDirectory=decentral",
+        "Environment=NUMBA_CACHE_DIR=%C/decentral MPLCONFIGDIR=%C/decentral",
+        *([] if any(_is_temporary(folder) for folder in (plan.here, *plan.writes)) else ["PrivateTmp=yes"]),
+        "NoNewPrivileges=yes",
+        "ProtectKernelTunables=yes",
+        "ProtectControlGroups=yes",
+        "RestrictSUIDSGID=yes",
+        "LockPersonality=yes",
+        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+        "UMask=0077",
+        "",
+        "[Install]",
+        "WantedBy=default.target",
+    )
+
+
+def quoted(word: str) -> str:
+    """One word of a command line, as systemd.service(5) reads it. UsageError for control characters."""
+    if any(ord(character) < 32 or ord(character) == 127 for character in word):
+        raise UsageError(f"{word[:40]!r} has control characters; a service cannot be told that")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return _specified(f'"{escaped}"' if not escaped or set(escaped) & set(" '\"\\;#") else escaped)
+
+
+def _is_temporary(folder: Path) -> bool:
+    """Whether it would not be there for a service with temporary folders of its own."""
+    return any(folder.is_relative_to(place) for place in ("/tmp", "/var/tmp"))
+
+
+def _specified(text: str) -> str:
+    """A percent sign begins a specifier."""
+    return text.replace("%", "%%")
+
+
+# ---- agent ----
+#
+# A launchd agent for macOS, and a scheduled task for Windows. Pure. Made as documented, not tried by this project.
+#
+# Sources: launchd.plist(5); schtasks /Create in Microsoft's documentation of Windows commands.
+
+
+def agent(plan: ServicePlan) -> bytes:
+    """For ``~/Library/LaunchAgents``."""
+    log = str(plan.writes[0] / "service.log")
+    return plistlib.dumps(
+        {
+            "Label": label(plan.name),
+            "ProgramArguments": list(plan.command),
+            "WorkingDirectory": str(plan.here),
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": 30,
+            "ExitTimeOut": STOP_SECONDS,
+            "ProcessType": "Background",
+            "Nice": 10,
+            "LowPriorityIO": True,
+            "Umask": 0o077,
+            "StandardOutPath": log,
+            "StandardErrorPath": log,
+        }
+    )
+
+
+def task(plan: ServicePlan) -> str:
+    """The line that makes it, for a person to paste: it begins when that person logs on."""
+    run = subprocess.list2cmdline(["cmd", "/c", f"cd /d {plan.here} && {subprocess.list2cmdline(plan.command)}"])
+    return subprocess.list2cmdline(["schtasks", "/Create", "/SC", "ONLOGON", "/TN", label(plan.name), "/TR", run])
+
+
+# ---- installing ----
+#
+# Putting a service's file in place, telling the system of it, and taking both away again.
+
+_PATIENCE = 60.0  # s for a question to the system
+
+
+def place(name: str, system: str = sys.platform) -> Path:
+    """Where the file of a service lies. UsageError where there are none."""
+    if system.startswith("linux"):
+        config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        return config / f"systemd/user/{label(name)}.service"
+    if system == "darwin":
+        return Path.home() / f"Library/LaunchAgents/{label(name)}.plist"
+    raise UsageError("services are for Linux and macOS; on Windows decentral service install shows a line to paste")
+
+
+def install(plan: ServicePlan) -> Iterator[str]:
+    """Write the file and start it; yields what there is to say. UsageError when one of that name is there."""
+    path = place(plan.name)
+    if path.exists():
+        raise UsageError(f"{path} is there already; decentral service remove --name {plan.name}, or give another name")
+    text = unit(plan).encode() if path.suffix == ".service" else agent(plan)
+    try:
+        for folder in (*plan.writes, path.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)  # an invite may hold the token that lets others in
+        path.write_bytes(text)
+    except OSError as error:
+        raise DiskError(f"{path}: cannot be written ({error.strerror}); use an account that may") from error
+    yield f"{path}: written"
+    yield from _told(_begin(path))
+    if path.suffix == ".service":
+        yield "it runs while you are logged in; loginctl enable-linger keeps it running when you are not"
+
+
+def remove(name: str) -> Iterator[str]:
+    """Stop it, which leaves at the next step, and take the file away. The run directory stays."""
+    path = place(name)
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such service; decentral service status lists them")
+    yield from _told(_end(path))
+    path.unlink()
+    if path.suffix == ".service":
+        with suppress(ConfigError):
+            _ask(["systemctl", "--user", "daemon-reload"])
+    yield f"{path}: removed; the run directory stays as it is"
+
+
+def installed() -> list[str]:
+    """Names of the services that there are."""
+    pattern = place("*")
+    prefix = label("")
+    return sorted(path.stem.removeprefix(prefix) for path in pattern.parent.glob(pattern.name))
+
+
+def state(name: str) -> str:
+    """In the system's words."""
+    path = place(name)
+    try:
+        if path.suffix == ".service":
+            return _ask(["systemctl", "--user", "show", "--value", "-p", "ActiveState,SubState", path.name])
+        return _ask(["launchctl", "print", f"gui/{os.getuid()}/{path.stem}"])
+    except ConfigError as error:
+        return str(error)
+
+
+def _begin(path: Path) -> list[list[str]]:
+    if path.suffix == ".service":
+        systemctl = ["systemctl", "--user"]
+        return [[*systemctl, "daemon-reload"], [*systemctl, "enable", "--now", path.name]]
+    return [["launchctl", "bootstrap", f"gui/{os.getuid()}", str(path)]]
+
+
+def _end(path: Path) -> list[list[str]]:
+    if path.suffix == ".service":
+        return [["systemctl", "--user", "disable", "--now", path.name]]
+    return [["launchctl", "bootout", f"gui/{os.getuid()}/{path.stem}"]]
+
+
+def _told(commands: list[list[str]]) -> Iterator[str]:
+    """Run them; where the system does not answer, say what is left to do."""
+    for number, command in enumerate(commands):
+        try:
+            _ask(command)
+        except ConfigError as error:
+            yield f"{error}; run where it does: {' && '.join(' '.join(left) for left in commands[number:])}"
+            return
+    yield f"{' '.join(commands[-1])}: done"
+
+
+def _ask(command: list[str]) -> str:
+    """What a command of the system answers. ConfigError when it is missing or refuses."""
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"there is no {command[0]} here")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE + 180, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{command[0]} did not answer ({type(error).__name__})") from error
+    if done.returncode:
+        words = " ".join(done.stderr.split())[:200]
+        raise ConfigError(f"{command[0]} says: {words or f'code {done.returncode}'}")
+    return " ".join(done.stdout.split())

@@ -1,1 +1,0 @@
-"""What commands show while they work, and as numbers for monitors."""

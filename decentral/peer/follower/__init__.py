@@ -1,1 +1,0 @@
-"""follow(): a run from outside, anchor by anchor."""

@@ -1,0 +1,283 @@
+"""What outlives a peer's process, or its disk: checkpoints, and a state that other members keep."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import wait
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from decentral.consensus.chain import Head
+from decentral.errors import ConfigError, ManifestMismatch, PayloadError
+from decentral.manifest import Redundancy
+from decentral.node.durable_store import DurableStore, Resumed
+from decentral.node.node import Node
+from decentral.parameters import Schema
+from decentral.peer.participation import StepCount, WriteBehind
+from decentral.redundancy.giver import packed, unpacked
+from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
+from decentral.state.checkpoint import flatten, unflatten
+from decentral.state.snapshot import live_buffer_name
+from decentral.swarm.hello import model_difference
+from decentral.training.inner_states import InnerStates
+from decentral.training.live_model import LiveModel
+from decentral.training.live_side import OWN
+from decentral.training.resuming import memory_of, tensors_of
+from decentral.training.schedule import SyncSchedule
+from decentral.training.swarm_side import SwarmThread
+from decentral.wire.keys import peer_name
+
+# ---- checkpointing ----
+#
+# What one peer writes down so that a restart goes on as if nothing had happened.
+#
+# Anchor, outer state, shared buffers and debt (the replica); live model with its buffers, inner optimizer, scheduler
+# and random generators (the training side); inner steps, gossip step and age of the run.
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A checkpoint in memory: nothing changes it any more, so it is written while training goes on."""
+
+    head: Head
+    tensors: Mapping[str, Tensor]
+    meta: Mapping[str, Any]  # Any: JSON
+    swaps: int  # gossip steps that were begun before
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+class Checkpointer:
+    """Takes, writes and restores the training side together with the replica."""
+
+    def __init__(self, store: DurableStore, states: InnerStates) -> None:
+        self._store, self._states = store, states
+
+    @property
+    def swaps(self) -> int:
+        """Gossip steps that were begun so far."""
+        return self._store.swaps
+
+    def take(
+        self, head: Head, replica: Mapping[str, Tensor], model: LiveModel, memory: Mapping[str, Any], swaps: int
+    ) -> Taken:
+        """Copy what training changes; the replica's tensors are replaced and never written to. ``swaps``: as before
+        ``replica`` was looked at.
+        """
+        live = {live_name(f): one_N for f, one_N in enumerate(model.read_all())} | model.kept_buffers()
+        # After the model was read: an optimizer that learns an average is then at it, and its state is of it.
+        tensors, document = flatten(self._states.kept(), "training")
+        meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
+        meta |= {"parameters": model.schema.to_json(), "model": model.description()}
+        self._store.keep_frozen(model.schema.frozen, model.frozen, model.whole)
+        return Taken(head, {**replica, **live, **tensors}, meta, swaps)
+
+    def write(self, taken: Taken) -> None:
+        """Make it durable, on any thread. Raises DiskError; earlier checkpoints are as before."""
+        self._store.save(taken.head, taken.tensors, taken.meta, swaps=taken.swaps)
+
+    def restore(self, found: Resumed, model: LiveModel) -> dict[str, Any]:
+        """Put the training side back; returns ``memory`` as it was saved. Raises ManifestMismatch for another model."""
+        _check_model(found.meta, model)
+        for fragment in range(len(model.schema.fragments)):
+            model.write(fragment, found.tensors[live_name(fragment)])
+        model.restore_buffers(found.tensors)
+        self._states.restore(unflatten(found.meta["training"], found.tensors))
+        return dict(found.meta)
+
+    def restore_own(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], model: LiveModel) -> None:
+        """Put back a peer's own. Raises ConfigError for another model or optimizer: all is as before then."""
+        _check_model(meta, model)
+        before = self._states.kept()
+        try:
+            self._states.restore(unflatten(meta["training"], tensors))
+            if meta["buffers"] == "own":
+                model.restore_buffers(tensors)
+        except (ConfigError, ValueError, KeyError, TypeError, RuntimeError) as error:  # as torch says it, and we
+            self._states.restore(before)
+            raise ConfigError(f"it is of another inner optimizer or model ({error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Saver:
+    """Takes a checkpoint where live model and chain are in step, and has it written while training goes on."""
+
+    swarm: SwarmThread[Node]
+    checkpointer: Checkpointer
+    model: LiveModel
+    count: StepCount
+    buffers: str  # what the run makes of them, for the export
+    behind: WriteBehind
+    told: Callable[[float], None]  # s that taking one held the training thread
+    announce: Callable[[str, dict[str, object]], None]
+    after: Callable[[Taken], None] = lambda taken: None  # once it is durable, on the thread that wrote it
+    clock: Callable[[], float] = time.monotonic
+
+    def save(self, schedule: SyncSchedule) -> bool:
+        """False while a commit arrives, or the last one is being written: it is left to the next boundary. Raises what
+        ended the last one (DiskError).
+        """
+        if self.behind.busy:
+            return False
+        began = self.clock()
+        taken = self._take(schedule)
+        if taken is None:
+            return False
+        held = self.clock() - began
+        self.told(held)
+        self.behind.begin(lambda: self._write(taken, held))
+        return True
+
+    def _take(self, schedule: SyncSchedule) -> Taken | None:
+        node, swaps = self.swarm.node, self.checkpointer.swaps
+        if node.gossip is not None and node.gossip.is_swapping:
+            return None  # the partner may have stepped already
+        head, tensors, memory = self.swarm.call(_consistent_state, node)
+        if head.anchor is None or (head.hash != schedule.seen and node.gossip is None):
+            return None
+        memory |= {"inner_steps": self.count.value, "progress": memory_of(schedule), "buffers": self.buffers}
+        return self.checkpointer.take(head, {**tensors, **tensors_of(schedule)}, self.model, memory, swaps)
+
+    def _write(self, taken: Taken, held: float) -> None:
+        began = self.clock()
+        self.checkpointer.write(taken)
+        nbytes, seconds = taken.nbytes, round(self.clock() - began, 3)
+        at, held = taken.head.round, round(held, 4)
+        self.announce("checkpoint", {"round": at, "bytes": nbytes, "held": held, "seconds": seconds})
+        self.after(taken)
+
+
+def _check_model(meta: Mapping[str, Any], model: LiveModel) -> None:
+    if meta.get("schema") != model.schema.digest.hex():
+        kept = Schema.from_json(str(meta.get("parameters")))
+        raise ManifestMismatch(
+            f"the checkpoint is of another model: {model_difference(model.schema, kept)}; "
+            "build the same one, or choose another run directory"
+        )
+
+
+async def _consistent_state(node: Node) -> tuple[Head, dict[str, Tensor], dict[str, Any]]:
+    """Head, tensors and memory of one moment: read on the loop, where nothing else can change them meanwhile."""
+    replica, head = node.replica, node.driver.head
+    step = node.gossip.step if node.gossip is not None else 0
+    is_the_last = head.final and head.anchor == replica.digest
+    memory = {"gossip_step": step, "age": node.age, "over": is_the_last, "ways": node.ways_to_others()}
+    return head, {**replica.shared_tensors(), **replica.own_tensors()}, memory
+
+
+def live_name(fragment: int) -> str:
+    """Name of a fragment of the live model in a checkpoint."""
+    return f"live/{fragment}"
+
+
+# ---- own state ----
+#
+# What a peer alone has, out of its checkpoints: given to members to keep, and had back once the disk is lost.
+#
+# That is the inner optimizer, the scheduler, random generators, the method's own, the count of inner steps, and
+# buffers where each peer has its own. The anchor, the outer state and shared buffers the swarm has. The debt and the
+# live model's lead stay behind: commits since then may have taken from them, and what was taken must not be sent
+# again. So a peer that lost its disk goes on as one that slept through rounds, and its live model begins at the
+# anchor.
+
+KEYS = ("inner_steps", "training", "progress", "buffers", "schema", "parameters")  # of a checkpoint's document
+LOOK_EVERY = 0.2  # s: Ctrl-C must get through while pieces come
+
+Announce = Callable[[str, dict[str, object]], None]
+
+logger = logging.getLogger("decentral.peer")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnState:
+    """Tensors and document as a checkpoint has them, without what is not the peer's alone."""
+
+    tensors: Mapping[str, Tensor]
+    meta: Mapping[str, Any]  # Any: JSON
+
+    @classmethod
+    def of(cls, taken: Taken) -> OwnState:
+        """That of a checkpoint."""
+        kinds = ("training/", OWN, *([live_buffer_name("")] if taken.meta["buffers"] == "own" else []))
+        tensors = {name: tensor for name, tensor in taken.tensors.items() if name.startswith(kinds)}
+        return cls(tensors, {key: taken.meta[key] for key in KEYS})
+
+
+class OwnStateKept:
+    """Gives the state of a checkpoint to others, once in so many seconds."""
+
+    def __init__(
+        self,
+        swarm: SwarmThread[Node],
+        terms: Redundancy,
+        announce: Announce,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._swarm, self._seconds, self._announce, self._clock = swarm, terms.seconds, announce, clock
+        self._given_at = clock()  # a state that is just begun, or restored, is not worth the bytes
+
+    def after(self, taken: Taken) -> None:
+        """A checkpoint is durable; on the thread that wrote it."""
+        service, now = self._swarm.node.redundancy, self._clock()
+        if service is None or service.giver.is_busy or now - self._given_at < self._seconds:
+            return
+        self._given_at = now
+        own = OwnState.of(taken)
+        round_ = int(taken.meta.get("gossip_step") or taken.head.outer_step)
+        self._swarm.tell(self._give, service, packed(own.tensors, own.meta), round_)
+
+    async def _give(self, service: RedundancyService, state: bytes, round_: int) -> None:
+        given = await service.giver.give(state, round_)
+        if given is None:
+            return
+        if given.why:
+            self._announce("state_not_given", {"round": round_, "why": given.why})
+            return
+        names, seconds = [peer_name(peer) for peer in given.keepers], round(given.seconds, 3)
+        self._announce("state_given", {"round": round_, "peers": names, "bytes": given.nbytes, "seconds": seconds})
+
+
+def recovered(swarm: SwarmThread[Node], restore: Callable[[OwnState], None], announce: Announce) -> OwnState | None:
+    """What members keep of this peer, once ``restore`` has put it back; None, and all as before, where that fails."""
+    service = swarm.node.redundancy
+    if service is None:
+        return None
+    began, recovery = time.monotonic(), service.recovery()
+    found, why = _searched(swarm, recovery), recovery.why
+    try:
+        if found is not None:
+            own = OwnState(*unpacked(found.state))
+            restore(own)
+            _tell(found, time.monotonic() - began, announce)
+            return own
+    except (PayloadError, ConfigError) as error:
+        why = str(error)
+    announce("state_not_restored", {"why": why})
+    logger.warning("no checkpoint is here, and the inner optimizer's state did not come back: %s; it begins anew", why)
+    return None
+
+
+def _searched(swarm: SwarmThread[Node], recovery: Recovery) -> Recovered | None:
+    search = swarm.begin(recovery.run)
+    while not wait([search], LOOK_EVERY).done:
+        pass
+    return search.result()
+
+
+def _tell(found: Recovered, seconds: float, announce: Announce) -> None:
+    names, nbytes = [peer_name(peer) for peer in found.keepers], len(found.state)
+    announce("state_restored", {"round": found.round, "peers": names, "bytes": nbytes, "seconds": round(seconds, 3)})
+    logger.warning(
+        "no checkpoint is here; the inner optimizer's state of round %d came back from %d peers, %.1f MB in %.1f s",
+        found.round,
+        len(names),
+        nbytes / 1e6,
+        seconds,
+    )

@@ -1,1 +1,0 @@
-"""How a peer shows itself: events, its status, the folder and the screen, trackers of experiments."""
