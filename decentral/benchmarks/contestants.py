@@ -5,22 +5,66 @@ Each makes bytes of a flat float32 tensor of given shapes and reads them back in
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import lgamma, log, prod
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.benchmarks.information import information_bits
+from decentral import coding
 from decentral.benchmarks.published import PublishedSparseLoCo
-from decentral.compressors import Chain, Compressor, describe_compressors, parse_compressor
+from decentral.compressors import Chain, Compressor, PartSpec, Payload, describe_compressors, parse_compressor
 from decentral.compressors.feedback import ErrorFeedback, NoFeedback
 from decentral.replica.codec import Codec, split_shapes
 from decentral.transport.daemon.transport import quiet_hivemind
 from decentral.wire import body
+from decentral.wire.body import to_array
 from decentral.wire.frames import FrameKind, Header, parse, seal
 from decentral.wire.keys import Signer
 
-__all__ = ["Contestant", "Ours", "others", "ours"]
+__all__ = ["Contestant", "Ours", "information_bits", "others", "ours"]
+
+# ---- information ----
+#
+# How few bits the parts of a payload could take: what an ideal code needs that knows how often each symbol comes.
+
+
+def information_bits(compressor: Compressor, payloads: Sequence[Payload]) -> float:
+    """Bits in all. Symbols count by their empirical entropy over all parts of one name; rising indices by the
+    logarithm of the number of subsets; sign and mantissa of floats in full.
+    """
+    named: dict[str, list[tuple[PartSpec, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]]] = {}
+    for payload in payloads:
+        for spec, part in zip(compressor.layout(payload.shape), payload.parts, strict=True):
+            named.setdefault(spec.name, []).append((spec, to_array(part)))
+    return sum(_of_one_name(members) for members in named.values())
+
+
+def _of_one_name(members: list[tuple[PartSpec, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]]) -> float:
+    bits, symbols = 0.0, []
+    for spec, array in members:
+        if isinstance(spec.kind, coding.Rising):
+            rows, columns = prod(spec.shape[:-1]), spec.shape[-1]
+            bits += rows * _log2_subsets(spec.kind.limit, columns)
+            continue
+        codes, _ = spec.kind.to_symbols(array)
+        symbols.append(codes)
+        bits += 8 * spec.kind.side_nbytes(codes, array.dtype.itemsize)
+    return bits + (_entropy_bits(np.concatenate(symbols)) if symbols else 0.0)
+
+
+def _entropy_bits(symbols: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> float:
+    count = np.bincount(symbols, minlength=1)
+    count = count[count > 0]
+    return float(-(count * np.log2(count / max(1, symbols.size))).sum())
+
+
+def _log2_subsets(limit: int, columns: int) -> float:
+    return (lgamma(limit + 1) - lgamma(columns + 1) - lgamma(limit - columns + 1)) / log(2)
+
+
+# ---- contestants ----
 
 Shapes = Sequence[tuple[int, ...]]
 

@@ -401,7 +401,7 @@ def dashboard_command(
     """
     check_page_there()
     import decentral
-    from decentral.dashboard.serving import Place, listen
+    from decentral.dashboard.server import Place, listen
 
     place = Place(host=host, port=port, token=token)
     listening = listen(

@@ -59,7 +59,7 @@ def page_beside(directory: Path, say: Callable[[str], None], *, wanted: bool) ->
         yield
         return
     import decentral
-    from decentral.dashboard.serving import Place, listen
+    from decentral.dashboard.server import Place, listen
 
     version = decentral.__version__
     try:

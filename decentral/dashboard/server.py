@@ -4,26 +4,213 @@ readers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+import hmac
+import ipaddress
+import json
+import math
+import secrets
+import socket
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import parse_qs
 
+import anyio
 import anyio.to_thread
+import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from decentral.dashboard.folders import chosen, peers_in
-from decentral.dashboard.guard import Guard
-from decentral.dashboard.hub import PERIOD, Hub, as_json
-from decentral.dashboard.live import LiveFolder
-from decentral.dashboard.replay import Replay
-from decentral.errors import DecentralError
+from decentral.dashboard.live import LiveFolder, Replay, chosen, peers_in
+from decentral.errors import DecentralError, UsageError
+from decentral.observe.lines import plain
 from decentral.observe.status import read_status
+
+# ---- guard ----
+#
+# Who may look: an ASGI layer in front of everything that the page serves.
+#
+# Read-only: GET and HEAD. On this machine alone only names of this machine are answered, or a site that a browser has
+# open could rebind its own name to 127.0.0.1 and read along. Where others can reach it, a token is asked for instead:
+# in the address once, then in a cookie that no script reads. Every answer carries headers that keep foreign code out.
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address to listen at."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Lets through what may look at ``inner``; ``token``: None where this machine alone can ask."""
+
+    def __init__(self, inner: ASGIApp, *, token: str | None, port: int) -> None:
+        self._inner, self._token = inner, token
+        self._cookie = f"decentral_{port}"  # cookies know no ports: two pages of one machine have one each
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or hand on."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._inner(scope, receive, send)
+            return
+        answer = self._verdict(scope) or self._inner
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await answer(scope, receive, send_with_headers)
+
+    def _verdict(self, scope: Scope) -> Response | None:
+        """An answer of our own; None: go on."""
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("this page only shows\n", 405, {"allow": "GET, HEAD"})
+        if self._token is None:
+            return None if _host(headers) in _HERE else PlainTextResponse("ask for it by localhost\n", 421)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        if given and self._is_token(given[0]):
+            redirect = RedirectResponse(scope["path"], 303)
+            redirect.set_cookie(self._cookie, given[0], httponly=True, samesite="strict")
+            return redirect
+        if self._is_token(self._shown(headers)):
+            return None
+        return PlainTextResponse("open the address with ?token=..., as decentral dashboard printed it\n", 401)
+
+    def _shown(self, headers: Headers) -> str:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return bearer.strip()
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return ""
+        return found.value if found is not None else ""
+
+    def _is_token(self, given: str) -> bool:
+        """In constant time, whatever was given."""
+        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def _host(headers: Headers) -> str:
+    """The name that was asked for, without its port."""
+    host = headers.get("host", "").lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+# ---- hub ----
+#
+# All viewers of one folder share one reader, which reads only while somebody looks.
+#
+# A viewer is told what has changed since it was last told: one that is slow skips what is old, and nothing queues up.
+
+PERIOD = 1.0  # s between two looks: as often as a peer writes its status
+
+
+class Reader(Protocol):
+    """Where a folder's parts come from."""
+
+    def look(self) -> Mapping[str, Any]:
+        """All parts; blocks while it reads."""
+        ...
+
+    def close(self) -> None:
+        """Nobody will ask any more."""
+        ...
+
+
+class Hub:
+    """The viewers of one folder, all on one event loop.
+
+    Between two viewers the reader is kept: it goes on where it was, and its memory is bounded.
+    """
+
+    def __init__(self, reader: Reader, period: float = PERIOD) -> None:
+        self._reader, self._period = reader, period
+        self._looking = anyio.Lock()
+        self._looked_at = -math.inf
+        self._seen: dict[str, Any] = {}
+        self._told: dict[str, tuple[int, str]] = {}  # by part: its number, its text
+        self._number = 0
+
+    async def changes(self) -> AsyncGenerator[dict[str, str], None]:
+        """What has changed, as JSON by part: at first all of it, then what is new; empty when nothing is."""
+        known: dict[str, int] = {}
+        while True:
+            await self._look()
+            fresh = {part: told for part, told in self._told.items() if known.get(part) != told[0]}
+            known |= {part: number for part, (number, _) in fresh.items()}
+            yield {part: text for part, (_, text) in fresh.items()}
+            await anyio.sleep(self._period)
+
+    async def now(self) -> dict[str, str]:
+        """All parts as they are."""
+        await self._look()
+        return {part: text for part, (_, text) in self._told.items()}
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+    async def _look(self) -> None:
+        """Read, if nobody has for a period."""
+        async with self._looking:
+            if anyio.current_time() - self._looked_at < 0.9 * self._period:
+                return
+            parts = await anyio.to_thread.run_sync(self._reader.look)
+            self._looked_at = anyio.current_time()
+            for part, value in parts.items():
+                if self._seen.get(part) is not value:
+                    self._take(part, value)
+
+    def _take(self, part: str, value: Any) -> None:
+        self._seen[part] = value
+        text = as_json(value)
+        if part not in self._told or self._told[part][1] != text:
+            self._number += 1
+            self._told[part] = (self._number, text)
+
+
+def as_json(value: Any) -> str:
+    """Strict JSON on one line, whatever the files had."""
+    return json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
+
+
+# ---- server ----
 
 STATIC = Path(__file__).parent / "static"
 MOST_VIEWERS = 16  # streams at a time: more are told to come later, so that a page costs a bounded part of a core
@@ -165,3 +352,98 @@ def _message(parts: Mapping[str, str]) -> str:
 def _object(parts: Mapping[str, str]) -> str:
     """One object of texts that are JSON already."""
     return "{" + ",".join(f'"{part}":{text}' for part, text in parts.items()) + "}"
+
+
+# ---- serving ----
+#
+# Listens: in the foreground for ``decentral dashboard``, on a thread beside the training for ``--dashboard``.
+
+PORT = 7070
+_EVERYWHERE = ("0.0.0.0", "::")  # nobody can be asked for by that name
+_END_SECONDS = 1  # for streams to end; then they are cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the page listens, and who may look."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    token: str | None = None  # None: none is needed where only this machine can ask, one is made else
+
+    def settled(self) -> Place:
+        """With a token where one is needed."""
+        token = self.token or (None if is_loopback(self.host) else secrets.token_urlsafe(16))
+        return Place(host=self.host, port=self.port, token=token)
+
+    @property
+    def address(self) -> str:
+        """For a browser."""
+        name = socket.gethostname() if self.host in _EVERYWHERE else self.host
+        host = f"[{name}]" if ":" in name else name
+        return f"http://{host}:{self.port}/" + (f"?token={self.token}" if self.token else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A socket that is bound and the page that will answer there."""
+
+    page: Page
+    place: Place  # its port is the one that was got
+    bound: socket.socket
+
+    def server(self) -> uvicorn.Server:
+        """Not running yet."""
+        app = self.page.app(token=self.place.token, port=self.place.port)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=_END_SECONDS,
+        )
+        return uvicorn.Server(config)
+
+    def serve(self) -> None:
+        """Until Ctrl-C."""
+        try:
+            self.server().run(sockets=[self.bound])
+        finally:
+            self.close()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """On a thread, as long as the block lasts."""
+        server = self.server()
+        thread = threading.Thread(target=server.run, args=([self.bound],), name="dashboard", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join(_END_SECONDS + 2)
+            self.close()
+
+    def close(self) -> None:
+        """Once the server has ended."""
+        self.bound.close()
+        self.page.close()
+
+
+def listen(directory: Path, place: Place, *, version: str, replay: bool = False, period: float = PERIOD) -> Listening:
+    """Bind now, so that a port that is taken is said before anything else is done. UsageError."""
+    settled = place.settled()
+    family = socket.AF_INET6 if ":" in settled.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((settled.host, settled.port))
+        bound.listen(64)  # who opens the page before the server has begun waits a moment
+    except OSError as error:
+        bound.close()
+        where = f"{settled.host}:{settled.port}"
+        raise UsageError(f"the page cannot listen at {where} ({error.strerror}); choose another --port") from error
+    got = Place(host=settled.host, port=bound.getsockname()[1], token=settled.token)
+    return Listening(Page(directory, version=version, replay=replay, period=period), got, bound)

@@ -5,19 +5,122 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from decentral.dashboard.view import View
 from decentral.watch.cells import fit, joined, shown
-from decentral.watch.head import health, title
-from decentral.watch.keys import bottom
-from decentral.watch.loss import caption as loss_caption
-from decentral.watch.loss import loss
-from decentral.watch.news import news
-from decentral.watch.others import furthest, others, summary
-from decentral.watch.own import own
-from decentral.watch.places import FRAME, SIDES, health_rows, places
-from decentral.watch.strip import caption, in_progress, legend, strip
+from decentral.watch.panels import caption_of_loss as loss_caption
+from decentral.watch.panels import caption_of_rounds as caption
+from decentral.watch.panels import furthest, health, in_progress, legend, loss, news, others, own, strip, summary, title
+
+# ---- places ----
+#
+# How many rows and columns each part of the screen gets. Pure.
+
+FRAME = 2  # rows of a border
+SIDES = 4  # columns of a border, and of the blanks beside it
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Rows and columns from edge to edge; a part without rows is not shown."""
+
+    width: int
+    health: int
+    panels: int
+    strip: int
+    loss: int
+    news: int
+    left: int  # columns of this peer's panel
+    right: int
+
+
+def health_rows(height: int) -> int:
+    """At most so many for the sentence of health."""
+    return 1 if height < 14 else 2 if height < 24 else 3
+
+
+def places(width: int, height: int, health: int | None = None) -> Places:
+    """For a screen of so many cells; ``health``: rows that its sentence needs."""
+    spare = max(0, height - 2)  # the title, the keys
+    most = health_rows(height)
+    health = most if health is None else max(min(2, most), min(most, health))  # one or two: the rest must not jump
+    strip = 0 if height < 14 else max(4, height // 6)
+    loss = 0 if height < 18 else max(3, height // 6)
+    news = 0 if height < 18 else max(1, height // 4 - 4)
+    left = min(46, round(0.46 * width))
+    return Places(
+        width=width,
+        health=health,
+        panels=max(3, spare - health - strip - loss - news),
+        strip=strip,
+        loss=loss,
+        news=news,
+        left=left,
+        right=width - left,
+    )
+
+
+# ---- keys ----
+#
+# What keys do, as the bottom line and the page of help say it, and what is asked before. Pure.
+
+REQUESTS = {"p": "pause", "r": "resume", "f": "finish", "l": "leave"}  # a key each
+_KEYS = (*REQUESTS.items(), ("?", "help"), ("q", "close"))
+_QUESTIONS = {
+    "pause": "pause {}?",
+    "resume": "resume {}?",
+    "finish": "let {} finish?",
+    "leave": "let {} leave?",
+}
+_MEANS = {
+    "pause": "It stays in the swarm and contributes nothing until it is resumed.",
+    "resume": "It contributes again, and trains on if training had stopped.",
+    "finish": "It leaves once its next round is committed, at once where it is paused or rests.",
+    "leave": "It leaves at its next step; a checkpoint is kept.",
+}
+HELP = (
+    ("p, r", "pause this peer, resume it"),
+    ("f", "finish: leave with its next round"),
+    ("l", "leave: at the next step"),
+    ("", "each asks first: y is yes"),
+    ("up, down", "further peers; PgUp, PgDn"),
+    ("left, right", "another peer of this folder"),
+    ("q", "close this view, the peer goes on"),
+    ("", ""),
+    ("last", "● in the last round, ○ not in it"),
+    ("rounds", "bars: how long each took"),
+    ("● ◐ ○", "all in, not everybody, not yours"),
+)
+
+
+def bottom(width: int, *, said: str = "", several: bool = False) -> Text:
+    """The last line: the answer to what was asked last, else the keys, as many as fit."""
+    if said:
+        return fit(Text(f" {shown(said)}", style="bold"), width)
+    keys = [*_KEYS, ("→", "next peer")] if several else list(_KEYS)
+    line = Text()
+    for key, does in keys:
+        if line.cell_len + cell_len(f" {key} {does} ") > width:
+            break
+        line = Text.assemble(line, (f" {key} ", "bold"), f"{does} ")
+    return line
+
+
+def question(request: str, peer: str) -> tuple[str, str]:
+    """What is asked before a request is left, and what it would do."""
+    whom = f"this peer {shown(peer)}" if peer else "this peer"
+    return f"{_QUESTIONS[request].format(whom)} y/n", _MEANS[request]
+
+
+def help_text() -> Text:
+    """The page of help."""
+    lines = [Text.assemble((f"{key:<13}", "bold"), does) for key, does in HELP]
+    return Text("\n").join(lines)
+
+
+# ---- picture ----
 
 FRAMED = ("own", "others", "strip", "loss")
 _ON_FRAME = 6  # columns of a frame that hold no words

@@ -19,8 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from decentral.benchmarks.bounds import BOUNDS
-from decentral.benchmarks.exchange import Case, ExchangeResult, Step, Worker, step, swarm
+from decentral.benchmarks.exchange import BOUNDS, Case, ExchangeResult, Step, Worker, step, swarm
 from experiments.exchange.rival_peer import SYSTEMS, RivalSeat
 from tests.natlab.lab import Host, Lab
 from tests.natlab.namespaces import why_impossible

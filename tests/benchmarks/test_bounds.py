@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decentral.benchmarks.bounds import gather_bound, pair_bound, reduce_bound
+from decentral.benchmarks.exchange import gather_bound, pair_bound, reduce_bound
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from decentral.dashboard.live import LiveFolder
-from decentral.dashboard.serving import Place, listen
+from decentral.dashboard.server import Place, listen
 from tests.dashboard.site import Folder, Site
 
 Serve = Callable[..., Site]

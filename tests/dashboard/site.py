@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.dashboard.live import LiveFolder
-from decentral.dashboard.serving import Listening
+from decentral.dashboard.server import Listening
 from decentral.observe.events import EventLog
 from decentral.observe.metrics import MetricsLog
 from decentral.observe.status import ProcessInfo, Status, write_status

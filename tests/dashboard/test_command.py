@@ -77,6 +77,6 @@ def test_without_the_option_nothing_listens(folder: Folder) -> None:
 
 def test_the_page_brings_no_torch_along(folder: Folder) -> None:
     """A page of 40 MB beside a peer, not one of 400."""
-    text = "import sys, decentral.dashboard.serving; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    text = "import sys, decentral.dashboard.server; print('torch' in sys.modules, 'numpy' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert told.stdout == "False False\n"

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from decentral.dashboard.history import LONGEST, ROUNDS, History, split_of
-from decentral.dashboard.series import Series
+from decentral.dashboard.history import LONGEST, ROUNDS, History, Series, split_of
 from tests.dashboard.site import ME, OTHER, THIRD
 
 

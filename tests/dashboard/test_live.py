@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decentral.dashboard.rates import PeerRates
+from decentral.dashboard.live import PeerRates
 from decentral.observe.status import ProcessInfo, Status, write_status
 from tests.dashboard.conftest import Live
 from tests.dashboard.site import ME, OTHER, THIRD, Folder, looked

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.dashboard.replay import Replay
+from decentral.dashboard.live import Replay
 from decentral.errors import UsageError
 from tests.dashboard.conftest import Serve
 from tests.dashboard.site import GOLDEN, Folder, looked

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.dashboard.guard import POLICY, is_loopback
-from decentral.dashboard.server import MOST_VIEWERS, STATIC
-from decentral.dashboard.serving import Place, listen
+from decentral.dashboard.server import MOST_VIEWERS, POLICY, STATIC, Place, is_loopback, listen
 from decentral.errors import UsageError
 from tests.dashboard.conftest import Serve
 from tests.dashboard.site import ME, OTHER, Folder

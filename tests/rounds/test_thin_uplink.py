@@ -8,7 +8,7 @@ import anyio
 import pytest
 import torch
 
-from decentral.benchmarks.bounds import gather_bound
+from decentral.benchmarks.exchange import gather_bound
 from decentral.consensus.round_state import Fetch
 from decentral.dissemination import broadcast
 from decentral.dissemination.reassembly import PAUSE

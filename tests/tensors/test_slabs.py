@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from decentral.benchmarks.memory import peak_extra_bytes
+from decentral.benchmarks.compressors import peak_extra_bytes
 from decentral.compressors import parse_compressor
 from decentral.tensors.device import slabs
 

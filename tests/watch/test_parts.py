@@ -9,14 +9,9 @@ import pytest
 from rich.cells import cell_len
 
 from decentral.watch.cells import fit, padded, shown, wrapped
-from decentral.watch.head import health, title
-from decentral.watch.keys import REQUESTS, bottom, question
-from decentral.watch.loss import caption, loss, spread
-from decentral.watch.news import news
-from decentral.watch.others import others
-from decentral.watch.own import own
-from decentral.watch.places import places
-from decentral.watch.strip import legend, strip
+from decentral.watch.panels import caption_of_loss as caption
+from decentral.watch.panels import health, legend, loss, news, others, own, spread, strip, title
+from decentral.watch.picture import REQUESTS, bottom, places, question
 
 WIDE = "日本語の長い名前"
 

@@ -185,7 +185,7 @@ def test_a_look_shows_what_is_new(folder: Folder) -> None:
 
 def test_a_look_that_fails_ends_the_view_with_what_went_wrong(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(app: Watch, pilot: Pilot[BaseException]) -> None:
-        monkeypatch.setattr("decentral.watch.folder.peers_in", lambda directory: 1 / 0)
+        monkeypatch.setattr("decentral.watch.app.peers_in", lambda directory: 1 / 0)
         await app.look()
 
     assert isinstance(drive(folder.path, fails).return_value, ZeroDivisionError)

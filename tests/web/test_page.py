@@ -133,7 +133,7 @@ def test_a_name_that_is_markup_is_shown_as_text_and_runs_nothing(folder: Folder,
 
 
 def test_what_breaks_off_is_said_and_taken_up_again(folder: Folder, look: Looks, tmp_path: Path) -> None:
-    from decentral.dashboard.serving import Place, listen
+    from decentral.dashboard.server import Place, listen
 
     folder.write(health="healthy: round 0")
     first = listen(folder.path, Place(port=0), version="1", period=0.05)

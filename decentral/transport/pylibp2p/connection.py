@@ -12,19 +12,71 @@ import anyio
 import trio
 from libp2p.abc import IMuxedConn, IMuxedStream, IRawConnection, ISecureConn
 from libp2p.connection_types import ConnectionType
-from libp2p.crypto.keys import PrivateKey, PublicKey
+from libp2p.crypto.ed25519 import Ed25519PublicKey
+from libp2p.crypto.keys import KeyPair, KeyType, PrivateKey, PublicKey
 from libp2p.io.exceptions import IOException
 from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 from multiaddr import Multiaddr
 
-from decentral.errors import StreamClosed
+from decentral.errors import PayloadError, StreamClosed
 from decentral.flow.upload import Changes
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.native.tcp import BROKEN, Secured, Socket, SocketEnds, close_now, ends_of
+from decentral.transport.protocols.messages import peer_from_id, peer_to_id
 from decentral.transport.protocols.yamux import MuxedStream, Session
-from decentral.transport.pylibp2p.keys import SignerKey, peer_id, public_key
-from decentral.wire.keys import PeerId
+from decentral.wire.keys import PeerId, Signer
+
+# ---- keys ----
+#
+# Peers and keys in py-libp2p's words. The secret stays in the signer.
+
+
+class SignerKey(PrivateKey):
+    """A key that signs through ``signer``."""
+
+    def __init__(self, signer: Signer) -> None:
+        self._signer = signer
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of ``data``."""
+        return self._signer.sign(data)
+
+    def get_public_key(self) -> PublicKey:
+        """Its other half."""
+        return public_key(self._signer.peer)
+
+    def get_type(self) -> KeyType:
+        """Ed25519."""
+        return KeyType.Ed25519
+
+    def to_bytes(self) -> bytes:
+        """Nobody needs them."""
+        raise PayloadError("the private key is not given out")
+
+
+def key_pair(signer: Signer) -> KeyPair:
+    """Both halves."""
+    private = SignerKey(signer)
+    return KeyPair(private, private.get_public_key())
+
+
+def public_key(peer: PeerId) -> PublicKey:
+    """The key that a peer id is."""
+    return Ed25519PublicKey.from_bytes(peer)
+
+
+def peer_id(peer: PeerId) -> ID:
+    """A peer's libp2p id."""
+    return ID(peer_to_id(peer))
+
+
+def peer_of(found: ID) -> PeerId:
+    """The peer behind a libp2p id. PayloadError for anything but an Ed25519 one."""
+    return peer_from_id(found.to_bytes())
+
+
+# ---- connection ----
 
 _PIECE = 1 << 18  # bytes handed out at a time
 _MOST_AT_ONCE = 1 << 20  # bytes that who reads to the end of a stream can be made to hold

@@ -10,18 +10,99 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+import anyio
+import anyio.abc
 import trio
-from libp2p.abc import IMuxedConn, INetConn
+from libp2p.abc import IMuxedConn, INetConn, IRawConnection, ISecureConn
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
+from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
+from multiaddr import Multiaddr
 
-from decentral.transport.pylibp2p.connection import Connection
-from decentral.transport.pylibp2p.keys import key_pair, peer_id
-from decentral.transport.pylibp2p.upgrader import Upgrader
-from decentral.wire.keys import Signer
+from decentral.errors import DecentralError, PayloadError, PeerUnreachable
+from decentral.transport.multiaddr import to_bytes
+from decentral.transport.native.sessions import Meetings, OnRelayed, SessionEvents, Sessions, Strangers, accept_for_ever
+from decentral.transport.native.tcp import Socket, close_now, secure_inbound, secure_outbound
+from decentral.transport.protocols.messages import answer, propose
+from decentral.transport.protocols.yamux import PROTOCOL, MuxedStream, Session
+from decentral.transport.pylibp2p.connection import (
+    Connection,
+    RawConnection,
+    SecureConnection,
+    SignerKey,
+    key_pair,
+    peer_id,
+    peer_of,
+)
+from decentral.wire.keys import PeerId, Signer, peer_name
+
+# ---- upgrader ----
+#
+# From a socket to streams, in py-libp2p's two steps: Noise and nothing else, then our yamux.
+#
+# By default py-libp2p also takes SECIO and plaintext, and plaintext believes whatever peer id it is told.
+
+
+class Upgrader:
+    """In the place of py-libp2p's ``TransportUpgrader``. What comes out runs in ``sessions``, which bound it.
+
+    ``stays`` says of a peer whether its connection stays, idle or not; ``on_relayed`` is told of those through a relay.
+    """
+
+    def __init__(self, signer: Signer, stays: Callable[[PeerId], bool], on_relayed: OnRelayed) -> None:
+        self.sessions = Sessions(SessionEvents(self._on_stream, stays, on_relayed=on_relayed))
+        self._signer, self._key = signer, SignerKey(signer)
+        self._connections: dict[Session, Connection] = {}
+
+    async def upgrade_security(
+        self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
+    ) -> ISecureConn:
+        """Shake hands. SecurityUpgradeFailure."""
+        assert isinstance(raw_conn, RawConnection), "no other transport was given to the swarm"
+        try:
+            if is_initiator:
+                assert peer_id is not None, "who is dialled is known"
+                secured = await secure_outbound(raw_conn.socket, self._signer, peer_of(peer_id))
+            else:
+                secured = await secure_inbound(raw_conn.socket, self._signer)
+                if raw_conn.expected not in (None, secured.peer):
+                    raise PayloadError(f"{peer_name(secured.peer)} came under another name; drop the connection")
+        except DecentralError as error:
+            raise SecurityUpgradeFailure(str(error)) from error
+        return SecureConnection(raw_conn, secured, self._key)
+
+    async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        """Run streams over it. MuxerUpgradeFailure."""
+        assert isinstance(conn, SecureConnection), "made above"
+        try:
+            if conn.is_initiator:
+                await propose(conn.secured, PROTOCOL)
+            else:
+                await answer(conn.secured, (PROTOCOL,))
+            session = self.sessions.adopt(conn.secured, conn.raw.socket, dialled=conn.is_initiator)
+        except DecentralError as error:
+            raise MuxerUpgradeFailure(str(error)) from error
+        made = self._connections[session] = Connection(session, conn.raw.ends)
+        return made
+
+    def forget(self, connection: Connection) -> None:
+        """It is over."""
+        self._connections.pop(connection.session, None)
+
+    def _on_stream(self, session: Session, muxed: MuxedStream) -> None:
+        connection = self._connections.get(session)
+        if connection is None:
+            muxed.reset()  # it is over already
+        else:
+            connection.arrived(muxed)
+
+
+# ---- swarm ----
 
 _NO_LIMIT = 1 << 30  # connections; how many there are is bounded by ``Sessions``
 
@@ -98,3 +179,62 @@ def _config(timeout: float) -> ConnectionConfig:
         inbound_upgrade_timeout=timeout,
         outbound_upgrade_timeout=timeout,
     )
+
+
+# ---- doors ----
+#
+# Sockets that are let in and sockets that were dialled, on their way through the swarm's upgrade.
+
+
+class Doors:
+    """Those of one swarm. Strangers are few at a time, and each gives its place back, whatever came of it."""
+
+    def __init__(self, swarm: GuardedSwarm, group: anyio.abc.TaskGroup, timeout: float) -> None:
+        self.strangers = Strangers(timeout)
+        self.meetings = Meetings(self.greet, self._let_in, timeout)
+        self._swarm, self._group = swarm, group
+
+    async def listen(self, listener: anyio.abc.SocketListener) -> None:
+        """Accept for ever."""
+        await accept_for_ever(listener, self._group, self.meetings.accept)
+
+    def take_in(self, socket: Socket, peer: PeerId) -> None:
+        """Shake hands, in the background, over a connection that a relay brought from ``peer``."""
+        self._group.start_soon(self._let_in, socket, peer)
+
+    async def greet(self, socket: Socket, peer: PeerId) -> Session:
+        """Shake hands with ``peer``, who was dialled. The socket is closed when it does not come to a session."""
+        raw, conn = RawConnection(socket, dialled=True), None
+        try:
+            conn = await self._swarm.upgrade_outbound_raw_conn(raw, peer_id(peer))
+        except SwarmException as error:
+            raise _ours(error) from None
+        finally:
+            if conn is None:
+                await close_now(socket)
+        assert isinstance(conn.muxed_conn, Connection), "made by the upgrader"
+        return conn.muxed_conn.session
+
+    async def _let_in(self, socket: Socket, expected: PeerId | None) -> bool:
+        """Shake hands with who dialled, the ``expected`` one where it is known; whether it came to a session."""
+        raw, conn = RawConnection(socket, dialled=False, expected=expected), None
+        try:
+            with self.strangers.one_more():
+                conn = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(to_bytes(raw.ends.remote)))
+        except SwarmException as error:
+            logger.debug("inbound connection: %s", _ours(error))
+        except Exception:
+            # A stranger may have found a bug, of ours or of py-libp2p: it costs the stranger its connection.
+            logger.exception("an inbound connection failed")
+        finally:
+            if conn is None:
+                await close_now(socket)
+        return conn is not None
+
+
+def _ours(error: SwarmException) -> DecentralError:
+    """What went wrong, in our words where it was ours: below the swarm is our own handshake."""
+    cause = error.__cause__.__cause__ if error.__cause__ is not None else None
+    if isinstance(cause, PayloadError | PeerUnreachable | DecentralError):
+        return cause
+    return PeerUnreachable(f"{error}; try again")

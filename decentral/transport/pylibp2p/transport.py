@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from decentral.errors import DecentralError, PeerUnreachable, StreamClosed
 from decentral.flow.upload import Budget, Limits
@@ -22,9 +23,43 @@ from decentral.transport.base import Handler, Services, Traffic, Uncapped, atten
 from decentral.transport.native.dialling import unreachable
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.pylibp2p.node import Above, Libp2pNode, PyLibp2pOptions
-from decentral.transport.pylibp2p.stream import ThreadedStream
 from decentral.transport.pylibp2p.trio_thread import TrioThread
 from decentral.wire.keys import PeerId, Signer, peer_name
+
+# ---- stream ----
+#
+# A stream of the trio thread as who lives on another loop uses it.
+
+
+class ThreadedStream:
+    """See Stream. ``inner`` lives in ``thread``, and counts the bytes."""
+
+    def __init__(self, thread: TrioThread, inner: NativeStream) -> None:
+        self.peer = inner.peer
+        self._thread, self._inner = thread, inner
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """See Stream."""
+        await self._thread.call(self._inner.send, data)
+
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """See Stream."""
+        receive = self._inner.receive_exactly
+        if on_bytes is None:
+            return await self._thread.call(receive, nbytes)
+        return await self._thread.call_telling(receive, nbytes, tell=on_bytes)
+
+    async def aclose(self) -> None:
+        """See Stream. What this peer sent before goes first, as the thread does one thing after another."""
+        self._thread.post(self._inner.muxed.close)
+        await anyio.lowlevel.checkpoint()
+
+    def reset(self) -> None:
+        """End both directions at once; what was sent may be lost."""
+        self._thread.post(self._inner.reset)
+
+
+# ---- transport ----
 
 logger = logging.getLogger("decentral.transport")
 

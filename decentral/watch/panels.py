@@ -1,0 +1,396 @@
+"""The panels of the view, each a few lines of text from one look. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from decentral.dashboard.view import View, is_pair
+from decentral.observe.health import in_time, in_units
+from decentral.observe.status import ENDED
+from decentral.watch.cells import NOT_KNOWN, bits, block, figure, fit, joined, nbytes, padded, shown, span, wrapped
+
+# ---- head ----
+#
+# The first lines: which run and peer this is, and the sentence of health. Pure.
+
+_STYLES = {
+    **dict.fromkeys(("healthy", "done"), "green"),
+    **dict.fromkeys(("attention", "gone", "stalled", "nothing"), "bold red"),
+    **dict.fromkeys(("late", "shrunk", "alone", "looking", "waiting"), "yellow"),
+}
+
+
+def title(now: View, width: int, *, folder: str = "", at: int = 0, of: int = 1) -> Text:
+    """Run and algorithm; on the right which of several folders is shown. ``at`` counts from 0."""
+    which = f" {shown(folder)}, {at + 1} of {of} " if of > 1 else " "
+    run = now.get("run") or {}
+    name = shown(run.get("name") or "decentral")
+    line = Text(f" {joined((name, shown(run.get('algorithm') or ''), _progress(run)))}", style="bold")
+    if of < 2:
+        return fit(line, width)
+    return Text.assemble(padded(line, max(0, width - cell_len(which))), fit(Text(which, style="cyan"), width))
+
+
+def _progress(run: dict[str, Any]) -> str:
+    made, rounds, left = figure(run.get("round")), figure(run.get("rounds")), figure(run.get("seconds_left"))
+    if made is None:
+        return ""
+    return f"round {made}" + (f" of {rounds}" if rounds else "") + (f", {in_time(left)} left" if left else "")
+
+
+def health(now: View, width: int, rows: int) -> Text:
+    """The sentence, its first word in the colour of its mood: on as many rows as there are, if it needs them."""
+    word = shown(now.get("word", ""))
+    text = Text("\n".join(f" {line}" for line in wrapped(shown(now.get("health", "")), width - 2, rows)), no_wrap=True)
+    if text.plain.startswith(f" {word}:"):
+        text.stylize(_STYLES.get(word, "cyan"), 1, len(word) + 2)
+    return text
+
+
+# ---- own ----
+#
+# The panel of this peer: what it does, for whom, and what it costs. Pure.
+
+_NAMES = 9  # cells of the first column
+_LATE = 0.5  # of the recent rounds: below it a look at the link is worth it
+
+
+def own(now: View, width: int, height: int) -> Text:
+    """Rows in the order in which they are given up where there is little room."""
+    if not now.get("me"):
+        return Text("nothing is known of a peer yet", style="dim")
+    rows = [Text.assemble(padded(Text(name, style="dim"), _NAMES), value) for name, value in _rows(now, now["me"])]
+    return block(rows[:height], width, height)  # a terminal that is higher shows the others
+
+
+def _rows(now: View, me: dict[str, Any]) -> Iterator[tuple[str, Text]]:
+    yield "state", _state(now, me)
+    yield "useful", _useful(me)
+    yield "loss", Text(_decimal(me.get("loss")))
+    yield "held-out", Text(_decimal(me.get("held_out_loss")))
+    yield "sent", Text(_bytes_so_far(now, "bytes_sent", "sent_per_second"))
+    yield "received", Text(_bytes_so_far(now, "bytes_received", "received_per_second"))
+    if caps := _caps(me):
+        yield "caps", Text(caps)
+    if figure(me.get("daily_upload")):
+        yield "today", Text(f"{nbytes(me.get('sent_today'))} of {nbytes(me.get('daily_upload'))}")
+    yield "reached", Text(_reached(me))
+    yield "uplink", Text(bits(me.get("uplink_bits")))
+    yield "steps", Text(shown(me.get("inner_steps", "")))
+    if times := _fewer(now):
+        yield "saved", Text(times)
+    yield "name", Text(shown(me.get("peer") or NOT_KNOWN))
+    yield "version", Text(shown(me.get("library") or NOT_KNOWN))
+
+
+def _state(now: View, me: dict[str, Any]) -> Text:
+    state = shown(me.get("state", ""))
+    if not now.get("alive") and state not in ENDED:
+        return Text("gone", style="bold red")
+    return Text(state, style="green" if state == "training" else "")
+
+
+def _useful(me: dict[str, Any]) -> Text:
+    seen, contributed = figure(me.get("rounds_seen")), figure(me.get("rounds_contributed"))
+    if not seen or contributed is None:
+        return Text("no round yet")
+    return Text(f"{contributed} of {seen} rounds", style="yellow" if contributed < _LATE * seen else "")
+
+
+def _decimal(loss: object) -> str:
+    known = figure(loss)
+    return NOT_KNOWN if known is None else f"{known:.4f}"
+
+
+def _bytes_so_far(now: View, total: str, rate: str) -> str:
+    """So far, and how fast now where the peer still runs."""
+    per_second = figure(now["me"].get(rate)) if now.get("alive") else None
+    return nbytes(now["me"].get(total)) + ("" if per_second is None else f", {in_units(per_second)}/s")
+
+
+def _caps(me: dict[str, Any]) -> str:
+    ways = (("up", figure(me.get("max_upload"))), ("down", figure(me.get("max_download"))))
+    return ", ".join(f"{8 * cap / 1e6:g} Mbit/s {way}" for way, cap in ways if cap)
+
+
+def _reached(me: dict[str, Any]) -> str:
+    relays = me.get("relays") or ()
+    through = f", {len(relays)} relay{'' if len(relays) == 1 else 's'}" if relays else ""
+    return shown(me.get("reachability") or NOT_KNOWN) + through
+
+
+def _fewer(now: View) -> str:
+    """How many times fewer bytes than a float32 all-reduce at every step."""
+    cost = now.get("bytes") or {}
+    dense, sent = figure(cost.get("dense")), figure(cost.get("sent"))
+    return f"{dense / sent:,.0f} x fewer bytes than all-reduce" if dense and sent else ""
+
+
+# ---- others ----
+#
+# The panel of the others: one line each, with as many columns as there is room for. Pure.
+
+_GAP = 2
+_PATHS = {"direct": "green", "punched": "green", "relayed": "yellow"}
+_MARKS = {True: ("●", "green"), False: ("○", "yellow")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    width: int
+    cell: Callable[[View], Text]
+    right: bool = False
+
+
+def others(now: View, width: int, height: int, first: int = 0) -> Text:
+    """Those from ``first`` on; the last line says how many more there are, above and below."""
+    peers = others_of(now)
+    if not peers:
+        return Text("nobody yet", style="dim")
+    columns = _columns(width)
+    room = max(0, height - 1)
+    hidden = len(peers) > room
+    rows = peers[first : first + room - hidden]
+    lines = [_line([Text(column.name, style="dim") for column in columns], columns)]
+    lines += [_line([column.cell(peer) for column in columns], columns) for peer in rows]
+    if hidden:
+        lines.append(Text(_more(first, len(peers) - first - len(rows)), style="dim"))
+    return block(lines, width, height)
+
+
+def others_of(now: View) -> list[View]:
+    """All but this peer: who is in the view, the page's 200 at most."""
+    return [peer for peer in now.get("peers", ()) if not peer.get("self")]
+
+
+def furthest(now: View, height: int) -> int:
+    """The last ``first`` that fills the panel."""
+    many, room = len(others_of(now)), max(0, height - 1)
+    return max(0, many - max(1, room - 1)) if many > room else 0
+
+
+def summary(now: View) -> str:
+    """How many are there and not there, for the panel's frame."""
+    peers = others_of(now)
+    gone = sum(peer.get("presence") != "live" for peer in peers)
+    more = figure(now.get("more_peers")) or 0
+    return (
+        f"the others: {len(peers) - gone} here"
+        + (f", {gone} gone" if gone else "")
+        + (f", {more} more" if more else "")
+    )
+
+
+def _more(above: int, below: int) -> str:
+    parts = [f"{above} above" if above else "", f"{below} below" if below else ""]
+    return f"{' and '.join(part for part in parts if part)}: up, down"
+
+
+def _columns(width: int) -> list[_Column]:
+    """As many as fit, in their order."""
+    kept: list[_Column] = []
+    for column in _COLUMNS:
+        if sum(one.width + _GAP for one in kept) + column.width > width:
+            break
+        kept.append(column)
+    return kept
+
+
+def _line(cells: list[Text], columns: list[_Column]) -> Text:
+    both = zip(cells, columns, strict=True)
+    return Text(" " * _GAP).join(padded(cell, column.width, right=column.right) for cell, column in both)
+
+
+def _name(peer: View) -> Text:
+    return Text(shown(peer.get("short", "?")))
+
+
+def _last(peer: View) -> Text:
+    """Whether its update was in the last round."""
+    taken = peer.get("in_last_round")
+    return Text(*_MARKS[taken]) if isinstance(taken, bool) else Text("·", style="dim")
+
+
+def _path(peer: View) -> Text:
+    """How it is reached, or that it is not."""
+    if (presence := shown(peer.get("presence"))) != "live":
+        return Text(presence, style="red" if presence == "gone" else "dim")
+    path = shown(peer.get("path") or "?")
+    return Text(path, style=_PATHS.get(path, ""))
+
+
+def _bytes_of(key: str) -> Callable[[View], Text]:
+    return lambda peer: Text("?" if figure(peer.get(key)) is None else nbytes(peer.get(key)))
+
+
+def _uplink(peer: View) -> Text:
+    known = figure(peer.get("uplink_bits"))
+    return Text(f"{known / 1e6:.1f} Mbit/s" if known else "?")
+
+
+def _seen(peer: View) -> Text:
+    return Text(f"{span(peer.get('seen'))} ago" if figure(peer.get("seen")) is not None else "?")
+
+
+_COLUMNS = (
+    _Column("peer", 7, _name),
+    _Column("last", 4, _last),
+    _Column("path", 7, _path),
+    _Column("answers", 7, lambda peer: Text(span(peer.get("answers_in")) or "?"), right=True),
+    _Column("sent", 8, _bytes_of("bytes_sent"), right=True),
+    _Column("received", 8, _bytes_of("bytes_received"), right=True),
+    _Column("seen", 10, _seen, right=True),
+    _Column("uplink", 12, _uplink, right=True),
+    _Column("round", 7, lambda peer: Text(shown("?" if peer.get("round") is None else peer["round"])), right=True),
+)
+
+# ---- strip ----
+#
+# The strip of rounds: a bar each, as high as it took long, and below it a mark of who was in it. Pure.
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+LEGEND = "● all in  ◐ not everybody  ○ not yours"
+PAIRS = "● met a partner  ○ alone"
+_UNKNOWN = 0.3  # of the height, of a round that nobody timed
+_MOST_BUT_FEW = 0.95  # one stall of an hour must not flatten the others
+
+
+def strip(part: View, width: int, height: int) -> Text:
+    """The newest rounds, one cell each. What colours say the marks do as well."""
+    made = list(part.get("rounds", ()))[-width:] if width > 0 else []
+    if not made:
+        return Text("no round was made yet", style="dim")
+    styles = [_mark(one)[1] for one in made]
+    shares = _shares([figure(one.get("seconds")) for one in made])
+    lines = bars(shares, styles, max(1, height - 1)) if height > 1 else []
+    marks = Text.assemble(*(_mark(one) for one in made))
+    return block([*lines, marks], width, height)
+
+
+def bars(shares: Sequence[float], styles: Sequence[str], height: int) -> list[Text]:
+    """Columns of ``shares`` of the height, from the top line down; each is an eighth of a cell high at least."""
+    lines = []
+    for row in reversed(range(height)):
+        eighths = [max(0, min(8, max(1, round(8 * height * share)) - 8 * row)) for share in shares]
+        lines.append(Text.assemble(*((EIGHTHS[at], style) for at, style in zip(eighths, styles, strict=True))))
+    return lines
+
+
+def caption_of_rounds(part: View) -> str:
+    """Which rounds are shown, for the frame."""
+    rounds = part.get("rounds", ())
+    return f"rounds, up to {shown(rounds[-1].get('step'))}" if rounds else "rounds"
+
+
+def legend(part: View) -> str:
+    """What the marks are."""
+    rounds = part.get("rounds", ())
+    return PAIRS if rounds and is_pair(rounds[-1]) else LEGEND if rounds else ""
+
+
+def in_progress(now: View) -> str:
+    """The round that is made now; empty where none is."""
+    made = now.get("open")
+    if not isinstance(made, Mapping):
+        return ""
+    votes = f", {shown(made['votes'])} votes" if figure(made.get("votes")) else ""
+    return (
+        f"round {shown(made.get('round'))}: {shown(made.get('offers'))} of {shown(made.get('members'))} offered{votes}"
+    )
+
+
+def _shares(seconds: Sequence[float | None]) -> list[float]:
+    known = sorted(one for one in seconds if one is not None)
+    longest = known[min(len(known) - 1, int(_MOST_BUT_FEW * len(known)))] if known else 0.0
+    return [_UNKNOWN if one is None or longest <= 0 else max(0.0, min(1.0, one / longest)) for one in seconds]
+
+
+def _mark(made: Mapping[str, Any]) -> tuple[str, str]:
+    """A sign and its colour."""
+    if is_pair(made):
+        return ("●", "green") if made.get("contributors") else ("○", "yellow")
+    if not made.get("contributed"):
+        return "○", "yellow" if made.get("contributors") else "dim"
+    return ("◐", "yellow") if made.get("late") else ("●", "green")
+
+
+# ---- loss ----
+#
+# The sparkline of the loss. Pure.
+
+_MOST_CELLS = 4  # of one value
+_CURVES = (  # the first that has a value
+    ("training", "loss", "training loss"),
+    ("held_out", "bits_per_byte", "held-out loss, bits per byte"),
+)
+
+
+def loss(learning: View, width: int, height: int) -> Text:
+    """From the first step to the newest, each cell the mean of those that fall on it."""
+    values = spread(curve(learning)[1], width)
+    if not values:
+        return Text("no loss is known yet", style="dim")
+    low, high = min(values), max(values)
+    shares = [(value - low) / (high - low) if high > low else 0.5 for value in values]
+    return block(bars(shares, ["cyan"] * len(shares), height), width, height)
+
+
+def caption_of_loss(learning: View) -> tuple[str, str]:
+    """What is drawn and where it is now; from where to where it went, for the frame."""
+    name, values = curve(learning)
+    if not values:
+        return "loss", ""
+    return f"{name}: {values[-1]:.3f}", f"{min(values):.3f} to {max(values):.3f}"
+
+
+def curve(learning: View) -> tuple[str, list[float]]:
+    """A name and its values: the training loss, or where none is told the one of held-out text."""
+    for series, column, name in _CURVES:
+        found = [one for value in learning.get(series, {}).get(column, ()) if (one := figure(value)) is not None]
+        if found:
+            return name, found
+    return "loss", []
+
+
+def spread(values: Sequence[float], width: int) -> list[float]:
+    """Over ``width`` cells: means where there are more values, the same several times where there are far fewer."""
+    times = min(_MOST_CELLS, width // len(values)) if values else 1
+    return means(values, width) if times < 2 else [value for value in values for _ in range(times)]
+
+
+def means(values: Sequence[float], width: int) -> list[float]:
+    """At most ``width`` of them."""
+    if len(values) <= width or width < 1:
+        return list(values[: max(0, width)])
+    edges = [at * len(values) // width for at in range(width + 1)]
+    parts = [values[begin:end] for begin, end in pairwise(edges)]
+    return [sum(part) / len(part) for part in parts]
+
+
+# ---- news ----
+#
+# What happened, the newest first. Pure.
+
+
+def news(part: View, width: int, height: int) -> Text:
+    """A line each, in local time."""
+    lines = [
+        Text.assemble((f" {_clock(one.get('t'))}  ", "dim"), shown(one.get("text"))) for one in part.get("events", ())
+    ]
+    return block(lines[:height], width, height)
+
+
+def _clock(seconds: object) -> str:
+    known = figure(seconds)
+    try:
+        return "--:--:--" if known is None else time.strftime("%H:%M:%S", time.localtime(known))
+    except (OverflowError, ValueError, OSError):  # a time that no calendar has
+        return "--:--:--"
